@@ -1,0 +1,8 @@
+"""credit_check for launchers that want a script: torchrun applications/check.py CONFIG [section.key=value ...]."""
+
+import sys
+
+from credit.cli.main import check
+
+if __name__ == "__main__":
+    sys.exit(check())

@@ -1,0 +1,8 @@
+"""credit_convert for launchers that want a script: torchrun applications/convert.py CONFIG [section.key=value ...]."""
+
+import sys
+
+from credit.cli.main import convert
+
+if __name__ == "__main__":
+    sys.exit(convert())

@@ -1,0 +1,8 @@
+"""credit_rollout for launchers that want a script: torchrun applications/rollout.py CONFIG [section.key=value ...]."""
+
+import sys
+
+from credit.cli.main import rollout
+
+if __name__ == "__main__":
+    sys.exit(rollout())

@@ -1,0 +1,104 @@
+"""The commands: ``credit NAME CONFIG [section.key=value ...]`` and ``credit_NAME`` with the same arguments.
+
+Nothing heavy is imported before a command runs, so that ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import sys
+from collections.abc import Sequence
+
+from credit import __version__
+from credit.errors import CreditError
+
+COMMANDS = {
+    "init": "write a starter config",
+    "check": "check a config and its data before anything is queued",
+    "preprocess": "turn source files into the training store and fit the statistics",
+    "train": "train, or continue a run",
+    "rollout": "forecast from a list of initial times",
+    "verify": "score forecasts against truth, persistence and climatology",
+    "convert": "import published checkpoints, export ours",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of ``credit``."""
+    parser = argparse.ArgumentParser(
+        prog="credit",
+        description="Train, run and score global AI weather models. One YAML file describes a run.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="commands:\n"
+        + "\n".join(f"  {name:11s} {text}" for name, text in COMMANDS.items())
+        + "\n\n`credit NAME --help` tells more of each; `credit init quickstart > config.yml` is a beginning.",
+    )
+    parser.add_argument("--version", action="version", version=f"credit {__version__}")
+    parser.add_argument("command", choices=list(COMMANDS), metavar="NAME", help="one of the commands below")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the command's own arguments")
+    parsed = parser.parse_args(arguments)
+    return _run(parsed.command, parsed.arguments, f"credit {parsed.command}")
+
+
+def _run(command: str, arguments: Sequence[str], program: str) -> int:
+    """Run one command and turn what it raises into a message and an exit code."""
+    module = importlib.import_module(f"credit.cli.{command}")
+    parser = argparse.ArgumentParser(
+        prog=program, description=module.HELP, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    module.add_arguments(parser)
+    parsed = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", stream=sys.stderr)
+    try:
+        return module.run(parsed)
+    except CreditError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted", file=sys.stderr)
+        return 1
+
+
+def _entry(command: str) -> int:
+    return _run(command, sys.argv[1:], f"credit_{command}")
+
+
+def init() -> int:
+    """Entry point of ``credit_init``."""
+    return _entry("init")
+
+
+def check() -> int:
+    """Entry point of ``credit_check``."""
+    return _entry("check")
+
+
+def preprocess() -> int:
+    """Entry point of ``credit_preprocess``."""
+    return _entry("preprocess")
+
+
+def train() -> int:
+    """Entry point of ``credit_train``."""
+    return _entry("train")
+
+
+def rollout() -> int:
+    """Entry point of ``credit_rollout``."""
+    return _entry("rollout")
+
+
+def verify() -> int:
+    """Entry point of ``credit_verify``."""
+    return _entry("verify")
+
+
+def convert() -> int:
+    """Entry point of ``credit_convert``."""
+    return _entry("convert")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,195 @@
+"""From YAML text and command-line overrides to a frozen `Config`; every problem is reported at once."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from credit.config.schema import Config
+from credit.config.schema_model import ModelSection, model_section, model_section_names
+from credit.errors import ConfigError, did_you_mean
+
+_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+
+
+def load_config(path: str | os.PathLike, overrides: Iterable[str] = ()) -> Config:
+    """Read a YAML file, apply ``section.key=value`` overrides, expand ``$VAR`` and validate.
+
+    Raises:
+        ConfigError: naming every problem, each with key, value, rule and, for an unknown key, the nearest right one.
+    """
+    return build_config(apply_overrides(read_yaml(path), overrides), origin=str(path))
+
+
+def read_yaml(path: str | os.PathLike) -> dict[str, Any]:
+    """Return the mapping that a YAML file holds; a key given twice is an error."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"config {path}: cannot be read ({error.strerror}); credit_init writes a starter") from error
+    try:
+        raw = yaml.load(text, Loader=_StrictLoader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"config {path}: not valid YAML: {error}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"config {path}: must be a mapping of sections, not {type(raw).__name__}")
+    return raw
+
+
+def apply_overrides(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """Return `raw` with each ``a.b.c=value`` set; the value is read as YAML, list items are addressed by number."""
+    result = _copy(raw)
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise ConfigError(f'override "{text}": write section.key=value')
+        try:
+            parsed = yaml.load(value, Loader=_StrictLoader)
+        except yaml.YAMLError as error:
+            raise ConfigError(f'override "{text}": the value is not valid YAML: {error}') from error
+        _set(result, key.split("."), parsed, text)
+    return result
+
+
+def build_config(raw: Mapping[str, Any], origin: str = "config") -> Config:
+    """Validate a plain mapping; see `load_config`."""
+    problems: list[str] = []
+    expanded = _expand(raw, "", problems)
+    _import_plugins(expanded.get("plugins"), problems)
+    model = _build_model_section(expanded.get("model"), problems)
+    try:
+        # the stand-in lets all other sections be checked in the same pass
+        config = Config.model_validate({**expanded, "model": model or ModelSection(type="invalid")})
+    except ValidationError as error:
+        problems += [_describe(Config, detail, "") for detail in error.errors()]
+    if problems:
+        lines = "\n".join(f"  - {problem}" for problem in problems)
+        raise ConfigError(f"{origin}: {len(problems)} problem{'s' if len(problems) > 1 else ''}\n{lines}")
+    return config
+
+
+def dump_config(config: Config) -> str:
+    """Return the resolved config as YAML; `load_config` reads it back to an equal object."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=110)
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """SafeLoader that refuses a key given twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f'key "{key}" is given twice', node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _copy(item) for key, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, list) else value
+
+
+def _set(node: Any, keys: list[str], value: Any, text: str) -> None:
+    for position, key in enumerate(keys):
+        if isinstance(node, list):
+            if not key.isdigit() or int(key) >= len(node):
+                raise ConfigError(f'override "{text}": "{key}" is no item of a list of {len(node)}')
+            key = int(key)
+        elif not isinstance(node, dict):
+            raise ConfigError(f'override "{text}": {".".join(keys[:position])} is a value, not a section')
+        if position == len(keys) - 1:
+            node[key] = value
+            return
+        if isinstance(node, dict) and node.get(key) is None:
+            node[key] = {}
+        node = node[key]
+
+
+def _expand(value: Any, key: str, problems: list[str]) -> Any:
+    """Replace ``$NAME`` and ``${NAME}`` in every string; the only place where the environment enters a config."""
+    if isinstance(value, Mapping):
+        return {name: _expand(item, f"{key}.{name}" if key else str(name), problems) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_expand(item, f"{key}.{number}", problems) for number, item in enumerate(value)]
+    if not isinstance(value, str):
+        return value
+
+    def replace(match: re.Match) -> str:
+        name = match[1] or match[2]
+        if name not in os.environ:
+            problems.append(f'{key}: "{value}": the environment has no variable {name}; export it or write the path')
+            return match[0]
+        return os.environ[name]
+
+    return _VARIABLE.sub(replace, value)
+
+
+def _import_plugins(plugins: Any, problems: list[str]) -> None:
+    for name in plugins if isinstance(plugins, list) else ():
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            problems.append(f'plugins: "{name}" cannot be imported ({error}); is it installed or on PYTHONPATH?')
+
+
+def _build_model_section(raw: Any, problems: list[str]) -> ModelSection | None:
+    if raw is None:
+        problems.append("model: this section is missing")
+        return None
+    if not isinstance(raw, dict) or not isinstance(raw.get("type"), str):
+        problems.append(f"model.type: must name a model; choices are {', '.join(model_section_names())}")
+        return None
+    section = model_section(raw["type"])
+    if section is None:
+        problems.append(f'model.type: "{raw["type"]}" is no model{did_you_mean(raw["type"], model_section_names())}')
+        return None
+    try:
+        return section.model_validate(raw)
+    except ValidationError as error:
+        problems += [_describe(section, detail, "model.") for detail in error.errors()]
+        return None
+
+
+def _describe(root: type[BaseModel], detail: Mapping[str, Any], prefix: str) -> str:
+    """Turn one pydantic error into a line with key, value, rule and the nearest right key."""
+    location = [part for part in detail["loc"] if not (isinstance(part, str) and "[" in part)]
+    key = prefix + ".".join(str(part) for part in location)
+    if detail["type"] == "extra_forbidden":
+        owner = _section_at(root, location[:-1])
+        return f'{key}: unknown key{did_you_mean(str(location[-1]), owner.model_fields if owner else ())}'
+    if detail["type"] == "missing":
+        return f"{key}: this key is missing"
+    rule = detail["msg"].removeprefix("Value error, ")
+    value = detail.get("input")
+    if isinstance(value, Mapping | BaseModel):
+        return f"{key}: {rule}" if key else rule
+    return f"{key}: {value!r}: {rule}"
+
+
+def _section_at(root: type[BaseModel], location: list) -> type[BaseModel] | None:
+    """Return the section class that lies at `location` below `root`."""
+    current: type[BaseModel] | None = root
+    for part in location:
+        if isinstance(part, int):
+            continue
+        if current is None:
+            return None
+        if part not in current.model_fields:
+            continue  # a key of a mapping of sections, such as data.fields.NAME
+        annotation = current.model_fields[part].annotation
+        current = next((item for item in _classes_in(annotation) if issubclass(item, BaseModel)), None)
+    return current
+
+
+def _classes_in(annotation: Any) -> list[type]:
+    if isinstance(annotation, type) and not getattr(annotation, "__args__", None):
+        return [annotation]
+    return [item for argument in getattr(annotation, "__args__", ()) for item in _classes_in(argument)]

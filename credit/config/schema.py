@@ -1,0 +1,45 @@
+"""The whole config, one frozen object."""
+
+from __future__ import annotations
+
+from pydantic import Field, SerializeAsAny, model_validator
+
+from credit.config.base import Section
+from credit.config.schema_data import DataConfig
+from credit.config.schema_forecast import InferenceConfig, VerificationConfig
+from credit.config.schema_model import ModelSection
+from credit.config.schema_trainer import LossConfig, TrainerConfig
+from credit.times import parse_duration
+
+
+class Config(Section):
+    """A run."""
+
+    experiment: str = Field("experiment", description="A name for the run.")
+    save_loc: str = Field(description="The run's folder. `$VAR` is expanded.")
+    seed: int = Field(1000, ge=0, description="Every random draw derives from it.")
+    plugins: list[str] = Field([], description="Modules to import first: models, losses, sources of your own.")
+    data: DataConfig = Field(description="Where the data are and what they mean.")
+    model: SerializeAsAny[ModelSection] = Field(description="The network; keys depend on `type`.")
+    loss: LossConfig = Field(LossConfig(), description="Training loss.")
+    trainer: TrainerConfig = Field(description="How training runs.")
+    inference: InferenceConfig = Field(InferenceConfig(), description="How forecasts are made.")
+    verification: VerificationConfig = Field(VerificationConfig(), description="How forecasts are scored.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Config:
+        step = self.data.step_minutes
+        for key, text in (
+            ("inference.lead_time", self.inference.lead_time),
+            ("inference.output_every", self.inference.output_every),
+            *(("verification.figure_leads", lead) for lead in self.verification.figure_leads),
+        ):
+            if text is not None and parse_duration(text) % step:
+                raise ValueError(f"{key}: {text} is not a multiple of data.timestep {self.data.timestep}")
+        wanted = self.trainer.backprop_on_timestep
+        if wanted is not None and (not wanted or min(wanted) < 1 or max(wanted) > self.data.forecast_len):
+            raise ValueError(
+                f"trainer.backprop_on_timestep: {wanted} must name steps between 1 and data.forecast_len "
+                f"{self.data.forecast_len}"
+            )
+        return self

@@ -1,0 +1,181 @@
+"""The ``data`` section: sources, variables, time, splits, store."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from credit.channels import COMPUTED_DYNAMIC, COMPUTED_STATIC, ChannelMap
+from credit.config.base import Section
+from credit.errors import ConfigError
+from credit.times import parse_duration
+
+
+def _check_duration(value: str) -> str:
+    try:
+        parse_duration(value)
+    except ConfigError as error:
+        raise ValueError(str(error).split(": ", 1)[1]) from error
+    return value
+
+
+Duration = Annotated[str, AfterValidator(_check_duration)]
+Level = Annotated[float, Field(gt=0)]
+
+
+class SourceConfig(Section):
+    """One set of files that hold some or all of the variables."""
+
+    path: str | list[str] = Field(
+        description="A file, a zarr store, a glob, a strftime pattern (era5_%Y%m.nc), or a list of these. "
+        "`sample:NAME` finds data that ships with the package. `$VAR` is expanded."
+    )
+    format: Literal["auto", "netcdf", "zarr"] = Field("auto", description="By default from the name's ending.")
+    variables: list[str] | None = Field(None, description="Read only these from here; default: all that it has.")
+    rename: dict[str, str] = Field({}, description="Our name -> name in the files.")
+
+
+class GroupConfig(Section):
+    """Variables of one group."""
+
+    vars_3D: list[str] = Field([], description="Variables on levels.")
+    vars_2D: list[str] = Field([], description="Variables without levels.")
+
+
+class VariablesConfig(Section):
+    """Which variables play which part."""
+
+    prognostic: GroupConfig = Field(description="In and out; fed back in a forecast.")
+    diagnostic: GroupConfig = Field(GroupConfig(), description="Out only.")
+    dynamic_forcing: GroupConfig = Field(
+        GroupConfig(),
+        description=f"In only, varying in time. Computed, not read: {', '.join(COMPUTED_DYNAMIC)}.",
+    )
+    static: GroupConfig = Field(
+        GroupConfig(), description=f"In only, constant. Computed, not read: {', '.join(COMPUTED_STATIC)}."
+    )
+
+    @model_validator(mode="after")
+    def _some_prognostic(self) -> VariablesConfig:
+        if not (self.prognostic.vars_3D or self.prognostic.vars_2D):
+            raise ValueError("prognostic needs at least one variable")
+        return self
+
+
+class FieldConfig(Section):
+    """Options of one variable."""
+
+    levels: list[Level] | None = Field(None, description="This variable's own levels; default: `data.levels`.")
+    missing: Literal["error", "fill_mean"] = Field(
+        "error",
+        description="`fill_mean`: cells that are always missing (sst over land) are filled with the mean, masked in "
+        "loss and scores, and shown to the model as a static channel NAME_mask. `error`: a missing value stops.",
+    )
+    temporal: Literal["instant", "mean", "accumulate"] = Field(
+        "instant", description="What a value stands for; mean and accumulate carry the label of their window's end."
+    )
+    window: Literal["past", "next"] = Field(
+        "past",
+        description="For forcings that are means or accumulations: the step from t to t+dt uses the window that ends "
+        "at t (`past`) or at t+dt (`next`).",
+    )
+    in_forecast: Literal["climatology", "persist", "observed"] = Field(
+        "persist",
+        description="What a dynamic forcing from data is in a forecast: held at its anomaly to the climatology "
+        "(`persist`), the climatology itself, or `observed` (the analysed future: a prescribed-forcing run).",
+    )
+    minimum: float | None = Field(
+        None, description="Predictions are not allowed below it (0 for humidity and precipitation)."
+    )
+    vector: Literal["auto", "yes", "no"] = Field(
+        "auto", description="Whether it changes sign across a pole; `auto` decides by standard_name."
+    )
+
+
+class SolarConfig(Section):
+    """Top-of-atmosphere solar radiation."""
+
+    tsi: Literal["era5", "constant"] = Field(
+        "constant", description="Total solar irradiance: 1361 W m-2, or the yearly series of ERA5 (CMIP5)."
+    )
+    mean: Literal["step", "daily"] = Field(
+        "step", description="Accumulated over the step, or the day's mean for data without a diurnal cycle."
+    )
+    window: Literal["past", "next"] = Field(
+        "past", description="The window that ends at t (ERA5's label) or the one that ends at t+dt."
+    )
+
+
+class SplitsConfig(Section):
+    """Periods as [first, last]; a date without a time as last means the whole day."""
+
+    train: list[str] = Field(min_length=2, max_length=2)
+    valid: list[str] = Field(min_length=2, max_length=2)
+    test: list[str] = Field(min_length=2, max_length=2)
+
+
+class DataConfig(Section):
+    """Where the data are and what they mean."""
+
+    sources: list[SourceConfig] = Field(min_length=1, description="Where the fields come from.")
+    variables: VariablesConfig = Field(description="Which variables play which part.")
+    levels: list[Level] = Field([], description="Levels of the 3-D variables, matched exactly, in `level_units`.")
+    level_units: Literal["hPa", "Pa", "model_level"] = Field("hPa", description="Units of `levels`.")
+    fields: dict[str, FieldConfig] = Field({}, description="Options of single variables, by name.")
+    input_order: list[Literal["prognostic", "dynamic_forcing", "static"]] = Field(
+        ["prognostic", "dynamic_forcing", "static"], description="Order of the groups in the model's input."
+    )
+    timestep: Duration = Field("6h", description="The model's time step.")
+    history_len: int = Field(1, ge=1, description="Time frames in the input.")
+    forecast_len: int = Field(1, ge=1, description="Steps of a training rollout.")
+    valid_forecast_len: int = Field(1, ge=1, description="Steps of a validation rollout.")
+    splits: SplitsConfig = Field(description="Training, validation and test periods.")
+    split_gap: Duration = Field("10d", description="Least distance between two splits.")
+    store: str | None = Field(
+        None, description="The training store that credit_preprocess writes; none: train from the sources."
+    )
+    solar: SolarConfig = Field(SolarConfig(), description="Options of toa_incident_solar_radiation.")
+    cache: Literal["none", "memory"] = Field("none", description="`memory`: keep every field that was read.")
+    num_workers: int = Field(0, ge=0, description="Loader processes; 0 reads in the training process.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> DataConfig:
+        groups = self.variables
+        names_3d = groups.prognostic.vars_3D + groups.diagnostic.vars_3D + groups.dynamic_forcing.vars_3D
+        names_3d += groups.static.vars_3D
+        for name in names_3d:
+            own = self.fields.get(name)
+            if not self.levels and not (own and own.levels):
+                raise ValueError(f"{name} is in vars_3D but there are no levels; set data.levels")
+        every = set(names_3d)
+        for group in (groups.prognostic, groups.diagnostic, groups.dynamic_forcing, groups.static):
+            every |= set(group.vars_2D)
+        for name in self.fields:
+            if name not in every:
+                raise ValueError(f'fields names "{name}", which is not in data.variables ({", ".join(sorted(every))})')
+        if sorted(self.input_order) != ["dynamic_forcing", "prognostic", "static"]:
+            raise ValueError("input_order must name prognostic, dynamic_forcing and static once each")
+        if self.solar.mean == "daily" and {"sin_day", "cos_day"} & set(groups.dynamic_forcing.vars_2D):
+            raise ValueError("solar.mean is daily (no diurnal cycle), so sin_day and cos_day must not be forcings")
+        try:
+            self.channel_map()
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+        return self
+
+    def field(self, name: str) -> FieldConfig:
+        """Return the options of variable `name`."""
+        return self.fields.get(name, FieldConfig())
+
+    def channel_map(self) -> ChannelMap:
+        """Return the channels that this section describes."""
+        variables = self.variables.model_dump()
+        levels_of = {name: field.levels for name, field in self.fields.items() if field.levels}
+        masked = [name for name, field in self.fields.items() if field.missing == "fill_mean"]
+        return ChannelMap.build(variables, self.levels, levels_of, masked, self.input_order, self.level_units)
+
+    @property
+    def step_minutes(self) -> int:
+        """The time step in minutes."""
+        return parse_duration(self.timestep)

@@ -1,0 +1,44 @@
+"""One batch of samples in physical units, as it travels from the dataset to the device.
+
+Shape suffixes: B batch, C channels, T time frames, H latitude rows, W longitude columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples that share one length of history and forecast.
+
+    Attributes:
+        history_BCTHW: prognostic channels at the input frames, the last of which is the initial time.
+        forcing_BCTHW: dynamic forcing at the input frames and at every further input of the rollout.
+        target_BCTHW: output channels at every forecast step.
+        initial_B: int64 minutes of the initial times.
+    """
+
+    history_BCTHW: torch.Tensor
+    forcing_BCTHW: torch.Tensor
+    target_BCTHW: torch.Tensor
+    initial_B: torch.Tensor
+
+    def __post_init__(self) -> None:
+        frames, inputs = self.history_BCTHW.shape[2], self.forcing_BCTHW.shape[2]
+        assert len({getattr(self, f.name).shape[0] for f in fields(self)}) == 1, "members disagree on the batch size"
+        assert inputs >= frames, "a batch needs forcing for its whole history"
+
+    def to(self, device: torch.device) -> Batch:
+        """Return the batch on `device`."""
+        moved = {f.name: getattr(self, f.name).to(device, non_blocking=True) for f in fields(self)}
+        return replace(self, **moved)
+
+
+def collate(samples: list[dict[str, np.ndarray]]) -> Batch:
+    """Stack the samples that a dataset returned."""
+    stacked = {name: torch.from_numpy(np.stack([sample[name] for sample in samples])) for name in samples[0]}
+    return Batch(**stacked)

@@ -1,0 +1,195 @@
+"""Reads CF conventions: which coordinate is which, level units, and how a variable lies in its file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import xarray as xr
+
+from credit.errors import DataError
+from credit.grid import Orientation
+
+_STANDARD_NAMES = {
+    "time": "time",
+    "latitude": "lat",
+    "longitude": "lon",
+    "air_pressure": "level",
+    "model_level_number": "level",
+    "atmosphere_hybrid_sigma_pressure_coordinate": "level",
+    "atmosphere_sigma_coordinate": "level",
+}
+# these look like one of ours by their units, but are something else
+_OTHER_STANDARD_NAMES = ("forecast_reference_time", "forecast_period", "grid_latitude", "grid_longitude")
+_NAMES = {
+    "time": ("time", "valid_time", "date"),
+    "lat": ("lat", "latitude", "nav_lat"),
+    "lon": ("lon", "longitude", "nav_lon"),
+    "level": ("level", "plev", "lev", "pressure", "pressure_level", "isobaricinhpa", "isobaricinpa", "hybrid"),
+}
+_AXES = {"T": "time", "Y": "lat", "X": "lon", "Z": "level"}
+_PRESSURE_IN_HPA = {"hpa": 1.0, "millibar": 1.0, "millibars": 1.0, "mbar": 1.0, "mb": 1.0, "pa": 0.01, "pascal": 0.01}
+_LEVEL_TOLERANCE = 1e-3
+_HIGHEST_HPA = 1100.0
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one variable lies in one file.
+
+    Attributes:
+        name: the variable's name in the file.
+        dims: role (``time``, ``level``, ``lat``, ``lon``) -> dimension; other dimensions have length 1.
+        level_rows: for each wanted level its row in the file; None for a 2-D variable.
+        orientation: brings the file's fields to the grid.
+        times: (N,) int64 minutes of the positions along time; None where the file gives no time.
+        window_bounds: (N, 2) int64 minutes of the time bounds, where the file gives them.
+        attributes: units, standard_name, long_name, cell_methods where given.
+        packing_step: the step of packed integers, 0 where the variable is not packed.
+    """
+
+    name: str
+    dims: dict[str, str]
+    level_rows: tuple[int, ...] | None
+    orientation: Orientation
+    times: np.ndarray | None
+    window_bounds: np.ndarray | None
+    attributes: dict[str, str]
+    packing_step: float
+
+    def read(self, dataset: xr.Dataset, position: int) -> np.ndarray:
+        """Return the fields of one time, (levels or 1, H, W), in the grid's order, missing values as NaN."""
+        variable = dataset.variables[self.name]
+        index: dict[str, object] = {dim: 0 for dim in variable.dims if dim not in self.dims.values()}
+        if "time" in self.dims:
+            index[self.dims["time"]] = position
+        order = [self.dims["lat"], self.dims["lon"]]
+        if self.level_rows is None or "level" not in self.dims:
+            values = variable.isel(index).transpose(*order).values[None]
+        else:
+            # file access wants increasing rows
+            rows, inverse = np.unique(self.level_rows, return_inverse=True)
+            index[self.dims["level"]] = rows
+            values = variable.isel(index).transpose(self.dims["level"], *order).values[inverse]
+        return self.orientation.apply(values)
+
+
+class Coordinates:
+    """The coordinates of a file by role.
+
+    Args:
+        dataset: the file, times not decoded.
+    """
+
+    def __init__(self, dataset: xr.Dataset) -> None:
+        self._dataset = dataset
+        self.of_dim: dict[str, tuple[str, str]] = {}  # dimension -> role, coordinate's name
+        self.scalar: dict[str, str] = {}  # role -> coordinate's name
+        for name, variable in dataset.variables.items():
+            role = role_of(str(name), variable) if variable.ndim <= 1 else None
+            if role is None:
+                continue
+            if variable.ndim == 0:
+                self.scalar.setdefault(role, str(name))
+            elif variable.dims[0] not in self.of_dim or name == variable.dims[0]:
+                self.of_dim[str(variable.dims[0])] = (role, str(name))
+
+    def roles(self, name: str, where: str) -> dict[str, str]:
+        """Return role -> dimension of a variable.
+
+        Raises:
+            DataError: where a dimension is none of time, level, latitude and longitude, or the last two are lacking.
+        """
+        variable = self._dataset.variables[name]
+        found: dict[str, str] = {}
+        for dim in variable.dims:
+            role = self.of_dim.get(dim, (None, None))[0]
+            if role is not None and role not in found:
+                found[role] = dim
+            elif variable.sizes[dim] > 1 and {"lat", "lon"} <= {r for r, _ in self.of_dim.values()}:
+                raise DataError(
+                    f"{where}: dimension {dim} ({variable.sizes[dim]}) of {name} is none of time, level, latitude and "
+                    f"longitude; cut the file to one {dim} first"
+                )
+        if not {"lat", "lon"} <= set(found):
+            raise DataError(
+                f"{where}: {name} has no latitude and longitude (its dimensions are {', '.join(map(str, variable.dims))}"
+                "); only fields on a latitude-longitude grid with 1-D coordinates can be read"
+            )
+        return found
+
+    def values(self, dim: str) -> np.ndarray:
+        """Return the coordinate of a dimension."""
+        return self._dataset.variables[self.of_dim[dim][1]].values
+
+    def bounds(self, name: str) -> np.ndarray | None:
+        """Return the bounds (N, 2) of a coordinate where the file has them."""
+        bounds = self._dataset.variables[name].attrs.get("bounds")
+        return self._dataset.variables[bounds].values if bounds in self._dataset.variables else None
+
+
+def role_of(name: str, variable: xr.Variable) -> str | None:
+    """Return what a coordinate stands for by standard_name, else axis, else units, else usual names."""
+    attributes = variable.attrs
+    standard = attributes.get("standard_name")
+    if standard in _STANDARD_NAMES:
+        return _STANDARD_NAMES[standard]
+    if standard in _OTHER_STANDARD_NAMES or variable.dtype.kind not in "iuf":
+        return None
+    units = str(attributes.get("units", "")).lower()
+    for role, compass in (("lat", "n"), ("lon", "e")):
+        if units.replace("degrees", "degree").replace("_", "") in (f"degree{compass}", f"degree{dict(n='north', e='east')[compass]}"):
+            return role
+    if " since " in units:
+        return "time"
+    # metres along X and Y are a map projection's
+    if attributes.get("axis") in _AXES and units in ("", "degree", "degrees") + tuple(_PRESSURE_IN_HPA):
+        return _AXES[attributes["axis"]]
+    return next((role for role, names in _NAMES.items() if name.lower() in names), None)
+
+
+def level_values(coordinate: xr.Variable, name: str, wanted_units: str, where: str) -> np.ndarray:
+    """Return a level coordinate in the config's units, float64.
+
+    Without units, values up to 1100 are taken as hPa, others as Pa.
+
+    Raises:
+        DataError: where the file has pressures and the config model levels, or the other way round.
+    """
+    values = np.atleast_1d(np.asarray(coordinate.values, dtype=np.float64))
+    units = str(coordinate.attrs.get("units", "")).strip()
+    if not units and wanted_units != "model_level":
+        units = "hPa" if values.max() <= _HIGHEST_HPA else "Pa"
+    factor = _PRESSURE_IN_HPA.get(units.lower())
+    if wanted_units == "model_level":
+        if factor is not None:
+            raise DataError(f"{where}: {name} is pressure in {units}, but data.level_units is model_level; use hPa or Pa")
+        return values
+    if factor is None:
+        raise DataError(
+            f'{where}: {name} is in "{units}", not in units of pressure; if these are model levels, set '
+            "data.level_units: model_level"
+        )
+    return values * factor * (100.0 if wanted_units == "Pa" else 1.0)
+
+
+def match_levels(have: np.ndarray, wanted: Sequence[float], variable: str, units: str, where: str) -> tuple[int, ...]:
+    """Return the row of each wanted level; equal within rounding, never the nearest.
+
+    Raises:
+        DataError: naming the levels that are missing and those that there are.
+    """
+    rows, missing = [], []
+    for level in wanted:
+        gap = np.abs(have - level)
+        if gap.min() <= _LEVEL_TOLERANCE * level:
+            rows.append(int(gap.argmin()))
+        else:
+            missing.append(level)
+    if missing:
+        raise DataError(
+            f"{where}: {variable} has no level {', '.join(f'{level:g}' for level in missing)} {units}; it has "
+            f"{', '.join(f'{level:g}' for level in have)} {units}; change data.levels or data.fields.{variable}.levels"
+        )
+    return tuple(rows)

@@ -1,0 +1,163 @@
+"""From the paths of a config to open files: globs, date patterns, the package's samples, and a bounded set of handles."""
+
+from __future__ import annotations
+
+import errno
+import glob
+import os
+import re
+from collections import OrderedDict
+from importlib import resources
+from pathlib import Path
+
+import xarray as xr
+
+from credit.config.schema_data import SourceConfig
+from credit.errors import ConfigError, DataError, did_you_mean
+
+_DATE_PARTS = {"%Y": r"\d{4}", "%m": r"\d{2}", "%d": r"\d{2}", "%H": r"\d{2}", "%M": r"\d{2}", "%j": r"\d{3}"}
+_TOKEN = re.compile(r"%.|\*\*|\*|\?")
+_WILDCARDS = {"**": ".*", "*": "[^/]*", "?": "[^/]"}
+_ZARR_MARKS = ("zarr.json", ".zgroup", ".zmetadata")
+
+
+def expand_paths(source: SourceConfig, key: str) -> list[Path]:
+    """Return the files and zarr stores of a source, each once; a pattern's matches are in order of name.
+
+    Args:
+        source: the source.
+        key: its place in the config, for messages.
+
+    Raises:
+        ConfigError: for a date part that is not supported.
+        DataError: where nothing is found.
+    """
+    patterns = [source.path] if isinstance(source.path, str) else source.path
+    found: dict[Path, None] = {}
+    for pattern in patterns:
+        found.update(dict.fromkeys(_expand(os.path.expanduser(pattern), f"{key}.path")))
+    if not found:
+        raise DataError(f"{key}.path: the list is empty; name at least one file")
+    return list(found)
+
+
+def _expand(pattern: str, key: str) -> list[Path]:
+    if pattern.startswith("sample:"):
+        return _sample_files(pattern.removeprefix("sample:"), key)
+    if not _TOKEN.search(pattern) and "[" not in pattern:
+        path = Path(pattern)
+        if not path.exists():
+            raise DataError(f"{key}: {pattern} does not exist{_nearby(path)}")
+        if path.is_dir() and not is_zarr(path):
+            raise DataError(f"{key}: {pattern} is a folder and no zarr store; write {pattern}/*.nc for the files in it")
+        return [path]
+    regex = "".join(_as_regex(pattern, key))
+    wide = re.sub("%.", "*", pattern)
+    matches = [Path(name) for name in sorted(glob.glob(wide, recursive=True)) if re.fullmatch(regex, name)]
+    if not matches:
+        raise DataError(f"{key}: no file matches {pattern}{_nearby(Path(pattern))}")
+    return matches
+
+
+def _as_regex(pattern: str, key: str) -> list[str]:
+    """A glob's matches are tried against this, so that %Y stands for four digits and not for any text."""
+    parts, end = [], 0
+    for token in _TOKEN.finditer(pattern):
+        parts.append(_literal(pattern[end : token.start()]))
+        if token[0] in _WILDCARDS:
+            parts.append(_WILDCARDS[token[0]])
+        elif token[0] in _DATE_PARTS:
+            parts.append(_DATE_PARTS[token[0]])
+        else:
+            raise ConfigError(f"{key}: {pattern}: {token[0]} is not known; use {' '.join(_DATE_PARTS)}, * or ?")
+        end = token.end()
+    return [*parts, _literal(pattern[end:])]
+
+
+def _literal(text: str) -> str:
+    """Escape everything but a glob's character sets, [0-9]."""
+    return "".join(part if part.startswith("[") else re.escape(part) for part in re.split(r"(\[[^\]]+\])", text))
+
+
+def _sample_files(name: str, key: str) -> list[Path]:
+    root = Path(str(resources.files("credit.data.sample")))
+    names = [item.name for item in root.iterdir() if item.is_dir() and any(item.glob("*.nc"))]
+    if name not in names:
+        raise DataError(f'{key}: the package has no sample "{name}"{did_you_mean(name, names)}')
+    return sorted((root / name).glob("*.nc"))
+
+
+def _nearby(path: Path) -> str:
+    """Return what the nearest existing folder holds, in words."""
+    folder = path.parent
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if folder != path.parent:
+        return f"; the folder {path.parent} does not exist"
+    names = sorted(item.name for item in folder.iterdir())
+    shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    return f"; {folder} holds {shown}" if names else f"; {folder} is empty"
+
+
+def is_zarr(path: Path) -> bool:
+    """Whether `path` is a zarr store, by its name or by what lies in it."""
+    return path.suffix == ".zarr" or any((path / mark).exists() for mark in _ZARR_MARKS)
+
+
+def open_file(path: Path, file_format: str = "auto") -> xr.Dataset:
+    """Open a netCDF file or a zarr store lazily; times stay encoded, packed values are unpacked when read.
+
+    Raises:
+        DataError: if it is missing or unreadable.
+    """
+    engine = {"netcdf": "netcdf4", "zarr": "zarr"}.get(file_format) or ("zarr" if is_zarr(path) else "netcdf4")
+    options = {"decode_times": False, "decode_timedelta": False, "chunks": None, "cache": False}
+    try:
+        return xr.open_dataset(path, engine=engine, **options)
+    except FileNotFoundError as error:
+        if error.errno == errno.ENOENT and not path.exists():
+            raise DataError(f"{path} does not exist") from error
+        raise _unreadable(path, engine, error) from error
+    except PermissionError as error:
+        # netCDF-C reports some damaged headers as a lack of permission
+        if not os.access(path, os.R_OK):
+            raise DataError(f"{path}: you may not read it (check chmod and the group)") from error
+        raise _unreadable(path, engine, error) from error
+    except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
+        raise _unreadable(path, engine, error) from error
+
+
+def _unreadable(path: Path, engine: str, error: Exception) -> DataError:
+    kind = "zarr store" if engine == "zarr" else "netCDF file"
+    return DataError(
+        f"{path}: cannot be read as a {kind} ({error}); it may be truncated, still being written, or of another format: "
+        "copy it again, or set format"
+    )
+
+
+class OpenFiles:
+    """Keeps the files that were used last open, at most `most`.
+
+    After a fork, and after unpickling in a worker, files are opened anew: handles must not be shared by processes.
+    """
+
+    def __init__(self, most: int = 64) -> None:
+        self._most = most
+        self._owner = os.getpid()
+        self._open: OrderedDict[Path, xr.Dataset] = OrderedDict()
+
+    def get(self, path: Path, file_format: str) -> xr.Dataset:
+        """Return the file, open."""
+        if self._owner != os.getpid():
+            self._owner, self._open = os.getpid(), OrderedDict()
+        if path in self._open:
+            self._open.move_to_end(path)
+            return self._open[path]
+        dataset = open_file(path, file_format)
+        self._open[path] = dataset
+        while len(self._open) > self._most:
+            self._open.popitem(last=False)[1].close()
+        return dataset
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"_most": self._most, "_owner": -1, "_open": OrderedDict()}

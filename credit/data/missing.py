@@ -1,0 +1,84 @@
+"""Missing values: allowed where declared and always in the same cells; anything else stops with name, time and place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from credit.channels import Channel
+from credit.errors import DataError
+from credit.grid import LatLonGrid
+
+
+def find_masks(fields: np.ndarray, channels: Sequence[Channel], declared: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return variable -> (H, W) bool of the cells missing in these fields, for the declared variables.
+
+    Args:
+        fields: (C, H, W) of one time, missing values as NaN.
+        channels: the C channels.
+        declared: variables whose values may be missing.
+
+    Raises:
+        DataError: if a variable lacks other cells on one level than on another.
+    """
+    masks: dict[str, np.ndarray] = {}
+    for field, channel in zip(fields, channels, strict=True):
+        if channel.variable not in declared:
+            continue
+        missing = np.isnan(field)
+        other = masks.setdefault(channel.variable, missing)
+        if not np.array_equal(missing, other):
+            raise DataError(
+                f"{channel.variable}: {missing.sum()} cells are missing at level {channel.level:g}, {other.sum()} at "
+                "another; one mask must do for all levels: list fewer levels, or fill the values beforehand"
+            )
+        if missing.all():
+            raise DataError(f"{channel.name}: every cell of the first field is missing")
+    return masks
+
+
+def check_values(
+    fields: np.ndarray, channels: Sequence[Channel], masks: Mapping[str, np.ndarray], grid: LatLonGrid, when: str
+) -> None:
+    """Stop at values that are missing or infinite where they must not be.
+
+    Args:
+        fields: (C, H, W) float32 of one time.
+        channels: the C channels.
+        masks: variable -> cells that are always missing.
+        grid: for the place in the message.
+        when: the time and the file, for the message.
+
+    Raises:
+        DataError: naming the first channel that is wrong, the count and the place of the first cell.
+    """
+    finite = np.isfinite(fields)
+    # nearly always all is well: one look at everything
+    if not masks and finite.all():
+        return
+    for field, good, channel in zip(fields, finite, channels, strict=True):
+        mask = masks.get(channel.variable)
+        if mask is not None and not np.array_equal(np.isnan(field), mask):
+            raise DataError(
+                f"{channel.name} at {when}: {int((~good).sum())} cells are missing, {int(mask.sum())} in the first "
+                f"field, {int((np.isnan(field) != mask).sum())} differ; a mask that changes in time is not supported: "
+                "fill the values beforehand, or leave the variable out"
+            )
+        wrong = ~good if mask is None else np.isinf(field)
+        if wrong.any():
+            raise DataError(_describe(field, wrong, channel, grid, when, int(np.isnan(field).sum())))
+
+
+def _describe(field: np.ndarray, wrong: np.ndarray, channel: Channel, grid: LatLonGrid, when: str, nans: int) -> str:
+    row, column = np.argwhere(wrong)[0]
+    kind = "missing (NaN)" if np.isnan(field[row, column]) else "infinite"
+    level = "" if channel.level is None else f", level {channel.level:g}"
+    declare = (
+        f"; if it is always missing in the same cells (over land), declare data.fields.{channel.variable}.missing: "
+        "fill_mean, else correct the file or leave these times out of data.splits"
+    )
+    return (
+        f"{channel.variable}{level} at {when}: {int(wrong.sum())} of {field.size} values are {kind}, the first at "
+        f"latitude {grid.lat[row]:g}, longitude {grid.lon[column]:g}{declare if nans else '; correct the file'}"
+    )

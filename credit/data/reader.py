@@ -1,0 +1,55 @@
+"""FieldReader: what everything else needs of the data, and `open_reader`, which finds the right one."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from credit.channels import ChannelMap
+from credit.config.schema_data import DataConfig
+from credit.data.sources import open_sources
+from credit.data.store import open_configured_store
+from credit.grid import LatLonGrid
+from credit.times import Clock
+
+
+class FieldReader(Protocol):
+    """Fields in physical units, one time at once.
+
+    Attributes:
+        grid: rows from north to south, columns eastward.
+        clock: the calendar.
+        channels: the channels; ``stored`` and ``static_stored`` are what is read.
+        times: (N,) int64 minutes, increasing; there may be gaps.
+        attributes: variable -> units, standard_name, long_name and, unless instantaneous, temporal.
+        masks: variable with declared missing values -> (H, W) bool, True where it is always missing.
+    """
+
+    grid: LatLonGrid
+    clock: Clock
+    channels: ChannelMap
+    times: np.ndarray
+    attributes: dict[str, dict]
+    masks: dict[str, np.ndarray]
+
+    def read(self, index: int) -> np.ndarray:
+        """Return the fields of one time, (C, H, W) float32 in the order of ``channels.stored``; NaN where masked."""
+        ...
+
+    def static(self) -> np.ndarray:
+        """Return the static fields, (C, H, W) float32 in the order of ``channels.static_stored``."""
+        ...
+
+    def index_of(self, minutes: int) -> int | None:
+        """Return the place of a time in `times`, None where it is not there."""
+        ...
+
+
+def open_reader(conf: DataConfig) -> FieldReader:
+    """Open the training store where the config names one, else the sources.
+
+    Raises:
+        DataError: if the store is absent, incomplete or of another config, or the sources are not what the config says.
+    """
+    return open_sources(conf) if conf.store is None else open_configured_store(conf)

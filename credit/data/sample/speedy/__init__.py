@@ -1,0 +1,1 @@
+"""Half a dozen fields of a simulated atmosphere; see README.md."""

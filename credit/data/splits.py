@@ -1,0 +1,111 @@
+"""Training, validation and test periods, and the initial times whose whole sample lies inside one of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from credit.config.schema_data import DataConfig
+from credit.errors import ConfigError, DataError
+from credit.times import Clock, format_duration, parse_duration
+
+SPLITS = ("train", "valid", "test")
+
+
+@dataclass(frozen=True)
+class Split:
+    """A period; both ends belong to it.
+
+    Attributes:
+        name: one of `SPLITS`.
+        first: minutes of the first time.
+        last: minutes of the last time.
+    """
+
+    name: str
+    first: int
+    last: int
+
+    def describe(self, clock: Clock) -> str:
+        """Return the split's name and period for messages."""
+        return f"data.splits.{self.name} {clock.format(self.first)}..{clock.format(self.last)}"
+
+
+def build_splits(conf: DataConfig, clock: Clock) -> dict[str, Split]:
+    """Return the three splits of the config.
+
+    Raises:
+        ConfigError: if one ends before it begins, or two are nearer to each other than ``data.split_gap``.
+    """
+    splits = {}
+    for name in SPLITS:
+        first, last = getattr(conf.splits, name)
+        key = f"data.splits.{name}"
+        split = Split(name, clock.parse(first, key), clock.parse_end(last, key))
+        if split.last <= split.first:
+            raise ConfigError(f"{key}: {last} is before {first}; write [first, last]")
+        splits[name] = split
+    gap = parse_duration(conf.split_gap, "data.split_gap")
+    ordered = sorted(splits.values(), key=lambda split: split.first)
+    for earlier, later in zip(ordered, ordered[1:], strict=False):
+        # the last minute of a whole day counts as its end
+        if later.first - earlier.last < gap - 1:
+            days = (later.first - earlier.last) / 1440
+            raise ConfigError(
+                f"{later.describe(clock)} begins {days:.2f} days after the end of {earlier.describe(clock)}; adjacent "
+                f"splits must be data.split_gap {conf.split_gap} apart, so that one does not foretell the other"
+            )
+    return splits
+
+
+def initial_times(times: np.ndarray, split: Split, step: int, history_len: int, forecast_len: int) -> np.ndarray:
+    """Return the initial times whose whole sample (history and every target) is in `split` and in `times`.
+
+    Args:
+        times: (N,) int64 minutes that the data have, increasing.
+        split: the period.
+        step: the time step in minutes.
+        history_len: input frames, the last of which is the initial time.
+        forecast_len: forecast steps.
+
+    Returns:
+        (M,) int64 minutes; a gap in the data is never crossed.
+    """
+    inside = times[(times >= split.first) & (times <= split.last)]
+    offsets = np.arange(-(history_len - 1), forecast_len + 1) * step
+    complete = np.ones(len(inside), dtype=bool)
+    for offset in offsets:
+        complete &= np.isin(inside + offset, inside, assume_unique=True)
+    return inside[complete]
+
+
+def require_samples(
+    times: np.ndarray, split: Split, clock: Clock, step: int, history_len: int, forecast_len: int
+) -> np.ndarray:
+    """Like `initial_times`, but no initial time at all is an error.
+
+    Raises:
+        DataError: naming the split, what the data have in it, the gaps, and what one sample needs.
+    """
+    found = initial_times(times, split, step, history_len, forecast_len)
+    if len(found):
+        return found
+    inside = times[(times >= split.first) & (times <= split.last)]
+    if len(inside) == 0:
+        have = f"the data have {clock.format(times[0])}..{clock.format(times[-1])}" if len(times) else "no data"
+        raise DataError(f"{split.describe(clock)}: no data in this period; {have}")
+    raise DataError(
+        f"{split.describe(clock)}: {len(inside)} times but not one whole sample: history_len {history_len} and "
+        f"{forecast_len} steps of {format_duration(step)} need {history_len + forecast_len} times in a row without a "
+        f"gap; {describe_gaps(inside, clock, step)}"
+    )
+
+
+def describe_gaps(times: np.ndarray, clock: Clock, step: int, most: int = 3) -> str:
+    """Return the gaps in `times` in words, the first few by date."""
+    where = np.flatnonzero(np.diff(times) > step)
+    if len(where) == 0:
+        return "there is no gap"
+    shown = [f"{clock.format(times[i])} to {clock.format(times[i + 1])}" for i in where[:most]]
+    return f"{len(where)} gaps: {'; '.join(shown)}{'; ...' if len(where) > most else ''}"

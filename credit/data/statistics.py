@@ -1,0 +1,228 @@
+"""Mean, standard deviation and range of every channel and of its change over a step, in one pass.
+
+Each field's sums are merged by Chan's formula (Chan, Golub and LeVeque 1983) in float64, so that parts of a period can
+be done apart and put together. Cells count equally; missing cells of masked variables do not count.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING
+
+import numpy as np
+from tqdm import tqdm
+
+from credit.channels import Channel
+from credit.errors import DataError
+from credit.times import format_duration
+
+if TYPE_CHECKING:
+    from credit.data.reader import FieldReader
+
+logger = logging.getLogger(__name__)
+
+TENDENCY_FLOOR = 0.01
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Statistics of channels over a period, in physical units.
+
+    Attributes:
+        names: (C,) the channels: those that vary in time, then static ones.
+        mean: (C,) float64.
+        std: (C,) float64.
+        minimum: (C,) float64.
+        maximum: (C,) float64.
+        tendency_mean: (C,) float64, of the change over one time step; 0 for static channels.
+        tendency_std: (C,) float64, at least 0.01 of `std`; 0 for static channels.
+        count: (C,) int64 values.
+    """
+
+    names: tuple[str, ...]
+    mean: np.ndarray
+    std: np.ndarray
+    minimum: np.ndarray
+    maximum: np.ndarray
+    tendency_mean: np.ndarray
+    tendency_std: np.ndarray
+    count: np.ndarray
+
+    def to_dict(self) -> dict[str, list]:
+        """Return plain lists, ready for JSON."""
+        return {name: value.tolist() if isinstance(value, np.ndarray) else list(value) for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, list]) -> Statistics:
+        """Inverse of `to_dict`."""
+        arrays = {f.name: np.asarray(data[f.name], dtype=np.float64) for f in fields(cls) if f.name not in ("names", "count")}
+        return cls(names=tuple(data["names"]), count=np.asarray(data["count"], dtype=np.int64), **arrays)
+
+    def select(self, names: Iterable[str]) -> Statistics:
+        """Return the statistics of some channels, in the given order."""
+        wanted = tuple(names)
+        rows = [self.names.index(name) for name in wanted]
+        arrays = {f.name: getattr(self, f.name)[rows] for f in fields(self) if f.name != "names"}
+        return Statistics(names=wanted, **arrays)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Count, mean, sum of squared deviations and range of channels, each (C,)."""
+
+    count: np.ndarray
+    mean: np.ndarray
+    squares: np.ndarray
+    minimum: np.ndarray
+    maximum: np.ndarray
+
+    @classmethod
+    def empty(cls, channels: int) -> Moments:
+        """Return the moments of nothing."""
+        zero = np.zeros(channels)
+        return cls(zero.astype(np.int64), zero, zero, np.full(channels, np.inf), np.full(channels, -np.inf))
+
+    @classmethod
+    def of_fields(cls, fields_CHW: np.ndarray, valid_CHW: np.ndarray) -> Moments:
+        """Return the moments of the valid cells of fields."""
+        values = fields_CHW.reshape(len(fields_CHW), -1).astype(np.float64)
+        valid = valid_CHW.reshape(values.shape)
+        kept = {} if valid.all() else {"where": valid}
+        count = valid.sum(axis=1)
+        mean = values.sum(axis=1, **kept) / count
+        return cls(
+            count,
+            mean,
+            np.square(values - mean[:, None]).sum(axis=1, **kept),
+            values.min(axis=1, initial=np.inf, **kept),
+            values.max(axis=1, initial=-np.inf, **kept),
+        )
+
+    def merge(self, other: Moments) -> Moments:
+        """Return the moments of both together."""
+        total = self.count + other.count
+        share = np.divide(other.count, total, out=np.zeros(len(total)), where=total > 0)
+        gap = other.mean - self.mean
+        return Moments(
+            total,
+            self.mean + gap * share,
+            self.squares + other.squares + gap**2 * self.count * share,
+            np.minimum(self.minimum, other.minimum),
+            np.maximum(self.maximum, other.maximum),
+        )
+
+    def std(self) -> np.ndarray:
+        """Return the standard deviation (of the population)."""
+        return np.sqrt(np.divide(self.squares, self.count, out=np.zeros(len(self.count)), where=self.count > 0))
+
+
+def fit_statistics(
+    reader: FieldReader,
+    first_minutes: int,
+    last_minutes: int,
+    step_minutes: int,
+    packing_steps: Mapping[str, float] | None = None,
+    progress: bool = True,
+) -> Statistics:
+    """Estimate the statistics of a period.
+
+    Args:
+        reader: the fields.
+        first_minutes: the period's first time.
+        last_minutes: its last time, included.
+        step_minutes: the time step; changes are taken over pairs of times exactly so far apart.
+        packing_steps: variable -> step of its packed integers; warns where rounding is a good part of a change.
+        progress: show a bar on a terminal.
+
+    Raises:
+        DataError: if the period has no pair of times one step apart, or an output channel is constant.
+    """
+    chosen = np.flatnonzero((reader.times >= first_minutes) & (reader.times <= last_minutes))
+    valid = _valid_cells(reader, reader.channels.stored)
+    state = tendency = Moments.empty(len(valid))
+    recent: deque[tuple[int, np.ndarray]] = deque()
+    for index in tqdm(chosen, desc="statistics", unit="time", disable=None if progress else True):
+        minutes, now = int(reader.times[index]), reader.read(int(index))
+        state = state.merge(Moments.of_fields(now, valid))
+        while recent and recent[0][0] < minutes - step_minutes:
+            recent.popleft()
+        if recent and recent[0][0] == minutes - step_minutes:
+            tendency = tendency.merge(Moments.of_fields(now.astype(np.float64) - recent[0][1], valid))
+        recent.append((minutes, now))
+    if not tendency.count.all():
+        period = f"{reader.clock.format(first_minutes)}..{reader.clock.format(last_minutes)}"
+        raise DataError(
+            f"statistics of {period}: {len(chosen)} times, no two of them {format_duration(step_minutes)} apart; check "
+            "data.splits.train and data.timestep"
+        )
+    static = Moments.of_fields(reader.static(), _valid_cells(reader, reader.channels.static_stored))
+    _refuse_constant(reader, state)
+    for line in coarse_packing(reader.channels.stored, tendency.std(), packing_steps or {}):
+        logger.warning(line)
+    return _join(reader, state, tendency, static)
+
+
+def _valid_cells(reader: FieldReader, channels: tuple[Channel, ...]) -> np.ndarray:
+    valid = np.ones((len(channels), *reader.grid.shape), dtype=bool)
+    for row, channel in enumerate(channels):
+        if channel.variable in reader.masks:
+            valid[row] = ~reader.masks[channel.variable]
+    return valid
+
+
+def _refuse_constant(reader: FieldReader, state: Moments) -> None:
+    constant = [c.name for c, low, high in zip(reader.channels.stored, state.minimum, state.maximum, strict=True) if low == high]
+    predicted = [channel.name for channel in reader.channels.output if channel.name in constant]
+    if predicted:
+        raise DataError(
+            f"{', '.join(predicted)}: the same value everywhere in the whole training period; there is nothing to learn: "
+            "take it out of data.variables, or look at the files"
+        )
+
+
+def _join(reader: FieldReader, state: Moments, tendency: Moments, static: Moments) -> Statistics:
+    names = [channel.name for channel in reader.channels.stored]
+    std, raw = state.std(), tendency.std()
+    low = raw < TENDENCY_FLOOR * std
+    if low.any():
+        logger.info(
+            "tendency_std raised to %g of std for %s",
+            TENDENCY_FLOOR,
+            ", ".join(f"{n} ({r:.3g} to {TENDENCY_FLOOR * s:.3g})" for n, r, s, f in zip(names, raw, std, low, strict=True) if f),
+        )
+    nothing = np.zeros(len(static.count))
+    return Statistics(
+        names=(*names, *(channel.name for channel in reader.channels.static_stored)),
+        mean=np.concatenate([state.mean, static.mean]),
+        std=np.concatenate([std, static.std()]),
+        minimum=np.concatenate([state.minimum, static.minimum]),
+        maximum=np.concatenate([state.maximum, static.maximum]),
+        tendency_mean=np.concatenate([tendency.mean, nothing]),
+        tendency_std=np.concatenate([np.maximum(raw, TENDENCY_FLOOR * std), nothing]),
+        count=np.concatenate([state.count, static.count]),
+    )
+
+
+def coarse_packing(channels: Sequence[Channel], tendency_std: np.ndarray, steps: Mapping[str, float]) -> list[str]:
+    """Return a line for each channel whose rounding is a good part of its change over a time step.
+
+    A change is the difference of two rounded values, so rounding adds step / sqrt(6) to it (two uniform errors). Above
+    0.3 of the change's standard deviation a model would train on rounding.
+
+    Args:
+        channels: (C,) those that vary in time.
+        tendency_std: (C,) standard deviation of their change, before the floor.
+        steps: variable -> step of its packed integers.
+    """
+    lines = []
+    for channel, change in zip(channels, tendency_std, strict=True):
+        step = steps.get(channel.variable, 0.0)
+        if step / np.sqrt(6.0) > 0.3 * change:
+            lines.append(
+                f"{channel.name}: rounding to {step:g} in the files makes {step / np.sqrt(6.0):.3g} of the {change:.3g} that it "
+                "changes over a time step; as a prognostic variable it would train on rounding"
+            )
+    return lines

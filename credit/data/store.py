@@ -1,0 +1,206 @@
+"""The training store: every field that training reads, one chunk a time, in the order of the channels.
+
+Format 1, a zarr 3 group that xarray and other tools open as well:
+
+| array | shape | what |
+|---|---|---|
+| ``fields`` | (time, channel, latitude, longitude) float32 | ``channels.stored``, physical units; NaN where masked |
+| ``static_fields`` | (static_channel, latitude, longitude) float32 | ``channels.static_stored`` |
+| ``masks`` | (masked_variable, latitude, longitude) uint8 | 1 where a declared variable is always missing |
+| ``time`` | (time,) int64 | minutes since 1900-01-01 in the calendar of its attributes |
+| ``latitude``, ``longitude`` | float64 | north to south, eastward from the smallest in [0, 360) |
+| ``done`` | (time,) uint8 | 1 where the fields of that time are written |
+
+A chunk of ``fields`` is one time, compressed by LZ4 with shuffled bytes: as fast to read as no compression, and half the
+size for data that were packed. The group's attribute ``credit`` holds the format's number, channels, grid, calendar, time
+step, attributes of the variables, packing steps, the sources with their sizes and times of change, the identity (what of
+the config the content depends on), the period, ``complete`` and the statistics with their period. It is replaced in one
+rename, after everything it speaks of is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+
+from credit.channels import ChannelMap
+from credit.config.schema_data import DataConfig
+from credit.data.splits import Split, build_splits
+from credit.data.statistics import Statistics
+from credit.errors import DataError
+from credit.grid import LatLonGrid
+from credit.times import EPOCH, Clock
+
+FORMAT = 1
+WAY_OUT = "delete it and run credit_preprocess, or name another data.store"
+
+
+class StoreReader:
+    """Reads a complete training store; see `credit.data.reader.FieldReader`.
+
+    Args:
+        path: the store.
+        meta: its description, from `read_description`.
+        channels: the channels to present; their stored and static ones must be those of the store.
+
+    Attributes:
+        statistics: of the training period; None in a store that is not complete.
+    """
+
+    def __init__(self, path: Path, meta: Mapping[str, Any], channels: ChannelMap | None = None) -> None:
+        self._path = path
+        self.channels = channels or ChannelMap.from_dict(meta["channels"])
+        self.grid = LatLonGrid.from_dict(meta["grid"])
+        self.clock = Clock(meta["calendar"])
+        self.attributes: dict[str, dict] = meta["attributes"]
+        self.statistics = Statistics.from_dict(meta["statistics"]) if meta["complete"] else None
+        group = zarr.open_group(path, mode="r")
+        self.times: np.ndarray = group["time"][:]
+        masked = meta["masked_variables"]
+        self.masks = {name: mask.astype(bool) for name, mask in zip(masked, group["masks"][:], strict=True)}
+        self._fields = group["fields"]
+        self._static: np.ndarray = group["static_fields"][:]
+        # a lost chunk reads as NaN everywhere; the first channel without a mask shows it
+        self._whole = next((n for n, c in enumerate(self.channels.stored) if c.variable not in self.masks), None)
+
+    def read(self, index: int) -> np.ndarray:
+        """Return the fields of one time, (C, H, W) float32 in the order of ``channels.stored``; NaN where masked.
+
+        Raises:
+            DataError: if the chunk is lost or damaged.
+        """
+        try:
+            fields = self._fields[index]
+        except (OSError, ValueError, RuntimeError) as error:
+            raise self._damaged(index, str(error)) from error
+        if self._whole is not None and np.isnan(fields[self._whole]).any():
+            raise self._damaged(index, "its chunk is lost")
+        return fields
+
+    def static(self) -> np.ndarray:
+        """Return the static fields, (C, H, W) float32 in the order of ``channels.static_stored``."""
+        return self._static.copy()
+
+    def index_of(self, minutes: int) -> int | None:
+        """Return the place of a time in `times`, None where it is not there."""
+        index = int(np.searchsorted(self.times, minutes))
+        return index if index < len(self.times) and self.times[index] == minutes else None
+
+    def _damaged(self, index: int, reason: str) -> DataError:
+        when = self.clock.format(self.times[index])
+        return DataError(f"store {self._path}: the fields of {when} cannot be read ({reason}); {WAY_OUT}")
+
+
+def read_description(path: Path) -> dict[str, Any]:
+    """Return the description of a store, complete or not.
+
+    Raises:
+        DataError: if it is absent, no store, or of another format.
+    """
+    if not path.exists():
+        raise DataError(f"data.store: {path} does not exist; run credit_preprocess CONFIG to write it")
+    try:
+        meta = dict(zarr.open_group(path, mode="r").attrs)["credit"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"data.store: {path} is no training store ({error}); {WAY_OUT}") from error
+    if meta["format"] != FORMAT:
+        raise DataError(f"data.store: {path} has format {meta['format']}, this version reads {FORMAT}; {WAY_OUT}")
+    return meta
+
+
+def open_store(path: str | Path) -> StoreReader:
+    """Open a training store as it is.
+
+    Raises:
+        DataError: if it is absent or incomplete.
+    """
+    meta = read_description(Path(path))
+    _require_complete(Path(path), meta)
+    return StoreReader(Path(path), meta)
+
+
+def open_configured_store(conf: DataConfig) -> StoreReader:
+    """Open the store that a config names, if it is what the config describes.
+
+    Raises:
+        DataError: if it is absent, incomplete, or was made from another config; the differences are named.
+    """
+    path = Path(conf.store)
+    meta = read_description(path)
+    require_same_identity(path, meta, conf)
+    _require_complete(path, meta)
+    splits = build_splits(conf, Clock(meta["calendar"]))
+    first, last = period(splits)
+    if first < meta["period"][0] or last > meta["period"][1]:
+        raise DataError(
+            f"data.store: {path} holds {_span(meta, meta['period'])}, data.splits need {_span(meta, (first, last))}; "
+            f"{WAY_OUT}"
+        )
+    train = [splits["train"].first, splits["train"].last]
+    if train != meta["statistics_period"]:
+        raise DataError(
+            f"data.store: the statistics of {path} are those of {_span(meta, meta['statistics_period'])}, "
+            f"data.splits.train is {_span(meta, train)}; run credit_preprocess CONFIG again, it keeps the fields"
+        )
+    return StoreReader(path, meta, conf.channel_map())
+
+
+def period(splits: Mapping[str, Split]) -> tuple[int, int]:
+    """Return the first and the last minute of all splits."""
+    return min(split.first for split in splits.values()), max(split.last for split in splits.values())
+
+
+def identity(conf: DataConfig) -> dict[str, Any]:
+    """Return what of the config a store's content depends on, by key."""
+    channels = conf.channel_map()
+    names = sorted({channel.variable for channel in channels.stored + channels.static_stored})
+    return {
+        "data.timestep": f"{conf.step_minutes} min",
+        "data.level_units": conf.level_units,
+        "data.sources": [source.model_dump(mode="json") for source in conf.sources],
+        **{f"data.fields.{name}.missing": conf.field(name).missing for name in names},
+        **{f"data.fields.{name}.temporal": conf.field(name).temporal for name in names},
+    }
+
+
+def require_same_identity(path: Path, meta: Mapping[str, Any], conf: DataConfig) -> None:
+    """Stop where a store was made from other channels, levels, sources, time step or treatment of values.
+
+    Raises:
+        DataError: naming the differences.
+    """
+    differences = []
+    theirs, ours = ChannelMap.from_dict(meta["channels"]), conf.channel_map()
+    if theirs.stored != ours.stored or theirs.static_stored != ours.static_stored:
+        differences.append(f"channels: {theirs.difference(ours)}")
+    before, now = meta["identity"], identity(conf)
+    for key in sorted(set(before) & set(now)):
+        if before[key] != now[key]:
+            differences.append(f"{key}: {_brief(before[key])} in the store, {_brief(now[key])} in the config")
+    if differences:
+        raise DataError(f"data.store: {path} was made from another config; {'; '.join(differences)}; {WAY_OUT}")
+
+
+def describe_time_axis(clock: Clock) -> dict[str, str]:
+    """Return the CF attributes of minutes in a calendar."""
+    return {"units": EPOCH, "calendar": clock.calendar, "standard_name": "time", "axis": "T"}
+
+
+def _require_complete(path: Path, meta: Mapping[str, Any]) -> None:
+    if not meta["complete"]:
+        raise DataError(f"data.store: {path} is not complete; run credit_preprocess CONFIG to finish it")
+
+
+def _brief(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(str(source["path"]) + (f" ({source})" if source["rename"] or source["variables"] else "") for source in value)
+    return str(value)
+
+
+def _span(meta: Mapping[str, Any], ends: tuple[int, int] | list[int]) -> str:
+    clock = Clock(meta["calendar"])
+    return f"{clock.format(ends[0])}..{clock.format(ends[1])}"

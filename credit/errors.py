@@ -1,0 +1,40 @@
+"""Errors that a user can act on, and the nearest-name helper that their messages use.
+
+A message names the key or file, the value, the rule and a way out. Anything else that is raised is a defect of ours.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class CreditError(Exception):
+    """Base of every error that is addressed to the user; the commands print it without a traceback."""
+
+    exit_code = 1
+
+
+class ConfigError(CreditError):
+    """A wrong key, type, range or combination in a config; exit code 2."""
+
+    exit_code = 2
+
+
+class DataError(CreditError):
+    """Input data that is missing, unreadable or not what the config says; exit code 2."""
+
+    exit_code = 2
+
+
+class CheckpointError(CreditError):
+    """A checkpoint that is missing, damaged or of another model."""
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """Return ``'; did you mean "x"?'`` for the choice nearest to `name`, or the list of choices where none is near."""
+    names = sorted({str(choice) for choice in choices})
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
+    if near:
+        return f'; did you mean "{near[0]}"?'
+    return f"; choices are {', '.join(names)}" if names else ""

@@ -1,0 +1,220 @@
+"""ForecastArchive: forecasts on disk, of this package or of others, read by initial time in the canonical order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import netCDF4
+import numpy as np
+import zarr
+
+from credit.errors import DataError
+from credit.forecast.netcdf_files import PREFIX
+from credit.forecast.zarr_store import WRITTEN
+from credit.grid import LatLonGrid
+from credit.times import Clock
+
+_LAT_NAMES, _LON_NAMES = ("latitude", "lat"), ("longitude", "lon")
+_MINUTES = {"h": 60, "hr": 60, "hour": 60, "hours": 60, "min": 1, "minute": 1, "minutes": 1, "d": 1440, "days": 1440}
+
+
+class ForecastArchive:
+    """Forecasts of one model with the same lead times and channels.
+
+    Attributes:
+        origin: the folder or store.
+        initial_minutes: initial times of the forecasts that are whole, increasing, int64.
+        lead_minutes: lead times, increasing, int64.
+        channel_names: names such as ``z500`` and ``t2m``, in the order of the files.
+        units: variable -> units, where the files state them.
+        grid: the grid, in canonical orientation.
+        clock: the calendar.
+        attributes: global attributes.
+    """
+
+    def __init__(self, origin: Path, initial_minutes: np.ndarray, example: _Fields, clock: Clock) -> None:
+        self.origin, self.clock = origin, clock
+        self.initial_minutes = np.asarray(initial_minutes, dtype=np.int64)
+        self.lead_minutes = example.lead_minutes
+        self.channel_names = example.channel_names
+        self.units, self.attributes = example.units, example.attributes
+        self.grid, self._orientation = example.grid, example.orientation
+        self._variables = example.variables
+
+    def read(self, initial_minutes: int) -> np.ndarray:
+        """Return one forecast, (L, C, H, W) float32, NaN where missing.
+
+        Raises:
+            DataError: if it cannot be read.
+        """
+        raise NotImplementedError
+
+    def _stack(self, arrays: Iterable[np.ndarray]) -> np.ndarray:
+        """Put (L, [levels,] H, W) arrays of all variables together as channels."""
+        whole = [array.reshape(len(self.lead_minutes), -1, *array.shape[-2:]) for array in arrays]
+        return self._orientation.apply(np.concatenate(whole, axis=1)).astype(np.float32, copy=False)
+
+
+class _Fields:
+    """What the metadata of a file or store say; `source` maps names to arrays with `dims` and `attributes`."""
+
+    def __init__(self, origin: Path, source: _Source, lead: str, skip: set[str]) -> None:
+        lat, lon = (source.first_of(names, origin) for names in (_LAT_NAMES, _LON_NAMES))
+        self.grid, self.orientation = LatLonGrid.from_coords(source.values(lat), source.values(lon), origin=str(origin))
+        self.lead_minutes = _lead_minutes(source, lead, origin)
+        self.attributes = source.attributes
+        self.variables = [
+            name for name in source.names if source.dims(name)[-2:] == (lat, lon) and not skip & {name}
+        ]
+        if not self.variables:
+            raise DataError(f"{origin}: has no variable on ({lat}, {lon})")
+        self.units = {name: u for name in self.variables if (u := source.variable_attributes(name).get("units"))}
+        self.channel_names = _channel_names(source, self.variables)
+
+    def difference(self, other: _Fields) -> str | None:
+        """Return in words how another file differs, None where it fits."""
+        if not np.array_equal(self.lead_minutes, other.lead_minutes):
+            return "has other lead times"
+        if self.channel_names != other.channel_names:
+            return "has other variables or levels"
+        if self.attributes != other.attributes:
+            changed = {k for k in {*self.attributes, *other.attributes}
+                       if self.attributes.get(k) != other.attributes.get(k)}  # fmt: skip
+            return f"is of another run (global attributes {', '.join(sorted(changed))})"
+        return self.grid.difference(other.grid)
+
+
+class _Source:
+    """The few things that are asked of a netCDF file or a zarr group."""
+
+    def __init__(self, source: netCDF4.Dataset | zarr.Group) -> None:
+        if isinstance(source, netCDF4.Dataset):
+            self.names = list(source.variables)
+            self.attributes = {name: source.getncattr(name) for name in source.ncattrs()}
+        else:
+            self.names = list(source.array_keys())
+            self.attributes = dict(source.attrs)
+        self._source = source
+
+    def values(self, name: str) -> np.ndarray:
+        return np.asarray(self._source[name][...])
+
+    def dims(self, name: str) -> tuple[str, ...]:
+        array = self._source[name]
+        if isinstance(array, zarr.Array):
+            return tuple(array.metadata.dimension_names or array.attrs.get("_ARRAY_DIMENSIONS", ()))
+        return array.dimensions
+
+    def variable_attributes(self, name: str) -> dict:
+        array = self._source[name]
+        return dict(array.attrs) if isinstance(array, zarr.Array) else {k: array.getncattr(k) for k in array.ncattrs()}
+
+    def first_of(self, names: Iterable[str], origin: Path) -> str:
+        for name in names:
+            if name in self.names:
+                return name
+        raise DataError(f"{origin}: has no coordinate {' or '.join(names)}")
+
+
+def _lead_minutes(source: _Source, name: str, origin: Path) -> np.ndarray:
+    if name not in source.names:
+        raise DataError(f"{origin}: has no lead times ({name})")
+    units = str(source.variable_attributes(name).get("units", "hours"))
+    if units not in _MINUTES:
+        raise DataError(f'{origin}: {name} is in "{units}", needs one of {", ".join(_MINUTES)}')
+    return np.rint(source.values(name).astype(np.float64) * _MINUTES[units]).astype(np.int64)
+
+
+def _channel_names(source: _Source, variables: list[str]) -> list[str]:
+    """Return names made as `credit.channels.ChannelMap` makes them."""
+    flat = {name for name in variables if not _level_dim(source, name)}
+    names = []
+    for variable in variables:
+        dim = _level_dim(source, variable)
+        if dim is None:
+            names.append(variable)
+            continue
+        units = source.variable_attributes(dim).get("units", "hPa") if dim in source.names else ""
+        for level in source.values(dim):
+            short = f"{variable}{level:g}"
+            names.append(f"{short}{'model_level' if units == '1' else units}" if short in flat else short)
+    return names
+
+
+def _level_dim(source: _Source, variable: str) -> str | None:
+    return next((dim for dim in source.dims(variable) if dim.startswith("level")), None)
+
+
+class _NetcdfArchive(ForecastArchive):
+    def __init__(self, folder: Path, paths: list[Path]) -> None:
+        self._paths: dict[int, Path] = {}
+        first: _Fields | None = None
+        for path in paths:
+            try:
+                with netCDF4.Dataset(path) as dataset:
+                    fields = _Fields(path, _Source(dataset), "forecast_period", {"latitude_bnds"})
+                    reference = dataset["forecast_reference_time"]
+                    clock = Clock(getattr(reference, "calendar", "standard"))
+                    initial = int(clock.from_cf(reference[...], reference.units))
+            except (OSError, IndexError) as error:
+                raise DataError(f"{path}: is no readable forecast ({error}); remove it") from error
+            first = first or fields
+            difference = first.difference(fields)
+            if difference:
+                raise DataError(f"{path}: {difference}, unlike {paths[0]}; remove what is of another run")
+            self._paths[initial] = path
+        assert first is not None
+        super().__init__(folder, np.array(sorted(self._paths)), first, clock)
+
+    def read(self, initial_minutes: int) -> np.ndarray:
+        path = self._paths[int(initial_minutes)]
+        try:
+            with netCDF4.Dataset(path) as dataset:
+                return self._stack([np.ma.filled(dataset[name][...], np.nan) for name in self._variables])
+        except (OSError, RuntimeError) as error:
+            raise DataError(f"{path}: cannot be read ({error})") from error
+
+
+class _ZarrArchive(ForecastArchive):
+    def __init__(self, path: Path) -> None:
+        try:
+            self._group = zarr.open_group(path, mode="r")
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path}: cannot be read as zarr ({error})") from error
+        source = _Source(self._group)
+        init, lead = ("init_time", "lead_time") if "init_time" in source.names else ("time", "prediction_timedelta")
+        if init not in source.names:
+            raise DataError(f"{path}: has neither init_time and lead_time nor time and prediction_timedelta")
+        fields = _Fields(path, source, lead, set())
+        attributes = source.variable_attributes(init)
+        clock = Clock(str(attributes.get("calendar", "standard")))
+        initial = clock.from_cf(source.values(init), str(attributes["units"]))
+        self._position = {int(minutes): number for number, minutes in enumerate(initial)}
+        whole = source.values(WRITTEN).astype(bool) if WRITTEN in source.names else np.ones(len(initial), dtype=bool)
+        super().__init__(path, np.sort(initial[whole]), fields, clock)
+
+    def read(self, initial_minutes: int) -> np.ndarray:
+        position = self._position[int(initial_minutes)]
+        return self._stack([np.asarray(self._group[name][position]) for name in self._variables])
+
+
+def open_forecasts(path: str | os.PathLike) -> ForecastArchive:
+    """Open a folder of netCDF files, a folder with ``forecasts.zarr``, or a zarr store.
+
+    Raises:
+        DataError: if there are no forecasts, or forecasts of different runs.
+    """
+    path = Path(path)
+    stores = [store for store in (path, path / "forecasts.zarr") if (store / "zarr.json").exists()]
+    stores += [store for store in (path,) if (store / ".zgroup").exists()]
+    files = sorted(path.glob(f"{PREFIX}*.nc")) if path.is_dir() else []
+    if stores and files:
+        raise DataError(f"{path}: holds netCDF files and a zarr store; remove one of them")
+    if not stores and not files:
+        raise DataError(f"{path}: there are no forecasts; run credit_rollout first")
+    archive = _ZarrArchive(stores[0]) if stores else _NetcdfArchive(path, files)
+    if not len(archive.initial_minutes):
+        raise DataError(f"{path}: no forecast is whole; run credit_rollout again")
+    return archive

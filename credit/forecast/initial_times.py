@@ -1,0 +1,61 @@
+"""Which initial times a run forecasts from."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from credit.config.schema_forecast import InferenceConfig, InitialTimesConfig
+from credit.data.splits import Split, initial_times
+from credit.errors import ConfigError, DataError
+from credit.times import Clock, format_duration, parse_duration
+
+
+def choose_initial_times(
+    conf: InferenceConfig, times: np.ndarray, clock: Clock, test: Split, step: int, history_len: int
+) -> list[int]:
+    """Return the initial times of ``inference.initial_times`` as minutes, in order.
+
+    A range without a given end keeps only those whose truth at every lead lies in the test period, so that all lead
+    times are scored on one set of cases. A time that is asked for by name needs only its own input frames.
+
+    Raises:
+        DataError: if an input frame of a named time is missing, or no time is left.
+    """
+    wanted = conf.initial_times
+    if not isinstance(wanted, InitialTimesConfig):
+        chosen = [clock.parse(text, "inference.initial_times") for text in wanted]
+        _require_frames(chosen, times, clock, step, history_len)
+        return chosen
+    every = parse_duration(wanted.every)
+    if every % step:
+        raise ConfigError(
+            f"inference.initial_times.every: {wanted.every} is not a multiple of data.timestep {format_duration(step)}"
+        )
+    first = test.first if wanted.start is None else clock.parse(wanted.start, "inference.initial_times.start")
+    if wanted.end is None:
+        steps = parse_duration(conf.lead_time) // step
+        whole = set(initial_times(times, test, step, history_len, steps).tolist())
+        chosen = [minutes for minutes in range(first, test.last + 1, every) if minutes in whole]
+        if not chosen:
+            raise DataError(
+                f"{test.describe(clock)}: no initial time has {history_len} input frames and truth for "
+                f"inference.lead_time {conf.lead_time} in this period; shorten the lead time or name the times"
+            )
+        return chosen
+    last = clock.parse(wanted.end, "inference.initial_times.end")
+    chosen = list(range(first, last + 1, every))
+    if not chosen:
+        raise ConfigError(f"inference.initial_times: end {wanted.end} is before start {clock.format(first)}")
+    _require_frames(chosen, times, clock, step, history_len)
+    return chosen
+
+
+def _require_frames(chosen: list[int], times: np.ndarray, clock: Clock, step: int, history_len: int) -> None:
+    have = set(times.tolist())
+    for initial in chosen:
+        for offset in range(history_len):
+            if initial - offset * step not in have:
+                raise DataError(
+                    f"inference.initial_times: {clock.format(initial)} needs the fields of "
+                    f"{clock.format(initial - offset * step)}, which the data do not have"
+                )

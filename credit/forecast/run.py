@@ -1,0 +1,42 @@
+"""Forecasts from many initial times, a batch at a time, in physical units."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from credit.data.frames import Frames
+from credit.forecast.step import Stepper
+
+
+@torch.inference_mode()
+def forecast(
+    stepper: Stepper, frames: Frames, initial: Sequence[int], steps: int, step_minutes: int, history_len: int
+) -> Iterator[torch.Tensor]:
+    """Yield the output (B, C_out, H, W) of each step in physical units, float32, on the device.
+
+    Args:
+        stepper: runs the network, in eval mode.
+        frames: initial states, and the forcing that a forecast may know.
+        initial: B initial times in minutes.
+        steps: forecast steps.
+        step_minutes: time step.
+        history_len: input frames.
+    """
+    normalizer = stepper.normalizer
+    device = normalizer.tendency_scale_C.device
+    past = range(1 - history_len, 1)
+    history = [np.stack([frames.prognostic(t + k * step_minutes) for k in past], axis=1) for t in initial]
+    state = normalizer.encode(torch.from_numpy(np.stack(history)).to(device), "prognostic")
+
+    def forcing(number: int) -> torch.Tensor:
+        fields = [
+            np.stack([frames.forcing(t + (number + k) * step_minutes, initial=t) for k in past], axis=1)
+            for t in initial
+        ]
+        return normalizer.encode(torch.from_numpy(np.stack(fields)).to(device), "dynamic_forcing")
+
+    for output in stepper.rollout(state, forcing, steps):
+        yield normalizer.decode(output, "output")

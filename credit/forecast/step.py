@@ -1,0 +1,98 @@
+"""One forecast step and many: the same generator trains, validates and forecasts.
+
+State, residual addition and feedback live in normalised space in float32, whatever dtype the network computes in.
+Shape suffixes: B batch, C channels, T time frames, H latitude rows, W longitude columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from credit.channels import ChannelMap
+from credit.data.normalize import Normalizer
+
+
+class Stepper:
+    """Runs a network over normalised fields.
+
+    Args:
+        model: maps (B, C_in, T, H, W) to (B, C_out, 1, H, W).
+        channels: which channel lies where.
+        normalizer: of the run.
+        static_CHW: static channels in physical units.
+        residual: whether the network predicts changes (see `step`).
+        minimum_C: least physical value of each output channel, -inf where there is none.
+        amp: compute the network in bfloat16.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        channels: ChannelMap,
+        normalizer: Normalizer,
+        static_CHW: torch.Tensor,
+        residual: bool,
+        minimum_C: torch.Tensor,
+        amp: bool = False,
+    ) -> None:
+        self.model = model
+        self.channels = channels
+        self.normalizer = normalizer
+        self._static_1CHW = normalizer.encode(static_CHW[None], "static")
+        self._residual = residual
+        self._amp = amp
+        self._prognostic = channels.output_slice("prognostic")
+        self._minimum_1C11 = normalizer.encode(minimum_C[None, :, None, None], "output")
+
+    def step(self, state_BCTHW: torch.Tensor, forcing_BCTHW: torch.Tensor) -> torch.Tensor:
+        """Return the normalised output (B, C_out, H, W), float32, one step after the last frame of `state_BCTHW`.
+
+        With residual prediction a prognostic channel is the last frame plus the network's output times the standard
+        deviation of the tendency, a diagnostic channel is the network's output itself (mean 0, deviation 1).
+        """
+        batch, _, frames = state_BCTHW.shape[:3]
+        static = self._static_1CHW[:, :, None].expand(batch, -1, frames, -1, -1)
+        groups = {"prognostic": state_BCTHW, "dynamic_forcing": forcing_BCTHW, "static": static}
+        x_BCTHW = torch.cat([groups[name] for name in self.channels.input_order], dim=1)
+        with torch.autocast(x_BCTHW.device.type, dtype=torch.bfloat16, enabled=self._amp):
+            out_BCHW = self.model(x_BCTHW)[:, :, 0]
+        out_BCHW = out_BCHW.float()
+        if not self._residual:
+            return torch.maximum(out_BCHW, self._minimum_1C11)
+        scale = self.normalizer.tendency_scale_C[None, :, None, None]
+        prognostic = state_BCTHW[:, :, -1] + scale * out_BCHW[:, self._prognostic]
+        out_BCHW = torch.cat([prognostic, out_BCHW[:, self._prognostic.stop :]], dim=1)
+        return torch.maximum(out_BCHW, self._minimum_1C11)
+
+    def rollout(
+        self,
+        history_BCTHW: torch.Tensor,
+        forcing: Callable[[int], torch.Tensor],
+        steps: int,
+        recompute: bool = False,
+    ) -> Iterator[torch.Tensor]:
+        """Yield the normalised output (B, C_out, H, W) of each step; gradients flow through all of them.
+
+        Args:
+            history_BCTHW: normalised prognostic channels of the input frames.
+            forcing: step number from 0 -> normalised dynamic forcing (B, C, T, H, W) of that step's input frames.
+            steps: how many.
+            recompute: keep only the state between steps and compute each step again in the backward pass.
+        """
+        state = history_BCTHW.float()
+        for number in range(steps):
+            if recompute and torch.is_grad_enabled():
+                output = checkpoint(self.step, state, forcing(number), use_reentrant=False)
+            else:
+                output = self.step(state, forcing(number))
+            yield output
+            state = torch.cat([state[:, :, 1:], output[:, self._prognostic, None]], dim=2)
+
+
+def forcing_windows(forcing_BCTHW: torch.Tensor, frames: int) -> Callable[[int], torch.Tensor]:
+    """Return the function that `Stepper.rollout` wants, from the forcing of all inputs laid in one tensor."""
+    return lambda number: forcing_BCTHW[:, :, number : number + frames]

@@ -1,0 +1,142 @@
+"""Forecasts as one zarr store over initial and lead times."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import zarr
+
+from credit.errors import ConfigError, CreditError
+from credit.forecast.layout import (
+    HOURS,
+    INITIAL_TIME,
+    LATITUDE,
+    LEAD_TIME,
+    LONGITUDE,
+    VALID_TIME,
+    WRITE_HINT,
+    ForecastLayout,
+)
+
+_NAMES = {
+    "cf": {"init": "init_time", "lead": "lead_time"},
+    "weatherbench2": {"init": "time", "lead": "prediction_timedelta"},
+}
+# WeatherBench 2 wants a timedelta, which xarray makes of hours where the attribute dtype says so
+_LEAD_UNITS = {"cf": {"units": HOURS}, "weatherbench2": {"units": "hours", "dtype": "timedelta64[ns]"}}
+WRITTEN = "written"
+
+
+class ZarrStore:
+    """Writes forecasts of one layout into a store; see `credit.forecast.writer.ForecastWriter`.
+
+    The store has its full size from the start, one chunk a variable, initial time and lead time, so that several
+    processes can fill it; the variable ``written`` tells which initial times are whole.
+    """
+
+    def __init__(self, path: Path, layout: ForecastLayout, initial_minutes: Sequence[int], names: str) -> None:
+        self._path, self._layout = path, layout
+        self._init, self._lead = _NAMES[names]["init"], _NAMES[names]["lead"]
+        self._initial = np.asarray(initial_minutes, dtype=np.int64)
+        try:
+            if path.exists():
+                self._group = zarr.open_group(path, mode="r+")
+                self._check_same(names)
+            else:
+                self._create(names)
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def is_complete(self, initial_minutes: int) -> bool:
+        """Return whether this initial time was marked as written."""
+        return bool(self._group[WRITTEN][self._position(initial_minutes)])
+
+    def write(self, initial_minutes: int, fields: np.ndarray) -> Path:
+        """Write every variable, then mark the initial time as written."""
+        position = self._position(initial_minutes)
+        try:
+            self._group[WRITTEN][position] = 0
+            for variable in self._layout.variables:
+                self._group[variable.name][position] = self._layout.select(variable, fields)
+            self._group[WRITTEN][position] = 1
+        except OSError as error:
+            raise self._failure(error) from error
+        return self._path
+
+    def close(self) -> None:
+        """Every chunk is on disk already."""
+
+    def _position(self, initial_minutes: int) -> int:
+        match = np.flatnonzero(self._initial == initial_minutes)
+        assert len(match) == 1, f"{initial_minutes} is no initial time of this store"
+        return int(match[0])
+
+    def _failure(self, error: OSError) -> CreditError:
+        return CreditError(f"{self._path}: cannot be written ({error.strerror or error}); {WRITE_HINT}")
+
+    def _check_same(self, names: str) -> None:
+        group, layout = self._group, self._layout
+        same = (
+            dict(group.attrs) == layout.global_attributes
+            and self._init in group
+            and np.array_equal(group[self._init][:], self._initial)
+            and np.array_equal(group[self._lead][:], layout.lead_hours)
+            and all(v.name in group and group[v.name].shape[1:] == layout.shape(v) for v in layout.variables)
+        )
+        if not same:
+            raise ConfigError(
+                f"{self._path}: holds forecasts of another checkpoint, of other initial or lead times, variables or "
+                f"names ({names} is asked for); remove it or set another save_loc"
+            )
+
+    def _create(self, names: str) -> None:
+        """Make the whole store beside and rename it, so that a store that exists is whole in its metadata."""
+        layout = self._layout
+        part = self._path.with_name(self._path.name + f".part{os.getpid()}")
+        self._group = zarr.open_group(part, mode="w", zarr_format=3)
+        self._group.attrs.update(layout.global_attributes)
+        time, init, lead = layout.time_attributes(), self._init, self._lead
+        valid = self._initial[:, None] + layout.lead_minutes
+        self._put(init, (init,), self._initial, {**INITIAL_TIME, **time})
+        self._put(lead, (lead,), layout.lead_hours, {**LEAD_TIME, **_LEAD_UNITS[names]})
+        bounds = {"bounds": "valid_time_bnds"} if layout.has_windows else {}
+        self._put("valid_time", (init, lead), valid, {**VALID_TIME, **time, **bounds})
+        if layout.has_windows:
+            edges = np.stack([valid - layout.step_minutes, valid], axis=-1)
+            self._put("valid_time_bnds", (init, lead, "bnds"), edges, {})
+        for dim, values in layout.levels.items():
+            self._put(dim, (dim,), np.array(values), layout.level_attributes(dim))
+        self._put("latitude", ("latitude",), layout.grid.lat, LATITUDE)
+        self._put("longitude", ("longitude",), layout.grid.lon, LONGITUDE)
+        marks = {"long_name": "1 where the forecast of the initial time is whole", "units": "1"}
+        self._put(WRITTEN, (init,), np.zeros(len(self._initial), dtype=np.int8), marks, chunk=1)
+        for variable in layout.variables:
+            levels = (variable.level_dim,) if variable.level_dim else ()
+            shape = layout.shape(variable)
+            self._group.create_array(
+                variable.name,
+                shape=(len(self._initial), *shape),
+                chunks=(1, 1, *shape[1:]),
+                dtype="float32",
+                fill_value=float("nan"),
+                dimension_names=(init, lead, *levels, "latitude", "longitude"),
+                attributes={**variable.attributes, "coordinates": "valid_time"},
+            )
+        os.replace(part, self._path)
+        self._group = zarr.open_group(self._path, mode="r+")
+
+    def _put(
+        self, name: str, dims: tuple[str, ...], values: np.ndarray, attributes: dict, chunk: int | None = None
+    ) -> None:
+        array = self._group.create_array(
+            name,
+            shape=values.shape,
+            chunks=(chunk,) if chunk else values.shape,
+            dtype=values.dtype,
+            dimension_names=dims,
+            attributes=attributes,
+        )
+        array[...] = values

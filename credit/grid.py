@@ -1,0 +1,158 @@
+"""LatLonGrid: the coordinates of a global latitude-longitude grid, its cell areas and its one orientation.
+
+Every grid in this package runs from north to south and eastward from the smallest longitude in [0, 360). Files come in
+any order: `LatLonGrid.from_coords` returns, beside the grid, the indices that bring a file's fields into that order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from credit.errors import DataError
+
+_TOLERANCE_DEGREES = 1e-3
+
+
+@dataclass(frozen=True)
+class Orientation:
+    """Indices that turn a field in a file's order into the grid's order: ``field[..., rows, :][..., columns]``."""
+
+    rows: np.ndarray
+    columns: np.ndarray
+
+    def apply(self, field: np.ndarray) -> np.ndarray:
+        """Return `field` (..., latitude, longitude) in the grid's order, contiguous."""
+        return np.ascontiguousarray(field[..., self.rows, :][..., self.columns])
+
+
+@dataclass(frozen=True, eq=False)
+class LatLonGrid:
+    """A global latitude-longitude grid.
+
+    Attributes:
+        lat: (H,) degrees north, descending, float64.
+        lon: (W,) degrees east in [0, 360), ascending and equally spaced, float64.
+        lat_bounds: (H + 1,) cell edges, degrees north, descending from 90 to -90, float64.
+    """
+
+    lat: np.ndarray
+    lon: np.ndarray
+    lat_bounds: np.ndarray
+
+    @classmethod
+    def from_coords(
+        cls, lat: np.ndarray, lon: np.ndarray, lat_bounds: np.ndarray | None = None, origin: str = "grid"
+    ) -> tuple[LatLonGrid, Orientation]:
+        """Build the grid of a file's coordinates.
+
+        Args:
+            lat: (H,) degrees north, ascending or descending.
+            lon: (W,) degrees east, in -180..180 or 0..360, ascending from any start.
+            lat_bounds: (H, 2) cell edges where the file gives them.
+            origin: what to call the grid in messages (a file's name).
+
+        Returns:
+            The grid and the orientation that brings the file's fields to it.
+
+        Raises:
+            DataError: if the coordinates are not those of a global grid.
+        """
+        lat = _finite_vector(lat, "latitude", origin)
+        lon = _finite_vector(lon, "longitude", origin)
+        if np.abs(lat).max() > 90 + _TOLERANCE_DEGREES:
+            raise DataError(f"{origin}: latitude {lat[np.abs(lat).argmax()]:g} is outside -90..90 degrees")
+        rows = np.argsort(-lat, kind="stable")
+        ordered = np.clip(lat[rows], -90.0, 90.0)
+        if np.diff(ordered).max() > -1e-6:
+            raise DataError(f"{origin}: latitudes repeat; every row must have its own")
+        wrapped = np.mod(np.where(np.abs(np.mod(lon, 360.0) - 360.0) < 1e-6, 0.0, lon), 360.0)
+        columns = np.argsort(wrapped, kind="stable")
+        eastward = wrapped[columns]
+        _check_global_longitudes(eastward, origin)
+        if lat_bounds is None:
+            bounds = _bounds_from_centres(ordered, origin)
+        else:
+            bounds = _bounds_from_file(np.asarray(lat_bounds, dtype=np.float64)[rows], ordered, origin)
+        return cls(ordered, eastward, bounds), Orientation(rows, columns)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(rows, columns)."""
+        return len(self.lat), len(self.lon)
+
+    @property
+    def has_pole_points(self) -> bool:
+        """Whether the first and the last row are the poles themselves."""
+        return bool(abs(self.lat[0] - 90) < _TOLERANCE_DEGREES and abs(self.lat[-1] + 90) < _TOLERANCE_DEGREES)
+
+    def area_weights(self) -> np.ndarray:
+        """Return (H, W) cell areas as fractions of the sphere, float64, summing to 1.
+
+        A cell's area is proportional to the difference of the sines of its edges, so that a row on the pole counts as
+        the half cell that it is.
+        """
+        band = -np.diff(np.sin(np.deg2rad(self.lat_bounds))) / 2.0
+        return np.repeat(band[:, None] / len(self.lon), len(self.lon), axis=1)
+
+    def difference(self, other: LatLonGrid) -> str | None:
+        """Return in words how `other` differs from this grid, None where they are the same."""
+        if self.shape != other.shape:
+            return f"{self.shape[0]} x {self.shape[1]} cells against {other.shape[0]} x {other.shape[1]}"
+        for name, ours, theirs in (("latitude", self.lat, other.lat), ("longitude", self.lon, other.lon)):
+            gap = np.abs(ours - theirs)
+            if gap.max() > _TOLERANCE_DEGREES:
+                worst = int(gap.argmax())
+                return f"{name} {worst} is {ours[worst]:g} against {theirs[worst]:g}"
+        return None
+
+    def to_dict(self) -> dict[str, list[float]]:
+        """Return the coordinates as plain lists, for checkpoints and stores."""
+        return {name: getattr(self, name).tolist() for name in ("lat", "lon", "lat_bounds")}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, list[float]]) -> LatLonGrid:
+        """Inverse of `to_dict`."""
+        return cls(*(np.asarray(data[name], dtype=np.float64) for name in ("lat", "lon", "lat_bounds")))
+
+
+def _finite_vector(values: np.ndarray, name: str, origin: str) -> np.ndarray:
+    vector = np.asarray(values, dtype=np.float64)
+    if vector.ndim != 1 or len(vector) < 2 or not np.isfinite(vector).all():
+        raise DataError(f"{origin}: {name} must be a 1-D coordinate with at least two finite values")
+    return vector
+
+
+def _check_global_longitudes(eastward: np.ndarray, origin: str) -> None:
+    spacing = np.diff(np.append(eastward, eastward[0] + 360.0))
+    even = 360.0 / len(eastward)
+    if np.abs(spacing - even).max() > max(_TOLERANCE_DEGREES, 0.01 * even):
+        raise DataError(
+            f"{origin}: longitudes {eastward[0]:g}..{eastward[-1]:g} ({len(eastward)} columns) do not go evenly round "
+            "the globe; only global grids with equal spacing and without a repeated column can be used"
+        )
+
+
+def _bounds_from_centres(lat: np.ndarray, origin: str) -> np.ndarray:
+    """Edges half way between the rows; the outermost are the poles (WeatherBench 2's rule)."""
+    inner = 0.5 * (lat[:-1] + lat[1:])
+    gap_north, gap_south = 90.0 - lat[0], lat[-1] + 90.0
+    # a row nearer to the pole than one spacing owns everything up to it; further away the grid is regional
+    if gap_north > lat[0] - lat[1] or gap_south > lat[-2] - lat[-1]:
+        raise DataError(
+            f"{origin}: latitudes {lat[-1]:g}..{lat[0]:g} do not reach the poles; only global grids can be used"
+        )
+    return np.concatenate([[90.0], inner, [-90.0]])
+
+
+def _bounds_from_file(bounds: np.ndarray, lat: np.ndarray, origin: str) -> np.ndarray:
+    """Edges from the file's (H, 2) bounds, whichever edge comes first."""
+    if bounds.shape != (len(lat), 2):
+        raise DataError(f"{origin}: latitude bounds have shape {bounds.shape}, expected ({len(lat)}, 2)")
+    upper, lower = bounds.max(axis=1), bounds.min(axis=1)
+    if np.abs(upper[1:] - lower[:-1]).max() > _TOLERANCE_DEGREES or (upper < lat).any() or (lower > lat).any():
+        raise DataError(f"{origin}: latitude bounds leave gaps or do not enclose their rows")
+    if abs(upper[0] - 90) > _TOLERANCE_DEGREES or abs(lower[-1] + 90) > _TOLERANCE_DEGREES:
+        raise DataError(f"{origin}: latitude bounds {lower[-1]:g}..{upper[0]:g} do not reach the poles")
+    return np.concatenate([[90.0], lower[:-1], [-90.0]])

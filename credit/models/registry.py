@@ -1,0 +1,62 @@
+"""Models by name.
+
+Every registered class takes the keyword arguments `image_height, image_width, in_channels, out_channels, frames, output_frames`
+and its own keys, maps (B, in_channels, frames, H, W) to (B, out_channels, output_frames, H, W), and has `initialise(seed)`.
+A module in this package registers its class by being there; a module elsewhere does so by being imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch import nn
+
+from credit.errors import ConfigError, did_you_mean
+
+ModelClass = TypeVar("ModelClass", bound=type[nn.Module])
+_MODELS: dict[str, type[nn.Module]] = {}
+
+
+def register_model(name: str) -> Callable[[ModelClass], ModelClass]:
+    """Class decorator that makes a model available as `model.type: name`.
+
+    Raises:
+        ConfigError: if another class has the name.
+    """
+
+    def register(cls: ModelClass) -> ModelClass:
+        other = _MODELS.setdefault(name, cls)
+        if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise ConfigError(f"model name {name!r} of {cls.__module__} is taken by {other.__module__}; choose another name")
+        return cls
+
+    return register
+
+
+def model_class(name: str) -> type[nn.Module]:
+    """Return the class registered as `name`.
+
+    Raises:
+        ConfigError: for an unknown name, with the nearest one.
+    """
+    names = model_names()
+    if name not in _MODELS:
+        raise ConfigError(f"model.type: {name!r} is not a model{did_you_mean(name, names)}")
+    return _MODELS[name]
+
+
+def build_model(type: str, **settings: Any) -> nn.Module:
+    """Return a new model of the registered `type`, built with `settings`."""
+    return model_class(type)(**settings)
+
+
+def model_names() -> list[str]:
+    """Return the names of all models, those of this package included, sorted."""
+    import credit.models as package
+
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")
+    return sorted(_MODELS)

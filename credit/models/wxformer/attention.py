@@ -1,0 +1,159 @@
+"""The transformer layer of WXFormer on channels-last tokens.
+
+Shape suffixes: B batch, H and W rows and columns of the stage's grid, C channels, N windows of the whole batch, L positions in a
+window, h heads, d channels per head.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+BiasIndex = Literal["published", "exact"]
+
+
+def to_windows(x_BHWC: Tensor, window: int, *, strided: bool) -> Tensor:
+    """Return tokens (N, L, C) of square windows: contiguous cells, or cells at distance H/window and W/window."""
+    B, H, W, C = x_BHWC.shape
+    if strided:
+        cells = x_BHWC.view(B, window, H // window, window, W // window, C).permute(0, 2, 4, 1, 3, 5)
+    else:
+        cells = x_BHWC.view(B, H // window, window, W // window, window, C).permute(0, 1, 3, 2, 4, 5)
+    return cells.reshape(-1, window * window, C)
+
+
+def from_windows(x_NLC: Tensor, window: int, grid: tuple[int, int], *, strided: bool) -> Tensor:
+    """Undo `to_windows` for a grid of (H, W): a view whose six dimensions are (B, H in two parts, W in two parts, C)."""
+    H, W = grid
+    cells = x_NLC.view(-1, H // window, W // window, window, window, x_NLC.shape[-1])
+    return cells.permute(0, 3, 1, 4, 2, 5) if strided else cells.permute(0, 1, 3, 2, 4, 5)
+
+
+class DynamicPositionBias(nn.Module):
+    """MLP from a row and column offset to an additive attention bias, shared by all heads.
+
+    Args:
+        dim: hidden width.
+        window: window edge in cells.
+        index: `published` looks values up as the published weights were trained, `exact` by the true offset.
+    """
+
+    def __init__(self, dim: int, window: int, index: BiasIndex) -> None:
+        super().__init__()
+        self.window = window
+        self.index = index
+        hidden: list[nn.Module] = []
+        for width in (2, dim, dim):
+            hidden += [nn.Linear(width, dim), nn.LayerNorm(dim), nn.ReLU()]
+        self.layers = nn.Sequential(*hidden, nn.Linear(dim, 1))
+
+    def forward(self) -> Tensor:
+        """Return the bias (L, L) of query i and key j."""
+        w = self.window
+        bias = self.layers[0].bias
+        offsets = torch.arange(-w, w + 1, device=bias.device, dtype=bias.dtype)
+        values = self.layers(torch.cartesian_prod(offsets, offsets)).squeeze(-1)
+        if self.index == "published":
+            # The grid's rows are 2w+1 values long, yet the lookup counts rows of 2w-1: the published weights were trained so.
+            table = values[: (2 * w - 1) ** 2].view(2 * w - 1, 2 * w - 1)
+        else:
+            table = values.view(2 * w + 1, 2 * w + 1)[1:-1, 1:-1]
+        # table[a, b] belongs to offsets i-j of (a-w+1, b-w+1); unfolding gives a = row_i + k, and k runs against row_j.
+        return table.unfold(0, w, 1).unfold(1, w, 1).flip(2, 3).reshape(w * w, w * w)
+
+
+class Attention(nn.Module):
+    """Pre-norm multi-head attention inside windows, without the residual.
+
+    The rows of `to_qkv` are ordered (head, [q, k, v], d), so that a plain column split gives whole heads.
+    """
+
+    def __init__(
+        self, dim: int, dim_head: int, window: int, *, strided: bool, dropout: float, bias_index: BiasIndex
+    ) -> None:
+        super().__init__()
+        self.dim_head = dim_head
+        self.window = window
+        self.strided = strided
+        self.dropout = dropout
+        self.norm = nn.LayerNorm(dim)
+        self.to_qkv = nn.Linear(dim, 3 * dim, bias=False)
+        self.to_out = nn.Linear(dim, dim)
+        self.position_bias = DynamicPositionBias(dim // 4, window, bias_index)
+
+    def forward(self, x_BHWC: Tensor) -> Tensor:
+        """Return the attention's output (B, H, W, C), a residual to be added to the input."""
+        x_NLC = self.norm(to_windows(x_BHWC, self.window, strided=self.strided))
+        # -1: a rank under tensor parallelism holds a part of the heads.
+        qkv_NLh3d = self.to_qkv(x_NLC).unflatten(-1, (-1, 3, self.dim_head))
+        q_NhLd, k_NhLd, v_NhLd = qkv_NLh3d.permute(3, 0, 2, 1, 4).unbind(0)
+        bias_LL = self.position_bias().to(q_NhLd.dtype)
+        dropout = self.dropout if self.training else 0.0
+        y_NhLd = F.scaled_dot_product_attention(q_NhLd, k_NhLd, v_NhLd, attn_mask=bias_LL, dropout_p=dropout)
+        y_NLC = self.to_out(y_NhLd.transpose(1, 2).flatten(2))
+        return from_windows(y_NLC, self.window, x_BHWC.shape[1:3], strided=self.strided).reshape(x_BHWC.shape)
+
+
+class FeedForward(nn.Module):
+    """Pre-norm two-layer perceptron over channels, four times as wide inside, without the residual."""
+
+    def __init__(self, dim: int, dropout: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.expand = nn.Linear(dim, 4 * dim)
+        self.contract = nn.Linear(4 * dim, dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x_BHWC: Tensor) -> Tensor:
+        """Return the residual (B, H, W, C) to be added to the input."""
+        return self.contract(self.dropout(F.gelu(self.expand(self.norm(x_BHWC)))))
+
+
+class TransformerLayer(nn.Module):
+    """Short attention, feed-forward, long attention, feed-forward, each added to its input.
+
+    One sharding and checkpointing unit. `_tp_plan` says how its linear layers may be split over tensor-parallel ranks.
+    """
+
+    _fsdp2_shard = True
+    _tp_plan = {
+        "short_attention.to_qkv": "colwise",
+        "short_attention.to_out": "rowwise",
+        "short_feed_forward.expand": "colwise",
+        "short_feed_forward.contract": "rowwise",
+        "long_attention.to_qkv": "colwise",
+        "long_attention.to_out": "rowwise",
+        "long_feed_forward.expand": "colwise",
+        "long_feed_forward.contract": "rowwise",
+    }
+
+    def __init__(
+        self,
+        dim: int,
+        dim_head: int,
+        *,
+        local_window: int,
+        global_window: int,
+        attn_dropout: float,
+        ff_dropout: float,
+        bias_index: BiasIndex,
+    ) -> None:
+        super().__init__()
+        self.short_attention = Attention(
+            dim, dim_head, local_window, strided=False, dropout=attn_dropout, bias_index=bias_index
+        )
+        self.short_feed_forward = FeedForward(dim, ff_dropout)
+        self.long_attention = Attention(
+            dim, dim_head, global_window, strided=True, dropout=attn_dropout, bias_index=bias_index
+        )
+        self.long_feed_forward = FeedForward(dim, ff_dropout)
+
+    def forward(self, x_BHWC: Tensor) -> Tensor:
+        """Return tokens of the same shape (B, H, W, C)."""
+        x_BHWC = x_BHWC + self.short_attention(x_BHWC)
+        x_BHWC = x_BHWC + self.short_feed_forward(x_BHWC)
+        x_BHWC = x_BHWC + self.long_attention(x_BHWC)
+        return x_BHWC + self.long_feed_forward(x_BHWC)

@@ -1,0 +1,108 @@
+"""Up-sampling blocks of WXFormer's decoder, on (B, C, H, W) tensors in channels-last memory."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from credit.models.initialise import kaiming_normal
+
+
+def pixel_shuffle(x_BCHW: Tensor) -> Tensor:
+    """Return (B, C/4, 2H, 2W), the function of `torch.nn.PixelShuffle(2)`, with channels-last memory kept on every device."""
+    B, C, H, W = x_BCHW.shape
+    x_BHWC22 = x_BCHW.permute(0, 2, 3, 1).unflatten(-1, (C // 4, 2, 2))
+    return x_BHWC22.permute(0, 1, 4, 2, 5, 3).reshape(B, 2 * H, 2 * W, C // 4).permute(0, 3, 1, 2)
+
+
+class SubpixelConv(nn.Conv2d):
+    """3x3 convolution to 4 * `out_channels` channels and a pixel shuffle: doubles height and width."""
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__(in_channels, 4 * out_channels, 3, padding=1)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        """Return (B, out_channels, 2H, 2W)."""
+        return pixel_shuffle(super().forward(x_BCHW))
+
+    def initial_value(self, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
+        """ICNR: the four sub-kernels of a channel start equal, so there is no checkerboard (Aitken et al. 2017)."""
+        if name == "bias":
+            return torch.zeros(shape)
+        sub_kernel = kaiming_normal((shape[0] // 4, *shape[1:]), shape[1] * 9, generator)
+        return sub_kernel.repeat_interleave(4, dim=0)
+
+
+class Refinement(nn.Sequential):
+    """Twice a 3x3 convolution, group norm and SiLU; added to its input by the caller."""
+
+    def __init__(self, channels: int, groups: int) -> None:
+        layers: list[nn.Module] = []
+        for _ in range(2):
+            layers += [nn.Conv2d(channels, channels, 3, padding=1), nn.GroupNorm(groups, channels), nn.SiLU()]
+        super().__init__(*layers)
+
+
+class UpBlockPS(nn.Module):
+    """Pixel-shuffle up-sampling, a sharpening residual and a refinement residual."""
+
+    _fsdp2_shard = True
+
+    def __init__(self, in_channels: int, out_channels: int, groups: int) -> None:
+        super().__init__()
+        self.up = SubpixelConv(in_channels, out_channels)
+        self.sharp = nn.Conv2d(out_channels, out_channels, 3, padding=1)
+        self.refine = Refinement(out_channels, groups)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        """Return (B, out_channels, 2H, 2W)."""
+        x_BCHW = self.up(x_BCHW)
+        x_BCHW = x_BCHW + self.sharp(x_BCHW)
+        return x_BCHW + self.refine(x_BCHW)
+
+
+class UpBlock(nn.Module):
+    """Transposed-convolution up-sampling and a refinement residual."""
+
+    _fsdp2_shard = True
+
+    def __init__(self, in_channels: int, out_channels: int, groups: int) -> None:
+        super().__init__()
+        self.up = nn.ConvTranspose2d(in_channels, out_channels, 2, stride=2)
+        self.refine = Refinement(out_channels, groups)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        """Return (B, out_channels, 2H, 2W)."""
+        x_BCHW = self.up(x_BCHW)
+        return x_BCHW + self.refine(x_BCHW)
+
+
+class Decoder(nn.Module):
+    """From the four stages' outputs to the padded output field.
+
+    Args:
+        kind: `pixel_shuffle` or `transposed`.
+        dim: channels of the four encoder stages, each twice the one before.
+        out_channels: channels of the output field, output frames included.
+    """
+
+    def __init__(self, kind: str, dim: tuple[int, ...], out_channels: int) -> None:
+        super().__init__()
+        block = UpBlockPS if kind == "pixel_shuffle" else UpBlock
+        # Each block after the first, and the head, also take the skip connection, which is as wide as the block before them.
+        self.blocks = nn.ModuleList(
+            [block(dim[3], dim[2], dim[0]), block(2 * dim[2], dim[1], dim[0]), block(2 * dim[1], dim[0], dim[0])]
+        )
+        if kind == "pixel_shuffle":
+            self.head: nn.Module = nn.Sequential(
+                SubpixelConv(2 * dim[0], out_channels), nn.Conv2d(out_channels, out_channels, 3, padding=1)
+            )
+        else:
+            self.head = nn.ConvTranspose2d(2 * dim[0], out_channels, 4, stride=2, padding=1)
+
+    def forward(self, stages: list[Tensor]) -> Tensor:
+        """Return (B, out_channels, 2H, 2W) from the stages' outputs (B, dim[i], H / 2^i, W / 2^i)."""
+        x_BCHW = stages[3]
+        for block, skip in zip(self.blocks, reversed(stages[:3]), strict=True):
+            x_BCHW = torch.cat((block(x_BCHW), skip), dim=1)
+        return self.head(x_BCHW)

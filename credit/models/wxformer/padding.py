@@ -1,0 +1,219 @@
+"""Padding of a global latitude-longitude field across the poles and around the globe, and the sizes that windows ask for.
+
+Rows run from north to south: pads are `(north, south)` rows and `(west, east)` columns. A caller whose rows run the other way
+swaps the two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from credit.errors import ConfigError, did_you_mean
+
+MODES = ("earth", "mirror")
+POLES = ("published", "exact")
+KEYS = ("mode", "lat", "lon", "pole")
+
+
+@dataclass(frozen=True)
+class SpherePadding:
+    """Pads (B, C, T, H, W) fields on the sphere and takes the padding off again.
+
+    Attributes:
+        mode: `earth` continues a meridian across the pole at the opposite longitude; `mirror` reflects latitude in place.
+        lat: rows added in the north and in the south.
+        lon: columns added in the west and in the east, periodic.
+        pole: `published` is what published weights were trained with; `exact` leaves a duplicated pole row out and flips the
+            sign of vector components across the pole.
+        skip: rows next to the pole that are not repeated beyond it: 1 with `exact` on a grid with rows at the poles.
+        vector_runs: slices of channels that hold eastward or northward components; used by `exact`.
+    """
+
+    mode: str
+    lat: tuple[int, int]
+    lon: tuple[int, int]
+    pole: str
+    skip: int
+    vector_runs: tuple[slice, ...]
+
+    def pad(self, x: Tensor) -> Tensor:
+        """Return the padded field (B, C, T, H + sum(lat), W + sum(lon))."""
+        return self._pad_lon(self._pad_lat_earth(x)) if self.mode == "earth" else self._pad_lat_mirror(self._pad_lon(x))
+
+    def unpad(self, y: Tensor) -> Tensor:
+        """Return `y` (..., H, W) without the outer rows and columns; a view."""
+        return y[..., self.lat[0] : y.shape[-2] - self.lat[1], self.lon[0] : y.shape[-1] - self.lon[1]]
+
+    def _pad_lon(self, x: Tensor) -> Tensor:
+        west, east = self.lon
+        return torch.cat((x[..., x.shape[-1] - west :], x, x[..., :east]), dim=-1) if west or east else x
+
+    def _pad_lat_earth(self, x: Tensor) -> Tensor:
+        height = x.shape[-2]
+        north = self._across_pole(x[..., self.skip : self.skip + self.lat[0], :])
+        south = self._across_pole(x[..., height - self.skip - self.lat[1] : height - self.skip, :])
+        return torch.cat((north, x, south), dim=-2)
+
+    def _across_pole(self, rows: Tensor) -> Tensor:
+        beyond = rows.flip(-2).roll(rows.shape[-1] // 2, -1)
+        for run in self.vector_runs:
+            beyond[:, run].neg_()  # `roll` made a new tensor, so the field itself stays as it is
+        return beyond
+
+    def _pad_lat_mirror(self, x: Tensor) -> Tensor:
+        height = x.shape[-2]
+        north = x[..., 1 : 1 + self.lat[0], :].flip(-2)
+        south = x[..., height - 1 - self.lat[1] : height - 1, :].flip(-2)
+        return torch.cat((north, x, south), dim=-2)
+
+
+def stage_sizes(padded: int, strides: Sequence[int]) -> list[int]:
+    """Return the rows (or columns) of each encoder stage; a convolution drops what its stride does not cover."""
+    return [padded // math.prod(strides[: i + 1]) for i in range(len(strides))]
+
+
+def fitting_multiple(strides: Sequence[int], windows: Sequence[Sequence[int]]) -> int:
+    """Return the number whose multiples, as padded size, let every window of every stage fit.
+
+    Args:
+        strides: stride of each stage's embedding.
+        windows: for each stage the windows that must divide its size.
+    """
+    return math.lcm(*(math.prod(strides[: i + 1]) * math.lcm(*windows[i]) for i in range(len(strides))))
+
+
+def automatic_pads(size: int, multiple: int, strides: Sequence[int]) -> tuple[int, int]:
+    """Return the least pads that make `size` a multiple of `multiple`, at least half a coarsest cell on each side.
+
+    Half a cell of the coarsest stage keeps the seam out of the field; the rule gives the padding of the published 6 h model
+    and of the 1 degree starter. An odd row goes to the second side (south or east).
+    """
+    least = math.prod(strides) // 2
+    total = math.ceil((size + 2 * least) / multiple) * multiple - size
+    return total // 2, total - total // 2
+
+
+def check_windows(
+    axis: str, size: int, pads: tuple[int, int], strides: Sequence[int], windows: Sequence[Sequence[int]]
+) -> None:
+    """Raise a ConfigError that names the first stage whose size a window does not divide, and the nearest pads that fit.
+
+    Args:
+        axis: `lat` or `lon`, for the message.
+        size: grid rows or columns.
+        pads: rows or columns added on the two sides.
+        strides: stride of each stage.
+        windows: (global, local) window of each stage.
+    """
+    padded = size + sum(pads)
+    sizes = stage_sizes(padded, strides)
+    for i, cells in enumerate(sizes):
+        for key, window in zip(("global_window_size", "local_window_size"), windows[i], strict=True):
+            if cells == 0 or cells % window:
+                rule = f"does not divide the {cells} cells of stage {i} along {axis}"
+                raise ConfigError(f"model.{key}: {window} {rule} ({_padded_text(size, pads)}); {_advice(axis, size, pads, strides, windows)}")
+        if i and sizes[i - 1] != 2 * cells:
+            rule = f"stage {i - 1} has {sizes[i - 1]} cells along {axis}, stage {i} has {cells}: the decoder needs exactly twice as many"
+            raise ConfigError(f"model.padding.{axis}: {list(pads)} does not fit ({_padded_text(size, pads)}): {rule}; {_advice(axis, size, pads, strides, windows)}")
+
+
+def _padded_text(size: int, pads: tuple[int, int]) -> str:
+    return f"{size} + {pads[0]} + {pads[1]} = {size + sum(pads)} padded"
+
+
+def _advice(axis: str, size: int, pads: tuple[int, int], strides: Sequence[int], windows: Sequence[Sequence[int]]) -> str:
+    multiple = fitting_multiple(strides, windows)
+    padded = size + sum(pads)
+    above = math.ceil(padded / multiple) * multiple
+    below = above - multiple
+    nearest = below if below >= size and padded - below < above - padded else above
+    first = (nearest - size) // 2
+    return (
+        f"every window fits a padded size that is a multiple of {multiple}, nearest model.padding.{axis}: "
+        f"[{first}, {nearest - size - first}] (or `auto`)"
+    )
+
+
+def build_padding(
+    padding: Mapping[str, Any] | None,
+    *,
+    height: int,
+    width: int,
+    strides: Sequence[int],
+    windows: Sequence[Sequence[int]],
+    vector_channels: Sequence[int],
+    pole_points: bool,
+) -> SpherePadding:
+    """Check the `padding` section of a model and return the padding it asks for.
+
+    Args:
+        padding: keys `mode`, `lat`, `lon` and `pole`, all with defaults (earth, auto, auto, published); None means no padding.
+        height: grid rows.
+        width: grid columns.
+        strides: stride of each stage, for `auto`.
+        windows: (global, local) window of each stage, for `auto`.
+        vector_channels: input channels that hold vector components, for `pole: exact`.
+        pole_points: whether the grid has rows at the poles, for `pole: exact`.
+
+    Raises:
+        ConfigError: for an unknown key or choice, or pads that the grid cannot give.
+    """
+    if padding is None:
+        return SpherePadding("mirror", (0, 0), (0, 0), "published", 0, ())
+    if not isinstance(padding, Mapping):
+        raise ConfigError(f"model.padding: {padding!r} is not a mapping with the keys {', '.join(KEYS)}")
+    for key in padding:
+        if key not in KEYS:
+            raise ConfigError(f"model.padding.{key}: unknown key{did_you_mean(key, KEYS)}")
+    mode = _choice("mode", padding.get("mode", "earth"), MODES)
+    pole = _choice("pole", padding.get("pole", "published"), POLES)
+    multiple = fitting_multiple(strides, windows)
+    lat = _pads("lat", padding.get("lat", "auto"), height, multiple, strides)
+    lon = _pads("lon", padding.get("lon", "auto"), width, multiple, strides)
+    exact = pole == "exact"
+    if exact and mode != "earth":
+        raise ConfigError(f"model.padding.pole: exact needs model.padding.mode: earth, which crosses the pole; mode is {mode}")
+    if mode == "earth" and any(lat) and width % 2:
+        raise ConfigError(
+            f"model.padding.mode: earth needs an even number of longitudes, the grid has {width}: the opposite meridian "
+            "is half the columns away; choose mode: mirror"
+        )
+    skip = 1 if mode == "mirror" or (exact and pole_points) else 0
+    for axis, pads, limit in (("lat", lat, height - skip), ("lon", lon, width)):
+        if max(pads) > limit:
+            raise ConfigError(f"model.padding.{axis}: {list(pads)} is more than the {limit} cells that the grid can give on a side")
+    runs = _runs(vector_channels) if exact else ()
+    return SpherePadding(mode, lat, lon, pole, skip, runs)
+
+
+def _choice(key: str, value: Any, choices: Sequence[str]) -> str:
+    if value not in choices:
+        raise ConfigError(f"model.padding.{key}: {value!r} is not a choice{did_you_mean(str(value), choices)}")
+    return value
+
+
+def _pads(key: str, value: Any, size: int, multiple: int, strides: Sequence[int]) -> tuple[int, int]:
+    if value == "auto":
+        return automatic_pads(size, multiple, strides)
+    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
+        raise ConfigError(f"model.padding.{key}: {value!r} is neither `auto` nor two numbers of cells")
+    if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in value):
+        raise ConfigError(f"model.padding.{key}: {value!r} must be whole numbers of cells, 0 or more")
+    return value[0], value[1]
+
+
+def _runs(channels: Sequence[int]) -> tuple[slice, ...]:
+    """Return the channels as slices of consecutive ones, so that no index tensor has to live on a device."""
+    runs: list[slice] = []
+    for channel in sorted(set(channels)):
+        if runs and runs[-1].stop == channel:
+            runs[-1] = slice(runs[-1].start, channel + 1)
+        else:
+            runs.append(slice(channel, channel + 1))
+    return tuple(runs)

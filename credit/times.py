@@ -1,0 +1,114 @@
+"""Times as whole minutes since 1900-01-01 00:00 UTC of one CF calendar, and durations in minutes.
+
+Integer minutes make every comparison of times exact in any calendar; `Clock` is the only place where they meet text and
+calendar dates.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import cftime
+import numpy as np
+
+from credit.errors import ConfigError, DataError, did_you_mean
+
+EPOCH = "minutes since 1900-01-01 00:00:00"
+CALENDARS = ("standard", "proleptic_gregorian", "noleap", "all_leap", "360_day", "julian")
+_ALIASES = {"gregorian": "standard", "365_day": "noleap", "366_day": "all_leap"}
+_UNIT_MINUTES = {"min": 1, "h": 60, "d": 1440}
+_ISO = re.compile(r"^(\d{4})-(\d{2})-(\d{2})(?:[T ](\d{2})(?::?(\d{2})(?::?(\d{2}))?)?Z?)?$")
+
+
+def parse_duration(text: str | int | float, key: str = "duration") -> int:
+    """Return minutes of a duration such as ``"6h"``, ``"30min"`` or ``"10d"``; a bare number means hours.
+
+    Raises:
+        ConfigError: if it is not a positive whole number of minutes.
+    """
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(min|h|d)?\s*", str(text))
+    if match is None:
+        raise ConfigError(f'{key}: "{text}" is not a duration; write for example 6h, 30min or 10d')
+    minutes = float(match[1]) * _UNIT_MINUTES[match[2] or "h"]
+    if minutes <= 0 or minutes != int(minutes):
+        raise ConfigError(f'{key}: "{text}" must be a positive whole number of minutes')
+    return int(minutes)
+
+
+def format_duration(minutes: int) -> str:
+    """Return the shortest exact form in hours or minutes, for example ``"6h"`` or ``"30min"``."""
+    return f"{minutes // 60}h" if minutes % 60 == 0 else f"{minutes}min"
+
+
+@dataclass(frozen=True)
+class Clock:
+    """A CF calendar; converts between minutes, text and calendar dates.
+
+    Attributes:
+        calendar: CF calendar name, one of `CALENDARS` (``gregorian``, ``365_day`` and ``366_day`` are accepted).
+    """
+
+    calendar: str = "standard"
+
+    def __post_init__(self) -> None:
+        name = _ALIASES.get(self.calendar.lower(), self.calendar.lower())
+        if name not in CALENDARS:
+            raise DataError(f'calendar "{self.calendar}" is not a CF calendar{did_you_mean(name, CALENDARS)}')
+        object.__setattr__(self, "calendar", name)
+
+    def parse(self, text: str, key: str = "time") -> int:
+        """Return the minutes of an ISO 8601 date or date and time, UTC.
+
+        Raises:
+            ConfigError: if the text is no date of this calendar.
+        """
+        match = _ISO.match(str(text).strip())
+        if match is None:
+            raise ConfigError(f'{key}: "{text}" is not a time; write 2000-01-01 or 2000-01-01T06:00 (UTC)')
+        parts = [int(part) if part else 0 for part in match.groups()]
+        try:
+            date = cftime.datetime(*parts, calendar=self.calendar)
+        except ValueError as error:
+            raise ConfigError(f'{key}: "{text}" is no date of the calendar {self.calendar} ({error})') from error
+        return int(cftime.date2num(date, EPOCH, self.calendar))
+
+    def parse_end(self, text: str, key: str = "time") -> int:
+        """Like `parse`, but a date without a time means the last minute of that day."""
+        whole_day = "T" not in str(text) and " " not in str(text).strip()
+        return self.parse(text, key) + (1439 if whole_day else 0)
+
+    def datetime(self, minutes: int) -> cftime.datetime:
+        """Return the calendar date of `minutes`."""
+        return cftime.num2date(int(minutes), EPOCH, self.calendar)
+
+    def format(self, minutes: int) -> str:
+        """Return ``YYYY-MM-DDTHH:MM``."""
+        return self.datetime(minutes).strftime("%Y-%m-%dT%H:%M")
+
+    def from_cf(self, values: np.ndarray, units: str) -> np.ndarray:
+        """Return int64 minutes of CF-encoded times, rounded to the minute.
+
+        Raises:
+            DataError: if the units cannot be decoded.
+        """
+        try:
+            dates = cftime.num2date(np.asarray(values), units, self.calendar)
+            minutes = cftime.date2num(dates, EPOCH, self.calendar)
+        except (ValueError, OverflowError) as error:
+            raise DataError(f'time units "{units}" of calendar {self.calendar} cannot be decoded: {error}') from error
+        return np.rint(np.asarray(minutes, dtype=np.float64)).astype(np.int64)
+
+    def year_fraction(self, minutes: np.ndarray) -> np.ndarray:
+        """Return the fraction of the calendar year elapsed, in [0, 1), float64, any shape."""
+        dates = [self.datetime(value) for value in np.atleast_1d(minutes).ravel()]
+        starts = {date.year: self.parse(f"{date.year:04d}-01-01") for date in dates}
+        ends = {year: self.parse(f"{year + 1:04d}-01-01") for year in starts}
+        flat = np.atleast_1d(minutes).ravel().astype(np.float64)
+        begin = np.array([starts[date.year] for date in dates], dtype=np.float64)
+        length = np.array([ends[date.year] for date in dates], dtype=np.float64) - begin
+        return ((flat - begin) / length).reshape(np.shape(minutes))
+
+    def day_fraction(self, minutes: np.ndarray) -> np.ndarray:
+        """Return the fraction of the UTC day elapsed, in [0, 1), float64, any shape."""
+        return np.mod(np.asarray(minutes, dtype=np.float64), 1440.0) / 1440.0

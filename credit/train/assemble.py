@@ -1,0 +1,317 @@
+"""Puts a run together. The one file that knows every room; the parts know nothing of the whole config."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from credit.channels import ChannelMap
+from credit.config import Config, build_config, dump_config
+from credit.data.dataset import ForecastDataset
+from credit.data.forcing import fixed_statistics
+from credit.data.frames import Frames
+from credit.data.loader import PositionSampler, build_loader
+from credit.data.normalize import Normalizer
+from credit.data.reader import FieldReader, open_reader
+from credit.data.splits import Split, build_splits, require_samples
+from credit.errors import CheckpointError, ConfigError
+from credit.forecast.step import Stepper
+from credit.grid import LatLonGrid
+from credit.losses import WeightedLoss, build_loss
+from credit.models.registry import build_model, model_class
+from credit.parallel.launch import Launch
+from credit.train import checkpoint
+from credit.train.assets import Assets, fit_assets, require_same_fields
+from credit.train.ema import WeightAverage
+from credit.train.optim import build_optimizer
+from credit.train.step import TrainingStep
+from credit.train.trainer import Trainer, TrainingParts
+from credit.train.validate import spread_evenly, validate
+
+logger = logging.getLogger(__name__)
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device of ``trainer.device``."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("trainer.device: cuda, but torch sees no GPU here; use auto or cpu")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def open_fields(config: Config) -> tuple[FieldReader, dict[str, Split]]:
+    """Open the run's data and its splits."""
+    reader = open_reader(config.data)
+    return reader, build_splits(config.data, reader.clock)
+
+
+def build_network(config: Config, channels: ChannelMap, grid: LatLonGrid, attributes: Mapping) -> nn.Module:
+    """Return the untrained network; shapes and channel counts are derived from channels and grid."""
+    rows, columns = grid.shape
+    derived = {
+        "image_height": rows,
+        "image_width": columns,
+        "in_channels": len(channels.input),
+        "out_channels": len(channels.output),
+        "frames": config.data.history_len,
+        "output_frames": 1,
+    }
+    known = {"vector_channels": vector_channels(config, channels, attributes), "pole_points": grid.has_pole_points}
+    asked = inspect.signature(model_class(config.model.type)).parameters
+    derived |= {name: value for name, value in known.items() if name in asked}
+    return build_model(config.model.type, **config.model.model_dump(exclude={"type", "residual"}), **derived)
+
+
+def vector_channels(config: Config, channels: ChannelMap, attributes: Mapping) -> list[int]:
+    """Return the input channels that are components of a vector and change sign across a pole."""
+    found = []
+    for number, channel in enumerate(channels.input):
+        choice = config.data.field(channel.variable).vector
+        name = attributes.get(channel.variable, {}).get("standard_name", "")
+        if choice == "yes" or (choice == "auto" and ("eastward" in name or "northward" in name)):
+            found.append(number)
+    return found
+
+
+def build_normalizer(config: Config, assets: Assets) -> Normalizer:
+    """Return the normaliser; computed channels have fixed statistics and masks are 0 or 1 as they are."""
+    fixed = {c.name: (0.0, 1.0) for c in assets.channels.input if c.source == "mask"}
+    for channel in assets.channels.input:
+        if channel.source == "computed":
+            fixed[channel.name] = fixed_statistics(channel.name, config.data.step_minutes, config.data.solar)
+    return Normalizer(assets.channels, assets.statistics, fixed)
+
+
+def build_stepper(config: Config, assets: Assets, model: nn.Module, device: torch.device, amp: bool) -> Stepper:
+    """Return the stepper of a network that is already on `device`."""
+    normalizer = build_normalizer(config, assets).to(device)
+    least = [config.data.field(c.variable).minimum for c in assets.channels.output]
+    minimum = torch.tensor([-torch.inf if value is None else value for value in least], device=device)
+    static = torch.from_numpy(np.ascontiguousarray(assets.static_CHW)).to(device)
+    return Stepper(model, assets.channels, normalizer, static, config.model.residual, minimum, amp)
+
+
+def build_run_loss(config: Config, assets: Assets, device: torch.device) -> WeightedLoss:
+    """Return the training loss on `device`."""
+    scale = build_normalizer(config, assets).tendency_scale_C.numpy()
+    return build_loss(config.loss, assets.channels, assets.grid.area_weights(), scale, assets.masks).to(device)
+
+
+def cell_weights(assets: Assets, device: torch.device) -> torch.Tensor:
+    """Return (C_out, H, W) area weights over the cells that count, summing to 1 over each channel, float64."""
+    area = assets.grid.area_weights()
+    everywhere = np.ones_like(area, dtype=bool)
+    valid = np.stack(
+        [~assets.masks[c.variable] if c.variable in assets.masks else everywhere for c in assets.channels.output]
+    )
+    weights = valid * area
+    return torch.from_numpy(weights / weights.sum(axis=(1, 2), keepdims=True)).to(device)
+
+
+@dataclass(frozen=True)
+class Forecaster:
+    """A trained model ready to run.
+
+    Attributes:
+        config: the run's config, with the model section that the weights were trained with.
+        assets: of the checkpoint.
+        stepper: runs the network.
+        frames: initial states and forcing.
+        step_taken: optimizer steps behind the weights.
+        path: the checkpoint.
+    """
+
+    config: Config
+    assets: Assets
+    stepper: Stepper
+    frames: Frames
+    step_taken: int
+    path: Path
+
+
+def assemble_forecaster(config: Config, reader: FieldReader, which: str) -> Forecaster:
+    """Return the model of a checkpoint, to forecast from the run's data.
+
+    Raises:
+        CheckpointError: if the checkpoint was trained on other channels or on another grid.
+    """
+    path = checkpoint.resolve_checkpoint(Path(config.save_loc) / "checkpoints", which)
+    meta = checkpoint.load_meta(path)
+    assets = Assets.load(meta, checkpoint.load_tensors(path, "assets"))
+    require_same_fields(assets, reader, path)
+    trained = build_config(meta["config"], origin=str(path / "meta.json"))
+    if trained.data.step_minutes != config.data.step_minutes or trained.data.history_len != config.data.history_len:
+        raise CheckpointError(
+            f"{path}: trained with data.timestep {trained.data.timestep} and history_len {trained.data.history_len}; "
+            f"the config has {config.data.timestep} and {config.data.history_len}"
+        )
+    config = config.model_copy(update={"model": trained.model})
+    device = choose_device(config.trainer.device)
+    model = build_network(config, assets.channels, assets.grid, assets.attributes).to(device)
+    checkpoint.load_state(model, checkpoint.load_tensors(path, "forecast"), path)
+    model.eval()
+    stepper = build_stepper(config, assets, model, device, config.inference.amp)
+    frames = Frames(reader, config.data, assets.climatology)
+    return Forecaster(config, assets, stepper, frames, meta["step"], path)
+
+
+def assemble_training(config: Config, launch: Launch) -> Trainer:
+    """Return the trainer of a run, continued from its checkpoint where ``trainer.resume`` finds one."""
+    conf, data = config.trainer, config.data
+    device = choose_device(conf.device)
+    torch.use_deterministic_algorithms(conf.deterministic)
+    reader, splits = open_fields(config)
+    folder = prepare_folder(config)
+    start = find_start(config, folder)
+    if start is None:
+        assets = fit_assets(config, reader, splits["train"])
+    else:
+        meta = checkpoint.load_meta(start)
+        assets = Assets.load(meta, checkpoint.load_tensors(start, "assets"))
+        require_same_fields(assets, reader, start)
+        require_same_batch(config, launch, meta["samples_a_step"], start)
+    model = build_network(config, assets.channels, assets.grid, assets.attributes)
+    model.initialise(config.seed)
+    model.to(device).train()
+    if conf.compile:
+        compile_blocks(model)
+    stepper = build_stepper(config, assets, model, device, conf.amp)
+    loss = build_run_loss(config, assets, device)
+    optimizer = build_optimizer(model, conf)
+    average = WeightAverage(model, conf.ema_decay) if conf.use_ema else None
+    frames = Frames(reader, data, assets.climatology)
+    train_times = require_samples(
+        reader.times, splits["train"], reader.clock, data.step_minutes, data.history_len, data.forecast_len
+    )
+    dataset = ForecastDataset(frames, train_times, data.step_minutes, data.history_len, data.forecast_len)
+    sampler = functools.partial(
+        PositionSampler,
+        len(dataset),
+        conf.train_batch_size,
+        conf.grad_accum_every,
+        config.seed,
+        data_rank=launch.data_rank,
+        data_ranks=launch.data_ranks,
+    )
+    steps_per_epoch = sampler(first_step=0, last_step=0).steps_per_epoch
+    total = conf.max_steps or conf.num_epoch * steps_per_epoch
+    valid_loader = build_valid_loader(config, frames, reader, splits["valid"])
+    trainer = Trainer(
+        TrainingParts(
+            config=config,
+            launch=launch,
+            assets=assets,
+            clock=reader.clock,
+            device=device,
+            model=model,
+            optimizer=optimizer,
+            average=average,
+            training_step=TrainingStep(
+                stepper,
+                loss,
+                optimizer,
+                average,
+                config.seed,
+                conf.grad_accum_every,
+                conf.grad_max_norm,
+                conf.backprop_on_timestep,
+                recompute=conf.recompute_steps and data.forecast_len > 1,
+                data_rank=launch.data_rank,
+            ),
+            steps_per_epoch=steps_per_epoch,
+            total_steps=total,
+            batches=lambda first: build_loader(dataset, sampler(first_step=first, last_step=total), data.num_workers),
+            validate=functools.partial(
+                validate,
+                stepper,
+                loss,
+                valid_loader,
+                cell_weights(assets, device),
+                data.step_minutes,
+                data.forecast_len,
+            ),
+        )
+    )
+    if start is not None:
+        trainer.load(start)
+    return trainer
+
+
+def build_valid_loader(config: Config, frames: Frames, reader: FieldReader, split: Split) -> DataLoader:
+    """Return a loader over initial times spread over the whole of `split`, with forcing that a forecast may know."""
+    data = config.data
+    found = require_samples(
+        reader.times, split, reader.clock, data.step_minutes, data.history_len, data.valid_forecast_len
+    )
+    initial = spread_evenly(found, config.trainer.valid_samples)
+    dataset = ForecastDataset(
+        frames, initial, data.step_minutes, data.history_len, data.valid_forecast_len, as_forecast=True
+    )
+    size = config.trainer.valid_batch_size
+    batches = [list(range(first, min(first + size, len(initial)))) for first in range(0, len(initial), size)]
+    return build_loader(dataset, batches, workers=0)
+
+
+def prepare_folder(config: Config) -> Path:
+    """Make the run's folder and write the resolved config into it.
+
+    Raises:
+        ConfigError: if it cannot be written.
+    """
+    folder = Path(config.save_loc)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        beside = folder / ".config.part"
+        beside.write_text(dump_config(config), encoding="utf-8")
+        beside.replace(folder / "config.yml")
+    except OSError as error:
+        raise ConfigError(
+            f'save_loc: "{folder}" cannot be written ({error.strerror}); choose a folder that is yours'
+        ) from error
+    return folder
+
+
+def find_start(config: Config, folder: Path) -> Path | None:
+    """Return the checkpoint that ``trainer.resume`` asks for, None to begin anew."""
+    resume = config.trainer.resume
+    checkpoints = folder / "checkpoints"
+    if resume == "auto":
+        return checkpoint.newest_checkpoint(checkpoints)
+    if resume == "never":
+        if checkpoint.list_checkpoints(checkpoints):
+            raise ConfigError(
+                f"trainer.resume: never, but {checkpoints} has checkpoints that would be lost; use auto to continue "
+                "them, another save_loc, or remove them"
+            )
+        return None
+    return checkpoint.resolve_checkpoint(checkpoints, resume)
+
+
+def require_same_batch(config: Config, launch: Launch, samples: int, path: Path) -> None:
+    """Refuse to continue with another global batch, which would be another run."""
+    batch = config.trainer.train_batch_size * launch.data_ranks
+    if batch * config.trainer.grad_accum_every == samples:
+        return
+    fits = f"grad_accum_every {samples // batch}" if samples % batch == 0 else "another train_batch_size"
+    raise ConfigError(
+        f"trainer: {path} was trained with {samples} samples a step; train_batch_size "
+        f"{config.trainer.train_batch_size} x grad_accum_every {config.trainer.grad_accum_every} x "
+        f"{launch.data_ranks} data ranks = {batch * config.trainer.grad_accum_every}; {fits} would keep it"
+    )
+
+
+def compile_blocks(model: nn.Module) -> None:
+    """torch.compile every block that is marked as a unit, in place."""
+    for module in model.modules():
+        if getattr(module, "_fsdp2_shard", False):
+            module.compile()

@@ -1,0 +1,117 @@
+"""What belongs to a model besides its weights: channels, grid, statistics, static fields, masks, climatology."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from credit.channels import ChannelMap
+from credit.config import Config
+from credit.data.climatology import Climatology, fit_climatology
+from credit.data.frames import Frames
+from credit.data.reader import FieldReader
+from credit.data.splits import Split
+from credit.data.statistics import Statistics, fit_statistics
+from credit.errors import CheckpointError, DataError
+from credit.grid import LatLonGrid
+
+logger = logging.getLogger(__name__)
+
+# a harmonic year cannot be told from less than about a year of data
+_LEAST_CLIMATOLOGY_MINUTES = 350 * 1440
+
+
+@dataclass(frozen=True)
+class Assets:
+    """What belongs to a model besides its weights; carried by every checkpoint.
+
+    Attributes:
+        channels: the model's channels.
+        grid: the grid that its inputs and outputs lie on.
+        statistics: of every channel read from data.
+        attributes: variable -> units, standard_name, long_name.
+        static_CHW: static channels in physical units, float32.
+        masks: variable -> (H, W) bool, True where missing.
+        climatology: of the dynamic forcing read from data, None where the training period is too short.
+    """
+
+    channels: ChannelMap
+    grid: LatLonGrid
+    statistics: Statistics
+    attributes: Mapping[str, Mapping[str, str]]
+    static_CHW: np.ndarray
+    masks: Mapping[str, np.ndarray]
+    climatology: Climatology | None
+
+    def meta(self) -> dict[str, Any]:
+        """Return the JSON part."""
+        return {
+            "channels": self.channels.to_dict(),
+            "grid": self.grid.to_dict(),
+            "statistics": self.statistics.to_dict(),
+            "attributes": {name: dict(value) for name, value in self.attributes.items()},
+            "climatology": self.climatology is not None,
+        }
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the arrays."""
+        named = {"static": torch.from_numpy(np.ascontiguousarray(self.static_CHW))}
+        named |= {f"mask/{name}": torch.from_numpy(mask) for name, mask in self.masks.items()}
+        if self.climatology is not None:
+            named |= {
+                f"climatology/{name}": torch.from_numpy(np.array(array))
+                for name, array in self.climatology.to_dict().items()
+            }
+        return named
+
+    @classmethod
+    def load(cls, meta: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Assets:
+        """Inverse of `meta` and `tensors`."""
+
+        def below(prefix: str) -> dict[str, np.ndarray]:
+            return {k.removeprefix(prefix): v.numpy() for k, v in tensors.items() if k.startswith(prefix)}
+
+        return cls(
+            channels=ChannelMap.from_dict(meta["channels"]),
+            grid=LatLonGrid.from_dict(meta["grid"]),
+            statistics=Statistics.from_dict(meta["statistics"]),
+            attributes=meta["attributes"],
+            static_CHW=tensors["static"].numpy(),
+            masks=below("mask/"),
+            climatology=Climatology.from_dict(below("climatology/")) if meta["climatology"] else None,
+        )
+
+
+def fit_assets(config: Config, reader: FieldReader, train: Split) -> Assets:
+    """Return the assets of a new run: statistics from the store or fitted now, climatology of the forcing."""
+    statistics = getattr(reader, "statistics", None)
+    if statistics is None:
+        statistics = fit_statistics(reader, train.first, train.last, config.data.step_minutes)
+    climatology = None
+    forcing = [c.name for c in reader.channels.group("dynamic_forcing") if c.source == "data"]
+    if forcing and train.last - train.first >= _LEAST_CLIMATOLOGY_MINUTES:
+        climatology = fit_climatology(reader, forcing, train.first, train.last)
+    elif forcing:
+        logger.info("the training period is under a year: %s persist unchanged in forecasts", ", ".join(forcing))
+    static = Frames(reader, config.data, None).static()
+    return Assets(reader.channels, reader.grid, statistics, reader.attributes, static, reader.masks, climatology)
+
+
+def require_same_fields(assets: Assets, reader: FieldReader, path: Path) -> None:
+    """Refuse data whose channels, grid or units are not the checkpoint's."""
+    difference = assets.channels.difference(reader.channels)
+    if difference:
+        raise CheckpointError(f"{path}: trained on other channels than data.variables asks for: {difference}")
+    difference = assets.grid.difference(reader.grid)
+    if difference:
+        raise DataError(f"{path}: trained on another grid than the data have: {difference}")
+    for name, attributes in assets.attributes.items():
+        ours, theirs = attributes.get("units"), reader.attributes.get(name, {}).get("units")
+        if ours and theirs and ours != theirs:
+            raise DataError(f"{name}: the data are in {theirs}, the checkpoint {path} was trained on {ours}")

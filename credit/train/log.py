@@ -1,0 +1,128 @@
+"""What a run says of itself: metrics.jsonl, TensorBoard, a progress bar, and the file STATUS."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from credit.errors import ConfigError
+
+
+class MetricsLog:
+    """Appends JSON objects to ``metrics.jsonl``, one row a step; only the main process writes.
+
+    Args:
+        folder: the run's folder.
+        start_step: steps taken by the checkpoint that the run continues; later rows are cut, so that no step has two.
+        enabled: False on all but the main process.
+        tensorboard: also write TensorBoard files.
+    """
+
+    def __init__(self, folder: Path, start_step: int, enabled: bool, tensorboard: bool) -> None:
+        self._file = None
+        self._board = None
+        if not enabled:
+            return
+        path = folder / "metrics.jsonl"
+        _cut_rows(path, start_step)
+        self._file = path.open("a", encoding="utf-8")
+        if tensorboard:
+            self._board = _open_tensorboard(folder / "tensorboard", start_step)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Write one row; nested mappings become TensorBoard groups."""
+        if self._file is None:
+            return
+        self._file.write(json.dumps(row) + "\n")
+        if self._board is not None:
+            scalars = {**row, **row.get("valid", {})}
+            for key, value in scalars.items():
+                if isinstance(value, int | float) and key != "step":
+                    self._board.add_scalar(key, value, row["step"])
+
+    def flush(self) -> None:
+        """Hand the rows to the operating system."""
+        if self._file is not None:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Flush and close."""
+        if self._file is not None:
+            self.flush()
+            self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+class Progress:
+    """A progress bar on a terminal, nothing elsewhere."""
+
+    def __init__(self, start: int, total: int, enabled: bool) -> None:
+        hidden = None if enabled else True
+        self._bar = tqdm(initial=start, total=total, desc="training", unit="step", disable=hidden, file=sys.stderr)
+
+    def update(self) -> None:
+        """Advance by one step."""
+        self._bar.update()
+
+    def show(self, **shown: str) -> None:
+        """Show figures beside the bar."""
+        self._bar.set_postfix(shown, refresh=False)
+
+    def say(self, text: str) -> None:
+        """Print a line without tearing the bar."""
+        tqdm.write(text, file=sys.stderr)
+        sys.stderr.flush()
+
+    def close(self) -> None:
+        """Leave the bar as it is."""
+        self._bar.close()
+
+
+def peak_memory_gb(device: torch.device) -> float:
+    """Return the most memory used so far, GB (1e9 bytes): the device's on a GPU, the process's on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e9
+    # Linux counts kilobytes, macOS bytes
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+
+
+def write_status(folder: Path, state: str, step: int, reason: str, job_id: str) -> None:
+    """Replace the file STATUS atomically; `state` is done, running, requeue or failed."""
+    beside = folder / ".STATUS.part"
+    beside.write_text(json.dumps({"status": state, "step": step, "reason": reason, "job_id": job_id}) + "\n")
+    beside.replace(folder / "STATUS")
+
+
+def _cut_rows(path: Path, start_step: int) -> None:
+    """Keep the rows up to `start_step`; a torn last line goes too."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            if json.loads(line)["step"] <= start_step:
+                kept.append(line + "\n")
+        except ValueError:
+            continue
+    beside = path.with_name(".metrics.part")
+    beside.write_text("".join(kept), encoding="utf-8")
+    beside.replace(path)
+
+
+def _open_tensorboard(folder: Path, start_step: int):
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ConfigError("trainer.tensorboard: true needs the extra: pip install 'credit[tensorboard]'") from error
+    return SummaryWriter(str(folder), purge_step=start_step + 1)

@@ -1,0 +1,54 @@
+"""AdamW without decay on norms and biases, and a learning rate that knows the run's length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from credit.config.schema_trainer import ScheduleConfig, TrainerConfig
+
+
+def build_optimizer(model: nn.Module, conf: TrainerConfig) -> torch.optim.AdamW:
+    """Return fused AdamW; only matrices and kernels decay, never gains, biases or vectors."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trainable if p.dim() > 1], "weight_decay": conf.weight_decay},
+        {"params": [p for p in trainable if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=conf.learning_rate, betas=conf.betas, fused=True)
+
+
+def learning_rate(step: int, total: int, peak: float, conf: ScheduleConfig) -> float:
+    """Return the learning rate of optimizer step `step` (from 0) in a run of `total` steps.
+
+    Linear warm-up over ``warmup * total`` steps, then constant, or a half cosine down to ``final * peak``.
+    """
+    warmup = conf.warmup * total
+    if step < warmup:
+        return peak * (step + 1) / (math.ceil(warmup) or 1)
+    if conf.kind == "constant":
+        return peak
+    progress = (step - warmup) / max(total - warmup, 1)
+    return peak * (conf.final + (1 - conf.final) * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0))))
+
+
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Return the optimizer's state as ``PARAMETER/KEY`` -> tensor."""
+    return {
+        f"{name}/{key}": value
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def load_optimizer_tensors(
+    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]
+) -> None:
+    """Inverse of `optimizer_tensors`, in place."""
+    parameters = dict(model.named_parameters())
+    for path, value in tensors.items():
+        name, key = path.rsplit("/", 1)
+        optimizer.state[parameters[name]][key] = value.to(parameters[name].device)

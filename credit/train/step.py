@@ -1,0 +1,119 @@
+"""One optimizer step: micro-steps, gradient through the rollout, clipping, update, average.
+
+Nothing here waits for the device: loss and gradient norm stay tensors until the log wants them, and a non-finite step
+is skipped by the optimizer's own `found_inf`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from credit.data.batch import Batch
+from credit.forecast.step import Stepper, forcing_windows
+from credit.models.wxformer import spectral_norm
+from credit.train.ema import WeightAverage
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step measured, still on the device.
+
+    Attributes:
+        loss: mean over the global batch.
+        grad_norm: global norm before clipping.
+        bad: 1.0 where loss or gradient was not finite and the step was skipped.
+        initial: int64 minutes of the samples' initial times.
+    """
+
+    loss: torch.Tensor
+    grad_norm: torch.Tensor
+    bad: torch.Tensor
+    initial: torch.Tensor
+
+
+class TrainingStep:
+    """Takes optimizer steps.
+
+    Args:
+        stepper: runs the network.
+        loss: of normalised prediction and target.
+        optimizer: fused AdamW.
+        average: moving average of the weights, or None.
+        seed: of the run.
+        accumulation: micro-steps.
+        grad_max_norm: clip to this, or None.
+        counted_steps: rollout steps (from 1) whose loss counts, or None for all.
+        recompute: recompute rollout steps in the backward pass.
+        data_rank: of this process.
+    """
+
+    def __init__(
+        self,
+        stepper: Stepper,
+        loss: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        average: WeightAverage | None,
+        seed: int,
+        accumulation: int,
+        grad_max_norm: float | None,
+        counted_steps: list[int] | None,
+        recompute: bool,
+        data_rank: int = 0,
+    ) -> None:
+        self._stepper, self._loss, self._optimizer, self._average = stepper, loss, optimizer, average
+        self._seed, self._accumulation, self._data_rank = seed, accumulation, data_rank
+        self._max_norm = grad_max_norm if grad_max_norm is not None else torch.inf
+        self._counted, self._recompute = counted_steps, recompute
+        spectral_norm.iterate_per_step(stepper.model)
+
+    def __call__(self, batches: Iterator[Batch], step: int, learning_rate: float) -> StepResult:
+        """Take optimizer step `step` (from 0) with the next micro-batches."""
+        model = self._stepper.model
+        spectral_norm.arm(model)
+        losses, initial = [], []
+        for micro in range(self._accumulation):
+            batch = next(batches)
+            torch.manual_seed(draw_seed(self._seed, step, micro, self._data_rank))
+            loss = self._batch_loss(batch) / self._accumulation
+            loss.backward()
+            losses.append(loss.detach())
+            initial.append(batch.initial_B)
+        parameters = [p for p in model.parameters() if p.grad is not None]
+        grad_norm = torch.nn.utils.clip_grad_norm_(parameters, self._max_norm)
+        total = torch.stack(losses).sum()
+        bad = 1.0 - (torch.isfinite(total) & torch.isfinite(grad_norm)).float()
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._optimizer.found_inf = bad
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        if self._average is not None:
+            self._average.update(step)
+        return StepResult(total, grad_norm.detach(), bad, torch.cat(initial))
+
+    def _batch_loss(self, batch: Batch) -> torch.Tensor:
+        """Return the loss averaged over the counted rollout steps; gradients flow through all of them."""
+        normalizer = self._stepper.normalizer
+        history = normalizer.encode(batch.history_BCTHW, "prognostic")
+        forcing = normalizer.encode(batch.forcing_BCTHW, "dynamic_forcing")
+        target = normalizer.encode(batch.target_BCTHW, "output")
+        counted = self._counted or list(range(1, target.shape[2] + 1))
+        windows = forcing_windows(forcing, history.shape[2])
+        rollout = self._stepper.rollout(history, windows, max(counted), recompute=self._recompute)
+        losses = [
+            self._loss(output, target[:, :, number - 1])
+            for number, output in enumerate(rollout, start=1)
+            if number in counted
+        ]
+        return torch.stack(losses).mean()
+
+
+def draw_seed(*parts: int) -> int:
+    """Return a 63-bit seed that depends on every part; there is no random state to save."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

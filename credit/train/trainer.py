@@ -1,0 +1,278 @@
+"""The training run: steps, validation, checkpoints, and a clean end whatever ends it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from credit.config import Config
+from credit.data.batch import Batch
+from credit.errors import CreditError
+from credit.parallel.launch import Launch
+from credit.times import Clock, parse_duration
+from credit.train import checkpoint
+from credit.train.assets import Assets
+from credit.train.ema import WeightAverage
+from credit.train.log import MetricsLog, Progress, peak_memory_gb, write_status
+from credit.train.optim import learning_rate, load_optimizer_tensors, optimizer_tensors
+from credit.train.preempt import StopRequest
+from credit.train.step import StepResult, TrainingStep
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Progression:
+    """Where a run stands; saved with every checkpoint.
+
+    Attributes:
+        step: optimizer steps taken.
+        best: the best value of ``trainer.monitor`` so far.
+        best_step: where it was.
+        worse: validations since then.
+        bad_steps: non-finite steps in a row.
+        saved: step of the newest checkpoint.
+        validated: step of the newest validation.
+    """
+
+    step: int = 0
+    best: float = float("inf")
+    best_step: int = 0
+    worse: int = 0
+    bad_steps: int = 0
+    saved: int = -1
+    validated: int = -1
+
+
+@dataclass(frozen=True)
+class TrainingParts:
+    """What a trainer works with; built by `credit.train.assemble`."""
+
+    config: Config
+    launch: Launch
+    assets: Assets
+    clock: Clock
+    device: torch.device
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    average: WeightAverage | None
+    training_step: TrainingStep
+    steps_per_epoch: int
+    total_steps: int
+    batches: Any  # first step -> DataLoader
+    validate: Any  # () -> dict of metrics of the weights now in the model
+
+
+class Trainer:
+    """Runs training to its end, or to the point where it is asked to stop."""
+
+    def __init__(self, parts: TrainingParts) -> None:
+        self._parts = parts
+        self._conf = parts.config.trainer
+        self._folder = Path(parts.config.save_loc)
+        self._checkpoints = self._folder / "checkpoints"
+        self._at = Progression()
+        self._pending: list[tuple[int, StepResult, float]] = []
+        self._save_seconds = 0.0
+        self._validate_every = self._conf.validate_every or parts.steps_per_epoch
+        self._checkpoint_every = self._conf.checkpoint_every or parts.steps_per_epoch
+
+    def load(self, path: Path) -> None:
+        """Continue from a checkpoint: weights, average, optimizer, position."""
+        meta = checkpoint.load_meta(path)
+        parts = self._parts
+        checkpoint.load_state(parts.model, checkpoint.load_tensors(path, "model"), path)
+        if parts.average is not None:
+            averaged = checkpoint.load_tensors(path, "forecast")
+            for name, value in parts.average.average.items():
+                value.copy_(averaged[name])
+        load_optimizer_tensors(parts.model, parts.optimizer, checkpoint.load_tensors(path, "optimizer"))
+        self._at = Progression(**meta["progression"])
+
+    def run(self) -> str:
+        """Train; return ``done`` or, where it was asked to stop, ``requeue``."""
+        parts, at = self._parts, self._at
+        log = MetricsLog(self._folder, at.step, parts.launch.is_main, self._conf.tensorboard)
+        bar = Progress(at.step, parts.total_steps, parts.launch.is_main)
+        stop = StopRequest(self._folder, _seconds(self._conf.walltime))
+        self._status("running", "")
+        try:
+            reason = self._loop(log, bar, stop)
+        except KeyboardInterrupt:
+            self._status("failed", "interrupted twice")
+            raise
+        except Exception as error:
+            self._status("failed", str(error).splitlines()[0] if str(error) else type(error).__name__)
+            raise
+        finally:
+            bar.close()
+            log.close()
+            stop.restore()
+        self._status("requeue" if reason else "done", reason or "")
+        return "requeue" if reason else "done"
+
+    def _loop(self, log: MetricsLog, bar: Progress, stop: StopRequest) -> str | None:
+        """Return the reason of an early stop, None at the end of the run."""
+        parts, at = self._parts, self._at
+        source = _TimedBatches(parts.batches(at.step), parts.device)
+        began = time.perf_counter()
+        while at.step < parts.total_steps:
+            rate = learning_rate(at.step, parts.total_steps, self._conf.learning_rate, self._conf.schedule)
+            self._pending.append((at.step, parts.training_step(source, at.step, rate), rate))
+            at.step += 1
+            bar.update()
+            seconds = (time.perf_counter() - began) / max(len(self._pending), 1)
+            due = at.step % self._validate_every == 0 or at.step == parts.total_steps
+            save = at.step % self._checkpoint_every == 0 or at.step == parts.total_steps
+            reason = stop.reason(self._save_seconds, seconds) if at.step < parts.total_steps else None
+            if due or save or reason or at.step % self._conf.log_every == 0:
+                self._write_rows(log, bar, source, time.perf_counter() - began)
+                began = time.perf_counter()
+            if due and self._validate(log, bar):
+                return None
+            if save or reason:
+                self._save()
+            if due or save:
+                began = time.perf_counter()
+            if reason:
+                bar.say(f"stopping at step {at.step}: {reason}; the same command continues")
+                return reason
+        return None
+
+    def _write_rows(self, log: MetricsLog, bar: Progress, source: _TimedBatches, seconds: float) -> None:
+        """Fetch the pending steps' numbers from the device in one go and write a row for each."""
+        if not self._pending:
+            return
+        parts = self._parts
+        loss, norm, bad = torch.stack(
+            [torch.stack([r.loss.float(), r.grad_norm.float(), r.bad.float()]) for _, r, _ in self._pending], dim=1
+        ).tolist()
+        samples = len(self._pending) * len(self._pending[0][1].initial) * parts.launch.data_ranks
+        shared = {
+            "samples_per_s": samples / seconds,
+            "data_wait_frac": source.take_wait() / seconds,
+            "peak_memory_gb": peak_memory_gb(parts.device),
+        }
+        for (step, result, rate), one_loss, one_norm, one_bad in zip(self._pending, loss, norm, bad, strict=True):
+            row = {"step": step + 1, "epoch": step // parts.steps_per_epoch, "loss": one_loss, "grad_norm": one_norm}
+            log.write({**row, "lr": rate, **shared})
+            self._count_bad(bool(one_bad), step + 1, result)
+        bar.show(loss=f"{loss[-1]:.4f}")
+        self._pending.clear()
+        log.flush()
+
+    def _count_bad(self, bad: bool, step: int, result: StepResult) -> None:
+        """Stop after too many skipped steps in a row, naming the last one's samples."""
+        self._at.bad_steps = self._at.bad_steps + 1 if bad else 0
+        if not bad:
+            return
+        logger.warning("step %d: loss or gradient is not finite; the step was skipped", step)
+        if self._at.bad_steps >= self._conf.max_bad_steps:
+            times = ", ".join(self._parts.clock.format(value) for value in result.initial.tolist())
+            raise CreditError(
+                f"step {step}: loss or gradient was not finite {self._at.bad_steps} times in a row "
+                f"(trainer.max_bad_steps); the last batch's initial times: {times}. The weights and the last "
+                "checkpoint are untouched; lower trainer.learning_rate, or look at the data of these times"
+            )
+
+    def _validate(self, log: MetricsLog, bar: Progress) -> bool:
+        """Validate the weights that forecast; keep them if they are the best; return True to stop early."""
+        at, parts = self._at, self._parts
+        if parts.average is not None:
+            with parts.average.applied():
+                metrics = parts.validate()
+        else:
+            metrics = parts.validate()
+        at.validated = at.step
+        log.write({"step": at.step, "valid": metrics})
+        log.flush()
+        if self._conf.monitor not in metrics:
+            raise CreditError(
+                f"trainer.monitor: {self._conf.monitor} is not measured; choices are skill, loss and keys such as "
+                f"{next(key for key in metrics if key.startswith('rmse'))}"
+            )
+        value = metrics[self._conf.monitor]
+        bar.say(f"step {at.step}: valid loss {metrics['loss']:.4f}, {self._conf.monitor} {value:.4f}")
+        if value < at.best:
+            at.best, at.best_step, at.worse = value, at.step, 0
+            checkpoint.point(self._checkpoints, "best", self._save())
+            return False
+        at.worse += 1
+        early = self._conf.patience is not None and at.worse >= self._conf.patience
+        if early:
+            bar.say(f"stopping early: no better {self._conf.monitor} than {at.best:.4f} of step {at.best_step}")
+            self._save()
+        return early
+
+    def _save(self) -> Path:
+        """Write a checkpoint of the present step, unless there is one, and return it."""
+        at, parts = self._at, self._parts
+        target = self._checkpoints / f"step_{at.step:08d}"
+        if at.saved == at.step:
+            return target
+        began = time.perf_counter()
+        at.saved = at.step
+        meta = {
+            "progression": vars(at),
+            "config": parts.config.model_dump(mode="json"),
+            "calendar": parts.clock.calendar,
+            "samples_a_step": self._conf.train_batch_size * self._conf.grad_accum_every * parts.launch.data_ranks,
+            **parts.assets.meta(),
+        }
+        tensors = {
+            "model": parts.model.state_dict(),
+            "forecast": self._forecast_state(),
+            "optimizer": optimizer_tensors(parts.model, parts.optimizer),
+            "assets": parts.assets.tensors(),
+        }
+        checkpoint.save_checkpoint(self._checkpoints, at.step, tensors, meta)
+        checkpoint.point(self._checkpoints, "latest", target)
+        checkpoint.prune(self._checkpoints, self._conf.keep_last)
+        self._status("running", "")
+        self._save_seconds = max(self._save_seconds, time.perf_counter() - began)
+        return target
+
+    def _forecast_state(self) -> dict[str, torch.Tensor]:
+        if self._parts.average is None:
+            return self._parts.model.state_dict()
+        with self._parts.average.applied():
+            return {name: value.clone() for name, value in self._parts.model.state_dict().items()}
+
+    def _status(self, state: str, reason: str) -> None:
+        if self._parts.launch.is_main:
+            write_status(self._folder, state, self._at.step, reason, self._parts.launch.job_id)
+
+
+def _seconds(duration: str | None) -> float | None:
+    return None if duration is None else parse_duration(duration) * 60.0
+
+
+class _TimedBatches:
+    """Iterates over batches on the device and knows how long it waited for them."""
+
+    def __init__(self, loader: DataLoader, device: torch.device) -> None:
+        self._batches = iter(loader)
+        self._device = device
+        self._waited = 0.0
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        began = time.perf_counter()
+        batch = next(self._batches).to(self._device)
+        self._waited += time.perf_counter() - began
+        return batch
+
+    def take_wait(self) -> float:
+        """Return the seconds waited since the last call."""
+        waited, self._waited = self._waited, 0.0
+        return waited

@@ -1,0 +1,96 @@
+"""Baselines that a forecast must beat: persistence, damped persistence, climatology."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from tqdm import tqdm
+
+from credit.config.schema_forecast import ClimatologyConfig
+from credit.data.climatology import Climatology, fit_climatology, load_climatology
+from credit.data.splits import Split
+from credit.errors import ConfigError
+from credit.verify.sums import CellMeans
+
+if TYPE_CHECKING:
+    from credit.data.reader import FieldReader
+
+BASELINES = ("persistence", "damped_persistence", "climatology")
+_DAMPING_SAMPLES = 200  # initial times spread over the training period; r then has an error of about 0.01
+
+
+def build_climatology(conf: ClimatologyConfig, reader: FieldReader, names: Sequence[str], train: Split) -> Climatology:
+    """Return the climatology of ``verification.climatology`` for the channels `names`, from the training period.
+
+    Raises:
+        ConfigError: if the training period cannot carry it, or method file has no path.
+    """
+    if conf.method != "file":
+        return fit_climatology(
+            reader, names, train.first, train.last, conf.method, conf.harmonics, conf.window_days, conf.by_hour
+        )
+    if conf.path is None:
+        raise ConfigError("verification.climatology.path: method file needs the path of a netCDF file")
+    by_name = {channel.name: channel for channel in reader.channels.stored}
+    return load_climatology(conf.path, [by_name[name] for name in names], reader.grid, reader.clock, reader.attributes)
+
+
+def fit_damping(
+    fields: Callable[[int], np.ndarray],
+    times: np.ndarray,
+    climatology: Climatology,
+    train: Split,
+    leads: np.ndarray,
+    means: CellMeans,
+) -> np.ndarray:
+    """Return r of damped persistence: the least-squares slope of the anomaly at t + lead on that at t.
+
+    Args:
+        fields: minutes -> (C, H, W) truth.
+        times: (N,) times that the data have.
+        climatology: what anomalies are taken from.
+        train: the period; both ends of a pair lie in it.
+        leads: (L,) lead times in minutes.
+        means: area weights and masks.
+
+    Returns:
+        (L, C) float64, pooled over cells and times; 0, which is climatology, where the period has no pair of times.
+    """
+    inside = times[(times >= train.first) & (times <= train.last)]
+    chosen = inside[np.unique(np.linspace(0, len(inside) - 1, _DAMPING_SAMPLES).astype(int))]
+    known = set(inside.tolist())
+    product, square = np.zeros((2, len(leads), len(climatology.names)))
+
+    def anomaly(minutes: int) -> np.ndarray:
+        return means.flatten(fields(minutes) - climatology.at(minutes), "training data")
+
+    for start in tqdm(chosen.tolist(), "damping", disable=None):
+        pairs = [number for number, lead in enumerate(leads.tolist()) if start + lead in known]
+        if not pairs:
+            continue
+        first = anomaly(start)
+        first_square = means.mean(first**2)[:, 0]
+        for number in pairs:
+            product[number] += means.mean(first * anomaly(start + int(leads[number])))[:, 0]
+            square[number] += first_square
+    return np.divide(product, square, out=np.zeros_like(product), where=square > 0)
+
+
+def baseline_fields(
+    initial: np.ndarray, normal_initial: np.ndarray, normal_valid: np.ndarray, damping: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Return baseline -> (C, N) forecast for one lead time.
+
+    Args:
+        initial: (C, N) truth at the initial time.
+        normal_initial: (C, N) climatology at the initial time.
+        normal_valid: (C, N) climatology at the valid time.
+        damping: (C,) r of this lead time.
+    """
+    return {
+        "persistence": initial,
+        "damped_persistence": normal_valid + damping[:, None] * (initial - normal_initial),
+        "climatology": normal_valid,
+    }

@@ -1,0 +1,237 @@
+"""Figures of a verification, as PNG files. Colours are Okabe and Ito's, safe for the colour-blind.
+
+Nothing outside this file imports matplotlib, so that commands that draw nothing start fast.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from credit.errors import CreditError
+from credit.grid import LatLonGrid
+from credit.times import Clock
+from credit.verify.table import ScoreTable
+
+_STYLES = {
+    "model": {"color": "#0072B2", "linewidth": 2.2, "marker": "o", "markersize": 3.5, "zorder": 5},
+    "persistence": {"color": "#D55E00", "linewidth": 1.4, "linestyle": "--"},
+    "damped_persistence": {"color": "#E69F00", "linewidth": 1.6, "linestyle": "-."},
+    "climatology": {"color": "#555555", "linewidth": 1.4, "linestyle": ":"},
+}
+_OTHER_COLOURS = ("#009E73", "#CC79A7", "#56B4E9")
+_STYLE = {
+    "font.size": 9.5,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#DDDDDD",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "axes.formatter.useoffset": False,
+    "axes.formatter.limits": (-4, 5),
+}
+_DPI = 150
+
+
+@dataclass(frozen=True)
+class Background:
+    """What maps are drawn on.
+
+    Attributes:
+        grid: the grid.
+        land: (H, W) land fraction for the coastline, None where the data have none.
+    """
+
+    grid: LatLonGrid
+    land: np.ndarray | None
+
+
+def draw(path: Path, maker: Callable[..., Figure], *arguments: object) -> Path:
+    """Write the figure that ``maker(*arguments)`` returns.
+
+    Raises:
+        CreditError: if it cannot be written.
+    """
+    import matplotlib
+
+    with matplotlib.rc_context(_STYLE):
+        figure = maker(*arguments)
+        beside = path.with_name(f".{path.name}.part")
+        try:
+            FigureCanvasAgg(figure).print_png(str(beside))
+            os.replace(beside, path)
+        except OSError as error:
+            beside.unlink(missing_ok=True)
+            raise CreditError(f"{path}: cannot be written ({error.strerror}); is the disk full?") from error
+    return path
+
+
+def label(name: str) -> str:
+    """Return a forecast's name for people."""
+    return name.replace("_", " ").capitalize()
+
+
+def skill_curves(table: ScoreTable, channels: Sequence[str]) -> Figure:
+    """RMSE (top) and anomaly correlation (bottom) by lead time, a column a channel."""
+    forecasts = table.dataset["forecast"].values.tolist()
+    figure = _figure(2.9 * len(channels) + 0.6, 5.4)
+    axes = figure.subplots(2, len(channels), sharex=True, squeeze=False)
+    days = np.array(table.lead_hours) / 24.0
+    others = iter(_OTHER_COLOURS * len(forecasts))
+    styles = {name: _STYLES.get(name) or {"color": next(others), "linewidth": 1.8} for name in forecasts}
+    for column, channel in enumerate(channels):
+        for row, metric in enumerate(("rmse", "acc")):
+            axis = axes[row, column]
+            for name in forecasts:
+                curve = table.curve(name, channel, metric)
+                if np.isfinite(curve).any():
+                    axis.plot(days, curve, label=label(name), **styles[name])
+            axis.set_xlim(0, days[-1] * 1.02)
+        axes[0, column].set_title(channel)
+        axes[0, column].set_ylim(bottom=0)
+        axes[0, column].set_ylabel(f"RMSE ({table.units(channel)})")
+        low = np.nanmin([0.55, *(np.nanmin(line.get_ydata()) for line in axes[1, column].lines)])
+        axes[1, column].set_ylim(low, 1.005)
+        axes[1, column].set_ylabel("Anomaly correlation")
+        axes[1, column].set_xlabel("Lead time (days)")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    figure.suptitle(f"Global scores, {table.n_cases} initial times, {table.dataset.attrs['initial_times']}")
+    return figure
+
+
+def maps(
+    channel: str, units: str, pairs: Mapping[int, tuple[np.ndarray, np.ndarray]], initial: int, clock: Clock,
+    background: Background,
+) -> Figure:  # fmt: skip
+    """Truth, forecast and error at one initial time; a row a lead time (minutes), one scale for all fields."""
+    low, high = _limits([field for pair in pairs.values() for field in pair])
+    errors = {lead: forecast - truth for lead, (truth, forecast) in pairs.items()}
+    widest = max(np.nanpercentile(np.abs(error), 99.5) for error in errors.values()) or 1.0
+    figure = _figure(11.0, 2.05 * len(pairs) + 1.15)
+    axes = figure.subplots(len(pairs), 3, squeeze=False, sharex=True, sharey=True)
+    area = background.grid.area_weights()
+    for row, (lead, (truth, forecast)) in enumerate(pairs.items()):
+        valid = clock.format(initial + lead).replace("T", " ")
+        field = _draw_map(axes[row, 0], truth, background, "viridis", low, high)
+        _draw_map(axes[row, 1], forecast, background, "viridis", low, high)
+        error = _draw_map(axes[row, 2], errors[lead], background, "RdBu_r", -widest, widest)
+        seen = np.isfinite(errors[lead])
+        rmse = np.sqrt((errors[lead][seen] ** 2 * area[seen]).sum() / area[seen].sum())
+        axes[row, 0].set_title(f"Truth, {valid} UTC")
+        axes[row, 1].set_title(f"Forecast at {lead / 60:g} h")
+        axes[row, 2].set_title(f"Error, RMSE {rmse:.3g} {units}")
+        axes[row, 0].set_ylabel("Latitude")
+    for axis in axes[-1]:
+        axis.set_xlabel("Longitude")
+    bar = {"orientation": "horizontal", "shrink": 0.7, "aspect": 40, "pad": 0.02}
+    figure.colorbar(field, ax=axes[:, :2], label=f"{channel} ({units})", extend="both", **bar)
+    figure.colorbar(error, ax=axes[:, 2], label=f"forecast minus truth ({units})", extend="both", **{**bar, "aspect": 20})
+    figure.suptitle(f"{channel}: forecast from {clock.format(initial).replace('T', ' ')} UTC")
+    return figure
+
+
+def spectra(
+    powers: Mapping[tuple[str, int], tuple[np.ndarray, np.ndarray]], units: Mapping[str, str], n_cases: int
+) -> Figure:
+    """Power by total wavenumber (top) and the forecast's over the truth's (bottom), a column a channel."""
+    channels = list(dict.fromkeys(channel for channel, _ in powers))
+    leads = sorted({lead for _, lead in powers})
+    shades = colormaps["viridis"](np.linspace(0.1, 0.75, len(leads)))
+    figure = _figure(2.9 * len(channels) + 0.6, 5.2)
+    axes = figure.subplots(2, len(channels), sharex=True, squeeze=False, height_ratios=[2, 1])
+    for column, channel in enumerate(channels):
+        upper, lower = axes[:, column]
+        truth = np.mean([powers[channel, lead][0] for lead in leads], axis=0)
+        number = np.arange(1, len(truth))  # the mean, wavenumber 0, would set the scale
+        upper.loglog(number, truth[1:], color="black", linewidth=2.2, label="Truth")
+        for lead, colour in zip(leads, shades, strict=True):
+            own_truth, forecast = powers[channel, lead]
+            upper.loglog(number, forecast[1:], color=colour, linewidth=1.5, label=f"Forecast at {lead / 60:g} h")
+            lower.semilogx(number, forecast[1:] / own_truth[1:], color=colour, linewidth=1.5)
+        lower.axhline(1.0, color="black", linewidth=0.8)
+        lower.set_ylim(0, 1.6)
+        upper.set_title(channel)
+        upper.set_ylabel(f"Power (({units[channel]})$^2$)")
+        lower.set_ylabel("Forecast / truth")
+        lower.set_xlabel("Total wavenumber")
+        ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100, 200) if tick <= number[-1]]
+        lower.set_xticks(ticks, [str(tick) for tick in ticks], minor=False)
+        lower.tick_params(axis="x", which="minor", labelbottom=False)
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    figure.suptitle(f"Power spectra, mean over {n_cases} forecasts")
+    return figure
+
+
+def loss_curve(train: Sequence[tuple[int, float]], valid: Sequence[tuple[int, float]]) -> Figure:
+    """Training and validation loss by optimizer step; each is a list of (step, loss)."""
+    figure = _figure(6.4, 3.4)
+    axis = figure.subplots()
+    steps, losses = np.array(train, dtype=np.float64).T
+    axis.plot(steps, losses, color="#56B4E9", linewidth=0.8, alpha=0.6, label="Training, each step")
+    width = max(1, len(losses) // 50)
+    if width > 1:
+        smooth = np.convolve(losses, np.ones(width) / width, mode="valid")
+        axis.plot(steps[width - 1 :], smooth, color="#0072B2", linewidth=2.0, label=f"Training, mean of {width} steps")
+    if valid:
+        where, values = np.array(valid, dtype=np.float64).T
+        axis.plot(where, values, color="#D55E00", marker="o", linewidth=1.6, label="Validation")
+    axis.set_yscale("log")
+    axis.set_xlabel("Optimizer step")
+    axis.set_ylabel("Loss (normalised)")
+    axis.set_title("Loss")
+    axis.legend()
+    return figure
+
+
+def _figure(width: float, height: float) -> Figure:
+    return Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
+
+
+def _limits(fields: Sequence[np.ndarray]) -> tuple[float, float]:
+    """Return the range of all but the outermost half percent."""
+    low, high = np.nanpercentile(np.stack(fields), [0.5, 99.5])
+    return float(low), float(high) if high > low else float(low) + 1.0
+
+
+def _draw_map(axis: Axes, field: np.ndarray, background: Background, colours: str, low: float, high: float):
+    """Draw a field with Greenwich in the middle."""
+    grid = background.grid
+    width = 360.0 / len(grid.lon)
+    eastern = int((grid.lon >= 180.0 - width / 2).argmax())
+    order = np.roll(np.arange(len(grid.lon)), -eastern)
+    centres = np.where(grid.lon[order] >= 180.0 - width / 2, grid.lon[order] - 360.0, grid.lon[order])
+    edges = np.append(centres - width / 2, centres[-1] + width / 2)
+    palette = colormaps[colours].with_extremes(bad="#CCCCCC")
+    mesh = axis.pcolormesh(
+        edges, grid.lat_bounds, field[:, order], cmap=palette, vmin=low, vmax=high, rasterized=True
+    )
+    if background.land is not None:
+        axis.contour(centres, grid.lat, background.land[:, order], [0.5], colors="black", linewidths=0.6)
+    axis.set_xlim(edges[0], edges[-1])
+    axis.set_ylim(-90, 90)
+    axis.set_xticks(range(-180, 181, 60))
+    axis.set_xticklabels([_degrees(value, "W", "E") for value in range(-180, 181, 60)])
+    axis.set_yticks(range(-60, 61, 30))
+    axis.set_yticklabels([_degrees(value, "S", "N") for value in range(-60, 61, 30)])
+    axis.set_xlim(edges[0], edges[-1])
+    axis.set_aspect("auto")
+    axis.grid(False)
+    return mesh
+
+
+def _degrees(value: int, negative: str, positive: str) -> str:
+    side = "" if value % 180 == 0 else negative if value < 0 else positive
+    return f"{abs(value)}°{side}"

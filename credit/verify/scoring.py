@@ -1,0 +1,259 @@
+"""Scores every forecast and baseline on one set of cases, in one pass over the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+from tqdm import tqdm
+
+from credit.channels import Channel
+from credit.config import Config
+from credit.data.climatology import Climatology
+from credit.data.splits import Split, build_splits
+from credit.errors import ConfigError, DataError, did_you_mean
+from credit.forecast.archive import ForecastArchive, open_forecasts
+from credit.times import parse_duration
+from credit.verify.baselines import BASELINES, baseline_fields, build_climatology, fit_damping
+from credit.verify.spectra import SphericalSpectrum
+from credit.verify.sums import CellMeans, ScoreSums, wind_pairs
+from credit.verify.table import ScoreTable, build_table
+
+if TYPE_CHECKING:
+    from credit.data.reader import FieldReader
+
+_CACHE_BYTES = 1 << 30
+_PREFERRED = ("z500", "t850", "t2m", "msl", "u850", "u10", "q700", "u250", "v10", "tp")
+_FIGURE_CHANNELS = 4
+_REAL_CALENDARS = {"standard", "proleptic_gregorian"}  # the same since 1582
+
+
+@dataclass
+class Verification:
+    """What a verification found.
+
+    Attributes:
+        table: the scores, once they are computed.
+        climatology: of the baselines.
+        damping: (L, C) r of damped persistence.
+        cases: (N,) initial times in minutes.
+        left_out: initial times of the archive without truth in the test period.
+        figure_channels: names of the channels of the figures.
+        figure_leads: lead times of the maps and spectra in minutes.
+        example: the case of the maps.
+        maps: (figure channel, lead) -> (truth, forecast), each (H, W), at the example.
+        spectra: (figure channel, lead) -> (truth, forecast) power by total wavenumber, mean over the cases.
+    """
+
+    table: ScoreTable | None
+    climatology: Climatology
+    damping: np.ndarray
+    cases: np.ndarray
+    left_out: int
+    figure_channels: list[str]
+    figure_leads: list[int]
+    example: int
+    maps: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    spectra: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+
+
+def score_forecasts(config: Config, reader: FieldReader, archive: ForecastArchive) -> Verification:
+    """Score the archive, the baselines and ``verification.other_forecasts``.
+
+    Raises:
+        DataError: if forecasts and truth differ in grid, calendar or units, or have no case in common.
+        ConfigError: if the climatology cannot be made.
+    """
+    archives = {"model": archive}
+    for name, path in config.verification.other_forecasts.items():
+        archives[name] = open_forecasts(path)
+    for own in archives.values():
+        _require_comparable(own, reader)
+    channels = [c for c in reader.channels.output if c.name in archive.channel_names]
+    if not channels:
+        wanted = ", ".join(c.name for c in reader.channels.output)
+        raise DataError(f"{archive.origin}: has none of the outputs of data.variables ({wanted})")
+    leads = _common_leads(archives)
+    splits = build_splits(config.data, reader.clock)
+    cases = _common_cases(archives, reader, leads, splits["test"])
+    scorer = _Scorer(config, reader, archives, channels, leads, splits["train"])
+    return scorer.run(cases, left_out=len(archive.initial_minutes) - len(cases))
+
+
+def _require_comparable(archive: ForecastArchive, reader: FieldReader) -> None:
+    difference = reader.grid.difference(archive.grid)
+    if difference:
+        raise DataError(f"{archive.origin}: its grid is not that of the data: {difference}")
+    if archive.clock != reader.clock and not {archive.clock.calendar, reader.clock.calendar} <= _REAL_CALENDARS:
+        raise DataError(f"{archive.origin}: calendar {archive.clock.calendar}, the data have {reader.clock.calendar}")
+    for name, units in archive.units.items():
+        ours = reader.attributes.get(name, {}).get("units")
+        if ours and ours != units:
+            raise DataError(f"{archive.origin}: {name} is in {units}, the data in {ours}")
+
+
+def _common_leads(archives: Mapping[str, ForecastArchive]) -> np.ndarray:
+    """Return the lead times that every archive has, without 0."""
+    common = set.intersection(*(set(own.lead_minutes.tolist()) for own in archives.values()))
+    leads = np.array(sorted(lead for lead in common if lead > 0), dtype=np.int64)
+    if not len(leads):
+        raise DataError(f"{', '.join(str(own.origin) for own in archives.values())}: have no lead time in common")
+    return leads
+
+
+def _common_cases(
+    archives: Mapping[str, ForecastArchive], reader: FieldReader, leads: np.ndarray, test: Split
+) -> np.ndarray:
+    """Return the initial times that every archive has and whose truth, at every lead too, is in the test period."""
+    common = set.intersection(*(set(own.initial_minutes.tolist()) for own in archives.values()))
+    truth = set(reader.times[(reader.times >= test.first) & (reader.times <= test.last)].tolist())
+    cases = sorted(t for t in common if t in truth and all(t + lead in truth for lead in leads.tolist()))
+    if not cases:
+        raise DataError(
+            f"{test.describe(reader.clock)}: of {len(common)} initial times that all forecasts have, none has truth at "
+            f"every lead up to {leads[-1] / 60:g} h in this period; forecast from times in it (inference.initial_times)"
+        )
+    return np.array(cases, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class _Contender:
+    """A forecast to score: which of the scored channels it has, and where they lie in its archive."""
+
+    archive: ForecastArchive
+    has: list[int]
+    rows: list[int]
+    means: CellMeans
+
+    def read(self, initial: int, leads: np.ndarray) -> np.ndarray:
+        """Return (L, C, H, W) of the scored lead times and channels."""
+        have = self.archive.lead_minutes.tolist()
+        return self.archive.read(initial)[[have.index(lead) for lead in leads.tolist()]][:, self.rows]
+
+
+class _Scorer:
+    """One pass over the cases."""
+
+    def __init__(
+        self,
+        config: Config,
+        reader: FieldReader,
+        archives: Mapping[str, ForecastArchive],
+        channels: list[Channel],
+        leads: np.ndarray,
+        train: Split,
+    ) -> None:
+        self._config, self._reader, self._channels, self._leads = config, reader, channels, leads
+        names = [c.name for c in channels]
+        stored = [c.name for c in reader.channels.stored]
+        self._stored = [stored.index(name) for name in names]
+        field_bytes = 4 * len(names) * reader.grid.shape[0] * reader.grid.shape[1]
+        # at least what one case needs; in a small data set everything is read once
+        self._truth = lru_cache(maxsize=max(len(leads) + 2, _CACHE_BYTES // field_bytes))(self._read)
+        self._means = CellMeans(reader.grid, channels, reader.masks)
+        self._contenders = {}
+        for key, archive in archives.items():
+            has = [i for i, name in enumerate(names) if name in archive.channel_names]
+            rows = [archive.channel_names.index(names[i]) for i in has]
+            means = CellMeans(reader.grid, [channels[i] for i in has], reader.masks)
+            self._contenders[key] = _Contender(archive, has, rows, means)
+        self._climatology = build_climatology(config.verification.climatology, reader, names, train)
+        self._damping = fit_damping(self._truth, reader.times, self._climatology, train, leads, self._means)
+        self._spectrum = SphericalSpectrum(reader.grid)
+
+    def _read(self, minutes: int) -> np.ndarray:
+        index = self._reader.index_of(minutes)
+        assert index is not None, minutes
+        return self._reader.read(index)[self._stored]
+
+    def run(self, cases: np.ndarray, left_out: int) -> Verification:
+        """Score every case and collect what the figures show."""
+        leads, channels = len(self._leads), len(self._channels)
+        sums = {key: ScoreSums.zeros(leads, len(own.has)) for key, own in self._contenders.items()}
+        sums |= {name: ScoreSums.zeros(leads, channels) for name in BASELINES}
+        shown = _figure_channels(self._config, self._channels)
+        figure_leads = _figure_leads(self._config, self._leads)
+        example = int(cases[len(cases) // 2])
+        found = Verification(None, self._climatology, self._damping, cases, left_out, shown, figure_leads, example)
+        for initial in tqdm(cases.tolist(), "scoring", disable=None):
+            self._score_case(initial, sums, found)
+        for key, pair in found.spectra.items():
+            found.spectra[key] = tuple(power / len(cases) for power in pair)
+        everything = list(range(channels))
+        indices = {key: self._contenders[key].has if key in self._contenders else everything for key in sums}
+        found.table = build_table(
+            {key: (own, indices[key]) for key, own in sums.items()},
+            self._channels,
+            self._leads,
+            self._reader.attributes,
+            wind_pairs(self._channels, self._reader.attributes),
+            self._facts(cases),
+        )
+        return found
+
+    def _score_case(self, initial: int, sums: Mapping[str, ScoreSums], found: Verification) -> None:
+        clock, flatten = self._reader.clock, self._means.flatten
+        forecasts = {key: own.read(initial, self._leads) for key, own in self._contenders.items()}
+        start = flatten(self._truth(initial), "truth")
+        normal_start = flatten(self._climatology.at(initial), "climatology")
+        for number, lead in enumerate(self._leads.tolist()):
+            when = clock.format(initial + lead)
+            truth = flatten(self._truth(initial + lead), f"truth at {when}")
+            normal = flatten(self._climatology.at(initial + lead), f"climatology at {when}")
+            for name, baseline in baseline_fields(start, normal_start, normal, self._damping[number]).items():
+                sums[name].add(number, self._means, baseline, truth, normal)
+            for key, own in self._contenders.items():
+                what = f"{own.archive.origin}: forecast from {clock.format(initial)} at {lead / 60:g} h"
+                forecast = own.means.flatten(forecasts[key][number], what)
+                sums[key].add(number, own.means, forecast, truth[own.has], normal[own.has])
+            if lead in found.figure_leads:
+                self._collect(initial, lead, forecasts["model"][number], found)
+        for own in sums.values():
+            own.cases += 1
+
+    def _collect(self, initial: int, lead: int, forecast: np.ndarray, found: Verification) -> None:
+        """Keep the maps of the example and add to the spectra; masked channels have no spectrum."""
+        truth = self._truth(initial + lead)
+        for index, channel in enumerate(self._channels):
+            if channel.name not in found.figure_channels:
+                continue
+            pair = (truth[index], forecast[index])
+            if initial == found.example:
+                mask = self._reader.masks.get(channel.variable, False)
+                found.maps[channel.name, lead] = tuple(np.where(mask, np.nan, one) for one in pair)
+            if channel.variable not in self._reader.masks:
+                power = self._spectrum.power(np.stack(pair))
+                before = found.spectra.get((channel.name, lead), (0.0, 0.0))
+                found.spectra[channel.name, lead] = (before[0] + power[0], before[1] + power[1])
+
+    def _facts(self, cases: np.ndarray) -> dict[str, str | int]:
+        clock = self._reader.clock
+        return {
+            "title": f"Scores of {self._config.experiment}",
+            "n_cases": len(cases),
+            "initial_times": f"{clock.format(cases[0])} to {clock.format(cases[-1])}",
+            "climatology": self._climatology.description,
+            "level_units": self._config.data.level_units,
+            "regions": "tropics: within 20 degrees of the equator; extratropics: beyond",
+        }
+
+
+def _figure_channels(config: Config, channels: Sequence[Channel]) -> list[str]:
+    names = [c.name for c in channels]
+    wanted = config.verification.figure_channels
+    if wanted is None:
+        chosen = [name for name in _PREFERRED if name in names] or names
+        return chosen[:_FIGURE_CHANNELS]
+    for name in wanted:
+        if name not in names:
+            raise ConfigError(f'verification.figure_channels: "{name}" is not scored{did_you_mean(name, names)}')
+    return wanted
+
+
+def _figure_leads(config: Config, leads: np.ndarray) -> list[int]:
+    """Return the asked lead times that the forecasts have, else the last."""
+    wanted = [parse_duration(text) for text in config.verification.figure_leads]
+    return [lead for lead in wanted if lead in leads] or [int(leads[-1])]

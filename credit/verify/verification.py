@@ -1,0 +1,87 @@
+"""verify: score forecasts and write the scores, the figures and the report."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from credit.config import Config
+from credit.errors import CreditError
+from credit.forecast.archive import ForecastArchive
+from credit.verify.facts import read_training_log
+from credit.verify.scoring import Verification, score_forecasts
+from credit.verify.table import ScoreTable
+
+if TYPE_CHECKING:
+    from credit.data.reader import FieldReader
+
+_LAND_STANDARD_NAMES = ("land_area_fraction", "land_binary_mask")
+
+
+def verify(config: Config, reader: FieldReader, archive: ForecastArchive, save_loc: str | os.PathLike) -> ScoreTable:
+    """Score `archive` and write ``scores.nc``, ``scores.csv``, ``figures/`` and ``report.html`` into `save_loc`.
+
+    Args:
+        config: the run's config.
+        reader: truth, and the training data of climatology and damping.
+        archive: the model's forecasts.
+        save_loc: the run's folder.
+
+    Raises:
+        DataError: if forecasts and truth do not belong together.
+        ConfigError: if the climatology cannot be made.
+        CreditError: if the folder cannot be written.
+    """
+    folder = Path(save_loc)
+    found = score_forecasts(config, reader, archive)
+    assert found.table is not None
+    try:
+        (folder / "figures").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CreditError(f"{folder}: cannot be written ({error.strerror}); choose another save_loc") from error
+    found.table.write(folder)
+    figures = _draw(found, reader, folder)
+    # jinja2 and matplotlib are slow to import; a config that cannot be scored never gets here
+    from credit.verify.report import write_report
+
+    write_report(config, found, reader, archive, figures, folder)
+    return found.table
+
+
+def _draw(found: Verification, reader: FieldReader, folder: Path) -> list[tuple[str, Path]]:
+    """Draw every figure; return (caption, path) in the order of the report."""
+    from credit.verify import plots
+
+    table, figures = found.table, folder / "figures"
+    units = {name: table.units(name) for name in found.figure_channels}
+    drawn = [
+        (
+            "Root-mean-square error and anomaly correlation by lead time.",
+            plots.draw(figures / "skill.png", plots.skill_curves, table, found.figure_channels),
+        )
+    ]
+    background = plots.Background(reader.grid, _land(reader))
+    for name in found.figure_channels:
+        pairs = {lead: found.maps[name, lead] for lead in found.figure_leads}
+        path = figures / f"maps_{name}.png"
+        arguments = (name, units[name], pairs, found.example, reader.clock, background)
+        drawn.append((f"{name}: truth, forecast and error of one forecast.", plots.draw(path, plots.maps, *arguments)))
+    if found.spectra:
+        path = plots.draw(figures / "spectra.png", plots.spectra, found.spectra, units, len(found.cases))
+        drawn.append(("Power by total wavenumber; below 1 the forecast is too smooth.", path))
+    log = read_training_log(folder / "metrics.jsonl")
+    if log is not None:
+        path = plots.draw(figures / "loss.png", plots.loss_curve, log.train, log.valid)
+        drawn.append(("Training and validation loss.", path))
+    return drawn
+
+
+def _land(reader: FieldReader) -> np.ndarray | None:
+    """Return the land fraction where a static field of the data is one."""
+    for number, channel in enumerate(reader.channels.static_stored):
+        if reader.attributes.get(channel.variable, {}).get("standard_name") in _LAND_STANDARD_NAMES:
+            return reader.static()[number]
+    return None

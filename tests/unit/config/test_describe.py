@@ -1,0 +1,12 @@
+"""docs/config.md is what the schema says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from credit.config.describe import describe
+
+
+def test_the_page_is_current(repository: Path) -> None:
+    page = (repository / "docs" / "config.md").read_text()
+    assert page == describe(), "run: python -m credit.config.describe > docs/config.md"

@@ -1,0 +1,147 @@
+"""YAML, overrides and environment become a frozen config; every problem is reported at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from credit.config import build_config, dump_config, load_config
+from credit.errors import ConfigError
+
+MINIMAL = {
+    "save_loc": "runs/x",
+    "data": {
+        "sources": [{"path": "x.nc"}],
+        "variables": {"prognostic": {"vars_3D": ["z"], "vars_2D": ["t2m"]}},
+        "levels": [850, 500],
+        "splits": {
+            "train": ["2000-01-01", "2000-06-30"],
+            "valid": ["2000-07-11", "2000-08-31"],
+            "test": ["2000-09-11", "2000-12-31"],
+        },
+    },
+    "model": {"type": "wxformer"},
+    "trainer": {"max_steps": 10},
+}
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yml"
+    path.write_text(yaml.safe_dump(MINIMAL))
+    return path
+
+
+def problems_of(raw: dict) -> str:
+    with pytest.raises(ConfigError) as caught:
+        build_config(raw)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+def with_key(dotted: str, value: object) -> dict:
+    raw = yaml.safe_load(yaml.safe_dump(MINIMAL))
+    node = raw
+    *path, last = dotted.split(".")
+    for key in path:
+        node = node.setdefault(key, {})
+    node[last] = value
+    return raw
+
+
+def test_round_trip_through_yaml(written: Path) -> None:
+    config = load_config(written)
+    assert build_config(yaml.safe_load(dump_config(config))) == config
+
+
+def test_frozen(written: Path) -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        load_config(written).trainer.max_steps = 5
+
+
+def test_overrides_reach_lists_and_new_sections(written: Path) -> None:
+    config = load_config(
+        written, ["trainer.learning_rate=1e-4", "data.sources.0.path=y.nc", "model.dim=[8,16,32,64]", "loss.kind=mae"]
+    )
+    assert config.trainer.learning_rate == 1e-4
+    assert config.data.sources[0].path == "y.nc"
+    assert config.model.dim == [8, 16, 32, 64]
+    assert config.loss.kind == "mae"
+
+
+@pytest.mark.parametrize("bad", ["trainer.max_steps", "=3", "data.sources.4.path=y", "trainer.max_steps.x=1"])
+def test_bad_overrides(written: Path, bad: str) -> None:
+    with pytest.raises(ConfigError, match="override"):
+        load_config(written, [bad])
+
+
+def test_environment(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WHERE", "/data")
+    assert load_config(written, ["data.sources.0.path=$WHERE/${WHERE}x.nc"]).data.sources[0].path == "/data//datax.nc"
+    with pytest.raises(ConfigError, match=r"data.sources.0.path.*no variable NOWHERE_SET"):
+        load_config(written, ["data.sources.0.path=$NOWHERE_SET/x.nc"])
+
+
+def test_every_problem_at_once() -> None:
+    raw = with_key("trainer.max_step", 3)
+    raw["trainer"]["amp"] = "perhaps"
+    raw["model"]["dims"] = [1]
+    raw["data"]["sources"][0]["paht"] = "x"
+    raw["inference"] = {"lead_time": "soon"}
+    text = problems_of(raw)
+    assert 'trainer.max_step: unknown key; did you mean "max_steps"?' in text
+    assert "trainer.amp: 'perhaps'" in text
+    assert 'model.dims: unknown key; did you mean "dim"?' in text
+    assert 'data.sources.0.paht: unknown key; did you mean "path"?' in text
+    assert "inference.lead_time: 'soon'" in text
+    assert "5 problems" in text
+
+
+def test_unknown_model_names_the_nearest() -> None:
+    assert 'did you mean "wxformer"?' in problems_of(with_key("model.type", "wxfomer"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("trainer.num_epoch", 3, "exactly one of max_steps and num_epoch"),
+        ("data.levels", [], "no levels"),
+        ("inference.lead_time", "7h", "not a multiple of data.timestep"),
+        ("data.fields.zz.minimum", 0, "not in data.variables"),
+        ("trainer.backprop_on_timestep", [2], "between 1 and data.forecast_len"),
+        ("data.variables.diagnostic", {"vars_2D": ["t2m"]}, "listed twice"),
+        ("plugins", ["no_such_module_anywhere"], "cannot be imported"),
+        ("data.variables.prognostic", {}, "at least one variable"),
+    ],
+)
+def test_combinations(key: str, value: object, says: str) -> None:
+    assert says in problems_of(with_key(key, value))
+
+
+def test_daily_sun_excludes_the_time_of_day() -> None:
+    raw = with_key("data.solar.mean", "daily")
+    raw["data"]["variables"]["dynamic_forcing"] = {"vars_2D": ["sin_day"]}
+    assert "no diurnal cycle" in problems_of(raw)
+
+
+def test_key_given_twice(tmp_path: Path) -> None:
+    path = tmp_path / "config.yml"
+    path.write_text("seed: 1\nseed: 2\n")
+    with pytest.raises(ConfigError, match='"seed" is given twice'):
+        load_config(path)
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "a: [", ""])
+def test_not_a_mapping(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.yml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="config"):
+        load_config(path)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(tmp_path / "none.yml")

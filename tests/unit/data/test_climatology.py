@@ -1,0 +1,151 @@
+"""Climatologies of known annual cycles."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from credit.channels import ChannelMap
+from credit.data.climatology import Climatology, fit_climatology, load_climatology
+from credit.errors import ConfigError, DataError
+from credit.times import Clock
+from tests.unit.analytic_reader import ATTRIBUTES, AnalyticReader, make_grid
+
+CHANNELS = ChannelMap.build({"prognostic": {"vars_3D": ["z"], "vars_2D": ["t2m", "sst"]}}, [850.0, 500.0])
+NAMES = [channel.name for channel in CHANNELS.stored]
+GRID = make_grid(6, 8)
+PHASE = np.linspace(0.0, 0.5, GRID.shape[0])[:, None]
+
+
+def _reader(
+    calendar: str = "standard", start: str = "2000-01-01", end: str = "2002-01-01", every: int = 1440,
+    noise: float = 0.0, diurnal: float = 0.0,
+) -> AnalyticReader:  # fmt: skip
+    clock = Clock(calendar)
+    rng = np.random.default_rng(1)
+
+    def function(minutes: int, channel: int) -> np.ndarray:
+        fraction = clock.year_fraction(np.array(minutes))
+        cycle = 250.0 + channel + 20.0 * np.cos(2 * np.pi * (fraction - PHASE)) * np.ones(GRID.shape)
+        cycle = cycle + diurnal * np.cos(2 * np.pi * clock.day_fraction(np.array(minutes)))
+        return cycle + noise * rng.standard_normal(GRID.shape)
+
+    mask = np.zeros(GRID.shape, dtype=bool)
+    mask[2, 3] = True
+    times = np.arange(clock.parse(start), clock.parse(end), every)
+    return AnalyticReader(CHANNELS, GRID, clock, times, function, {"sst": mask})
+
+
+def _fit(reader: AnalyticReader, **options: object) -> Climatology:
+    return fit_climatology(reader, NAMES, int(reader.times[0]), int(reader.times[-1]), **options)
+
+
+@pytest.mark.parametrize("calendar", ["standard", "noleap", "360_day"])
+@pytest.mark.parametrize("options", [{"harmonics": 1}, {"harmonics": 3}, {"method": "window", "window_days": 15}])
+def test_an_annual_cycle_is_found_in_every_calendar(calendar: str, options: dict) -> None:
+    reader = _reader(calendar)
+    climatology = _fit(reader, **options)
+    tolerance = 0.25 if "method" in options else 2e-3  # a mean over 15 days flattens a cosine by 0.3 %
+    for date in ("2000-02-28", "2005-03-01", "2013-09-15T06:00", "2001-12-30T18:00"):
+        minutes = reader.clock.parse(date)
+        expected = AnalyticReader(CHANNELS, GRID, reader.clock, [minutes], reader._function, reader.masks).read(0)
+        np.testing.assert_allclose(climatology.at(minutes), expected, atol=tolerance)
+    assert np.isnan(climatology.at(minutes)[NAMES.index("sst"), 2, 3])
+    assert climatology.at(minutes).dtype == np.float32
+
+
+def test_only_the_period_is_used() -> None:
+    reader = _reader()
+    clock = reader.clock
+    inner, cycle = clock.parse("2001-01-01"), reader._function
+    reader._function = lambda minutes, channel: cycle(minutes, channel) + (1e6 if minutes < inner else 0)
+    climatology = fit_climatology(reader, NAMES, inner, int(reader.times[-1]))
+    assert climatology.at(clock.parse("2001-06-01")).max(initial=0, where=~np.isnan(climatology.at(0))) < 300
+    assert "2001-01-01 to 2001-12-31" in climatology.description
+    assert climatology.notice and "1.0 years" in climatology.notice
+
+
+def test_harmonics_are_the_least_squares_fit() -> None:
+    reader = _reader(noise=5.0, every=2880)
+    climatology = _fit(reader, harmonics=2)
+    reader.times = reader.times[:]
+    angle = 2 * np.pi * reader.clock.year_fraction(reader.times)
+    design = np.stack([np.ones_like(angle), np.cos(angle), np.sin(angle), np.cos(2 * angle), np.sin(2 * angle)], 1)
+    again = _reader(noise=5.0, every=2880)  # the same noise, read in the same order
+    series = np.stack([again.read(i)[0, 1, 1] for i in range(len(again.times))]).astype(np.float64)
+    expected, *_ = np.linalg.lstsq(design, series, rcond=None)
+    np.testing.assert_allclose(climatology.fields[0, :, 0, 1, 1], expected, rtol=1e-5, atol=1e-4)
+
+
+def test_the_mean_alone() -> None:
+    reader = _reader(start="2000-06-01", end="2000-06-11")
+    climatology = _fit(reader, harmonics=0)
+    expected = np.mean([reader.read(i) for i in range(10)], axis=0)
+    np.testing.assert_allclose(climatology.at(0), expected, rtol=1e-6)
+
+
+def test_a_short_period_cannot_carry_harmonics() -> None:
+    with pytest.raises(ConfigError, match="harmonics: 1 cannot be fitted to 61 times from 2000-01-01.*set it to 0"):
+        _fit(_reader(end="2000-03-02"))
+    with pytest.raises(ConfigError, match="no time around day"):
+        _fit(_reader(end="2000-07-01"), method="window")
+
+
+def test_unsmoothed_days_need_ten_years() -> None:
+    with pytest.raises(ConfigError, match="needs at least 10 years of training data, there are 2.0"):
+        _fit(_reader(), method="window", window_days=1)
+    reader = _reader(end="2010-01-01")
+    climatology = _fit(reader, method="window", window_days=1)
+    assert climatology.fields.shape[1] == 365 and climatology.notice is None
+    np.testing.assert_allclose(climatology.at(reader.clock.parse("2003-05-01")), reader.read(1216), atol=0.3)
+
+
+def test_times_of_the_day_are_told_apart() -> None:
+    reader = _reader(every=360, diurnal=3.0)
+    climatology = _fit(reader, by_hour=True)
+    for hour in (0, 6, 12, 18):
+        minutes = reader.clock.parse(f"2001-04-01T{hour:02d}:00")
+        np.testing.assert_allclose(climatology.at(minutes), reader.read(reader.index_of(minutes)), atol=5e-3)
+    with pytest.raises(DataError, match="at none of its times of the day"):
+        climatology.at(reader.clock.parse("2001-04-01T03:00"))
+
+
+def test_round_trip_and_selection() -> None:
+    climatology = _fit(_reader())
+    again = Climatology.from_dict(climatology.to_dict())
+    np.testing.assert_array_equal(again.at(12345), climatology.at(12345))
+    assert again.names == climatology.names and again.description == climatology.description
+    some = climatology.select(["t2m", "z850"])
+    np.testing.assert_array_equal(some.at(99), climatology.at(99)[[2, 0]])
+
+
+def test_a_file(tmp_path) -> None:
+    """South-up file of one value a day, times of the day and levels in another order."""
+    days, hours, levels = np.arange(1, 367), np.array([0, 12]), np.array([500.0, 850.0])
+    lat = GRID.lat[::-1]
+    values = (
+        days[:, None, None, None, None] + 1000.0 * hours[:, None, None, None] + levels[:, None, None] + 0 * GRID.lon
+        + 0.01 * lat[:, None]
+    )  # fmt: skip
+    dims = ("dayofyear", "hour", "level", "lat", "lon")
+    dataset = xr.Dataset(
+        {"z": (dims, values, {"units": "m2 s-2"})},
+        {"dayofyear": days, "hour": hours, "level": levels, "lat": lat, "lon": GRID.lon},
+    )
+    path = tmp_path / "climatology.nc"
+    dataset.to_netcdf(path)
+    channels = CHANNELS.stored[:2]
+    climatology = load_climatology(path, channels, GRID, Clock(), ATTRIBUTES)
+    minutes = Clock().parse("2004-02-10T12:00")
+    expected = 41 + 12000.0 + np.array([850.0, 500.0])[:, None, None] + 0.01 * GRID.lat[:, None] + 0 * GRID.lon
+    np.testing.assert_allclose(climatology.at(minutes), expected, rtol=1e-6)
+    assert climatology.notice is None
+    with pytest.raises(DataError, match="no variable t2m"):
+        load_climatology(path, CHANNELS.stored[2:3], GRID, Clock(), ATTRIBUTES)
+    with pytest.raises(DataError, match="is in m2 s-2, the data in m"):
+        load_climatology(path, channels, GRID, Clock(), {"z": {"units": "m"}})
+    with pytest.raises(DataError, match="grid is not that of the data"):
+        load_climatology(path, channels, make_grid(8, 8), Clock(), ATTRIBUTES)
+    with pytest.raises(DataError, match="no file"):
+        load_climatology(tmp_path / "none.nc", channels, GRID, Clock(), ATTRIBUTES)

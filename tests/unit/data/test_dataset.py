@@ -1,0 +1,103 @@
+"""A field whose value is its own time is followed to the model's door."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.unit.data.fields import AnalyticReader, simple_channels
+
+from credit.config.schema_data import DataConfig
+from credit.data.climatology import fit_climatology
+from credit.data.dataset import ForecastDataset
+from credit.data.frames import Frames
+from credit.data.loader import build_loader
+from credit.errors import DataError
+from credit.times import Clock
+
+CHANNELS = simple_channels(prognostic=["a"], diagnostic=["d"], dynamic_forcing=["f"])
+SPLITS = {"train": ["2000-01-01", "2000-12-30"], "valid": ["2001-01-11", "2001-02-28"], "test": ["2001-03-15", "2001-04-30"]}
+
+
+def conf(**fields: object) -> DataConfig:
+    return DataConfig.model_validate(
+        {
+            "sources": [{"path": "x.nc"}],
+            "variables": {
+                "prognostic": {"vars_2D": ["a"]},
+                "diagnostic": {"vars_2D": ["d"]},
+                "dynamic_forcing": {"vars_2D": ["f"]},
+            },
+            "splits": SPLITS,
+            "fields": {"f": fields},
+        }
+    )
+
+
+def hours(field: np.ndarray) -> list[float]:
+    return field[..., 0, 0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("calendar", "day"), [("standard", "2000-02-28T12:00"), ("noleap", "2001-02-28T12:00"), ("360_day", "2000-02-30T12:00")]
+)
+def test_times_arrive_in_order(calendar: str, day: str) -> None:
+    """History 2, forecast 3, across the end of February; float32 holds these hours exactly."""
+    clock = Clock(calendar)
+    start = clock.parse(day)
+    reader = AnalyticReader(CHANNELS, start + 360 * np.arange(-10, 10), calendar=calendar)
+    dataset = ForecastDataset(Frames(reader, conf(), None), [start], 360, history_len=2, forecast_len=3)
+    batch = next(iter(build_loader(dataset, [[0]], workers=0)))
+    now = start / 60
+    assert batch.history_BCTHW[0, 0, :, 0, 0].tolist() == [now - 6, now]
+    assert batch.forcing_BCTHW[0, 0, :, 0, 0].tolist() == [now - 6, now, now + 6, now + 12]
+    assert batch.target_BCTHW[0, 0, :, 0, 0].tolist() == [now + 6, now + 12, now + 18]
+    assert batch.target_BCTHW[0, 1, :, 0, 0].tolist() == [now + 6, now + 12, now + 18]
+    # the calendars disagree on what comes 18 hours later
+    expected = {"standard": "2000-02-29T06:00", "noleap": "2001-03-01T06:00", "360_day": "2000-03-01T06:00"}
+    assert clock.format(start + 18 * 60) == expected[calendar]
+
+
+def test_windows_that_end_later() -> None:
+    reader = AnalyticReader(CHANNELS, 360 * np.arange(10))
+    past = Frames(reader, conf(temporal="mean", window="past"), None)
+    following = Frames(reader, conf(temporal="mean", window="next"), None)
+    assert hours(past.forcing(720)) == [12.0]
+    assert hours(following.forcing(720)) == [18.0]
+
+
+def test_a_forecast_does_not_see_the_analysed_future() -> None:
+    reader = AnalyticReader(CHANNELS, 360 * np.arange(10))
+    persist = Frames(reader, conf(in_forecast="persist"), None)
+    assert hours(persist.forcing(1440, initial=720)) == [12.0]
+    assert hours(persist.forcing(360, initial=720)) == [6.0]  # history is known
+    observed = Frames(reader, conf(in_forecast="observed"), None)
+    assert hours(observed.forcing(1440, initial=720)) == [24.0]
+    # a window that ends after the initial time is future, too
+    windowed = Frames(reader, conf(in_forecast="persist", temporal="mean", window="next"), None)
+    assert hours(windowed.forcing(720, initial=720)) == [12.0]
+    with pytest.raises(DataError, match="use persist"):
+        Frames(reader, conf(in_forecast="climatology"), None).forcing(1440, initial=720)
+
+
+def test_persistence_holds_the_anomaly() -> None:
+    """An annual cycle plus 2: the forecast follows the cycle and keeps the 2."""
+    clock = Clock()
+    first = clock.parse("2000-01-01")
+    times = first + 1440 * np.arange(366)
+
+    def cycle(minutes: int) -> float:
+        return float(10 * np.cos(2 * np.pi * clock.year_fraction(np.array([minutes]))[0]))
+
+    reader = AnalyticReader(CHANNELS, times, lambda channel, minutes, grid: np.full(grid.shape, cycle(minutes)))
+    climatology = fit_climatology(reader, ["f"], int(times[0]), int(times[-1]))
+    later = AnalyticReader(CHANNELS, times, lambda channel, minutes, grid: np.full(grid.shape, cycle(minutes) + 2))
+    frames = Frames(later, conf(in_forecast="persist"), climatology)
+    start, valid = int(times[50]), int(times[120])
+    assert frames.forcing(valid, initial=start)[0, 0, 0] == pytest.approx(cycle(valid) + 2, abs=0.01)
+    assert abs(cycle(valid) - cycle(start)) > 2  # plain persistence would be far off
+
+
+def test_a_time_that_is_not_there() -> None:
+    frames = Frames(AnalyticReader(CHANNELS, 360 * np.arange(4)), conf(), None)
+    with pytest.raises(DataError, match="no fields at 1900-01-02T00:00"):
+        frames.state(1440)

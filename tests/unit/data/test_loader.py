@@ -1,0 +1,45 @@
+"""The order of samples is a function of seed, epoch and position, the same for any number of ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from credit.data.loader import PositionSampler, epoch_order
+from credit.errors import ConfigError
+
+
+def steps_of(batch: int, accumulation: int, ranks: int, first: int = 0, last: int = 9) -> list[set[int]]:
+    """The union of samples of each optimizer step over ranks and micro-steps."""
+    streams = [
+        list(PositionSampler(25, batch, accumulation, 7, first, last, rank, ranks)) for rank in range(ranks)
+    ]
+    out = []
+    for step in range(last - first):
+        parts = [stream[step * accumulation : (step + 1) * accumulation] for stream in streams]
+        out.append({index for part in parts for micro in part for index in micro})
+    return out
+
+
+def test_the_global_batch_does_not_depend_on_ranks() -> None:
+    alone = steps_of(8, 1, 1)
+    assert all(len(step) == 8 for step in alone)
+    assert steps_of(2, 1, 4) == steps_of(2, 2, 2) == steps_of(4, 2, 1) == alone
+
+
+def test_a_restart_goes_on_with_the_next_batch() -> None:
+    whole = list(PositionSampler(25, 4, 1, 7, 0, 9))
+    assert list(PositionSampler(25, 4, 1, 7, 4, 9)) == whole[4:]
+
+
+def test_an_epoch_meets_no_sample_twice_and_epochs_differ() -> None:
+    batches = list(PositionSampler(25, 8, 1, 7, 0, 6))
+    for epoch in range(2):
+        seen = sum(batches[3 * epoch : 3 * epoch + 3], [])
+        assert len(set(seen)) == 24
+    assert batches[:3] != batches[3:]
+    assert (epoch_order(25, 7, 0) != epoch_order(25, 8, 0)).any()
+
+
+def test_a_batch_larger_than_the_data() -> None:
+    with pytest.raises(ConfigError, match="32 samples a step, but the training period has 25"):
+        PositionSampler(25, 32, 1, 7, 0, 1)

@@ -1,0 +1,85 @@
+"""Reading forecasts back, and refusing what does not belong together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from credit.errors import DataError
+from credit.forecast.archive import open_forecasts
+from credit.times import Clock
+from tests.unit.forecast.test_writer import GRID, INITIAL, LEADS, MASK, NAMES, _fields, _writer
+
+CLOCK = Clock()
+
+
+@pytest.mark.parametrize("options", [{}, {"format": "zarr"}, {"format": "zarr", "layout": "weatherbench2"}])
+def test_what_was_written_is_read(tmp_path: Path, options: dict) -> None:
+    writer = _writer(tmp_path, **options)
+    for seed, text in enumerate(INITIAL):
+        writer.write(CLOCK.parse(text), _fields(seed))
+    writer.close()
+    archive = open_forecasts(tmp_path)
+    assert archive.initial_minutes.tolist() == [CLOCK.parse(text) for text in INITIAL]
+    assert archive.lead_minutes.tolist() == LEADS
+    assert sorted(archive.channel_names) == sorted(NAMES)
+    assert archive.units["z"] == "m2 s-2" and archive.clock == CLOCK
+    assert archive.grid.difference(GRID) is None
+    assert archive.attributes["checkpoint_step"] == 7
+    expected = _fields(1)
+    expected[:, NAMES.index("sst"), MASK] = np.nan
+    order = [archive.channel_names.index(name) for name in NAMES]
+    read = archive.read(CLOCK.parse(INITIAL[1]))
+    assert read.dtype == np.float32
+    np.testing.assert_array_equal(read[:, order], expected)
+
+
+def test_only_whole_forecasts_of_a_store_count(tmp_path: Path) -> None:
+    writer = _writer(tmp_path, format="zarr")
+    with pytest.raises(DataError, match="no forecast is whole"):
+        open_forecasts(tmp_path)
+    writer.write(CLOCK.parse(INITIAL[1]), _fields())
+    assert open_forecasts(tmp_path).initial_minutes.tolist() == [CLOCK.parse(INITIAL[1])]
+
+
+def test_a_foreign_store_in_another_orientation(tmp_path: Path) -> None:
+    """As WeatherBench 2 publishes them: south first, timedelta leads."""
+    values = np.random.default_rng(3).standard_normal((1, 2, 3, 6, 12)).astype(np.float32)
+    dims = ("time", "prediction_timedelta", "level", "latitude", "longitude")
+    dataset = xr.Dataset(
+        {"z": (dims, values)},
+        {
+            "time": np.array(["2001-04-01"], dtype="datetime64[ns]"),
+            "prediction_timedelta": np.array([6, 12], dtype="timedelta64[h]").astype("timedelta64[ns]"),
+            "level": [850, 500, 250],
+            "latitude": GRID.lat[::-1],
+            "longitude": GRID.lon,
+        },
+    )
+    dataset.to_zarr(tmp_path / "other.zarr", consolidated=False)
+    archive = open_forecasts(tmp_path / "other.zarr")
+    assert archive.channel_names == ["z850", "z500", "z250"] and archive.lead_minutes.tolist() == [360, 720]
+    np.testing.assert_array_equal(archive.read(CLOCK.parse("2001-04-01")), values[0, :, :, ::-1])
+
+
+def test_forecasts_of_two_runs_are_refused(tmp_path: Path) -> None:
+    _writer(tmp_path).write(CLOCK.parse(INITIAL[0]), _fields())
+    other = _writer(tmp_path, global_attributes={"title": "a test", "checkpoint_step": 8})
+    other.write(CLOCK.parse(INITIAL[1]), _fields())
+    with pytest.raises(DataError, match=r"T0030.nc: is of another run \(global attributes checkpoint_step\)"):
+        open_forecasts(tmp_path)
+    _writer(tmp_path / "leads").write(CLOCK.parse(INITIAL[0]), _fields())
+    _writer(tmp_path / "leads", lead_minutes=[60, 120, 180]).write(CLOCK.parse(INITIAL[1]), _fields())
+    with pytest.raises(DataError, match="other lead times"):
+        open_forecasts(tmp_path / "leads")
+
+
+def test_nothing_to_read(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="there are no forecasts; run credit_rollout first"):
+        open_forecasts(tmp_path)
+    (tmp_path / "forecast_2001-04-01T00.nc").write_bytes(b"nothing")
+    with pytest.raises(DataError, match="forecast_2001-04-01T00.nc: is no readable forecast"):
+        open_forecasts(tmp_path)

@@ -1,0 +1,200 @@
+"""Written forecasts: what xarray and CDO find in them, and what a failure leaves."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import subprocess
+from pathlib import Path
+
+import netCDF4
+import numpy as np
+import pytest
+import xarray as xr
+
+from credit.channels import ChannelMap
+from credit.errors import ConfigError, CreditError
+from credit.forecast.writer import ForecastWriter
+from credit.times import Clock
+from tests.unit.analytic_reader import ATTRIBUTES, make_grid
+
+CHANNELS = ChannelMap.build(
+    {
+        "prognostic": {"vars_3D": ["t", "u", "z"], "vars_2D": ["t2m", "sst"]},
+        "diagnostic": {"vars_3D": [], "vars_2D": ["tp"]},
+    },
+    [850.0, 500.0, 250.0],
+    {"z": [500.0]},
+    ["sst"],
+)
+NAMES = [channel.name for channel in CHANNELS.output]
+GRID = make_grid(6, 12)
+LEADS = [360, 720, 1440]
+INITIAL = ["2001-04-01T00:00", "2001-04-02T00:30"]
+MASK = np.arange(72).reshape(6, 12) == 17
+
+
+def _fields(seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((len(LEADS), len(NAMES), *GRID.shape)).astype(np.float32)
+
+
+def _writer(folder: Path, clock: Clock | None = None, **options: object) -> ForecastWriter:
+    clock = clock or Clock()
+    options = {
+        "lead_minutes": LEADS,
+        "initial_minutes": [clock.parse(text) for text in INITIAL],
+        "masks": {"sst": MASK},
+        "global_attributes": {"title": "a test", "checkpoint_step": 7},
+        **options,
+    }
+    return ForecastWriter(folder, CHANNELS, GRID, clock, ATTRIBUTES, 360, **options)
+
+
+def test_a_netcdf_file_is_named_and_described(tmp_path: Path) -> None:
+    writer, fields = _writer(tmp_path), _fields()
+    paths = [writer.write(Clock().parse(text), fields) for text in INITIAL]
+    assert [path.name for path in paths] == ["forecast_2001-04-01T00.nc", "forecast_2001-04-02T0030.nc"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [path.name for path in paths]
+    with xr.open_dataset(paths[0]) as dataset:
+        expected = np.array(["2001-04-01T06:00", "2001-04-01T12:00", "2001-04-02T00:00"], dtype="datetime64[ns]")
+        np.testing.assert_array_equal(dataset["time"], expected)
+        assert dataset["forecast_reference_time"].values == np.datetime64("2001-04-01T00:00")
+        np.testing.assert_array_equal(dataset["forecast_period"], [6.0, 12.0, 24.0])
+        assert dataset["forecast_period"].attrs["standard_name"] == "forecast_period"
+        assert dataset["time"].attrs["standard_name"] == "time"
+        assert dataset["t"].dims == ("time", "level", "latitude", "longitude")
+        assert dataset["z"].dims == ("time", "level_2", "latitude", "longitude")
+        for name in ("level", "level_2"):
+            described = {"standard_name": "air_pressure", "units": "hPa", "positive": "down", "axis": "Z"}
+            assert described.items() <= dataset[name].attrs.items()
+        assert dataset["latitude"].attrs["standard_name"] == "latitude"
+        assert dataset["t2m"].attrs["units"] == "K" and dataset["t2m"].attrs["standard_name"] == "air_temperature"
+        np.testing.assert_array_equal(dataset["t"].sel(level=500.0), fields[:, NAMES.index("t500")])
+        np.testing.assert_array_equal(dataset["tp"], fields[:, NAMES.index("tp")])
+        assert np.isnan(dataset["sst"].values[:, MASK]).all() and not np.isnan(dataset["sst"].values[:, ~MASK]).any()
+        assert dataset.attrs == {"Conventions": "CF-1.8", "title": "a test", "checkpoint_step": 7}
+
+
+def test_accumulations_have_bounds_and_cell_methods(tmp_path: Path) -> None:
+    path = _writer(tmp_path).write(Clock().parse(INITIAL[0]), _fields())
+    with netCDF4.Dataset(path) as dataset:
+        assert dataset["tp"].cell_methods == "time: sum" and dataset["t"].cell_methods == "time: point"
+        assert dataset["time"].bounds == "time_bnds"
+        np.testing.assert_array_equal(dataset["time_bnds"][:, 1], dataset["time"][:])
+        np.testing.assert_array_equal(dataset["time_bnds"][:, 1] - dataset["time_bnds"][:, 0], 360.0)
+    path = _writer(tmp_path / "instant", variables=["t", "t2m"]).write(Clock().parse(INITIAL[0]), _fields())
+    with netCDF4.Dataset(path) as dataset:
+        assert "time_bnds" not in dataset.variables and "cell_methods" not in dataset["t"].ncattrs()
+        assert "z" not in dataset.variables
+
+
+@pytest.mark.parametrize("calendar", ["noleap", "360_day"])
+def test_other_calendars(tmp_path: Path, calendar: str) -> None:
+    clock = Clock(calendar)
+    initial = clock.parse("2001-02-28T18:00")
+    path = _writer(tmp_path, clock, initial_minutes=[initial]).write(initial, _fields())
+    with xr.open_dataset(path, decode_times=xr.coders.CFDatetimeCoder(use_cftime=True)) as dataset:
+        second = dataset["time"].values[0]
+        assert (second.calendar, second.month, second.day) == (calendar, *((3, 1) if calendar == "noleap" else (2, 29)))
+
+
+@pytest.mark.parametrize("layout", ["cf", "weatherbench2"])
+def test_a_zarr_store(tmp_path: Path, layout: str) -> None:
+    writer, clock = _writer(tmp_path, format="zarr", layout=layout), Clock()
+    second = clock.parse(INITIAL[1])
+    writer.write(second, _fields(1))
+    assert not writer.is_complete(clock.parse(INITIAL[0])) and writer.is_complete(second)
+    init, lead = ("init_time", "lead_time") if layout == "cf" else ("time", "prediction_timedelta")
+    with xr.open_zarr(tmp_path / "forecasts.zarr", consolidated=False) as dataset:
+        assert dataset["t"].dims == (init, lead, "level", "latitude", "longitude")
+        assert dataset["valid_time"].dims == (init, lead)
+        assert dataset["valid_time"].values[1, 2] == np.datetime64("2001-04-03T00:30")
+        hours = dataset[lead] if layout == "cf" else dataset[lead] / np.timedelta64(1, "h")
+        np.testing.assert_array_equal(hours, [6.0, 12.0, 24.0])
+        assert dataset[init].attrs["standard_name"] == "forecast_reference_time"
+        assert dataset[lead].attrs["standard_name"] == "forecast_period"
+        assert dataset["valid_time"].attrs["standard_name"] == "time"
+        np.testing.assert_array_equal(dataset["u"].isel({init: 1}).sel(level=250.0), _fields(1)[:, NAMES.index("u250")])
+        assert np.isnan(dataset["t2m"].isel({init: 0})).all()
+    with xr.open_zarr(tmp_path / "forecasts.zarr", consolidated=False, decode_timedelta=False) as dataset:
+        np.testing.assert_array_equal(dataset[lead], [6.0, 12.0, 24.0])
+
+
+@pytest.mark.parametrize("format", ["netcdf", "zarr"])
+def test_a_second_run_skips_what_is_whole(tmp_path: Path, format: str) -> None:
+    first, second = (Clock().parse(text) for text in INITIAL)
+    writer = _writer(tmp_path, format=format)
+    writer.write(first, _fields())
+    writer.close()
+    again = _writer(tmp_path, format=format)
+    assert again.is_complete(first) and not again.is_complete(second)
+
+
+def test_a_file_of_another_run_is_not_taken_as_done(tmp_path: Path) -> None:
+    first = Clock().parse(INITIAL[0])
+    _writer(tmp_path).write(first, _fields())
+    assert not _writer(tmp_path, global_attributes={"title": "a test", "checkpoint_step": 8}).is_complete(first)
+    assert not _writer(tmp_path, lead_minutes=[360, 720, 1080]).is_complete(first)
+    (tmp_path / "forecast_2001-04-01T00.nc").write_bytes(b"CDF is not here")
+    assert not _writer(tmp_path).is_complete(first)
+    _writer(tmp_path, format="zarr")
+    with pytest.raises(ConfigError, match="of another checkpoint"):
+        _writer(tmp_path, format="zarr", global_attributes={"title": "other"})
+
+
+def test_an_unknown_variable_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match='inference.variables: "t2n" is no output; did you mean "t2m"'):
+        _writer(tmp_path, variables=["t2n"])
+
+
+@pytest.mark.parametrize("format", ["netcdf", "zarr"])
+def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, format: str) -> None:
+    """A limit on the size of files fails a write as a full disk does."""
+    first, second = (Clock().parse(text) for text in INITIAL)
+    writer = _writer(tmp_path, format=format)
+    writer.write(first, _fields())
+    before = sorted(tmp_path.iterdir())
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200, limit[1]))
+        with pytest.raises(CreditError, match=r"forecast.*cannot be written \(.*full"):
+            writer.write(second, _fields())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert sorted(tmp_path.iterdir()) == before
+    assert writer.is_complete(first) and not writer.is_complete(second)
+    writer.write(second, _fields())
+    assert writer.is_complete(second)
+
+
+def test_an_interruption_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    writer = _writer(tmp_path)
+    monkeypatch.setattr("credit.forecast.netcdf_files._write_variable", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        writer.write(Clock().parse(INITIAL[0]), _fields())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CreditError, match="file/forecasts: cannot be made"):
+        _writer(tmp_path / "file" / "forecasts")
+
+
+@pytest.mark.skipif(shutil.which("cdo") is None, reason="CDO is not installed")
+def test_cdo_reads_times_levels_and_values(tmp_path: Path) -> None:
+    fields = _fields()
+    path = _writer(tmp_path).write(Clock().parse(INITIAL[0]), fields)
+
+    def cdo(*arguments: str) -> list[str]:
+        done = subprocess.run(["cdo", "-s", *arguments, str(path)], capture_output=True, text=True, check=True)
+        return done.stdout.split()
+
+    assert cdo("showtimestamp") == ["2001-04-01T06:00:00", "2001-04-01T12:00:00", "2001-04-02T00:00:00"]
+    assert cdo("showlevel", "-selname,t") == ["850", "500", "250"]
+    largest = float(cdo("output", "-fldmax", "-selname,t2m", "-seltimestep,1")[0])
+    assert largest == pytest.approx(fields[0, NAMES.index("t2m")].max(), rel=1e-4)

@@ -1,0 +1,68 @@
+"""Persistence scores 1, no level dominates, weights are relative, masked cells do not count."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from credit.channels import ChannelMap
+from credit.config.schema_trainer import LossConfig
+from credit.errors import ConfigError
+from credit.grid import LatLonGrid
+from credit.losses import build_loss
+
+GRID = LatLonGrid.from_coords(np.linspace(90, -90, 13), np.arange(24) * 15.0)[0]
+CHANNELS = ChannelMap.build({"prognostic": {"vars_3D": ["q"], "vars_2D": ["t"]}}, [850, 250])
+
+
+def loss_of(conf: dict, scale: list[float] | None = None, masks: dict | None = None):
+    return build_loss(
+        LossConfig(**conf), CHANNELS, GRID.area_weights(), np.array(scale or [1.0, 1.0, 1.0]), masks or {}
+    )
+
+
+def fields(values: list[float], batch: int = 2) -> torch.Tensor:
+    return torch.tensor(values)[None, :, None, None].expand(batch, 3, *GRID.shape)
+
+
+def test_persistence_scores_one_with_tendency_scaling() -> None:
+    scale = [0.5, 0.1, 0.02]
+    generator = torch.Generator().manual_seed(0)
+    change = torch.randn(400, 3, *GRID.shape, generator=generator) * torch.tensor(scale)[None, :, None, None]
+    loss = loss_of({"scaling": "tendency"}, scale)(torch.zeros_like(change), change)
+    assert loss.item() == pytest.approx(1.0, abs=0.02)
+
+
+def test_area_weights_follow_the_cells() -> None:
+    """A field of sin^2(latitude) has the mean 1/3 on the sphere (exact on bands only in the limit)."""
+    field = torch.from_numpy(np.sin(np.deg2rad(GRID.lat))).float()[None, None, :, None].expand(1, 3, *GRID.shape)
+    zero = torch.zeros_like(field)
+    assert loss_of({"scaling": "state"})(field, zero).item() == pytest.approx(1 / 3, abs=0.02)
+    unweighted = loss_of({"scaling": "state", "latitude_weights": False})(field, zero).item()
+    assert unweighted == pytest.approx(float((np.sin(np.deg2rad(GRID.lat)) ** 2).mean()), rel=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("mse", 4.0), ("mae", 2.0), ("huber", 1.5)])
+def test_pointwise(kind: str, expected: float) -> None:
+    loss = loss_of({"kind": kind, "scaling": "state"})(fields([2.0, 2.0, 2.0]), fields([0.0, 0.0, 0.0]))
+    assert loss.item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_weights_by_variable_channel_and_pressure() -> None:
+    error, zero = fields([1.0, 0.0, 0.0]), fields([0.0, 0.0, 0.0])
+    assert loss_of({"scaling": "state"})(error, zero).item() == pytest.approx(1 / 3, rel=1e-6)
+    assert loss_of({"scaling": "state", "weights": {"t": 2}})(error, zero).item() == pytest.approx(1 / 4, rel=1e-6)
+    assert loss_of({"scaling": "state", "weights": {"q850": 4}})(error, zero).item() == pytest.approx(4 / 6, rel=1e-6)
+    by_pressure = loss_of({"scaling": "state", "level_weights": "pressure"})(error, zero).item()
+    assert by_pressure == pytest.approx(850 / 550 / 3, rel=1e-6)
+    with pytest.raises(ConfigError, match='"qq" is no output'):
+        loss_of({"weights": {"qq": 1}})
+
+
+def test_masked_cells_do_not_count() -> None:
+    mask = np.zeros(GRID.shape, dtype=bool)
+    mask[:6] = True
+    error = torch.where(torch.from_numpy(mask), 100.0, 1.0).float()[None, None].expand(1, 3, *GRID.shape)
+    loss = loss_of({"scaling": "state"}, masks={"q": mask, "t": mask})(error, torch.zeros_like(error))
+    assert loss.item() == pytest.approx(1.0, rel=1e-6)

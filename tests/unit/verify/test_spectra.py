@@ -1,0 +1,80 @@
+"""Spherical-harmonic power against analytic harmonics, Parseval and SciPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from credit.grid import LatLonGrid
+from credit.verify.spectra import SphericalSpectrum, latitude_quadrature, legendre, max_wavenumber
+from tests.unit.analytic_reader import make_grid
+
+
+def _gaussian(rows: int) -> LatLonGrid:
+    sine, _ = np.polynomial.legendre.leggauss(rows)
+    return LatLonGrid.from_coords(np.rad2deg(np.arcsin(sine)), np.arange(2 * rows) * 180.0 / rows)[0]
+
+
+GRIDS = {
+    "32 x 64": make_grid(32, 64),
+    "61 x 120 with poles": make_grid(61, 120, poles=True),
+    "181 x 360 with poles": make_grid(181, 360, poles=True),
+    "Gaussian 48 x 96": _gaussian(48),
+}
+
+
+def _harmonic(grid: LatLonGrid, degree: int, order: int, phase: float = 0.3) -> np.ndarray:
+    """A real harmonic whose square has mean 1."""
+    table = legendre(degree, order, np.sin(np.deg2rad(grid.lat)))[-1]
+    wave = np.cos(order * np.deg2rad(grid.lon) + phase) * np.sqrt(2.0) if order else np.ones(len(grid.lon))
+    return table[:, None] * wave
+
+
+def test_only_resolved_wavenumbers() -> None:
+    assert max_wavenumber(GRIDS["32 x 64"]) == 21
+    assert max_wavenumber(GRIDS["181 x 360 with poles"]) == 120
+
+
+@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+def test_the_quadrature_is_exact_on_the_grids_own_rows(grid: LatLonGrid) -> None:
+    sine = np.sin(np.deg2rad(grid.lat))
+    weights = latitude_quadrature(grid)
+    assert weights.min() > 0
+    for degree in range(0, len(sine), 2):
+        assert weights @ sine**degree == pytest.approx(2.0 / (degree + 1), rel=1e-9)
+        assert abs(weights @ sine ** (degree + 1)) < 1e-12
+
+
+def test_on_a_gaussian_grid_it_is_gausss() -> None:
+    np.testing.assert_allclose(latitude_quadrature(GRIDS["Gaussian 48 x 96"]), np.polynomial.legendre.leggauss(48)[1])
+
+
+def test_legendre_functions_agree_with_scipy() -> None:
+    special = pytest.importorskip("scipy.special")
+    sine = np.linspace(-0.999, 0.999, 41)
+    for order in (0, 1, 7, 40):
+        ours = legendre(60, order, sine)
+        for degree in (order, order + 1, 60):
+            theirs = special.sph_harm_y(degree, order, np.arccos(sine), 0.0).real * np.sqrt(4 * np.pi) * (-1) ** order
+            np.testing.assert_allclose(ours[degree - order], theirs, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+def test_a_harmonic_has_its_power_at_its_wavenumber(grid: LatLonGrid) -> None:
+    spectrum = SphericalSpectrum(grid)
+    highest = int(spectrum.wavenumbers[-1])
+    for degree, order in ((0, 0), (1, 1), (5, 0), (6, 3), (highest, 0), (highest, highest // 2), (highest, highest)):
+        power = spectrum.power(3.0 * _harmonic(grid, degree, order))
+        expected = np.where(spectrum.wavenumbers == degree, 9.0, 0.0)
+        np.testing.assert_allclose(power, expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+def test_parseval(grid: LatLonGrid) -> None:
+    """The powers add up to the mean square, which a quadrature of twice the degree gives."""
+    spectrum = SphericalSpectrum(grid)
+    rng = np.random.default_rng(2)
+    amplitudes = {(l, m): rng.standard_normal() for l in range(0, len(spectrum.wavenumbers), 3) for m in range(0, l + 1, 2)}  # noqa: E501
+    field = sum(a * _harmonic(grid, l, m, phase=l) for (l, m), a in amplitudes.items())
+    assert spectrum.power(field).sum() == pytest.approx(sum(a**2 for a in amplitudes.values()), rel=1e-9)
+    assert spectrum.power(np.stack([field, 2 * field]))[1] == pytest.approx(4 * spectrum.power(field))
