@@ -67,14 +67,15 @@ class LatLonGrid:
         ordered = np.clip(lat[rows], -90.0, 90.0)
         if np.diff(ordered).max() > -1e-6:
             raise DataError(f"{origin}: latitudes repeat; every row must have its own")
-        wrapped = np.mod(np.where(np.abs(np.mod(lon, 360.0) - 360.0) < 1e-6, 0.0, lon), 360.0)
+        # a longitude just below 360, as float32 rounds 0, is 0
+        wrapped = np.mod(np.where(np.mod(lon, 360.0) > 360.0 - _TOLERANCE_DEGREES, 0.0, lon), 360.0)
         columns = np.argsort(wrapped, kind="stable")
         eastward = wrapped[columns]
         _check_global_longitudes(eastward, origin)
         if lat_bounds is None:
             bounds = _bounds_from_centres(ordered, origin)
         else:
-            bounds = _bounds_from_file(np.asarray(lat_bounds, dtype=np.float64)[rows], ordered, origin)
+            bounds = _bounds_from_file(np.asarray(lat_bounds, dtype=np.float64), rows, ordered, origin)
         return cls(ordered, eastward, bounds), Orientation(rows, columns)
 
     @property
@@ -146,10 +147,11 @@ def _bounds_from_centres(lat: np.ndarray, origin: str) -> np.ndarray:
     return np.concatenate([[90.0], inner, [-90.0]])
 
 
-def _bounds_from_file(bounds: np.ndarray, lat: np.ndarray, origin: str) -> np.ndarray:
-    """Edges from the file's (H, 2) bounds, whichever edge comes first."""
+def _bounds_from_file(bounds: np.ndarray, rows: np.ndarray, lat: np.ndarray, origin: str) -> np.ndarray:
+    """Edges from the file's (H, 2) bounds, whichever edge comes first; `rows` brings them into the order of `lat`."""
     if bounds.shape != (len(lat), 2):
         raise DataError(f"{origin}: latitude bounds have shape {bounds.shape}, expected ({len(lat)}, 2)")
+    bounds = bounds[rows]
     upper, lower = bounds.max(axis=1), bounds.min(axis=1)
     if np.abs(upper[1:] - lower[:-1]).max() > _TOLERANCE_DEGREES or (upper < lat).any() or (lower > lat).any():
         raise DataError(f"{origin}: latitude bounds leave gaps or do not enclose their rows")

@@ -6,7 +6,7 @@ import argparse
 
 from credit.cli.arguments import add_config_arguments as add_arguments
 
-HELP = """Write the training store data.store of CONFIG from data.sources, and fit the statistics of the training period.
+HELP = """Write the training store data.store of CONFIG from data.sources, and fit the statistics of data.splits.train.
 
 One chunk a time, channels in the model's order, float32. Interrupted, the same command goes on where it stopped; a
 complete store is left as it is. A store of other channels, levels, sources or grid is refused: delete it first."""

@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     from credit.forecast.run import forecast
     from credit.forecast.writer import ForecastWriter
     from credit.times import parse_duration
-    from credit.train.assemble import assemble_forecaster, open_fields
+    from credit.train.assemble import assemble_forecaster, describe_run, open_fields
 
     config = load_config(arguments.config, arguments.overrides)
     reader, splits = open_fields(config)
@@ -45,15 +45,14 @@ def run(arguments: argparse.Namespace) -> int:
         reader.clock,
         made.assets.attributes,
         step,
+        lead_minutes=[number * step for number in kept],
+        initial_minutes=initial,
+        level_units=config.data.level_units,
         format=conf.format,
         layout=conf.layout,
         variables=conf.variables,
-        lead_minutes=[number * step for number in kept],
-        global_attributes={
-            "experiment": config.experiment,
-            "model": config.model.type,
-            "checkpoint_step": made.step_taken,
-        },
+        masks=made.assets.masks,
+        global_attributes=describe_run(made, reader),
     )
     todo = [minutes for minutes in initial if not writer.is_complete(minutes)]
     with tqdm(total=len(todo), desc="forecasting", unit="start", disable=None) as bar:

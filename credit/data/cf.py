@@ -28,6 +28,10 @@ _NAMES = {
     "lon": ("lon", "longitude", "nav_lon"),
     "level": ("level", "plev", "lev", "pressure", "pressure_level", "isobaricinhpa", "isobaricinpa", "hybrid"),
 }
+_DEGREES = {
+    **dict.fromkeys(("degree_north", "degree_n", "degreen"), "lat"),
+    **dict.fromkeys(("degree_east", "degree_e", "degreee"), "lon"),
+}
 _AXES = {"T": "time", "Y": "lat", "X": "lon", "Z": "level"}
 _PRESSURE_IN_HPA = {"hpa": 1.0, "millibar": 1.0, "millibars": 1.0, "mbar": 1.0, "mb": 1.0, "pa": 0.01, "pascal": 0.01}
 _LEVEL_TOLERANCE = 1e-3
@@ -103,19 +107,23 @@ class Coordinates:
         """
         variable = self._dataset.variables[name]
         found: dict[str, str] = {}
+        unknown = []
         for dim in variable.dims:
             role = self.of_dim.get(dim, (None, None))[0]
             if role is not None and role not in found:
                 found[role] = dim
-            elif variable.sizes[dim] > 1 and {"lat", "lon"} <= {r for r, _ in self.of_dim.values()}:
-                raise DataError(
-                    f"{where}: dimension {dim} ({variable.sizes[dim]}) of {name} is none of time, level, latitude and "
-                    f"longitude; cut the file to one {dim} first"
-                )
+            elif variable.sizes[dim] > 1:
+                unknown.append(dim)
         if not {"lat", "lon"} <= set(found):
+            dims = ", ".join(map(str, variable.dims))
             raise DataError(
-                f"{where}: {name} has no latitude and longitude (its dimensions are {', '.join(map(str, variable.dims))}"
-                "); only fields on a latitude-longitude grid with 1-D coordinates can be read"
+                f"{where}: {name} has no latitude and longitude (its dimensions are {dims}); only fields on a "
+                "latitude-longitude grid with 1-D coordinates can be read"
+            )
+        if unknown:
+            raise DataError(
+                f"{where}: dimension {unknown[0]} ({variable.sizes[unknown[0]]}) of {name} is none of time, level, "
+                f"latitude and longitude; cut the file to one {unknown[0]} first"
             )
         return found
 
@@ -138,13 +146,12 @@ def role_of(name: str, variable: xr.Variable) -> str | None:
     if standard in _OTHER_STANDARD_NAMES or variable.dtype.kind not in "iuf":
         return None
     units = str(attributes.get("units", "")).lower()
-    for role, compass in (("lat", "n"), ("lon", "e")):
-        if units.replace("degrees", "degree").replace("_", "") in (f"degree{compass}", f"degree{dict(n='north', e='east')[compass]}"):
-            return role
+    if units.replace("degrees", "degree") in _DEGREES:
+        return _DEGREES[units.replace("degrees", "degree")]
     if " since " in units:
         return "time"
     # metres along X and Y are a map projection's
-    if attributes.get("axis") in _AXES and units in ("", "degree", "degrees") + tuple(_PRESSURE_IN_HPA):
+    if attributes.get("axis") in _AXES and units in ("", "1", "degree", "degrees", "level", *_PRESSURE_IN_HPA):
         return _AXES[attributes["axis"]]
     return next((role for role, names in _NAMES.items() if name.lower() in names), None)
 
@@ -164,7 +171,7 @@ def level_values(coordinate: xr.Variable, name: str, wanted_units: str, where: s
     factor = _PRESSURE_IN_HPA.get(units.lower())
     if wanted_units == "model_level":
         if factor is not None:
-            raise DataError(f"{where}: {name} is pressure in {units}, but data.level_units is model_level; use hPa or Pa")
+            raise DataError(f"{where}: {name} is in {units}, but data.level_units is model_level; use hPa or Pa")
         return values
     if factor is None:
         raise DataError(

@@ -1,11 +1,12 @@
-"""From the paths of a config to open files: globs, date patterns, the package's samples, and a bounded set of handles."""
+"""From the paths of a config to open files: globs, date patterns, the package's samples, a bounded set of handles."""
 
 from __future__ import annotations
 
-import errno
 import glob
+import json
 import os
 import re
+import warnings
 from collections import OrderedDict
 from importlib import resources
 from pathlib import Path
@@ -13,11 +14,12 @@ from pathlib import Path
 import xarray as xr
 
 from credit.config.schema_data import SourceConfig
+from credit.data.classic import missing_bytes
 from credit.errors import ConfigError, DataError, did_you_mean
 
 _DATE_PARTS = {"%Y": r"\d{4}", "%m": r"\d{2}", "%d": r"\d{2}", "%H": r"\d{2}", "%M": r"\d{2}", "%j": r"\d{3}"}
-_TOKEN = re.compile(r"%.|\*\*|\*|\?")
-_WILDCARDS = {"**": ".*", "*": "[^/]*", "?": "[^/]"}
+_TOKEN = re.compile(r"%.|\*\*/|\*|\?")
+_WILDCARDS = {"**/": "(?:.*/)?", "*": "[^/]*", "?": "[^/]"}
 _ZARR_MARKS = ("zarr.json", ".zgroup", ".zmetadata")
 
 
@@ -49,7 +51,7 @@ def _expand(pattern: str, key: str) -> list[Path]:
         if not path.exists():
             raise DataError(f"{key}: {pattern} does not exist{_nearby(path)}")
         if path.is_dir() and not is_zarr(path):
-            raise DataError(f"{key}: {pattern} is a folder and no zarr store; write {pattern}/*.nc for the files in it")
+            raise DataError(f"{key}: {pattern} is a folder and no zarr store; write {path}/*.nc for the files in it")
         return [path]
     regex = "".join(_as_regex(pattern, key))
     wide = re.sub("%.", "*", pattern)
@@ -111,27 +113,44 @@ def open_file(path: Path, file_format: str = "auto") -> xr.Dataset:
         DataError: if it is missing or unreadable.
     """
     engine = {"netcdf": "netcdf4", "zarr": "zarr"}.get(file_format) or ("zarr" if is_zarr(path) else "netcdf4")
+    if engine == "netcdf4":
+        _refuse_truncated(path)
     options = {"decode_times": False, "decode_timedelta": False, "chunks": None, "cache": False}
     try:
-        return xr.open_dataset(path, engine=engine, **options)
-    except FileNotFoundError as error:
-        if error.errno == errno.ENOENT and not path.exists():
-            raise DataError(f"{path} does not exist") from error
-        raise _unreadable(path, engine, error) from error
-    except PermissionError as error:
-        # netCDF-C reports some damaged headers as a lack of permission
-        if not os.access(path, os.R_OK):
-            raise DataError(f"{path}: you may not read it (check chmod and the group)") from error
-        raise _unreadable(path, engine, error) from error
+        if engine == "zarr":
+            options["consolidated"] = _is_consolidated(path)
+        with warnings.catch_warnings():
+            # two fill values (CMIP writes float32 and float64 1e20) are both read as missing, as they should
+            warnings.simplefilter("ignore", xr.SerializationWarning)
+            return xr.open_dataset(path, engine=engine, **options)
     except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
         raise _unreadable(path, engine, error) from error
+
+
+def _is_consolidated(path: Path) -> bool:
+    """Whether a zarr store has its arrays' descriptions in one place; asking for them in vain makes xarray complain."""
+    description = path / "zarr.json"
+    if description.exists():
+        return json.loads(description.read_text()).get("consolidated_metadata") is not None
+    return (path / ".zmetadata").exists()
+
+
+def _refuse_truncated(path: Path) -> None:
+    try:
+        missing = missing_bytes(path)
+    except PermissionError as error:
+        raise DataError(f"{path}: you may not read it (check chmod and the group)") from error
+    except (OSError, EOFError, KeyError, IndexError) as error:
+        raise _unreadable(path, "netcdf4", error) from error
+    if missing:
+        raise _unreadable(path, "netcdf4", EOFError(f"{missing} bytes are missing at its end"))
 
 
 def _unreadable(path: Path, engine: str, error: Exception) -> DataError:
     kind = "zarr store" if engine == "zarr" else "netCDF file"
     return DataError(
-        f"{path}: cannot be read as a {kind} ({error}); it may be truncated, still being written, or of another format: "
-        "copy it again, or set format"
+        f"{path}: cannot be read as a {kind} ({error}); it may be truncated, still being written, or of another "
+        "format: copy it again, or set data.sources.N.format"
     )
 
 

@@ -88,5 +88,3 @@ def _ignore_signals(worker: int) -> None:
     """Workers leave the decision to stop to the training process, or its last checkpoint would die with them."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-

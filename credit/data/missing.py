@@ -1,4 +1,4 @@
-"""Missing values: allowed where declared and always in the same cells; anything else stops with name, time and place."""
+"""Missing values: allowed where declared and always in the same cells; others stop with name, time and place."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ from credit.data.splits import Split, build_splits
 from credit.data.statistics import fit_statistics
 from credit.errors import DataError
 from credit.grid import LatLonGrid
+from credit.times import EPOCH
 
 logger = logging.getLogger(__name__)
 
@@ -58,11 +59,16 @@ def preprocess(conf: DataConfig, progress: bool = True) -> Path:
     return path
 
 
-def bytes_needed(sources: SourceReader, splits: Mapping[str, Split]) -> int:
-    """Return the most bytes that a store of these splits takes."""
+def times_within(sources: SourceReader, splits: Mapping[str, Split]) -> np.ndarray:
+    """Return the times from the beginning of the first split to the end of the last."""
+    first, last = store.period(splits)
+    return sources.times[(sources.times >= first) & (sources.times <= last)]
+
+
+def bytes_needed(sources: SourceReader, num_times: int) -> int:
+    """Return the most bytes that the fields of so many times take in a store."""
     height, width = sources.grid.shape
-    times = len(_times_of(sources, splits))
-    return 4 * times * len(sources.channels.stored) * height * width + _SPARE_BYTES
+    return 4 * num_times * len(sources.channels.stored) * height * width + _SPARE_BYTES
 
 
 def require_space(path: Path, need: int) -> None:
@@ -77,46 +83,57 @@ def require_space(path: Path, need: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < need:
         raise DataError(
-            f"data.store: {path} needs up to {_size(need)} more, {_size(free)} are free in {folder}; make room, or name "
-            "another data.store"
+            f"data.store: {path} needs up to {_size(need)} more, {_size(free)} are free in {folder}; make room, or "
+            "name another data.store"
         )
-
-
-def _times_of(sources: SourceReader, splits: Mapping[str, Split]) -> np.ndarray:
-    first, last = store.period(splits)
-    return sources.times[(sources.times >= first) & (sources.times <= last)]
 
 
 def _create(path: Path, conf: DataConfig, sources: SourceReader, splits: Mapping[str, Split]) -> zarr.Group:
-    """Make the store with its coordinates and no fields, beside its place, and move it there."""
-    times = _times_of(sources, splits)
+    """Make the store without fields, beside its place, and move it there."""
+    times = times_within(sources, splits)
     if len(times) == 0:
-        clock = sources.clock
-        raise DataError(
-            f"data.splits: the sources have {clock.format(sources.times[0])}..{clock.format(sources.times[-1])}, nothing "
-            "of which lies in the splits"
-        )
-    require_space(path, bytes_needed(sources, splits))
+        raise DataError(f"data.splits: no time of the sources lies in them; {_span(sources, sources.times)}")
+    require_space(path, bytes_needed(sources, len(times)))
+    path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    group = zarr.open_group(beside, mode="w", zarr_format=3)
-    coordinates = {
-        "time": (times, store.describe_time_axis(sources.clock)),
-        "latitude": (sources.grid.lat, {"units": "degrees_north", "standard_name": "latitude", "axis": "Y"}),
-        "longitude": (sources.grid.lon, {"units": "degrees_east", "standard_name": "longitude", "axis": "X"}),
-    }
-    for name, (values, attributes) in coordinates.items():
-        _add(group, name, values, (name,), attributes)
-    masked = sorted(sources.masks)
-    masks = [sources.masks[name] for name in masked]
-    cells = ("latitude", "longitude")
-    _add(group, "masks", np.array(masks, dtype=np.uint8).reshape(-1, *sources.grid.shape), ("masked_variable", *cells))
+    try:
+        group = zarr.open_group(beside, mode="w", zarr_format=3)
+        _add_arrays(group, sources, times)
+        group.attrs["credit"] = {
+            "format": store.FORMAT,
+            "complete": False,
+            "channels": sources.channels.to_dict(),
+            "grid": sources.grid.to_dict(),
+            "calendar": sources.clock.calendar,
+            "attributes": sources.attributes,
+            "masked_variables": sorted(sources.masks),
+            "packing_steps": sources.packing_steps,
+            "identity": store.identity(conf),
+            "sources": _describe_files(sources),
+            "period": list(store.period(splits)),
+            "statistics": None,
+            "statistics_period": None,
+        }
+        os.replace(beside, path)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return zarr.open_group(path, mode="r+")
+
+
+def _add_arrays(group: zarr.Group, sources: SourceReader, times: np.ndarray) -> None:
+    grid, channels, cells = sources.grid, sources.channels, ("latitude", "longitude")
+    time_axis = {"units": EPOCH, "calendar": sources.clock.calendar, "standard_name": "time", "axis": "T"}
+    _add(group, "time", times, ("time",), time_axis)
+    _add(group, "latitude", grid.lat, ("latitude",), {"units": "degrees_north", "standard_name": "latitude"})
+    _add(group, "longitude", grid.lon, ("longitude",), {"units": "degrees_east", "standard_name": "longitude"})
+    masks = [sources.masks[name] for name in sorted(sources.masks)]
+    _add(group, "masks", np.array(masks, dtype=np.uint8).reshape(-1, *grid.shape), ("masked_variable", *cells))
     _add(group, "static_fields", sources.static(), ("static_channel", *cells))
     _add(group, "done", np.zeros(len(times), dtype=np.uint8), ("time",))
-    channels = sources.channels
     group.create_array(
         "fields",
-        shape=(len(times), len(channels.stored), *sources.grid.shape),
-        chunks=(1, len(channels.stored), *sources.grid.shape),
+        shape=(len(times), len(channels.stored), *grid.shape),
+        chunks=(1, len(channels.stored), *grid.shape),
         dtype=np.float32,
         fill_value=np.nan,
         compressors=BloscCodec(cname="lz4", clevel=1, shuffle="shuffle"),
@@ -124,24 +141,6 @@ def _create(path: Path, conf: DataConfig, sources: SourceReader, splits: Mapping
         config={"write_empty_chunks": True},
         attributes={"channel": [channel.name for channel in channels.stored]},
     )
-    group.attrs["credit"] = {
-        "format": store.FORMAT,
-        "complete": False,
-        "channels": channels.to_dict(),
-        "grid": sources.grid.to_dict(),
-        "calendar": sources.clock.calendar,
-        "attributes": sources.attributes,
-        "masked_variables": masked,
-        "packing_steps": sources.packing_steps,
-        "identity": store.identity(conf),
-        "sources": _describe_files(sources),
-        "period": list(store.period(splits)),
-        "statistics": None,
-        "statistics_period": None,
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    os.replace(beside, path)
-    return zarr.open_group(path, mode="r+")
 
 
 def _add(
@@ -160,15 +159,17 @@ def _continue(path: Path, sources: SourceReader, splits: Mapping[str, Split]) ->
     meta = store.read_description(path)
     group = zarr.open_group(path, mode="r+")
     difference = LatLonGrid.from_dict(meta["grid"]).difference(sources.grid)
-    if difference is None and not np.array_equal(group["time"][:], _times_of(sources, splits)):
-        difference = f"{group['time'].shape[0]} times against {len(_times_of(sources, splits))}, or others"
-    changed = [name for name, now in _describe_files(sources).items() if meta["sources"].get(name) != now]
+    then, now = group["time"][:], times_within(sources, splits)
+    if difference is None and not np.array_equal(then, now):
+        difference = f"in the store {_span(sources, then)}, in the splits now {_span(sources, now)}"
+    changed = [name for name, state in _describe_files(sources).items() if meta["sources"].get(name) != state]
     if difference is None and changed:
         difference = f"{len(changed)} source files are new or changed since, the first is {changed[0]}"
     if difference:
         raise DataError(f"data.store: {path} does not fit the sources: {difference}; {store.WAY_OUT}")
     left = int((group["done"][:] == 0).sum())
-    require_space(path, bytes_needed(sources, splits) * left // max(1, len(group["done"])))
+    if left:
+        require_space(path, bytes_needed(sources, left))
     return group
 
 
@@ -213,16 +214,20 @@ def _disk_errors_of(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            folder = path.parent if path.parent.exists() else Path.cwd()
-            free = shutil.disk_usage(folder).free
-            raise DataError(
-                f"data.store: {path}: the disk is full ({_size(free)} free); make room and run the same command again, it "
-                "goes on where it stopped, or name another data.store"
-            ) from error
-        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-            raise DataError(f"data.store: {path} cannot be written ({error.strerror}); name another data.store") from error
-        raise
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise DataError(f"data.store: {path} cannot be written ({error}); name another data.store") from error
+        free = shutil.disk_usage(path.parent if path.parent.exists() else Path.cwd()).free
+        raise DataError(
+            f"data.store: {path}: the disk is full ({_size(free)} free); make room and run the same command again "
+            "(it goes on where it stopped), or name another data.store"
+        ) from error
+
+
+def _span(sources: SourceReader, times: np.ndarray) -> str:
+    """Return the first and last of some times in words."""
+    if len(times) == 0:
+        return "no time"
+    return f"{sources.clock.format(times[0])}..{sources.clock.format(times[-1])} ({len(times)} times)"
 
 
 def _size(count: int) -> str:

@@ -5,9 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from credit.errors import ConfigError, CreditError, DataError
+from credit.errors import ConfigError, DataError
 
 _MOST_SHOWN = 20
+
+
+class SeveralProblems(DataError):
+    """A DataError that stands for several.
+
+    Attributes:
+        problems: their messages.
+    """
+
+    def __init__(self, text: str, problems: list[str]) -> None:
+        super().__init__(text)
+        self.problems = list(problems)
 
 
 class Problems:
@@ -27,25 +39,19 @@ class Problems:
         try:
             yield
         except (ConfigError, DataError) as error:
-            self.note(error)
-
-    def note(self, error: CreditError) -> None:
-        """Note an error; one that stands for several problems counts as these."""
-        for message in getattr(error, "problems", [str(error)]):
-            self.add(message)
+            for message in error.problems if isinstance(error, SeveralProblems) else [str(error)]:
+                self.add(message)
 
     def raise_any(self) -> None:
-        """Raise one DataError with everything that was noted.
+        """Raise one error with everything that was noted.
 
         Raises:
-            DataError: with the problems as its attribute `problems`.
+            SeveralProblems: if there are any.
         """
         if not self.messages:
             return
         shown = self.messages[:_MOST_SHOWN]
         if len(self.messages) > len(shown):
             shown.append(f"and {len(self.messages) - len(shown)} more")
-        text = shown[0] if len(shown) == 1 else "\n".join([f"{len(self.messages)} problems", *map("  - {}".format, shown)])
-        error = DataError(text)
-        error.problems = list(self.messages)
-        raise error
+        title = f"{len(self.messages)} problems"
+        raise SeveralProblems(shown[0] if len(shown) == 1 else "\n  - ".join([title, *shown]), self.messages)

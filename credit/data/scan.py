@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import xarray as xr
 from tqdm import tqdm
 
 from credit.channels import ChannelMap
-from credit.config.schema_data import DataConfig
+from credit.config.schema_data import DataConfig, SourceConfig
 from credit.data.cf import Coordinates, Layout, level_values, match_levels
 from credit.data.files import OpenFiles, expand_paths
 from credit.data.problems import Problems
@@ -20,17 +19,25 @@ from credit.errors import DataError, did_you_mean
 from credit.grid import LatLonGrid, Orientation
 from credit.times import Clock
 
-logger = logging.getLogger(__name__)
-
 _KEPT_ATTRIBUTES = ("units", "standard_name", "long_name", "cell_methods")
-# these differ only before October 1582
-_WESTERN = ("standard", "proleptic_gregorian")
+# these two differ only before October 1582
+_WESTERN = {"standard", "proleptic_gregorian"}
 _FIRST_GREGORIAN_YEAR = 1583
+_FILES_WITH_BAR = 50
+
+Levels = tuple[float, ...] | None
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One variable in one file."""
+    """One variable in one file.
+
+    Attributes:
+        path: the file.
+        file_format: as the config says.
+        source: the number of its source in the config.
+        layout: how the variable lies in it.
+    """
 
     path: Path
     file_format: str
@@ -55,9 +62,9 @@ class Scan:
     paths: list[Path]
 
 
-def wanted_variables(channels: ChannelMap) -> dict[str, tuple[float, ...] | None]:
+def wanted_variables(channels: ChannelMap) -> dict[str, Levels]:
     """Return variable -> its levels (None for a 2-D variable) of everything that is read from data."""
-    wanted: dict[str, tuple[float, ...] | None] = {}
+    wanted: dict[str, Levels] = {}
     for channel in channels.stored + channels.static_stored:
         before = wanted.get(channel.variable) or ()
         wanted[channel.variable] = None if channel.level is None else (*before, channel.level)
@@ -73,45 +80,71 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: Problems) -> Scan
         problems: receives what is wrong, file by file.
 
     Returns:
-        What was found; None where no grid or no time was.
+        What was found, perhaps not all; None without a grid or a time.
     """
     wanted = wanted_variables(conf.channel_map())
     shared = _Shared()
     pieces: dict[str, list[Piece]] = {name: [] for name in wanted}
     paths: list[Path] = []
-    seen: set[str] = set()
+    present: list[set[str]] = [set() for _ in conf.sources]
+    faulty: set[str] = set()
+    unread = 0
     for number, source in enumerate(conf.sources):
-        key = f"data.sources.{number}"
         found: list[Path] = []
         with problems.collect():
-            found = expand_paths(source, key)
-        named = {ours: source.rename.get(ours, ours) for ours in source.variables or wanted if ours in wanted}
-        for path in tqdm(found, desc="looking at files", unit="file", disable=None if len(found) > 50 else True):
-            with problems.collect():
-                dataset = files.get(path, source.format)
-                seen |= {str(name) for name, variable in dataset.variables.items() if variable.ndim >= 2}
-                for ours, layout in _scan_file(path, dataset, named, wanted, conf.level_units, shared, problems).items():
-                    pieces[ours].append(Piece(path, source.format, number, layout))
-        for ours in named if source.variables else ():
-            if found and not any(piece.source == number for piece in pieces[ours]):
-                problems.add(_not_found(named[ours], seen, f"{key}.variables names it, but its files do not hold it"))
+            found = expand_paths(source, f"data.sources.{number}")
+        unread += not found
         paths += found
-    for name, parts in pieces.items():
-        if not parts and not any(f": {name} " in message for message in problems.messages):
-            problems.add(_not_found(name, seen, "no source holds it"))
-    if shared.grid is None:
-        return None
-    if shared.clock is None:
-        problems.add("no file of data.sources has a time axis; prognostic variables need one (standard_name time)")
-        return None
-    return Scan(shared.grid, shared.clock, pieces, paths)
+        for path in tqdm(found, "looking at files", unit="file", disable=len(found) < _FILES_WITH_BAR or None):
+            scanner = None
+            with problems.collect():
+                scanner = _FileScanner(path, files.get(path, source.format), conf.level_units, shared)
+            if scanner is None:
+                unread += 1
+                continue
+            present[number] |= scanner.names
+            for ours, theirs in _names_of(source, wanted).items():
+                # what is wrong in one file is mostly wrong in all
+                if theirs in scanner.names and ours not in faulty:
+                    faulty.add(ours)
+                    with problems.collect():
+                        layout = scanner.layout(ours, theirs, wanted[ours])
+                        pieces[ours].append(Piece(path, source.format, number, layout))
+                        faulty.discard(ours)
+    # what a file may hold that could not be read is not known to be missing
+    if not unread:
+        _require_all(conf, wanted, present, problems)
+    if shared.clock is None and not problems.messages:
+        problems.add("no file of data.sources has a time axis (standard_name time); prognostic variables need one")
+    known = shared.grid is not None and shared.clock is not None
+    return Scan(shared.grid, shared.clock, pieces, paths) if known else None
 
 
-def _not_found(name: str, seen: set[str], rule: str) -> str:
-    hint = did_you_mean(name, seen)
-    return f'data.variables: "{name}": {rule}{hint}; sources.N.rename {{ours: theirs}} maps names' if seen else (
-        f'data.variables: "{name}": {rule}'
-    )
+def _names_of(source: SourceConfig, wanted: dict[str, Levels]) -> dict[str, str]:
+    """Return our name -> name in the files of what a source is to give."""
+    chosen = wanted if source.variables is None else [name for name in source.variables if name in wanted]
+    return {ours: source.rename.get(ours, ours) for ours in chosen}
+
+
+def _require_all(conf: DataConfig, wanted: dict[str, Levels], present: list[set[str]], problems: Problems) -> None:
+    """Note the variables that no file holds, and those that a source promises but does not hold."""
+    everything = set().union(*present)
+    offered: set[str] = set()
+    for number, source in enumerate(conf.sources):
+        names = _names_of(source, wanted)
+        offered |= {ours for ours, theirs in names.items() if theirs in present[number]}
+        for ours, theirs in names.items() if source.variables is not None else ():
+            if theirs not in present[number]:
+                offered.add(ours)
+                hint = did_you_mean(theirs, present[number])
+                problems.add(f'data.sources.{number}.variables: "{theirs}" is not in its files{hint}')
+    for ours in wanted:
+        if ours not in offered:
+            theirs = next((source.rename[ours] for source in conf.sources if ours in source.rename), ours)
+            problems.add(
+                f'data.variables: "{theirs}" is in no file of data.sources{did_you_mean(theirs, everything)} '
+                "(data.sources.N.rename maps our name to that in the files)"
+            )
 
 
 class _Shared:
@@ -121,9 +154,10 @@ class _Shared:
         self.grid: LatLonGrid | None = None
         self.clock: Clock | None = None
         self._grid_origin = self._clock_origin = ""
-        self._orientations: dict[tuple[bytes, ...], Orientation] = {}
+        self._orientations: dict[tuple[bytes, bytes], Orientation] = {}
 
     def orientation(self, lat: np.ndarray, lon: np.ndarray, bounds: np.ndarray | None, where: str) -> Orientation:
+        """Return what brings a file's fields to the grid; equal coordinates are looked at once."""
         key = (lat.tobytes(), lon.tobytes())
         if key not in self._orientations:
             grid, orientation = LatLonGrid.from_coords(lat, lon, bounds, where)
@@ -132,24 +166,27 @@ class _Shared:
             difference = self.grid.difference(grid)
             if difference:
                 raise DataError(
-                    f"{where} is on another grid than {self._grid_origin}: {difference}; bring all files to one grid"
+                    f"{self._grid_origin} and {where} are on different grids: {difference}; bring all files to one grid"
                 )
             self._orientations[key] = orientation
         return self._orientations[key]
 
     def minutes(self, coordinate: xr.Variable, values: np.ndarray, where: str) -> np.ndarray:
-        clock = Clock(str(coordinate.attrs.get("calendar", "standard")))
+        """Return minutes of encoded times."""
+        if values.size == 0:
+            raise DataError(f"{where}: the time axis has no time; leave the file out")
+        if not np.isfinite(np.asarray(values, dtype=np.float64)).all():
+            raise DataError(f"{where}: the time coordinate has missing values")
         try:
-            if not np.isfinite(np.asarray(values, dtype=np.float64)).all():
-                raise DataError("missing values in the time coordinate")
+            clock = Clock(str(coordinate.attrs.get("calendar", "standard")))
             minutes = clock.from_cf(values, str(coordinate.attrs.get("units", "")))
         except DataError as error:
-            raise DataError(f"{where}: {error}") from error
+            raise DataError(f"{where}: {error}; rewrite the time axis, for example as hours since a date") from error
         if self.clock is None:
             self.clock, self._clock_origin = clock, where
         both = {clock.calendar, self.clock.calendar}
-        western = both <= set(_WESTERN) and clock.datetime(minutes.min()).year >= _FIRST_GREGORIAN_YEAR
-        if len(both) > 1 and not western:
+        alike = both <= _WESTERN and clock.datetime(minutes.min()).year >= _FIRST_GREGORIAN_YEAR
+        if len(both) > 1 and not alike:
             raise DataError(
                 f"{where} has the calendar {clock.calendar}, {self._clock_origin} has {self.clock.calendar}; all files "
                 "must share one"
@@ -157,79 +194,65 @@ class _Shared:
         return minutes
 
 
-def _scan_file(
-    path: Path,
-    dataset: xr.Dataset,
-    named: Mapping[str, str],
-    wanted: Mapping[str, tuple[float, ...] | None],
-    level_units: str,
-    shared: _Shared,
-    problems: Problems,
-) -> dict[str, Layout]:
-    """Return our name -> layout of the wanted variables in one file."""
-    coordinates = Coordinates(dataset)
-    layouts: dict[str, Layout] = {}
-    decoded: dict[str, np.ndarray] = {}
-    for ours, theirs in named.items():
-        if theirs not in dataset.variables:
-            continue
-        with problems.collect():
-            variable = dataset.variables[theirs]
-            where = str(path)
-            roles = coordinates.roles(theirs, where)
-            rows = _level_rows(dataset, coordinates, roles, ours, theirs, wanted[ours], level_units, where)
-            lat_name = coordinates.of_dim[roles["lat"]][1]
-            orientation = shared.orientation(
-                coordinates.values(roles["lat"]), coordinates.values(roles["lon"]), coordinates.bounds(lat_name), where
-            )
-            times, windows = _times(dataset, coordinates, roles, shared, decoded, where)
-            kept = {key: str(variable.attrs[key]) for key in _KEPT_ATTRIBUTES if key in variable.attrs}
-            packed = np.dtype(variable.encoding.get("dtype", float)).kind in "iu"
-            step = abs(float(variable.encoding.get("scale_factor", 0.0))) if packed else 0.0
-            layouts[ours] = Layout(theirs, roles, rows, orientation, times, windows, kept, step)
-    return layouts
+class _FileScanner:
+    """Finds how variables lie in one file."""
 
+    def __init__(self, path: Path, dataset: xr.Dataset, level_units: str, shared: _Shared) -> None:
+        self.names = {str(name) for name, variable in dataset.variables.items() if variable.ndim >= 2}
+        self._where = str(path)
+        self._dataset = dataset
+        self._level_units = level_units
+        self._shared = shared
+        self._coordinates = Coordinates(dataset)
+        self._decoded: dict[str, tuple[np.ndarray, np.ndarray | None]] = {}
 
-def _level_rows(
-    dataset: xr.Dataset,
-    coordinates: Coordinates,
-    roles: Mapping[str, str],
-    ours: str,
-    theirs: str,
-    levels: Sequence[float] | None,
-    level_units: str,
-    where: str,
-) -> tuple[int, ...] | None:
-    sizes = dataset.variables[theirs].sizes
-    if levels is None:
-        if "level" in roles and sizes[roles["level"]] > 1:
+    def layout(self, ours: str, theirs: str, levels: Levels) -> Layout:
+        """Return how a variable lies in the file.
+
+        Raises:
+            DataError: for a missing level, a grid or a calendar that does not fit, dimensions that are not understood.
+        """
+        variable = self._dataset.variables[theirs]
+        coordinates = self._coordinates
+        dims = coordinates.roles(theirs, self._where)
+        bounds = coordinates.bounds(coordinates.of_dim[dims["lat"]][1])
+        orientation = self._shared.orientation(
+            coordinates.values(dims["lat"]), coordinates.values(dims["lon"]), bounds, self._where
+        )
+        times, window_bounds = self._times(dims)
+        rows = self._rows_2d(ours, dims) if levels is None else self._rows_3d(ours, dims, levels)
+        kept = {key: str(variable.attrs[key]) for key in _KEPT_ATTRIBUTES if key in variable.attrs}
+        packed = np.dtype(variable.encoding.get("dtype", float)).kind in "iu"
+        step = abs(float(variable.encoding.get("scale_factor", 0.0))) if packed else 0.0
+        return Layout(theirs, dims, rows, orientation, times, window_bounds, kept, step)
+
+    def _rows_2d(self, ours: str, dims: dict[str, str]) -> tuple[int, ...] | None:
+        length = self._dataset.sizes[dims["level"]] if "level" in dims else 0
+        if length > 1:
             raise DataError(
-                f"{where}: {ours} is in vars_2D but lies on {sizes[roles['level']]} levels there; list it in vars_3D"
+                f"{self._where}: {ours} is in vars_2D but lies on {length} levels there; list it in vars_3D"
             )
-        return (0,) if "level" in roles else None
-    name = coordinates.of_dim[roles["level"]][1] if "level" in roles else coordinates.scalar.get("level")
-    if name is None:
-        raise DataError(f"{where}: {ours} is in vars_3D but has no levels there; list it in vars_2D")
-    have = level_values(dataset.variables[name], name, level_units, where)
-    return match_levels(have, levels, ours, level_units, where)
+        return (0,) if length else None
 
+    def _rows_3d(self, ours: str, dims: dict[str, str], levels: Sequence[float]) -> tuple[int, ...]:
+        coordinates = self._coordinates
+        name = coordinates.of_dim[dims["level"]][1] if "level" in dims else coordinates.scalar.get("level")
+        if name is None:
+            raise DataError(f"{self._where}: {ours} is in vars_3D but has no levels there; list it in vars_2D")
+        have = level_values(self._dataset.variables[name], name, self._level_units, self._where)
+        return match_levels(have, levels, ours, self._level_units, self._where)
 
-def _times(
-    dataset: xr.Dataset,
-    coordinates: Coordinates,
-    roles: Mapping[str, str],
-    shared: _Shared,
-    decoded: dict[str, np.ndarray],
-    where: str,
-) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Return minutes of the variable's times and of their bounds; a scalar time stands for one field."""
-    name = coordinates.of_dim[roles["time"]][1] if "time" in roles else coordinates.scalar.get("time")
-    if name is None:
-        return None, None
-    if name not in decoded:
-        coordinate = dataset.variables[name]
-        decoded[name] = shared.minutes(coordinate, np.atleast_1d(coordinate.values), where)
-        bounds = coordinates.bounds(name)
-        if bounds is not None:
-            decoded[f"{name} bounds"] = shared.minutes(coordinate, bounds, where).reshape(-1, 2)
-    return decoded[name], decoded.get(f"{name} bounds")
+    def _times(self, dims: dict[str, str]) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """Return minutes of the times and of their bounds; a scalar time stands for one field."""
+        coordinates = self._coordinates
+        name = coordinates.of_dim[dims["time"]][1] if "time" in dims else coordinates.scalar.get("time")
+        if name is None:
+            return None, None
+        if name not in self._decoded:
+            coordinate = self._dataset.variables[name]
+            times = self._shared.minutes(coordinate, np.atleast_1d(coordinate.values), self._where)
+            bounds = coordinates.bounds(name)
+            if bounds is not None:
+                bounds = self._shared.minutes(coordinate, bounds, self._where).reshape(-1, 2)
+            self._decoded[name] = times, bounds
+        return self._decoded[name]

@@ -7,9 +7,10 @@ be done apart and put together. Cells count equally; missing cells of masked var
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,13 +54,13 @@ class Statistics:
 
     def to_dict(self) -> dict[str, list]:
         """Return plain lists, ready for JSON."""
-        return {name: value.tolist() if isinstance(value, np.ndarray) else list(value) for name, value in asdict(self).items()}
+        return {field.name: np.asarray(getattr(self, field.name)).tolist() for field in fields(self)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, list]) -> Statistics:
         """Inverse of `to_dict`."""
-        arrays = {f.name: np.asarray(data[f.name], dtype=np.float64) for f in fields(cls) if f.name not in ("names", "count")}
-        return cls(names=tuple(data["names"]), count=np.asarray(data["count"], dtype=np.int64), **arrays)
+        arrays = {name: np.asarray(values) for name, values in data.items() if name != "names"}
+        return cls(names=tuple(data["names"]), **arrays)
 
     def select(self, names: Iterable[str]) -> Statistics:
         """Return the statistics of some channels, in the given order."""
@@ -88,7 +89,7 @@ class Moments:
     @classmethod
     def of_fields(cls, fields_CHW: np.ndarray, valid_CHW: np.ndarray) -> Moments:
         """Return the moments of the valid cells of fields."""
-        values = fields_CHW.reshape(len(fields_CHW), -1).astype(np.float64)
+        values = fields_CHW.astype(np.float64).reshape(len(fields_CHW), math.prod(fields_CHW.shape[1:]))
         valid = valid_CHW.reshape(values.shape)
         kept = {} if valid.all() else {"where": valid}
         count = valid.sum(axis=1)
@@ -174,25 +175,20 @@ def _valid_cells(reader: FieldReader, channels: tuple[Channel, ...]) -> np.ndarr
 
 
 def _refuse_constant(reader: FieldReader, state: Moments) -> None:
-    constant = [c.name for c, low, high in zip(reader.channels.stored, state.minimum, state.maximum, strict=True) if low == high]
-    predicted = [channel.name for channel in reader.channels.output if channel.name in constant]
-    if predicted:
+    constant = state.minimum == state.maximum
+    names = [channel.name for channel, same in zip(reader.channels.output, constant, strict=False) if same]
+    if names:
         raise DataError(
-            f"{', '.join(predicted)}: the same value everywhere in the whole training period; there is nothing to learn: "
+            f"{', '.join(names)}: the same value everywhere in the whole training period; there is nothing to learn: "
             "take it out of data.variables, or look at the files"
         )
 
 
 def _join(reader: FieldReader, state: Moments, tendency: Moments, static: Moments) -> Statistics:
     names = [channel.name for channel in reader.channels.stored]
-    std, raw = state.std(), tendency.std()
-    low = raw < TENDENCY_FLOOR * std
-    if low.any():
-        logger.info(
-            "tendency_std raised to %g of std for %s",
-            TENDENCY_FLOOR,
-            ", ".join(f"{n} ({r:.3g} to {TENDENCY_FLOOR * s:.3g})" for n, r, s, f in zip(names, raw, std, low, strict=True) if f),
-        )
+    std, raw, least = state.std(), tendency.std(), TENDENCY_FLOOR * state.std()
+    for row in np.flatnonzero(raw < least):
+        logger.info("%s: tendency_std %.3g raised to %g of std, %.3g", names[row], raw[row], TENDENCY_FLOOR, least[row])
     nothing = np.zeros(len(static.count))
     return Statistics(
         names=(*names, *(channel.name for channel in reader.channels.static_stored)),
@@ -201,7 +197,7 @@ def _join(reader: FieldReader, state: Moments, tendency: Moments, static: Moment
         minimum=np.concatenate([state.minimum, static.minimum]),
         maximum=np.concatenate([state.maximum, static.maximum]),
         tendency_mean=np.concatenate([tendency.mean, nothing]),
-        tendency_std=np.concatenate([np.maximum(raw, TENDENCY_FLOOR * std), nothing]),
+        tendency_std=np.concatenate([np.maximum(raw, least), nothing]),
         count=np.concatenate([state.count, static.count]),
     )
 
@@ -220,9 +216,10 @@ def coarse_packing(channels: Sequence[Channel], tendency_std: np.ndarray, steps:
     lines = []
     for channel, change in zip(channels, tendency_std, strict=True):
         step = steps.get(channel.variable, 0.0)
-        if step / np.sqrt(6.0) > 0.3 * change:
+        noise = step / np.sqrt(6.0)
+        if noise > 0.3 * change:
             lines.append(
-                f"{channel.name}: rounding to {step:g} in the files makes {step / np.sqrt(6.0):.3g} of the {change:.3g} that it "
-                "changes over a time step; as a prognostic variable it would train on rounding"
+                f"{channel.name}: rounding to {step:g} in the files adds {noise:.3g} to a change over a time step of "
+                f"{change:.3g} in all; as a prognostic variable it would train on rounding"
             )
     return lines

@@ -11,11 +11,11 @@ Format 1, a zarr 3 group that xarray and other tools open as well:
 | ``latitude``, ``longitude`` | float64 | north to south, eastward from the smallest in [0, 360) |
 | ``done`` | (time,) uint8 | 1 where the fields of that time are written |
 
-A chunk of ``fields`` is one time, compressed by LZ4 with shuffled bytes: as fast to read as no compression, and half the
-size for data that were packed. The group's attribute ``credit`` holds the format's number, channels, grid, calendar, time
-step, attributes of the variables, packing steps, the sources with their sizes and times of change, the identity (what of
-the config the content depends on), the period, ``complete`` and the statistics with their period. It is replaced in one
-rename, after everything it speaks of is there.
+A chunk of ``fields`` is one time, compressed by LZ4 with shuffled bytes: as fast to read as no compression, and half
+the size for data that were packed. The group's attribute ``credit`` holds the format's number, channels, grid,
+calendar, attributes of the variables, packing steps, the sources with their sizes and times of change, the identity
+(what of the config the content depends on), the period, ``complete`` and the statistics with their period. It is
+replaced in one rename, after everything it speaks of is there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from credit.data.splits import Split, build_splits
 from credit.data.statistics import Statistics
 from credit.errors import DataError
 from credit.grid import LatLonGrid
-from credit.times import EPOCH, Clock
+from credit.times import Clock
 
 FORMAT = 1
 WAY_OUT = "delete it and run credit_preprocess, or name another data.store"
@@ -185,20 +185,18 @@ def require_same_identity(path: Path, meta: Mapping[str, Any], conf: DataConfig)
         raise DataError(f"data.store: {path} was made from another config; {'; '.join(differences)}; {WAY_OUT}")
 
 
-def describe_time_axis(clock: Clock) -> dict[str, str]:
-    """Return the CF attributes of minutes in a calendar."""
-    return {"units": EPOCH, "calendar": clock.calendar, "standard_name": "time", "axis": "T"}
-
-
 def _require_complete(path: Path, meta: Mapping[str, Any]) -> None:
     if not meta["complete"]:
         raise DataError(f"data.store: {path} is not complete; run credit_preprocess CONFIG to finish it")
 
 
 def _brief(value: object) -> str:
-    if isinstance(value, list):
-        return ", ".join(str(source["path"]) + (f" ({source})" if source["rename"] or source["variables"] else "") for source in value)
-    return str(value)
+    """Return a value of the identity in words; of a source, what is not the default."""
+    if not isinstance(value, list):
+        return str(value)
+    return ", ".join(
+        str({key: item for key, item in source.items() if item not in (None, {}, "auto")}) for source in value
+    )
 
 
 def _span(meta: Mapping[str, Any], ends: tuple[int, int] | list[int]) -> str:

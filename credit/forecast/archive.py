@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,7 +21,7 @@ _LAT_NAMES, _LON_NAMES = ("latitude", "lat"), ("longitude", "lon")
 _MINUTES = {"h": 60, "hr": 60, "hour": 60, "hours": 60, "min": 1, "minute": 1, "minutes": 1, "d": 1440, "days": 1440}
 
 
-class ForecastArchive:
+class ForecastArchive(ABC):
     """Forecasts of one model with the same lead times and channels.
 
     Attributes:
@@ -43,13 +44,13 @@ class ForecastArchive:
         self.grid, self._orientation = example.grid, example.orientation
         self._variables = example.variables
 
+    @abstractmethod
     def read(self, initial_minutes: int) -> np.ndarray:
         """Return one forecast, (L, C, H, W) float32, NaN where missing.
 
         Raises:
             DataError: if it cannot be read.
         """
-        raise NotImplementedError
 
     def _stack(self, arrays: Iterable[np.ndarray]) -> np.ndarray:
         """Put (L, [levels,] H, W) arrays of all variables together as channels."""
@@ -58,18 +59,20 @@ class ForecastArchive:
 
 
 class _Fields:
-    """What the metadata of a file or store say; `source` maps names to arrays with `dims` and `attributes`."""
+    """What the metadata of one file or store say.
 
-    def __init__(self, origin: Path, source: _Source, lead: str, skip: set[str]) -> None:
+    Fields are the variables with the dimensions `leading`, then perhaps a level, then latitude and longitude.
+    """
+
+    def __init__(self, origin: Path, source: _Source, leading: tuple[str, ...], lead: str) -> None:
         lat, lon = (source.first_of(names, origin) for names in (_LAT_NAMES, _LON_NAMES))
         self.grid, self.orientation = LatLonGrid.from_coords(source.values(lat), source.values(lon), origin=str(origin))
         self.lead_minutes = _lead_minutes(source, lead, origin)
         self.attributes = source.attributes
-        self.variables = [
-            name for name in source.names if source.dims(name)[-2:] == (lat, lon) and not skip & {name}
-        ]
+        self.variables = [n for n in source.names if _is_field(source.dims(n), leading, (lat, lon))]
         if not self.variables:
-            raise DataError(f"{origin}: has no variable on ({lat}, {lon})")
+            wanted = ", ".join((*leading, "[level]", lat, lon))
+            raise DataError(f"{origin}: no variable has the dimensions {wanted}")
         self.units = {name: u for name in self.variables if (u := source.variable_attributes(name).get("units"))}
         self.channel_names = _channel_names(source, self.variables)
 
@@ -118,6 +121,10 @@ class _Source:
         raise DataError(f"{origin}: has no coordinate {' or '.join(names)}")
 
 
+def _is_field(dims: tuple[str, ...], leading: tuple[str, ...], horizontal: tuple[str, str]) -> bool:
+    return dims[: len(leading)] == leading and dims[-2:] == horizontal
+
+
 def _lead_minutes(source: _Source, name: str, origin: Path) -> np.ndarray:
     if name not in source.names:
         raise DataError(f"{origin}: has no lead times ({name})")
@@ -154,7 +161,7 @@ class _NetcdfArchive(ForecastArchive):
         for path in paths:
             try:
                 with netCDF4.Dataset(path) as dataset:
-                    fields = _Fields(path, _Source(dataset), "forecast_period", {"latitude_bnds"})
+                    fields = _Fields(path, _Source(dataset), ("time",), "forecast_period")
                     reference = dataset["forecast_reference_time"]
                     clock = Clock(getattr(reference, "calendar", "standard"))
                     initial = int(clock.from_cf(reference[...], reference.units))
@@ -187,7 +194,10 @@ class _ZarrArchive(ForecastArchive):
         init, lead = ("init_time", "lead_time") if "init_time" in source.names else ("time", "prediction_timedelta")
         if init not in source.names:
             raise DataError(f"{path}: has neither init_time and lead_time nor time and prediction_timedelta")
-        fields = _Fields(path, source, lead, set())
+        fields = _Fields(path, source, (init, lead), lead)
+        for name in fields.variables:
+            if "scale_factor" in source.variable_attributes(name):
+                raise DataError(f"{path}: {name} is packed (scale_factor); write the store with plain floats")
         attributes = source.variable_attributes(init)
         clock = Clock(str(attributes.get("calendar", "standard")))
         initial = clock.from_cf(source.values(init), str(attributes["units"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -41,6 +42,7 @@ class ZarrStore:
         self._path, self._layout = path, layout
         self._init, self._lead = _NAMES[names]["init"], _NAMES[names]["lead"]
         self._initial = np.asarray(initial_minutes, dtype=np.int64)
+        self._part = path.with_name(f"{path.name}.part{os.getpid()}")
         try:
             if path.exists():
                 self._group = zarr.open_group(path, mode="r+")
@@ -48,6 +50,7 @@ class ZarrStore:
             else:
                 self._create(names)
         except OSError as error:
+            shutil.rmtree(self._part, ignore_errors=True)
             raise self._failure(error) from error
 
     def is_complete(self, initial_minutes: int) -> bool:
@@ -95,8 +98,7 @@ class ZarrStore:
     def _create(self, names: str) -> None:
         """Make the whole store beside and rename it, so that a store that exists is whole in its metadata."""
         layout = self._layout
-        part = self._path.with_name(self._path.name + f".part{os.getpid()}")
-        self._group = zarr.open_group(part, mode="w", zarr_format=3)
+        self._group = zarr.open_group(self._part, mode="w", zarr_format=3)
         self._group.attrs.update(layout.global_attributes)
         time, init, lead = layout.time_attributes(), self._init, self._lead
         valid = self._initial[:, None] + layout.lead_minutes
@@ -125,7 +127,7 @@ class ZarrStore:
                 dimension_names=(init, lead, *levels, "latitude", "longitude"),
                 attributes={**variable.attributes, "coordinates": "valid_time"},
             )
-        os.replace(part, self._path)
+        os.replace(self._part, self._path)
         self._group = zarr.open_group(self._path, mode="r+")
 
     def _put(

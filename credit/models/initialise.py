@@ -1,8 +1,8 @@
 """Initial weights that depend on (seed, parameter name) alone.
 
-Every value is drawn from a generator of its own, so the weights do not depend on the order of construction, on which other
-parameters exist, or on how the model is sharded. `initial_values` yields whole tensors one at a time: a sharded model takes its
-parts of them.
+Every value is drawn from a generator of its own, so the weights do not depend on the order of construction, on
+which other parameters exist, or on how the model is sharded. `initial_values` yields whole tensors one at a time: a
+sharded model takes its parts of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def generator_for(seed: int, name: str) -> torch.Generator:
 
 def kaiming_normal(shape: Sequence[int], fan_in: int, generator: torch.Generator) -> Tensor:
     """Draw N(0, 2 / fan_in) (He et al. 2015, arXiv 1502.01852)."""
-    return torch.randn(tuple(shape), generator=generator) * math.sqrt(2.0 / fan_in)
+    return torch.randn(tuple(shape), generator=generator, device="cpu") * math.sqrt(2.0 / fan_in)
 
 
 def _inputs_per_output(module: nn.Module, shape: torch.Size) -> float:
@@ -37,24 +37,26 @@ def _inputs_per_output(module: nn.Module, shape: torch.Size) -> float:
     return math.prod(shape[1:])
 
 
-def _initial_value(module: nn.Module, key: str, weight_shape: torch.Size, shape: torch.Size, generator) -> Tensor:
+def _initial_value(
+    module: nn.Module, key: str, weight_shape: torch.Size, shape: torch.Size, generator: torch.Generator
+) -> Tensor:
     if hasattr(module, "initial_value"):
         return module.initial_value(key, shape, generator)
     if isinstance(module, (nn.LayerNorm, nn.GroupNorm)):
-        return torch.ones(shape) if key == "weight" else torch.zeros(shape)
+        return torch.full(shape, float(key == "weight"), device="cpu")
     if isinstance(module, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)):
         bound = _inputs_per_output(module, weight_shape) ** -0.5
-        return torch.empty(shape).uniform_(-bound, bound, generator=generator)
+        return torch.empty(shape, device="cpu").uniform_(-bound, bound, generator=generator)
     raise TypeError(f"{type(module).__name__} has parameters but no method initial_value(key, shape, generator)")
 
 
 def initial_values(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
     """Yield (state-dict name, whole float32 CPU tensor) for every parameter and buffer of `model`.
 
-    Works on the meta device and after sharding: only names, types and global shapes are read. Linear and convolution weights
-    and biases are uniform in +-1/sqrt(inputs per output), norms are the identity; a module of another kind, or one that wants
-    something else, has a method `initial_value(key, shape, generator)`. A parametrization with buffers has
-    `initial_buffers(weight, generator)`.
+    Works on the meta device and after sharding: only names, types and global shapes are read. Linear and
+    convolution weights and biases are uniform in +-1/sqrt(inputs per output), norms are the identity; a module of
+    another kind, or one that wants something else, has a method `initial_value(key, shape, generator)`. A
+    parametrization with buffers has `initial_buffers(weight, generator)`.
     """
     for path, module in model.named_modules():
         for prefix in _WRAPPER_PREFIXES:

@@ -1,8 +1,9 @@
 """Models by name.
 
-Every registered class takes the keyword arguments `image_height, image_width, in_channels, out_channels, frames, output_frames`
-and its own keys, maps (B, in_channels, frames, H, W) to (B, out_channels, output_frames, H, W), and has `initialise(seed)`.
-A module in this package registers its class by being there; a module elsewhere does so by being imported.
+Every registered class takes the keyword arguments `image_height, image_width, in_channels, out_channels, frames,
+output_frames` and its own keys, maps (B, in_channels, frames, H, W) to (B, out_channels, output_frames, H, W), and
+has `initialise(seed)`. A module in this package registers its class by being there; a module elsewhere does so by
+being imported.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def register_model(name: str) -> Callable[[ModelClass], ModelClass]:
     def register(cls: ModelClass) -> ModelClass:
         other = _MODELS.setdefault(name, cls)
         if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise ConfigError(f"model name {name!r} of {cls.__module__} is taken by {other.__module__}; choose another name")
+            raise ConfigError(
+                f"model name {name!r} of {cls.__module__} is taken by {other.__module__}; choose another name"
+            )
         return cls
 
     return register

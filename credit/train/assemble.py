@@ -165,6 +165,22 @@ def assemble_forecaster(config: Config, reader: FieldReader, which: str) -> Fore
     return Forecaster(config, assets, stepper, frames, meta["step"], path)
 
 
+def describe_run(made: Forecaster, reader: FieldReader) -> dict[str, str | int]:
+    """Return the global attributes of this model's forecast files; they tell one run's files from another's."""
+    forcing = []
+    for channel in made.assets.channels.group("dynamic_forcing"):
+        how = made.config.data.field(channel.variable).in_forecast if channel.source == "data" else "computed"
+        forcing.append(f"{channel.name}: {how}")
+    return {
+        "title": f"Forecasts of {made.config.experiment}",
+        "experiment": made.config.experiment,
+        "model": made.config.model.type,
+        "parameters": sum(p.numel() for p in made.stepper.model.parameters()),
+        "checkpoint_step": made.step_taken,
+        "forcing": "; ".join(forcing) or "none",
+    }
+
+
 def assemble_training(config: Config, launch: Launch) -> Trainer:
     """Return the trainer of a run, continued from its checkpoint where ``trainer.resume`` finds one."""
     conf, data = config.trainer, config.data

@@ -55,6 +55,7 @@ def save_checkpoint(
             save_file({name: value.detach().cpu().contiguous() for name, value in named.items()},
                       beside / f"{stem}.safetensors")  # fmt: skip
         (beside / "meta.json").write_text(json.dumps({"format": FORMAT, "step": step, **meta}, indent=1))
+        _give_usual_modes(beside)
         files = {path.name: {"size": path.stat().st_size, "crc32": _checksum(path)} for path in beside.iterdir()}
         for name in files:
             _flush(beside / name)
@@ -178,6 +179,14 @@ def load_state(model: torch.nn.Module, state: Mapping[str, torch.Tensor], origin
             "with (it lies beside them in meta.json), or another save_loc for this one"
         )
     model.load_state_dict(state)
+
+
+def _give_usual_modes(folder: Path) -> None:
+    """Let the umask decide who may read; safetensors' files are otherwise for the owner alone."""
+    mask = os.umask(0)
+    os.umask(mask)
+    for path in folder.iterdir():
+        path.chmod(0o666 & ~mask)
 
 
 def _checksum(path: Path) -> int:

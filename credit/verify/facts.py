@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from credit.config.schema_data import DataConfig
 from credit.data.files import expand_paths
 from credit.errors import CreditError
 
-_DATA_ATTRIBUTES = ("title", "source", "institution", "comment")
+_DATA_ATTRIBUTES = ("title", "comment", "source", "institution")
 
 
 @dataclass(frozen=True)
@@ -22,19 +23,17 @@ class TrainingLog:
     Attributes:
         train: (step, loss) of each training row.
         valid: (step, loss) of each validation row with a loss.
-        last: the last training row.
     """
 
     train: list[tuple[int, float]]
     valid: list[tuple[int, float]]
-    last: dict
 
 
 def read_training_log(path: Path) -> TrainingLog | None:
     """Return what ``metrics.jsonl`` tells, None where there is none; a torn last line is left out."""
     if not path.exists():
         return None
-    train, valid, last = [], [], {}
+    train, valid = [], []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             row = json.loads(line)
@@ -42,10 +41,9 @@ def read_training_log(path: Path) -> TrainingLog | None:
             continue
         if "loss" in row:
             train.append((row["step"], row["loss"]))
-            last = row
         if "loss" in row.get("valid", {}):
             valid.append((row["step"], row["valid"]["loss"]))
-    return TrainingLog(train, valid, last) if train else None
+    return TrainingLog(train, valid) if train else None
 
 
 def describe_data(conf: DataConfig) -> list[str]:
@@ -65,7 +63,10 @@ def describe_data(conf: DataConfig) -> list[str]:
     return list(said)
 
 
-def prescribed_forcing(conf: DataConfig) -> list[str]:
-    """Return the forcing variables that a forecast reads from the future (``in_forecast: observed``)."""
-    group = conf.variables.dynamic_forcing
-    return [name for name in group.vars_3D + group.vars_2D if conf.field(name).in_forecast == "observed"]
+def prescribed_forcing(attributes: Mapping[str, object]) -> list[str]:
+    """Return the forcing that forecasts read from the future, from their global attribute ``forcing``.
+
+    It reads ``sst: observed; sin_year: computed``.
+    """
+    parts = [part.split(": ") for part in str(attributes.get("forcing", "")).split("; ")]
+    return [part[0] for part in parts if part[-1] == "observed"]

@@ -6,15 +6,17 @@ Nothing outside this file imports matplotlib, so that commands that draw nothing
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from matplotlib import colormaps
+from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 from credit.errors import CreditError
 from credit.grid import LatLonGrid
@@ -42,6 +44,7 @@ _STYLE = {
     "axes.formatter.limits": (-4, 5),
 }
 _DPI = 150
+_LEAST_WIDTH = 6.4  # inches; what the legend needs
 
 
 @dataclass(frozen=True)
@@ -63,9 +66,7 @@ def draw(path: Path, maker: Callable[..., Figure], *arguments: object) -> Path:
     Raises:
         CreditError: if it cannot be written.
     """
-    import matplotlib
-
-    with matplotlib.rc_context(_STYLE):
+    with rc_context(_STYLE):
         figure = maker(*arguments)
         beside = path.with_name(f".{path.name}.part")
         try:
@@ -77,6 +78,18 @@ def draw(path: Path, maker: Callable[..., Figure], *arguments: object) -> Path:
     return path
 
 
+def pretty_units(units: str, power: int = 1) -> str:
+    """Return units with raised exponents: ``m2 s-2`` becomes m$^2$ s$^{-2}$, all of it to `power`."""
+    parts = []
+    for part in units.split():
+        match = re.fullmatch(r"([A-Za-z%]+)(-?\d*)", part)
+        if match is None:
+            return units if power == 1 else f"({units})$^{power}$"
+        exponent = int(match[2] or 1) * power
+        parts.append(match[1] if exponent == 1 else f"{match[1]}$^{{{exponent}}}$")
+    return " ".join(parts)
+
+
 def label(name: str) -> str:
     """Return a forecast's name for people."""
     return name.replace("_", " ").capitalize()
@@ -84,30 +97,30 @@ def label(name: str) -> str:
 
 def skill_curves(table: ScoreTable, channels: Sequence[str]) -> Figure:
     """RMSE (top) and anomaly correlation (bottom) by lead time, a column a channel."""
-    forecasts = table.dataset["forecast"].values.tolist()
-    figure = _figure(2.9 * len(channels) + 0.6, 5.4)
+    figure = _figure(max(2.9 * len(channels) + 0.6, _LEAST_WIDTH), 5.4)
     axes = figure.subplots(2, len(channels), sharex=True, squeeze=False)
-    days = np.array(table.lead_hours) / 24.0
-    others = iter(_OTHER_COLOURS * len(forecasts))
-    styles = {name: _STYLES.get(name) or {"color": next(others), "linewidth": 1.8} for name in forecasts}
+    unit, hours = ("days", 24.0) if table.lead_hours[-1] > 48 else ("hours", 1.0)
+    leads = np.array(table.lead_hours) / hours
+    others = iter(_OTHER_COLOURS * len(table.forecasts))
+    styles = {name: _STYLES.get(name) or {"color": next(others), "linewidth": 1.8} for name in table.forecasts}
     for column, channel in enumerate(channels):
         for row, metric in enumerate(("rmse", "acc")):
             axis = axes[row, column]
-            for name in forecasts:
+            for name in table.forecasts:
                 curve = table.curve(name, channel, metric)
                 if np.isfinite(curve).any():
-                    axis.plot(days, curve, label=label(name), **styles[name])
-            axis.set_xlim(0, days[-1] * 1.02)
+                    axis.plot(leads, curve, label=label(name), **styles[name])
+            axis.set_xlim(0, leads[-1] * 1.02)
         axes[0, column].set_title(channel)
         axes[0, column].set_ylim(bottom=0)
-        axes[0, column].set_ylabel(f"RMSE ({table.units(channel)})")
+        axes[0, column].set_ylabel(f"RMSE ({pretty_units(table.units(channel))})")
         low = np.nanmin([0.55, *(np.nanmin(line.get_ydata()) for line in axes[1, column].lines)])
         axes[1, column].set_ylim(low, 1.005)
         axes[1, column].set_ylabel("Anomaly correlation")
-        axes[1, column].set_xlabel("Lead time (days)")
+        axes[1, column].set_xlabel(f"Lead time ({unit})")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-    figure.suptitle(f"Global scores, {table.n_cases} initial times, {table.dataset.attrs['initial_times']}")
+    figure.suptitle(f"Global scores of {table.n_cases} forecasts from {table.dataset.attrs['initial_times']}")
     return figure
 
 
@@ -116,6 +129,7 @@ def maps(
     background: Background,
 ) -> Figure:  # fmt: skip
     """Truth, forecast and error at one initial time; a row a lead time (minutes), one scale for all fields."""
+    units = pretty_units(units)
     low, high = _limits([field for pair in pairs.values() for field in pair])
     errors = {lead: forecast - truth for lead, (truth, forecast) in pairs.items()}
     widest = max(np.nanpercentile(np.abs(error), 99.5) for error in errors.values()) or 1.0
@@ -137,7 +151,9 @@ def maps(
         axis.set_xlabel("Longitude")
     bar = {"orientation": "horizontal", "shrink": 0.7, "aspect": 40, "pad": 0.02}
     figure.colorbar(field, ax=axes[:, :2], label=f"{channel} ({units})", extend="both", **bar)
-    figure.colorbar(error, ax=axes[:, 2], label=f"forecast minus truth ({units})", extend="both", **{**bar, "aspect": 20})
+    figure.colorbar(
+        error, ax=axes[:, 2], label=f"forecast minus truth ({units})", extend="both", **{**bar, "aspect": 20}
+    )
     figure.suptitle(f"{channel}: forecast from {clock.format(initial).replace('T', ' ')} UTC")
     return figure
 
@@ -146,10 +162,10 @@ def spectra(
     powers: Mapping[tuple[str, int], tuple[np.ndarray, np.ndarray]], units: Mapping[str, str], n_cases: int
 ) -> Figure:
     """Power by total wavenumber (top) and the forecast's over the truth's (bottom), a column a channel."""
-    channels = list(dict.fromkeys(channel for channel, _ in powers))
+    channels = [name for name in units if any(channel == name for channel, _ in powers)]
     leads = sorted({lead for _, lead in powers})
     shades = colormaps["viridis"](np.linspace(0.1, 0.75, len(leads)))
-    figure = _figure(2.9 * len(channels) + 0.6, 5.2)
+    figure = _figure(max(2.9 * len(channels) + 0.6, _LEAST_WIDTH), 5.2)
     axes = figure.subplots(2, len(channels), sharex=True, squeeze=False, height_ratios=[2, 1])
     for column, channel in enumerate(channels):
         upper, lower = axes[:, column]
@@ -159,11 +175,12 @@ def spectra(
         for lead, colour in zip(leads, shades, strict=True):
             own_truth, forecast = powers[channel, lead]
             upper.loglog(number, forecast[1:], color=colour, linewidth=1.5, label=f"Forecast at {lead / 60:g} h")
-            lower.semilogx(number, forecast[1:] / own_truth[1:], color=colour, linewidth=1.5)
+            present = own_truth[1:] > 0
+            lower.semilogx(number[present], forecast[1:][present] / own_truth[1:][present], color=colour, linewidth=1.5)
         lower.axhline(1.0, color="black", linewidth=0.8)
         lower.set_ylim(0, 1.6)
         upper.set_title(channel)
-        upper.set_ylabel(f"Power (({units[channel]})$^2$)")
+        upper.set_ylabel(f"Power ({pretty_units(units[channel], 2)})")
         lower.set_ylabel("Forecast / truth")
         lower.set_xlabel("Total wavenumber")
         ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100, 200) if tick <= number[-1]]
@@ -184,11 +201,21 @@ def loss_curve(train: Sequence[tuple[int, float]], valid: Sequence[tuple[int, fl
     width = max(1, len(losses) // 50)
     if width > 1:
         smooth = np.convolve(losses, np.ones(width) / width, mode="valid")
-        axis.plot(steps[width - 1 :], smooth, color="#0072B2", linewidth=2.0, label=f"Training, mean of {width} steps")
+        centre = width // 2
+        axis.plot(
+            steps[centre : centre + len(smooth)],
+            smooth,
+            color="#0072B2",
+            linewidth=2.0,
+            label=f"Training, mean of {width} steps",
+        )
     if valid:
         where, values = np.array(valid, dtype=np.float64).T
         axis.plot(where, values, color="#D55E00", marker="o", linewidth=1.6, label="Validation")
     axis.set_yscale("log")
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+    axis.yaxis.set_minor_locator(NullLocator())
+    axis.yaxis.set_major_formatter("{x:g}")
     axis.set_xlabel("Optimizer step")
     axis.set_ylabel("Loss (normalised)")
     axis.set_title("Loss")
@@ -197,7 +224,9 @@ def loss_curve(train: Sequence[tuple[int, float]], valid: Sequence[tuple[int, fl
 
 
 def _figure(width: float, height: float) -> Figure:
-    return Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
+    figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.07, h_pad=0.06)
+    return figure
 
 
 def _limits(fields: Sequence[np.ndarray]) -> tuple[float, float]:
@@ -215,20 +244,17 @@ def _draw_map(axis: Axes, field: np.ndarray, background: Background, colours: st
     centres = np.where(grid.lon[order] >= 180.0 - width / 2, grid.lon[order] - 360.0, grid.lon[order])
     edges = np.append(centres - width / 2, centres[-1] + width / 2)
     palette = colormaps[colours].with_extremes(bad="#CCCCCC")
-    mesh = axis.pcolormesh(
-        edges, grid.lat_bounds, field[:, order], cmap=palette, vmin=low, vmax=high, rasterized=True
-    )
+    mesh = axis.pcolormesh(edges, grid.lat_bounds, field[:, order], cmap=palette, vmin=low, vmax=high, rasterized=True)
     if background.land is not None:
         axis.contour(centres, grid.lat, background.land[:, order], [0.5], colors="black", linewidths=0.6)
-    axis.set_xlim(edges[0], edges[-1])
-    axis.set_ylim(-90, 90)
     axis.set_xticks(range(-180, 181, 60))
     axis.set_xticklabels([_degrees(value, "W", "E") for value in range(-180, 181, 60)])
     axis.set_yticks(range(-60, 61, 30))
     axis.set_yticklabels([_degrees(value, "S", "N") for value in range(-60, 61, 30)])
     axis.set_xlim(edges[0], edges[-1])
-    axis.set_aspect("auto")
+    axis.set_ylim(-90, 90)
     axis.grid(False)
+    axis.spines[["top", "right"]].set_visible(True)
     return mesh
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -28,15 +28,17 @@ if TYPE_CHECKING:
 _CACHE_BYTES = 1 << 30
 _PREFERRED = ("z500", "t850", "t2m", "msl", "u850", "u10", "q700", "u250", "v10", "tp")
 _FIGURE_CHANNELS = 4
+# (channel, lead time in minutes) -> (of the truth, of the forecast)
+Pairs = dict[tuple[str, int], tuple[np.ndarray, np.ndarray]]
 _REAL_CALENDARS = {"standard", "proleptic_gregorian"}  # the same since 1582
 
 
-@dataclass
+@dataclass(frozen=True)
 class Verification:
     """What a verification found.
 
     Attributes:
-        table: the scores, once they are computed.
+        table: the scores.
         climatology: of the baselines.
         damping: (L, C) r of damped persistence.
         cases: (N,) initial times in minutes.
@@ -48,7 +50,7 @@ class Verification:
         spectra: (figure channel, lead) -> (truth, forecast) power by total wavenumber, mean over the cases.
     """
 
-    table: ScoreTable | None
+    table: ScoreTable
     climatology: Climatology
     damping: np.ndarray
     cases: np.ndarray
@@ -56,8 +58,8 @@ class Verification:
     figure_channels: list[str]
     figure_leads: list[int]
     example: int
-    maps: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
-    spectra: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    maps: Pairs
+    spectra: Pairs
 
 
 def score_forecasts(config: Config, reader: FieldReader, archive: ForecastArchive) -> Verification:
@@ -119,6 +121,20 @@ def _common_cases(
     return np.array(cases, dtype=np.int64)
 
 
+class _CachedReader:
+    """A FieldReader that keeps what it has read, up to a limit of memory.
+
+    Climatology, damping and scoring read the same times; in a small data set each is read once.
+    """
+
+    def __init__(self, reader: FieldReader, least_fields: int) -> None:
+        self.grid, self.clock, self.channels, self.times = reader.grid, reader.clock, reader.channels, reader.times
+        self.attributes, self.masks = reader.attributes, reader.masks
+        self.static, self.index_of = reader.static, reader.index_of
+        field_bytes = 4 * len(reader.channels.stored) * reader.grid.shape[0] * reader.grid.shape[1]
+        self.read = lru_cache(maxsize=max(least_fields, _CACHE_BYTES // field_bytes))(reader.read)
+
+
 @dataclass(frozen=True)
 class _Contender:
     """A forecast to score: which of the scored channels it has, and where they lie in its archive."""
@@ -146,13 +162,15 @@ class _Scorer:
         leads: np.ndarray,
         train: Split,
     ) -> None:
+        reader = _CachedReader(reader, least_fields=len(leads) + 2)
         self._config, self._reader, self._channels, self._leads = config, reader, channels, leads
+        self._shown = _figure_channels(config, channels)
+        self._figure_leads = _figure_leads(config, leads)
+        self._maps: Pairs = {}
+        self._spectra: Pairs = {}
         names = [c.name for c in channels]
         stored = [c.name for c in reader.channels.stored]
         self._stored = [stored.index(name) for name in names]
-        field_bytes = 4 * len(names) * reader.grid.shape[0] * reader.grid.shape[1]
-        # at least what one case needs; in a small data set everything is read once
-        self._truth = lru_cache(maxsize=max(len(leads) + 2, _CACHE_BYTES // field_bytes))(self._read)
         self._means = CellMeans(reader.grid, channels, reader.masks)
         self._contenders = {}
         for key, archive in archives.items():
@@ -164,7 +182,7 @@ class _Scorer:
         self._damping = fit_damping(self._truth, reader.times, self._climatology, train, leads, self._means)
         self._spectrum = SphericalSpectrum(reader.grid)
 
-    def _read(self, minutes: int) -> np.ndarray:
+    def _truth(self, minutes: int) -> np.ndarray:
         index = self._reader.index_of(minutes)
         assert index is not None, minutes
         return self._reader.read(index)[self._stored]
@@ -174,17 +192,12 @@ class _Scorer:
         leads, channels = len(self._leads), len(self._channels)
         sums = {key: ScoreSums.zeros(leads, len(own.has)) for key, own in self._contenders.items()}
         sums |= {name: ScoreSums.zeros(leads, channels) for name in BASELINES}
-        shown = _figure_channels(self._config, self._channels)
-        figure_leads = _figure_leads(self._config, self._leads)
         example = int(cases[len(cases) // 2])
-        found = Verification(None, self._climatology, self._damping, cases, left_out, shown, figure_leads, example)
         for initial in tqdm(cases.tolist(), "scoring", disable=None):
-            self._score_case(initial, sums, found)
-        for key, pair in found.spectra.items():
-            found.spectra[key] = tuple(power / len(cases) for power in pair)
+            self._score_case(initial, sums, initial == example)
         everything = list(range(channels))
         indices = {key: self._contenders[key].has if key in self._contenders else everything for key in sums}
-        found.table = build_table(
+        table = build_table(
             {key: (own, indices[key]) for key, own in sums.items()},
             self._channels,
             self._leads,
@@ -192,9 +205,20 @@ class _Scorer:
             wind_pairs(self._channels, self._reader.attributes),
             self._facts(cases),
         )
-        return found
+        return Verification(
+            table=table,
+            climatology=self._climatology,
+            damping=self._damping,
+            cases=cases,
+            left_out=left_out,
+            figure_channels=self._shown,
+            figure_leads=self._figure_leads,
+            example=example,
+            maps=self._maps,
+            spectra={key: (own / len(cases), other / len(cases)) for key, (own, other) in self._spectra.items()},
+        )
 
-    def _score_case(self, initial: int, sums: Mapping[str, ScoreSums], found: Verification) -> None:
+    def _score_case(self, initial: int, sums: Mapping[str, ScoreSums], is_example: bool) -> None:
         clock, flatten = self._reader.clock, self._means.flatten
         forecasts = {key: own.read(initial, self._leads) for key, own in self._contenders.items()}
         start = flatten(self._truth(initial), "truth")
@@ -209,32 +233,32 @@ class _Scorer:
                 what = f"{own.archive.origin}: forecast from {clock.format(initial)} at {lead / 60:g} h"
                 forecast = own.means.flatten(forecasts[key][number], what)
                 sums[key].add(number, own.means, forecast, truth[own.has], normal[own.has])
-            if lead in found.figure_leads:
-                self._collect(initial, lead, forecasts["model"][number], found)
+            if lead in self._figure_leads:
+                self._collect(lead, self._truth(initial + lead), forecasts["model"][number], is_example)
         for own in sums.values():
             own.cases += 1
 
-    def _collect(self, initial: int, lead: int, forecast: np.ndarray, found: Verification) -> None:
+    def _collect(self, lead: int, truth: np.ndarray, forecast: np.ndarray, is_example: bool) -> None:
         """Keep the maps of the example and add to the spectra; masked channels have no spectrum."""
-        truth = self._truth(initial + lead)
+        masks = self._reader.masks
         for index, channel in enumerate(self._channels):
-            if channel.name not in found.figure_channels:
+            if channel.name not in self._shown:
                 continue
             pair = (truth[index], forecast[index])
-            if initial == found.example:
-                mask = self._reader.masks.get(channel.variable, False)
-                found.maps[channel.name, lead] = tuple(np.where(mask, np.nan, one) for one in pair)
-            if channel.variable not in self._reader.masks:
+            if is_example:
+                hidden = masks.get(channel.variable, False)
+                self._maps[channel.name, lead] = tuple(np.where(hidden, np.nan, one) for one in pair)
+            if channel.variable not in masks:
+                before = self._spectra.get((channel.name, lead), (0.0, 0.0))
                 power = self._spectrum.power(np.stack(pair))
-                before = found.spectra.get((channel.name, lead), (0.0, 0.0))
-                found.spectra[channel.name, lead] = (before[0] + power[0], before[1] + power[1])
+                self._spectra[channel.name, lead] = (before[0] + power[0], before[1] + power[1])
 
     def _facts(self, cases: np.ndarray) -> dict[str, str | int]:
         clock = self._reader.clock
         return {
             "title": f"Scores of {self._config.experiment}",
             "n_cases": len(cases),
-            "initial_times": f"{clock.format(cases[0])} to {clock.format(cases[-1])}",
+            "initial_times": " to ".join(clock.format(cases[i]).replace("T", " ") for i in (0, -1)) + " UTC",
             "climatology": self._climatology.description,
             "level_units": self._config.data.level_units,
             "regions": "tropics: within 20 degrees of the equator; extratropics: beyond",

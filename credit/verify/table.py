@@ -20,6 +20,7 @@ COLUMNS = (
     "n_cases",
 )  # fmt: skip
 CORRELATIONS = ("acc", "acc_wb2")
+METRICS = ("rmse", "bias", "mae", *CORRELATIONS)
 WIND = "wind_vector_rmse"
 _SHOWN_LEADS = (6, 12, 24, 48, 72, 120, 168, 240)
 
@@ -30,20 +31,16 @@ class ScoreTable:
     Attributes:
         dataset: ``rmse``, ``bias``, ``mae``, ``acc``, ``acc_wb2`` over (forecast, channel, lead, region) and
             ``wind_vector_rmse`` over (forecast, wind, lead, region); physical units; NaN where there is no score.
+        forecasts: names of the forecasts.
+        channels: names of the channels.
+        lead_hours: lead times.
     """
 
     def __init__(self, dataset: xr.Dataset) -> None:
         self.dataset = dataset
-
-    @property
-    def channels(self) -> list[str]:
-        """Channel names."""
-        return self.dataset["channel"].values.tolist()
-
-    @property
-    def lead_hours(self) -> list[float]:
-        """Lead times in hours."""
-        return self.dataset["lead"].values.tolist()
+        self.forecasts: list[str] = dataset["forecast"].values.tolist()
+        self.channels: list[str] = dataset["channel"].values.tolist()
+        self.lead_hours: list[float] = dataset["lead"].values.tolist()
 
     @property
     def n_cases(self) -> int:
@@ -58,12 +55,12 @@ class ScoreTable:
         self, forecast: str, channel: str, lead_hours: float, metric: str = "rmse", region: str = "global"
     ) -> float:
         """Return one score."""
-        where = {"forecast": forecast, "channel": channel, "lead": lead_hours, "region": region}
-        return float(self.dataset[metric].sel(where).item())
+        return float(self.curve(forecast, channel, metric, region)[self.lead_hours.index(lead_hours)])
 
     def curve(self, forecast: str, channel: str, metric: str = "rmse", region: str = "global") -> np.ndarray:
         """Return a score at every lead time, (L,)."""
-        return self.dataset[metric].sel(forecast=forecast, channel=channel, region=region).values
+        place = self.forecasts.index(forecast), self.channels.index(channel), slice(None), REGIONS.index(region)
+        return self.dataset[metric].values[place]
 
     def skill(self, channel: str, lead_hours: float, region: str = "global") -> float:
         """Return the model's RMSE over that of the best baseline; below 1 is better than all of them."""
@@ -73,36 +70,31 @@ class ScoreTable:
 
     def rows(self) -> Iterator[dict[str, object]]:
         """Yield the rows of scores.csv; scores that do not exist have none."""
-        data = self.dataset
-        tables = [(metric, "channel") for metric in data.data_vars if "channel" in data[metric].dims and metric != WIND]
-        tables = [(m, d) for m, d in tables if data[m].ndim == 4] + ([(WIND, "wind")] if WIND in data else [])
-        for metric, dim in tables:
-            for f, name in enumerate(data["forecast"].values):
-                for c in range(data.sizes[dim]):
-                    yield from self._rows_of(metric, dim, f, str(name), c)
+        for metric in METRICS:
+            yield from self._rows_of(metric, "")
+        if WIND in self.dataset:
+            yield from self._rows_of(WIND, "wind_")
 
-    def _rows_of(self, metric: str, dim: str, f: int, forecast: str, c: int) -> Iterator[dict[str, object]]:
+    def _rows_of(self, metric: str, prefix: str) -> Iterator[dict[str, object]]:
         data = self.dataset
-        prefix = "" if dim == "channel" else "wind_"
-        level = float(data[f"{prefix}level"].values[c])
-        values = data[metric].values[f, c]
-        for number, hours in enumerate(self.lead_hours):
-            for r, region in enumerate(data["region"].values):
-                if np.isnan(values[number, r]):
-                    continue
-                yield {
-                    "forecast": forecast,
-                    "variable": str(data[f"{prefix}variable"].values[c]),
-                    "level": "" if np.isnan(level) else f"{level:g}",
-                    "level_units": "" if np.isnan(level) else data.attrs["level_units"],
-                    "region": str(region),
-                    "season": "all",
-                    "lead_hours": f"{hours:g}",
-                    "metric": metric,
-                    "value": f"{values[number, r]:.8g}",
-                    "units": "1" if metric in CORRELATIONS else str(data[f"{prefix}units"].values[c]),
-                    "n_cases": self.n_cases,
-                }
+        columns = (data[prefix + name].values.tolist() for name in ("variable", "level", "units"))
+        labels = list(zip(*columns, strict=True))
+        values = data[metric].values
+        for f, c, number, r in np.argwhere(~np.isnan(values)):
+            variable, level, units = labels[c]
+            yield {
+                "forecast": self.forecasts[f],
+                "variable": variable,
+                "level": "" if np.isnan(level) else f"{level:g}",
+                "level_units": "" if np.isnan(level) else data.attrs["level_units"],
+                "region": REGIONS[r],
+                "season": "all",
+                "lead_hours": f"{self.lead_hours[number]:g}",
+                "metric": metric,
+                "value": f"{values[f, c, number, r]:.8g}",
+                "units": "1" if metric in CORRELATIONS else units,
+                "n_cases": self.n_cases,
+            }
 
     def write(self, folder: Path) -> None:
         """Write ``scores.nc`` and ``scores.csv``, each replaced whole.
@@ -163,8 +155,7 @@ def build_table(
         facts: global attributes: ``n_cases``, ``level_units`` and what else describes the scores.
     """
     shape = (len(sums), len(channels), len(lead_minutes), len(REGIONS))
-    names = ("rmse", "bias", "mae", *CORRELATIONS)
-    values = {name: np.full(shape, np.nan) for name in names}
+    values = {name: np.full(shape, np.nan) for name in METRICS}
     for number, (forecast, (own, index)) in enumerate(sums.items()):
         for name, score in own.metrics().items():
             if name not in CORRELATIONS or forecast != "climatology":

@@ -36,12 +36,11 @@ def verify(config: Config, reader: FieldReader, archive: ForecastArchive, save_l
         CreditError: if the folder cannot be written.
     """
     folder = Path(save_loc)
-    found = score_forecasts(config, reader, archive)
-    assert found.table is not None
     try:
         (folder / "figures").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CreditError(f"{folder}: cannot be written ({error.strerror}); choose another save_loc") from error
+    found = score_forecasts(config, reader, archive)
     found.table.write(folder)
     figures = _draw(found, reader, folder)
     # jinja2 and matplotlib are slow to import; a config that cannot be scored never gets here

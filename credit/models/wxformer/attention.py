@@ -1,7 +1,7 @@
 """The transformer layer of WXFormer on channels-last tokens.
 
-Shape suffixes: B batch, H and W rows and columns of the stage's grid, C channels, N windows of the whole batch, L positions in a
-window, h heads, d channels per head.
+Shape suffixes: B batch, H and W rows and columns of the stage's grid, C channels, N windows of the whole batch, L
+positions in a window, h heads, d channels per head.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def to_windows(x_BHWC: Tensor, window: int, *, strided: bool) -> Tensor:
 
 
 def from_windows(x_NLC: Tensor, window: int, grid: tuple[int, int], *, strided: bool) -> Tensor:
-    """Undo `to_windows` for a grid of (H, W): a view whose six dimensions are (B, H in two parts, W in two parts, C)."""
+    """Undo `to_windows` for a grid of (H, W); a view with six dimensions: B, H in two parts, W in two parts, C."""
     H, W = grid
     cells = x_NLC.view(-1, H // window, W // window, window, window, x_NLC.shape[-1])
     return cells.permute(0, 3, 1, 4, 2, 5) if strided else cells.permute(0, 1, 3, 2, 4, 5)
@@ -57,7 +57,7 @@ class DynamicPositionBias(nn.Module):
         offsets = torch.arange(-w, w + 1, device=bias.device, dtype=bias.dtype)
         values = self.layers(torch.cartesian_prod(offsets, offsets)).squeeze(-1)
         if self.index == "published":
-            # The grid's rows are 2w+1 values long, yet the lookup counts rows of 2w-1: the published weights were trained so.
+            # The grid's rows are 2w+1 values long, the lookup counts rows of 2w-1: published weights were trained so.
             table = values[: (2 * w - 1) ** 2].view(2 * w - 1, 2 * w - 1)
         else:
             table = values.view(2 * w + 1, 2 * w + 1)[1:-1, 1:-1]

@@ -9,7 +9,7 @@ from credit.models.initialise import kaiming_normal
 
 
 def pixel_shuffle(x_BCHW: Tensor) -> Tensor:
-    """Return (B, C/4, 2H, 2W), the function of `torch.nn.PixelShuffle(2)`, with channels-last memory kept on every device."""
+    """Return (B, C/4, 2H, 2W): `torch.nn.PixelShuffle(2)`, but channels-last memory stays so on every device."""
     B, C, H, W = x_BCHW.shape
     x_BHWC22 = x_BCHW.permute(0, 2, 3, 1).unflatten(-1, (C // 4, 2, 2))
     return x_BHWC22.permute(0, 1, 4, 2, 5, 3).reshape(B, 2 * H, 2 * W, C // 4).permute(0, 3, 1, 2)
@@ -28,7 +28,7 @@ class SubpixelConv(nn.Conv2d):
     def initial_value(self, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
         """ICNR: the four sub-kernels of a channel start equal, so there is no checkerboard (Aitken et al. 2017)."""
         if name == "bias":
-            return torch.zeros(shape)
+            return torch.zeros(shape, device="cpu")
         sub_kernel = kaiming_normal((shape[0] // 4, *shape[1:]), shape[1] * 9, generator)
         return sub_kernel.repeat_interleave(4, dim=0)
 
@@ -89,7 +89,7 @@ class Decoder(nn.Module):
     def __init__(self, kind: str, dim: tuple[int, ...], out_channels: int) -> None:
         super().__init__()
         block = UpBlockPS if kind == "pixel_shuffle" else UpBlock
-        # Each block after the first, and the head, also take the skip connection, which is as wide as the block before them.
+        # Blocks after the first, and the head, also take a skip connection as wide as the block before them.
         self.blocks = nn.ModuleList(
             [block(dim[3], dim[2], dim[0]), block(2 * dim[2], dim[1], dim[0]), block(2 * dim[1], dim[0], dim[0])]
         )

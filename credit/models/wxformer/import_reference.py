@@ -29,14 +29,15 @@ _LEAVES = {
 def import_reference_state(state: Mapping[str, Tensor], dim_head: int | None = None) -> dict[str, Tensor]:
     """Map a published state dict to ours.
 
-    The reference orders the rows of a q,k,v projection (q, k, v; head; channel), we order them (head; q, k, v; channel). Its
-    1x1 convolutions are our linear layers. `cube_embedding` is allocated but never used by the reference: it is left out.
+    The reference orders the rows of a q,k,v projection (q, k, v; head; channel), we order them (head; q, k, v;
+    channel). Its 1x1 convolutions are our linear layers. `cube_embedding` is allocated but never used by the
+    reference: it is left out.
 
     Args:
-        state: the reference's state dict, or a checkpoint that holds it under `model_state_dict`; with or without spectral
-            norm, with or without `module.` prefixes.
-        dim_head: channels per attention head, which a state dict does not tell. Default: 32 as in all published models, or the
-            first stage's width where that is less.
+        state: the reference's state dict, or a checkpoint that holds it under `model_state_dict`; with or without
+            spectral norm, with or without `module.` prefixes.
+        dim_head: channels per attention head, which a state dict does not tell. Default: 32 as in all published
+            models, or the first stage's width where that is less.
 
     Returns:
         A state dict for `WXFormer.load_state_dict`.

@@ -1,6 +1,7 @@
 """WXFormer: a CrossFormer encoder and a convolutional U-Net decoder on a global latitude-longitude grid.
 
-CrossFormer: Wang et al. 2021, arXiv 2108.00154. WXFormer: Schreck et al. 2025, npj Clim. Atmos. Sci. 8:239. With default options
+CrossFormer: Wang et al. 2021, arXiv 2108.00154. WXFormer: Schreck et al. 2025, npj Clim. Atmos. Sci. 8:239. With
+    default options
 this computes the function that the published weights were trained for.
 
 Shape suffixes: B batch, C channels, T time frames, H and W latitude rows and longitude columns.
@@ -9,6 +10,7 @@ Shape suffixes: B batch, C channels, T time frames, H and W latitude rows and lo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,8 +49,8 @@ class EncoderStage(nn.Module):
 class WXFormer(nn.Module):
     """Global weather model; maps T input frames to T_out output frames.
 
-    Weights start from torch's global random state; `initialise` makes them a function of a seed. A model built on the meta device
-    is left unfilled.
+    Weights start from torch's global random state; `initialise` makes them a function of a seed. A model built on
+    the meta device is left unfilled.
 
     Args:
         image_height: latitude rows of the grid, north first.
@@ -106,58 +108,49 @@ class WXFormer(nn.Module):
     ) -> None:
         super().__init__()
         local = [local_window_size] * STAGES if isinstance(local_window_size, int) else list(local_window_size)
+        strides = cross_embed_strides
         _check_stages(
             dim=dim,
             depth=depth,
             global_window_size=global_window_size,
             local_window_size=local,
             cross_embed_kernel_sizes=cross_embed_kernel_sizes,
-            cross_embed_strides=cross_embed_strides,
+            cross_embed_strides=strides,
         )
         _check_widths(dim, dim_head)
-        _check_embedding(cross_embed_kernel_sizes, cross_embed_strides)
+        _check_embedding(cross_embed_kernel_sizes, strides)
         _check_choice("decoder", decoder, ("transposed", "pixel_shuffle"))
         _check_choice("position_bias_index", position_bias_index, ("published", "exact"))
         _check_vector_channels(vector_channels, in_channels)
         windows = list(zip(global_window_size, local, strict=True))
-        self.grid = (image_height, image_width)
-        self.channels = (in_channels, frames)
-        self.out_shape = (out_channels, output_frames)
+        self.in_shape = (in_channels, frames, image_height, image_width)
+        self.out_shape = (out_channels, output_frames, image_height, image_width)
         self.padding = build_padding(
             padding,
-            height=image_height,
-            width=image_width,
-            strides=cross_embed_strides,
+            grid=(image_height, image_width),
+            strides=strides,
             windows=windows,
             vector_channels=vector_channels,
             pole_points=pole_points,
         )
-        check_windows("lat", image_height, self.padding.lat, cross_embed_strides, windows)
-        check_windows("lon", image_width, self.padding.lon, cross_embed_strides, windows)
-        self._check_output_size(cross_embed_strides, interp)
+        check_windows("lat", image_height, self.padding.lat, strides, windows)
+        check_windows("lon", image_width, self.padding.lon, strides, windows)
+        self._check_output_size(strides, interp)
 
-        widths = (in_channels * frames, *dim[:-1])
+        widths = (in_channels * frames, *dim)
         self.stages = nn.ModuleList()
         for i in range(STAGES):
-            embed = CrossScaleEmbedding(widths[i], dim[i], tuple(cross_embed_kernel_sizes[i]), cross_embed_strides[i])
-            layers = [
-                TransformerLayer(
-                    dim[i],
-                    dim_head,
-                    local_window=local[i],
-                    global_window=global_window_size[i],
-                    attn_dropout=attn_dropout,
-                    ff_dropout=ff_dropout,
-                    bias_index=position_bias_index,
-                )
-                for _ in range(depth[i])
-            ]
-            self.stages.append(EncoderStage(embed, layers))
+            embed = CrossScaleEmbedding(widths[i], dim[i], tuple(cross_embed_kernel_sizes[i]), strides[i])
+            layer = partial(
+                TransformerLayer, dim[i], dim_head, local_window=local[i], global_window=global_window_size[i]
+            )
+            options = {"attn_dropout": attn_dropout, "ff_dropout": ff_dropout, "bias_index": position_bias_index}
+            self.stages.append(EncoderStage(embed, [layer(**options) for _ in range(depth[i])]))
         self.decoder = Decoder(decoder, tuple(dim), out_channels * output_frames)
         if use_spectral_norm:
             spectral_norm.apply_spectral_norm(self)
         if not next(self.parameters()).is_meta:
-            self.initialise(int(torch.randint(2**62, ())))
+            self.initialise(int(torch.randint(2**62, (), device="cpu")))
 
     def initialise(self, seed: int) -> None:
         """Fill every parameter and buffer in place with values that depend on (seed, name) alone.
@@ -178,9 +171,11 @@ class WXFormer(nn.Module):
         Raises:
             ValueError: if the input has other channels, frames, rows or columns than the model was built for.
         """
-        if tuple(x_BCTHW.shape[1:]) != (*self.channels, *self.grid):
-            expected = (*self.channels, *self.grid)
-            raise ValueError(f"WXFormer takes (batch, channel, time, latitude, longitude) = (any, {expected}), got {tuple(x_BCTHW.shape)}")
+        if tuple(x_BCTHW.shape[1:]) != self.in_shape:
+            raise ValueError(
+                f"input is {tuple(x_BCTHW.shape)}, expected a batch of {self.in_shape} "
+                "(channel, time, latitude, longitude)"
+            )
         spectral_norm.arm_for_forward(self)
         x_BCHW = self.padding.pad(x_BCTHW).flatten(1, 2).contiguous(memory_format=torch.channels_last)
         outputs = []
@@ -188,25 +183,29 @@ class WXFormer(nn.Module):
             x_BCHW = stage(x_BCHW)
             outputs.append(x_BCHW)
         y_BCHW = self.padding.unpad(self.decoder(outputs))
-        if y_BCHW.shape[-2:] != self.grid:
-            y_BCHW = F.interpolate(y_BCHW, size=self.grid, mode="bilinear", align_corners=False)
-        return y_BCHW.contiguous().unflatten(1, self.out_shape)
+        grid = self.out_shape[2:]
+        if y_BCHW.shape[-2:] != grid:
+            y_BCHW = F.interpolate(y_BCHW, size=grid, mode="bilinear", align_corners=False)
+        return y_BCHW.contiguous().view(-1, *self.out_shape)
 
     def _check_output_size(self, strides: Sequence[int], interp: bool) -> None:
         """Raise unless the decoder's output, unpadded, has the grid's size or may be interpolated to it."""
-        sizes = [(self.grid[0], self.padding.lat), (self.grid[1], self.padding.lon)]
-        shape = tuple(2 * stage_sizes(n + sum(pads), strides)[0] - sum(pads) for n, pads in sizes)
-        if min(shape) < 1 or (shape != self.grid and not interp):
+        grid = self.out_shape[2:]
+        pads = (sum(self.padding.lat), sum(self.padding.lon))
+        shape = tuple(2 * stage_sizes(n + pad, strides)[0] - pad for n, pad in zip(grid, pads, strict=True))
+        if min(shape) < 1 or (shape != grid and not interp):
             raise ConfigError(
-                f"model.interp: {interp}, but the decoder gives {shape[0]} x {shape[1]} cells for a grid of {self.grid[0]} x {self.grid[1]}; "
-                "set it to true, or choose cross_embed_strides of 2 and even padded sizes"
+                f"model.interp: {interp}, but the decoder gives {shape[0]} x {shape[1]} cells for a grid of "
+                f"{grid[0]} x {grid[1]}; set it to true, or choose strides of 2 and even padded sizes"
             )
 
 
 def _check_stages(**settings: Sequence[Any]) -> None:
     for key, value in settings.items():
         if len(value) != STAGES:
-            raise ConfigError(f"model.{key}: {list(value)} has {len(value)} entries, one is needed for each of the {STAGES} stages")
+            raise ConfigError(
+                f"model.{key}: {list(value)} has {len(value)} entries, one is needed for each of the {STAGES} stages"
+            )
         if key != "cross_embed_kernel_sizes" and min(value) < 1:
             raise ConfigError(f"model.{key}: {list(value)} must be 1 or more in every stage")
 
@@ -214,11 +213,15 @@ def _check_stages(**settings: Sequence[Any]) -> None:
 def _check_widths(dim: Sequence[int], dim_head: int) -> None:
     doubled = [dim[0] * 2**i for i in range(STAGES)]
     if list(dim) != doubled:
-        raise ConfigError(f"model.dim: {list(dim)} must double from stage to stage, as the decoder halves it; for example {doubled}")
+        raise ConfigError(
+            f"model.dim: {list(dim)} must double from stage to stage, as the decoder halves it; for example {doubled}"
+        )
     if dim[0] % dim_head:
         fits = [n for n in range(1, dim[0] + 1) if dim[0] % n == 0]
         nearest = min(fits, key=lambda n: abs(n - dim_head))
-        raise ConfigError(f"model.dim_head: {dim_head} does not divide the {dim[0]} channels of the first stage; nearest is {nearest}")
+        raise ConfigError(
+            f"model.dim_head: {dim_head} does not divide the {dim[0]} channels of the first stage; nearest is {nearest}"
+        )
     if dim[0] < 4:
         raise ConfigError(f"model.dim: {list(dim)} is too narrow, the position bias needs at least 4 channels")
 
@@ -226,9 +229,15 @@ def _check_widths(dim: Sequence[int], dim_head: int) -> None:
 def _check_embedding(kernel_sizes: Sequence[Sequence[int]], strides: Sequence[int]) -> None:
     for i, (kernels, stride) in enumerate(zip(kernel_sizes, strides, strict=True)):
         if i and stride != 2:
-            raise ConfigError(f"model.cross_embed_strides: {list(strides)}: stage {i} must have stride 2, as each decoder block doubles the size")
+            raise ConfigError(
+                f"model.cross_embed_strides: {list(strides)}: stage {i} must have stride 2, "
+                "as each decoder block doubles the size"
+            )
         if not kernels or min(kernels) < stride:
-            raise ConfigError(f"model.cross_embed_kernel_sizes: {list(kernels)} in stage {i}: every kernel must be at least the stride, {stride}")
+            raise ConfigError(
+                f"model.cross_embed_kernel_sizes: {list(kernels)} in stage {i}: every kernel must be at least the "
+                f"stride, {stride}"
+            )
 
 
 def _check_choice(key: str, value: str, choices: Sequence[str]) -> None:
@@ -239,4 +248,6 @@ def _check_choice(key: str, value: str, choices: Sequence[str]) -> None:
 def _check_vector_channels(channels: Sequence[int], in_channels: int) -> None:
     outside = [c for c in channels if not 0 <= c < in_channels]
     if outside:
-        raise ConfigError(f"model.vector_channels: {outside} are not among the {in_channels} input channels, counted from 0")
+        raise ConfigError(
+            f"model.vector_channels: {outside} are not among the {in_channels} input channels, counted from 0"
+        )

@@ -1,7 +1,7 @@
-"""Padding of a global latitude-longitude field across the poles and around the globe, and the sizes that windows ask for.
+"""Padding of a global field across the poles and around the globe, and the padded sizes that windows ask for.
 
-Rows run from north to south: pads are `(north, south)` rows and `(west, east)` columns. A caller whose rows run the other way
-swaps the two.
+Rows run from north to south: pads are `(north, south)` rows and `(west, east)` columns. A caller whose rows run the
+other way swaps the two.
 """
 
 from __future__ import annotations
@@ -26,19 +26,17 @@ class SpherePadding:
     """Pads (B, C, T, H, W) fields on the sphere and takes the padding off again.
 
     Attributes:
-        mode: `earth` continues a meridian across the pole at the opposite longitude; `mirror` reflects latitude in place.
+        mode: `earth` continues a meridian across the pole at the opposite longitude; `mirror` reflects latitude in
+            place.
         lat: rows added in the north and in the south.
         lon: columns added in the west and in the east, periodic.
-        pole: `published` is what published weights were trained with; `exact` leaves a duplicated pole row out and flips the
-            sign of vector components across the pole.
-        skip: rows next to the pole that are not repeated beyond it: 1 with `exact` on a grid with rows at the poles.
-        vector_runs: slices of channels that hold eastward or northward components; used by `exact`.
+        skip: rows at a pole that are not repeated beyond it, 0 or 1.
+        vector_runs: slices of channels whose sign flips across a pole.
     """
 
     mode: str
     lat: tuple[int, int]
     lon: tuple[int, int]
-    pole: str
     skip: int
     vector_runs: tuple[slice, ...]
 
@@ -91,8 +89,8 @@ def fitting_multiple(strides: Sequence[int], windows: Sequence[Sequence[int]]) -
 def automatic_pads(size: int, multiple: int, strides: Sequence[int]) -> tuple[int, int]:
     """Return the least pads that make `size` a multiple of `multiple`, at least half a coarsest cell on each side.
 
-    Half a cell of the coarsest stage keeps the seam out of the field; the rule gives the padding of the published 6 h model
-    and of the 1 degree starter. An odd row goes to the second side (south or east).
+    Half a cell of the coarsest stage keeps the seam out of the field; the rule gives the padding of the published 6
+    h model and of the 1 degree starter. An odd row goes to the second side (south or east).
     """
     least = math.prod(strides) // 2
     total = math.ceil((size + 2 * least) / multiple) * multiple - size
@@ -102,7 +100,7 @@ def automatic_pads(size: int, multiple: int, strides: Sequence[int]) -> tuple[in
 def check_windows(
     axis: str, size: int, pads: tuple[int, int], strides: Sequence[int], windows: Sequence[Sequence[int]]
 ) -> None:
-    """Raise a ConfigError that names the first stage whose size a window does not divide, and the nearest pads that fit.
+    """Raise a ConfigError naming the first stage whose size a window does not divide, and the nearest pads that fit.
 
     Args:
         axis: `lat` or `lon`, for the message.
@@ -111,40 +109,39 @@ def check_windows(
         strides: stride of each stage.
         windows: (global, local) window of each stage.
     """
-    padded = size + sum(pads)
-    sizes = stage_sizes(padded, strides)
+    sizes = stage_sizes(size + sum(pads), strides)
+    padded = f"{size} + {pads[0]} + {pads[1]} = {size + sum(pads)} cells along {axis}"
     for i, cells in enumerate(sizes):
         for key, window in zip(("global_window_size", "local_window_size"), windows[i], strict=True):
             if cells == 0 or cells % window:
-                rule = f"does not divide the {cells} cells of stage {i} along {axis}"
-                raise ConfigError(f"model.{key}: {window} {rule} ({_padded_text(size, pads)}); {_advice(axis, size, pads, strides, windows)}")
+                raise ConfigError(
+                    f"model.{key}: window {window} does not divide the {cells} cells of stage {i}, "
+                    f"from {padded} padded; " + _nearest_fit(axis, size, pads, fitting_multiple(strides, windows))
+                )
         if i and sizes[i - 1] != 2 * cells:
-            rule = f"stage {i - 1} has {sizes[i - 1]} cells along {axis}, stage {i} has {cells}: the decoder needs exactly twice as many"
-            raise ConfigError(f"model.padding.{axis}: {list(pads)} does not fit ({_padded_text(size, pads)}): {rule}; {_advice(axis, size, pads, strides, windows)}")
+            raise ConfigError(
+                f"model.padding.{axis}: {list(pads)} makes {padded} padded, of which stage {i - 1} has {sizes[i - 1]} "
+                f"and stage {i} has {cells}, but the decoder needs exactly half; "
+                + _nearest_fit(axis, size, pads, fitting_multiple(strides, windows))
+            )
 
 
-def _padded_text(size: int, pads: tuple[int, int]) -> str:
-    return f"{size} + {pads[0]} + {pads[1]} = {size + sum(pads)} padded"
-
-
-def _advice(axis: str, size: int, pads: tuple[int, int], strides: Sequence[int], windows: Sequence[Sequence[int]]) -> str:
-    multiple = fitting_multiple(strides, windows)
+def _nearest_fit(axis: str, size: int, pads: tuple[int, int], multiple: int) -> str:
     padded = size + sum(pads)
     above = math.ceil(padded / multiple) * multiple
     below = above - multiple
     nearest = below if below >= size and padded - below < above - padded else above
     first = (nearest - size) // 2
     return (
-        f"every window fits a padded size that is a multiple of {multiple}, nearest model.padding.{axis}: "
-        f"[{first}, {nearest - size - first}] (or `auto`)"
+        f"every window fits a padded size that is a multiple of {multiple}; "
+        f"the nearest is model.padding.{axis}: [{first}, {nearest - size - first}]"
     )
 
 
 def build_padding(
     padding: Mapping[str, Any] | None,
     *,
-    height: int,
-    width: int,
+    grid: tuple[int, int],
     strides: Sequence[int],
     windows: Sequence[Sequence[int]],
     vector_channels: Sequence[int],
@@ -153,9 +150,11 @@ def build_padding(
     """Check the `padding` section of a model and return the padding it asks for.
 
     Args:
-        padding: keys `mode`, `lat`, `lon` and `pole`, all with defaults (earth, auto, auto, published); None means no padding.
-        height: grid rows.
-        width: grid columns.
+        padding: keys `mode`, `lat`, `lon` and `pole`, all with defaults (earth, auto, auto, published); None means
+            no padding. `pole: published` is what published weights were trained with: it repeats a row at the pole
+            and keeps the sign of vector components; `exact` does neither. A sign flip supposes that 0 means no wind,
+            so `exact` wants vector channels normalised by a scale alone.
+        grid: rows and columns.
         strides: stride of each stage, for `auto`.
         windows: (global, local) window of each stage, for `auto`.
         vector_channels: input channels that hold vector components, for `pole: exact`.
@@ -165,7 +164,7 @@ def build_padding(
         ConfigError: for an unknown key or choice, or pads that the grid cannot give.
     """
     if padding is None:
-        return SpherePadding("mirror", (0, 0), (0, 0), "published", 0, ())
+        return SpherePadding("mirror", (0, 0), (0, 0), 0, ())
     if not isinstance(padding, Mapping):
         raise ConfigError(f"model.padding: {padding!r} is not a mapping with the keys {', '.join(KEYS)}")
     for key in padding:
@@ -173,23 +172,27 @@ def build_padding(
             raise ConfigError(f"model.padding.{key}: unknown key{did_you_mean(key, KEYS)}")
     mode = _choice("mode", padding.get("mode", "earth"), MODES)
     pole = _choice("pole", padding.get("pole", "published"), POLES)
+    height, width = grid
     multiple = fitting_multiple(strides, windows)
     lat = _pads("lat", padding.get("lat", "auto"), height, multiple, strides)
     lon = _pads("lon", padding.get("lon", "auto"), width, multiple, strides)
     exact = pole == "exact"
     if exact and mode != "earth":
-        raise ConfigError(f"model.padding.pole: exact needs model.padding.mode: earth, which crosses the pole; mode is {mode}")
+        raise ConfigError(
+            f"model.padding.pole: exact needs model.padding.mode: earth, which crosses the pole; mode is {mode}"
+        )
     if mode == "earth" and any(lat) and width % 2:
         raise ConfigError(
-            f"model.padding.mode: earth needs an even number of longitudes, the grid has {width}: the opposite meridian "
-            "is half the columns away; choose mode: mirror"
+            f"model.padding.mode: earth needs an even number of longitudes, the grid has {width}: "
+            "the opposite meridian is half the columns away; choose mode: mirror"
         )
     skip = 1 if mode == "mirror" or (exact and pole_points) else 0
     for axis, pads, limit in (("lat", lat, height - skip), ("lon", lon, width)):
         if max(pads) > limit:
-            raise ConfigError(f"model.padding.{axis}: {list(pads)} is more than the {limit} cells that the grid can give on a side")
-    runs = _runs(vector_channels) if exact else ()
-    return SpherePadding(mode, lat, lon, pole, skip, runs)
+            raise ConfigError(
+                f"model.padding.{axis}: {list(pads)} is more than the {limit} cells that the grid can give on a side"
+            )
+    return SpherePadding(mode, lat, lon, skip, _runs(vector_channels) if exact else ())
 
 
 def _choice(key: str, value: Any, choices: Sequence[str]) -> str:

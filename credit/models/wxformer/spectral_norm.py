@@ -1,12 +1,13 @@
 """Spectral normalisation of weights as a parametrization (Miyato et al. 2018, arXiv 1802.05957).
 
-The weight in use is W / sigma, sigma = u^T W v, where u and v are float32 buffers that follow W's leading singular vectors by
-power iteration. They must be the same in every forward and recomputation of one optimizer step, otherwise activation
-checkpointing and multi-step rollouts give wrong gradients without any error. So an iteration needs an explicit order:
+The weight in use is W / sigma, sigma = u^T W v, where u and v are float32 buffers that follow W's leading singular
+vectors by power iteration. They must be the same in every forward and recomputation of one optimizer step,
+otherwise activation checkpointing and multi-step rollouts give wrong gradients without any error. So an iteration
+needs an explicit order:
 
 - `SpectralNorm.armed` is a plain flag; the next training forward with gradients iterates once and disarms.
-- A bare model orders one iteration per training forward (`arm_for_forward`, called by the model's own forward). Recomputation
-  under activation checkpointing calls blocks, not the model, so it never iterates.
+- A bare model orders one iteration per training forward (`arm_for_forward`, called by the model's own forward).
+  Recomputation under activation checkpointing calls blocks, not the model, so it never iterates.
 - A trainer takes over with `iterate_per_step(model)` and then calls `arm(model)` at the start of each optimizer step.
 """
 
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 EPS = 1e-12
-SETTLE_ITERATIONS = 15  # enough for a fresh random matrix: sigma within about 1 % of its final value
+SETTLE_ITERATIONS = 15  # leaves sigma of a random matrix a few per cent low
 
 
 def sigma_of(matrix: Tensor, u: Tensor, v: Tensor) -> Tensor:
@@ -61,7 +62,7 @@ class SpectralNorm(nn.Module):
     def initial_buffers(self, weight: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
         """Return settled u and v for a whole initial `weight`, starting from a random u drawn from `generator`."""
         matrix = self.matrix(weight)
-        u = F.normalize(torch.randn(matrix.shape[0], generator=generator), dim=0, eps=EPS)
+        u = F.normalize(torch.randn(matrix.shape[0], generator=generator, device="cpu"), dim=0, eps=EPS)
         for _ in range(SETTLE_ITERATIONS):
             u, v = power_iteration(matrix, u)
         return {"u": u, "v": v}
@@ -100,13 +101,15 @@ def apply_spectral_norm(model: nn.Module) -> nn.Module:
 def parametrizations(model: nn.Module) -> Iterator[tuple[str, SpectralNorm, nn.Parameter]]:
     """Yield (name, parametrization, original weight) of every spectrally normalised weight, reading no `.weight`."""
     for name, module in model.named_modules():
-        if parametrize.is_parametrized(module, "weight") and isinstance(module.parametrizations.weight[0], SpectralNorm):
+        if parametrize.is_parametrized(module, "weight") and isinstance(
+            module.parametrizations.weight[0], SpectralNorm
+        ):
             chain = module.parametrizations.weight
             yield f"{name}.parametrizations.weight.0", chain[0], chain.original
 
 
 def arm(model: nn.Module) -> None:
-    """Order one power iteration of every weight, to be done in the next training forward. Called once an optimizer step."""
+    """Order one power iteration of every weight in the next training forward. Called once an optimizer step."""
     for _, norm, _ in parametrizations(model):
         norm.armed = True
 

@@ -83,3 +83,22 @@ def test_nothing_to_read(tmp_path: Path) -> None:
     (tmp_path / "forecast_2001-04-01T00.nc").write_bytes(b"nothing")
     with pytest.raises(DataError, match="forecast_2001-04-01T00.nc: is no readable forecast"):
         open_forecasts(tmp_path)
+
+
+def test_a_store_that_cannot_be_read_as_it_is(tmp_path: Path) -> None:
+    coords = {
+        "time": np.array(["2001-04-01"], dtype="datetime64[ns]"),
+        "prediction_timedelta": np.array([6], dtype="timedelta64[h]").astype("timedelta64[ns]"),
+        "latitude": GRID.lat,
+        "longitude": GRID.lon,
+    }
+    values = np.ones((1, 1, 12, 6), dtype=np.float32)
+    turned = xr.Dataset({"t2m": (("time", "prediction_timedelta", "longitude", "latitude"), values)}, coords)
+    turned.to_zarr(tmp_path / "turned.zarr", consolidated=False)
+    with pytest.raises(DataError, match="no variable has the dimensions time, prediction_timedelta"):
+        open_forecasts(tmp_path / "turned.zarr")
+    packed = turned.transpose("time", "prediction_timedelta", "latitude", "longitude")
+    packed["t2m"].encoding = {"dtype": "int16", "scale_factor": 0.1}
+    packed.to_zarr(tmp_path / "packed.zarr", consolidated=False)
+    with pytest.raises(DataError, match="t2m is packed"):
+        open_forecasts(tmp_path / "packed.zarr")

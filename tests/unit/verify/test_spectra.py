@@ -74,7 +74,8 @@ def test_parseval(grid: LatLonGrid) -> None:
     """The powers add up to the mean square, which a quadrature of twice the degree gives."""
     spectrum = SphericalSpectrum(grid)
     rng = np.random.default_rng(2)
-    amplitudes = {(l, m): rng.standard_normal() for l in range(0, len(spectrum.wavenumbers), 3) for m in range(0, l + 1, 2)}  # noqa: E501
-    field = sum(a * _harmonic(grid, l, m, phase=l) for (l, m), a in amplitudes.items())
+    pairs = [(degree, order) for degree in spectrum.wavenumbers[::3] for order in range(0, degree + 1, 2)]
+    amplitudes = {pair: rng.standard_normal() for pair in pairs}
+    field = sum(a * _harmonic(grid, *pair, phase=pair[0]) for pair, a in amplitudes.items())
     assert spectrum.power(field).sum() == pytest.approx(sum(a**2 for a in amplitudes.values()), rel=1e-9)
     assert spectrum.power(np.stack([field, 2 * field]))[1] == pytest.approx(4 * spectrum.power(field))

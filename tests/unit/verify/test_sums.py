@@ -50,7 +50,7 @@ def test_scores_agree_with_the_libraries(grid, masked: bool) -> None:
     ours = {name: score[0] for name, score in _sums(grid, cases, masks, range(CASES)).metrics().items()}
     dims = ("case", "channel", "latitude", "longitude")
     data = {name: xr.DataArray(value.astype(np.float32).astype(np.float64), dims=dims) for name, value in cases.items()}
-    for number, region in enumerate(REGIONS):
+    for number in range(len(REGIONS)):
         weights = xr.DataArray(region_weights(grid)[number], dims=dims[2:])
         over = {"reduce_dims": ["case", "latitude", "longitude"], "weights": weights}
         mse = scores.continuous.mse(data["forecast"], data["truth"], **over)

@@ -1,0 +1,186 @@
+"""A variable along time over several files, and the times that all variables have."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+
+from credit.config.schema_data import DataConfig
+from credit.data.files import OpenFiles
+from credit.data.scan import Piece
+from credit.errors import CreditError, DataError
+from credit.times import Clock, format_duration
+
+logger = logging.getLogger(__name__)
+
+# of the times that two files share, so many are compared
+_MOST_COMPARED = 8
+
+
+@dataclass(frozen=True)
+class Series:
+    """One variable along time, over all its files.
+
+    Attributes:
+        pieces: its files.
+        times: (N,) int64 minutes, increasing.
+        piece: (N,) the file of each time.
+        position: (N,) the place in that file.
+    """
+
+    pieces: list[Piece]
+    times: np.ndarray
+    piece: np.ndarray
+    position: np.ndarray
+
+
+def read_piece(files: OpenFiles, piece: Piece, position: int) -> np.ndarray:
+    """Return the fields of one variable, file and time, (levels or 1, H, W).
+
+    Raises:
+        DataError: if the file cannot be read there.
+    """
+    try:
+        return piece.layout.read(files.get(piece.path, piece.file_format), position)
+    except CreditError:
+        raise
+    except Exception as error:
+        # netCDF, HDF5 and zarr raise a dozen kinds for damaged data
+        raise DataError(
+            f"{piece.path}: {piece.layout.name} cannot be read at position {position} in time ({error}); the file is "
+            "damaged or truncated: copy it again"
+        ) from error
+
+
+def read_constant(files: OpenFiles, name: str, piece: Piece) -> np.ndarray:
+    """Return the fields (levels or 1, H, W) of a static variable; first, middle and last time must be equal."""
+    length = len(piece.layout.times) if "time" in piece.layout.dims else 1
+    values = read_piece(files, piece, 0)
+    for position in sorted({length // 2, length - 1} - {0}):
+        if not np.array_equal(values, read_piece(files, piece, position), equal_nan=True):
+            raise DataError(
+                f"{piece.path}: {name} is listed as static but varies in time (positions 0 and {position} differ); "
+                "list it under dynamic_forcing"
+            )
+    return values
+
+
+def build_series(name: str, pieces: list[Piece], files: OpenFiles, clock: Clock) -> Series:
+    """Put the files of a variable in order of time; a time in two files must have equal fields in both.
+
+    Raises:
+        DataError: for files without time, a time twice in a file, one variable in two sources, or fields that differ.
+    """
+    sources = sorted({piece.source for piece in pieces})
+    if len(sources) > 1:
+        raise DataError(
+            f"{name} is in data.sources {' and '.join(map(str, sources))}; say which with data.sources.N.variables, or "
+            "list the files as one source"
+        )
+    for piece in pieces:
+        if piece.layout.times is None:
+            raise DataError(f"{piece.path}: {name} has no time axis there; add one, or list it as static")
+    times = np.concatenate([piece.layout.times for piece in pieces])
+    which = np.concatenate([np.full(len(piece.layout.times), n) for n, piece in enumerate(pieces)])
+    position = np.concatenate([np.arange(len(piece.layout.times)) for piece in pieces])
+    order = np.argsort(times, kind="stable")
+    whole = Series(pieces, times[order], which[order], position[order])
+    again = np.flatnonzero(np.diff(whole.times) == 0) + 1
+    _check_overlap(name, whole, again, files, clock)
+    kept = np.setdiff1d(np.arange(len(times)), again)
+    return Series(pieces, whole.times[kept], whole.piece[kept], whole.position[kept])
+
+
+def _check_overlap(name: str, whole: Series, again: np.ndarray, files: OpenFiles, clock: Clock) -> None:
+    """Stop where a time is twice in a file, or two files give other fields for it; a few such times are compared."""
+    if len(again) == 0:
+        return
+    for index in again:
+        if whole.piece[index] == whole.piece[index - 1]:
+            path = whole.pieces[whole.piece[index]].path
+            raise DataError(f"{path}: {clock.format(whole.times[index])} is there twice ({name}); remove one")
+    for index in again[np.unique(np.linspace(0, len(again) - 1, _MOST_COMPARED).astype(int))]:
+        one, other = (whole.pieces[whole.piece[place]] for place in (index - 1, index))
+        first = read_piece(files, one, int(whole.position[index - 1]))
+        second = read_piece(files, other, int(whole.position[index]))
+        if not np.array_equal(first, second, equal_nan=True):
+            raise DataError(
+                f"{name} at {clock.format(whole.times[index])} differs between {one.path} and {other.path}; name only "
+                "one of them in data.sources"
+            )
+    logger.info("%s: %d times are in two files with equal fields; the first is used", name, len(again))
+
+
+def common_times(series: dict[str, Series], clock: Clock) -> np.ndarray:
+    """Return the times that every variable has; what is dropped is logged.
+
+    Raises:
+        DataError: if there is none.
+    """
+    every = list(series.values())
+    common = every[0].times
+    for one in every[1:]:
+        common = np.intersect1d(common, one.times, assume_unique=True)
+    if len(common) == 0:
+        spans = (
+            f"{name} {clock.format(one.times[0])}..{clock.format(one.times[-1])} ({len(one.times)} times)"
+            for name, one in series.items()
+        )
+        raise DataError(f"data.sources: the variables have no time in common: {'; '.join(spans)}")
+    total = len(np.unique(np.concatenate([one.times for one in every])))
+    if total > len(common):
+        short = ", ".join(name for name, one in series.items() if len(one.times) < total)
+        logger.warning("%d of %d times are left out, because %s do not have them", total - len(common), total, short)
+    return common
+
+
+def check_interval(name: str, series: Series, conf: DataConfig, clock: Clock) -> None:
+    """Stop where a mean or an accumulation is not over one time step that ends at its label.
+
+    Raises:
+        DataError: naming the interval that the files have.
+    """
+    temporal = conf.field(name).temporal
+    methods = series.pieces[0].layout.attributes.get("cell_methods", "")
+    if temporal == "instant":
+        if "time: mean" in methods or "time: sum" in methods:
+            logger.warning('%s is taken as instantaneous; its cell_methods say "%s" (data.fields)', name, methods)
+        return
+    rule = f"data.fields.{name}.temporal is {temporal}, so every value must cover one data.timestep {conf.timestep}"
+    spacing = int(np.diff(series.times).min()) if len(series.times) > 1 else conf.step_minutes
+    if spacing != conf.step_minutes:
+        raise DataError(
+            f"{name}: {rule}, but its times are {format_duration(spacing)} apart "
+            f"({series.pieces[0].path}); sum or average it to the step first"
+        )
+    for piece in series.pieces:
+        bounds, times = piece.layout.window_bounds, piece.layout.times
+        if bounds is None:
+            continue
+        wrong = np.flatnonzero((bounds[:, 1] - bounds[:, 0] != conf.step_minutes) | (bounds[:, 1] != times))
+        if len(wrong):
+            begin, end = (clock.format(minutes) for minutes in bounds[wrong[0]])
+            raise DataError(
+                f"{piece.path}: {rule} and end at its label, but the value at {clock.format(times[wrong[0]])} covers "
+                f"{begin} to {end}; rewrite it to the step first"
+            )
+
+
+def shared_attributes(name: str, pieces: list[Piece], temporal: str) -> dict[str, str]:
+    """Return units, standard_name, long_name and, unless instantaneous, temporal; units must be the same in all files.
+
+    Raises:
+        DataError: naming two files whose units differ.
+    """
+    first = pieces[0].layout.attributes
+    for piece in pieces[1:]:
+        units = piece.layout.attributes.get("units")
+        if units != first.get("units"):
+            raise DataError(
+                f'{name} is in "{first.get("units")}" in {pieces[0].path} and in "{units}" in {piece.path}; bring all '
+                "files to one unit"
+            )
+    kept = {key: value for key, value in first.items() if key != "cell_methods"}
+    return kept if temporal == "instant" else {**kept, "temporal": temporal}

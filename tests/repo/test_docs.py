@@ -1,0 +1,163 @@
+"""What the documentation names exists: dotted names, config keys, commands, files, and an example that runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import yaml
+
+from credit.cli.main import COMMANDS, main
+from credit.config import schema_model
+from credit.config.describe import describe
+from credit.models import registry
+
+REPOSITORY = Path(__file__).parents[2]
+PAGES = sorted(
+    [
+        *(REPOSITORY / "docs").glob("*.md"),
+        *(REPOSITORY / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "config/README.md")),
+    ]
+)
+SECTIONS = "experiment|save_loc|seed|plugins|data|model|loss|trainer|inference|verification"
+# commands that the pages name in order to say that they are not there
+ABSENT_COMMANDS = {"plan", "submit"}
+# keys that the pages name in order to say that they are not there
+ABSENT_KEYS = {"data.transforms", "trainer.fsdp2_mp_policy"}
+
+
+def resolve(name: str) -> object:
+    """Return what a dotted name stands for."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found = import_module(".".join(parts[:length]))
+        except ModuleNotFoundError as error:
+            # what is missing must be the name itself, not something that it imports
+            if not ".".join(parts).startswith(error.name or "?"):
+                raise
+            continue
+        for part in parts[length:]:
+            found = getattr(found, part)
+        return found
+    raise AttributeError(name)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_dotted_names_import(page: Path) -> None:
+    for name in set(re.findall(r"(?<![\w/.])credit(?:\.[A-Za-z_]\w*)+", page.read_text(encoding="utf-8"))):
+        resolve(name)
+
+
+def test_a_wrong_dotted_name_is_found() -> None:
+    with pytest.raises(AttributeError):
+        resolve("credit.grid.LatLongGrid")
+    with pytest.raises(AttributeError):
+        resolve("credit.gird.LatLonGrid")
+
+
+def config_keys() -> re.Pattern:
+    """Return a pattern of every key in docs/config.md; N stands for a number, NAME for a name."""
+    keys = re.findall(r"^\| `([\w.]+)` \|", describe(), re.MULTILINE)
+    assert len(keys) > 100
+    places = (key.replace(".NAME.", r"\.\w+\.").replace(".N.", r"\.(?:\d+|N)\.") for key in keys)
+    return re.compile("|".join([*places, SECTIONS]))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "config.md"], ids=lambda page: page.name)
+def test_config_keys_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    if page.name == "migration.md":
+        # the other columns name keys of another package
+        lines = (line.rsplit("|", 2)[1] if line.startswith("|") else line for line in text.splitlines())
+        text = "\n".join(line for line in lines if "`train_years" not in line)
+    known = config_keys()
+    named = re.findall(rf"`((?:{SECTIONS})(?:\.\w+)+)(?:[=:][^`]*)?`", text)
+    wrong = [key for key in named if not known.fullmatch(key) and key not in ABSENT_KEYS]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    if page.name == "migration.md":
+        text = text.split("## Commands")[0]
+    named = set(re.findall(r"(?:^ {4}(?:srun )?|`)credit[ _]([a-z]+)", text, re.MULTILINE))
+    assert named <= set(COMMANDS) | ABSENT_COMMANDS, page
+    assert not ABSENT_COMMANDS & set(COMMANDS), "the pages say that these are not there"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        assert target.startswith("https://") or (page.parent / target).exists(), f"{page}: {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_exist(page: Path, files: list[Path]) -> None:
+    text = page.read_text(encoding="utf-8")
+    if page.name == "migration.md":
+        text = text.replace("`config/gen_1/example/`, `config/gen_2/examples/`", "")
+    folders = "applications|benchmarks|config|credit|docs|tests"
+    for name in re.findall(rf"(?<![\w/.])((?:{folders})/[\w./*]+)", text):
+        if "_build" not in name and "NAME" not in name:
+            assert list(REPOSITORY.glob(name.rstrip("./"))), f"{page.name} names {name}"
+
+
+def test_the_file_map_is_true(repository: Path, files: list[Path]) -> None:
+    block = (repository / "README.md").read_text(encoding="utf-8").split("## File map")[1].split("```")[1]
+    mapped = [line.split()[0] for line in block.strip().splitlines()]
+    assert all(len(line.split()) > 1 for line in block.strip().splitlines() if line != "credit/"), "a phrase each"
+    assert len(mapped) == len(set(mapped))
+    for name in mapped:
+        path = repository / name
+        assert path.is_dir() if name.endswith("/") else path.is_file(), f"README maps {name}, which is not there"
+    relative = [path.relative_to(repository) for path in files]
+    top = {f"{path.parts[0]}/" for path in relative if len(path.parts) > 1}
+    modules = {str(p) for p in relative if p.parts[0] == "credit" and p.suffix == ".py" and p.name != "__init__.py"}
+    rooms = {f"credit/{path.parts[1]}/" for path in relative if path.parts[0] == "credit" and len(path.parts) > 2}
+    assert (top | modules | rooms) - set(mapped) == set(), "not in README's file map"
+
+
+def test_every_key_does_something() -> None:
+    """A key that no code reads would be a promise that is not kept."""
+    readers = [path for path in (REPOSITORY / "credit").rglob("*.py") if not path.name.startswith("schema")]
+    code = "\n".join(path.read_text(encoding="utf-8") for path in readers)
+    # model keys go to the constructor as they are; these two are read by name
+    by_name = {"plugins", "data.variables.diagnostic", "data.splits.test"}
+    for key in re.findall(r"^\| `([\w.]+)` \|", describe(), re.MULTILINE):
+        leaf = key.rsplit(".", 1)[-1]
+        assert key.startswith("model.") or key in by_name or re.search(rf"\.{leaf}\b", code), f"nothing reads {key}"
+
+
+@pytest.fixture
+def registries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_MODELS", dict(registry._MODELS))
+    monkeypatch.setattr(schema_model, "_SECTIONS", dict(schema_model._SECTIONS))
+
+
+def test_the_model_of_add_a_model_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registries: None, capsys: pytest.CaptureFixture
+) -> None:
+    page = (REPOSITORY / "docs" / "add_a_model.md").read_text(encoding="utf-8")
+    blocks = dict(re.findall(r"```(python|yaml)\n(.*?)```", page, re.DOTALL))
+    (tmp_path / "my_models.py").write_text(blocks["python"])
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    main(["init", "quickstart"])
+    config = yaml.safe_load(capsys.readouterr().out) | yaml.safe_load(blocks["yaml"])
+    config["data"]["splits"]["train"] = ["2000-01-01", "2000-01-10"]
+    config["trainer"] = {"max_steps": 2, "train_batch_size": 2, "valid_samples": 2}
+    (tmp_path / "config.yml").write_text(yaml.safe_dump(config))
+    try:
+        assert main(["train", "config.yml", "save_loc=run"]) == 0
+        assert main(["train", "config.yml", "save_loc=run", "model.widht=8"]) == 2
+    finally:
+        sys.modules.pop("my_models", None)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "loss" in row] == [1, 2]
+    assert 'did you mean "width"' in capsys.readouterr().err

@@ -1,0 +1,99 @@
+"""Imports run one way: a room imports from rooms below it, never from its own level or above."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+# from the top; rooms on one line are on one level
+LEVELS = (
+    {"cli"},
+    {"hpc", "verify", "train"},
+    {"forecast"},
+    {"models", "losses", "metrics"},
+    {"data", "parallel"},
+    {"config"},
+    {"channels", "grid", "times"},
+    {"errors"},
+    {"__init__"},
+)
+HEIGHT = {room: -number for number, rooms in enumerate(LEVELS) for room in rooms}
+
+
+def room_of(module: str) -> str:
+    """Return the room of a dotted name below ``credit``."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in HEIGHT else "__init__"
+
+
+def imported_modules(source: str) -> list[tuple[int, str]]:
+    """Return (line, dotted name) of every import of our own, wherever it stands."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            found += [(node.lineno, f"{node.module}.{alias.name}") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found.append((node.lineno, "credit.<relative>"))
+    return [(line, name) for line, name in found if name.split(".")[0] == "credit"]
+
+
+def wrong_imports(package: Path) -> list[str]:
+    """Return the imports that run upwards or sideways, as messages."""
+    problems = []
+    for path in sorted(package.rglob("*.py")):
+        inside = path.relative_to(package).with_suffix("").parts
+        room = inside[0]
+        if room not in HEIGHT:
+            problems.append(f"{path.relative_to(package.parent)}: {room} is no room of DESIGN.md; give it a level here")
+            continue
+        for line, name in imported_modules(path.read_text(encoding="utf-8")):
+            other = room_of(name)
+            if "<relative>" in name:
+                problems.append(f"{path.relative_to(package.parent)}:{line}: relative import; write the whole name")
+            elif other != room and HEIGHT[other] >= HEIGHT[room]:
+                problems.append(f"{path.relative_to(package.parent)}:{line}: {room} must not import {name}")
+    return problems
+
+
+def test_imports_run_one_way(repository: Path) -> None:
+    assert wrong_imports(repository / "credit") == []
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("data/reader.py", "from credit.train.step import TrainingStep"),
+        ("data/reader.py", "from credit.parallel import launch"),
+        ("verify/plots.py", "import credit.train.log"),
+        ("losses/one.py", "def late():\n    from credit.models.registry import build_model"),
+        ("channels.py", "from credit import grid"),
+        ("errors.py", "from credit import channels"),
+        ("new_room/one.py", "import math"),
+        ("train/step.py", "from .log import write_status"),
+    ],
+)
+def test_wrong_imports_are_found(tmp_path: Path, path: str, line: str) -> None:
+    file = tmp_path / "credit" / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(line + "\n")
+    assert len(wrong_imports(tmp_path / "credit")) == 1
+
+
+def test_parallel_knows_no_model(repository: Path) -> None:
+    for path in (repository / "credit" / "parallel").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert not any(room_of(name) == "models" for _, name in imported_modules(text)), path
+        assert "wxformer" not in text.lower(), f"{path} names a model"
+
+
+def test_tensor_code_never_sees_the_whole_config(repository: Path) -> None:
+    whole = ("credit.config.Config", "credit.config.schema", "credit.config.load")
+    for room in ("data", "parallel", "models", "losses", "metrics", "forecast"):
+        for path in (repository / "credit" / room).rglob("*.py"):
+            for line, name in imported_modules(path.read_text(encoding="utf-8")):
+                seen = name in whole or name.startswith(("credit.config.schema.", "credit.config.load."))
+                assert not seen, f"{path}:{line}: {name}; hand the section over instead"

@@ -1,0 +1,88 @@
+"""Packaging says what it should, and nothing in the tree belongs to one machine."""
+
+from __future__ import annotations
+
+import configparser
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import credit
+from credit.cli.main import COMMANDS
+
+
+@pytest.fixture(scope="module")
+def setup_cfg(repository: Path) -> configparser.ConfigParser:
+    parser = configparser.ConfigParser()
+    parser.read(repository / "setup.cfg", encoding="utf-8")
+    return parser
+
+
+def test_the_bound_of_torch(setup_cfg: configparser.ConfigParser) -> None:
+    required = setup_cfg["options"]["install_requires"].split()
+    assert [line for line in required if line.startswith("torch")] == ["torch>=2.11,<2.14"]
+
+
+def test_every_import_is_required(setup_cfg: configparser.ConfigParser, repository: Path) -> None:
+    required = {re.split(r"[<>=]", line)[0].lower() for line in setup_cfg["options"]["install_requires"].split()}
+    known_as = {"yaml": "pyyaml", "netCDF4": "netcdf4", "pydantic_core": "pydantic"}
+    for path in (repository / "credit").rglob("*.py"):
+        for name in re.findall(r"^(?:import|from) (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE):
+            module = import_module(name)
+            if name != "credit" and "site-packages" in (getattr(module, "__file__", None) or ""):
+                assert known_as.get(name, name) in required, f"{path} imports {name}, which setup.cfg does not require"
+
+
+def test_each_command_has_its_scripts(setup_cfg: configparser.ConfigParser, repository: Path) -> None:
+    scripts = dict(
+        line.replace(" ", "").split("=")
+        for line in setup_cfg["options.entry_points"]["console_scripts"].strip().splitlines()
+    )
+    assert scripts.pop("credit") == "credit.cli.main:main"
+    assert scripts == {f"credit_{name}": f"credit.cli.main:{name}" for name in COMMANDS}
+    thin = {path.stem for path in (repository / "applications").glob("*.py")}
+    assert thin == set(COMMANDS) - {"init"}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_explains_itself(name: str) -> None:
+    module = import_module(f"credit.cli.{name}")
+    assert len(module.HELP) > 60
+    assert callable(module.run) and callable(module.add_arguments)
+
+
+def test_the_changelog_has_this_version(repository: Path) -> None:
+    titles = re.findall(r"^## (\S+)", (repository / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert titles[0] == credit.__version__
+
+
+def test_the_license_is_apache_2(repository: Path, setup_cfg: configparser.ConfigParser) -> None:
+    text = (repository / "LICENSE").read_text(encoding="utf-8")
+    assert "Apache License" in text and "Version 2.0, January 2004" in text and len(text) > 11_000
+    assert setup_cfg["metadata"]["license"] == "Apache-2.0"
+
+
+def test_no_paths_of_a_machine(repository: Path, files: list[Path]) -> None:
+    # joined here so that this file does not match itself
+    roots = "|".join(("work", "root", "home", "Users", "glade", "lustre", "scratch", "mnt", "tmp", "opt"))
+    pattern = re.compile(rf"(?<![\w.$}}*)\]-])/(?:{roots})/\w")
+    found = []
+    for path in files:
+        data = b"" if path.suffix in (".nc", ".npz", ".png") or path.is_symlink() else path.read_bytes()
+        for number, line in enumerate(data.decode("utf-8").splitlines(), start=1):
+            if pattern.search(line):
+                found.append(f"{path.relative_to(repository)}:{number}: {line.strip()[:100]}")
+    assert found == []
+
+
+def test_the_data_beside_the_checkout_are_named_in_one_place(repository: Path, files: list[Path]) -> None:
+    this = Path(__file__).resolve()
+    naming = [
+        str(path.relative_to(repository))
+        for path in files
+        if path.suffix in (".py", ".md", ".yml", ".cfg", ".toml") and path.resolve() != this
+        if re.search(r"""\.\./shared|["']shared["']""", path.read_text(encoding="utf-8"))
+    ]
+    assert naming == ["tests/conftest.py"]

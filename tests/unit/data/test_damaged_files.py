@@ -1,0 +1,55 @@
+"""Files that are cut or are something else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from credit.data.classic import missing_bytes
+from credit.data.sources import open_sources
+from credit.errors import DataError
+from tests.unit.data.files_on_the_fly import make_config, random_fields, write_file
+
+H, W = 8, 16
+
+
+def test_damaged_files(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "a.nc", {"t2m": random_fields(40, 32, 64)}, hours=range(0, 240, 6))
+    whole = path.read_bytes()
+    for name, content in {
+        "half.nc": whole[: len(whole) // 2],
+        "empty.nc": b"",
+        "text.nc": b"<html>502 Bad Gateway</html>",
+    }.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=rf"{name}: cannot be read as a netCDF file"):
+            open_sources(make_config(tmp_path / name, p2=["t2m"]))
+
+
+@pytest.mark.parametrize("kind", ["NETCDF3_CLASSIC", "NETCDF3_64BIT_OFFSET", "NETCDF3_64BIT_DATA"])
+@pytest.mark.parametrize("unlimited", [[], ["time"]])
+@pytest.mark.parametrize("names", [["t2m"], ["t2m", "mask"]])
+def test_a_classic_file_cut_by_one_byte(tmp_path: Path, kind: str, unlimited: list[str], names: list[str]) -> None:
+    """The netCDF library would read zeros there."""
+    fields = {"t2m": random_fields(3, H, W), "mask": random_fields(3, H, W)}
+    write_file(tmp_path / "a.nc", {name: fields[name] for name in names}, hours=[0, 6, 12])
+    path = tmp_path / "classic.nc"
+    with xr.open_dataset(tmp_path / "a.nc", decode_times=False) as dataset:
+        # odd numbers of bytes show the padding
+        dataset = dataset.assign(mask=dataset["mask"].astype("i1")) if "mask" in names else dataset
+        dataset.to_netcdf(path, format=kind, unlimited_dims=unlimited, engine="netcdf4")
+    assert missing_bytes(path) == 0
+    np.testing.assert_array_equal(open_sources(make_config(path, p2=["t2m"])).read(2)[0], fields["t2m"][2])
+    content = path.read_bytes()
+    for cut in (8, 300, len(content) // 2):
+        (tmp_path / "cut.nc").write_bytes(content[:-cut] if cut != 300 else content[:cut])
+        with pytest.raises(DataError, match=r"cut\.nc: cannot be read as a netCDF file"):
+            open_sources(make_config(tmp_path / "cut.nc", p2=["t2m"]))
+
+
+@pytest.mark.parametrize("name", ["hgt.nc", "2t.nc", "vinth2p.nc", "z_20140801.nc", "ERA_Interim_2017a.nc"])
+def test_no_whole_classic_file_is_called_cut(shared_data: Path, name: str) -> None:
+    assert missing_bytes(shared_data / "ingest" / name) == 0

@@ -1,0 +1,123 @@
+"""Real files in awkward shapes, against the values that netCDF4 reads from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import netCDF4
+import numpy as np
+import pytest
+
+from credit.data.sources import open_sources
+from credit.errors import DataError
+from tests.unit.data.files_on_the_fly import make_config
+
+
+@pytest.fixture
+def ingest(shared_data: Path) -> Path:
+    """The folder with the files."""
+    return shared_data / "ingest"
+
+
+def values_of(path: Path, name: str) -> np.ndarray:
+    """Return a variable as it is in the file, unpacked, float32."""
+    with netCDF4.Dataset(path) as file:
+        return np.ma.filled(file[name][:].astype(np.float64), np.nan).astype(np.float32)
+
+
+def test_era_interim_one_time_a_file(ingest: Path) -> None:
+    reader = open_sources(make_config(ingest / "ERA_Interim_2017?.nc", p2=["t2m", "sp"]))
+    assert [reader.clock.format(time) for time in reader.times] == ["2017-02-01T12:00", "2017-03-01T12:00"]
+    assert reader.grid.shape == (241, 480) and reader.grid.has_pole_points
+    with netCDF4.Dataset(ingest / "ERA_Interim_2017b.nc") as file:
+        north_first = file["latitude"][0] > 0
+    t2m = values_of(ingest / "ERA_Interim_2017b.nc", "t2m")[0]
+    np.testing.assert_array_equal(reader.read(1)[0], t2m if north_first else t2m[::-1])
+    assert reader.attributes["sp"]["standard_name"] == "surface_air_pressure"
+
+
+def test_era5_with_level_longitude_latitude(ingest: Path) -> None:
+    path = ingest / "era5_tl31_19590102T00.nc"
+    reader = open_sources(make_config(path, p3=["temperature"], levels=[850, 500]))
+    with netCDF4.Dataset(path) as file:
+        rows = [int(np.flatnonzero(file["level"][:] == level)[0]) for level in (850, 500)]
+        descending = file["latitude"][0] > 0
+    expected = values_of(path, "temperature")[rows].swapaxes(1, 2)
+    np.testing.assert_array_equal(reader.read(0), expected if descending else expected[:, ::-1])
+    # colder above, warmer at the equator
+    assert reader.read(0)[0].mean() > reader.read(0)[1].mean()
+    assert reader.read(0)[0, 16].mean() > reader.read(0)[0, [0, -1]].mean()
+
+
+def test_gaussian_rows_and_longitudes_from_minus_180(ingest: Path) -> None:
+    path = ingest / "t_in_Celsius_1.nc"
+    reader = open_sources(make_config(path, p2=["tC"]))
+    assert len(reader.times) == 40 and set(np.diff(reader.times)) == {360}
+    assert reader.grid.lon[0] == 0 and reader.grid.lat[0] > 88
+    assert reader.attributes["tC"]["units"] == "degC"
+    np.testing.assert_array_equal(reader.read(7)[0], np.roll(values_of(path, "tC")[7], 96, axis=-1))
+
+
+def test_a_climate_model_without_leap_days(ingest: Path) -> None:
+    path = ingest / "sresa1b_ncar_ccsm3-example.nc"
+    reader = open_sources(make_config(path, p3=["ua"], p2=["tas"], static=["area"], levels=[50000], level_units="Pa"))
+    assert reader.clock.calendar == "noleap" and reader.clock.format(reader.times[0]) == "2000-05-16T12:00"
+    with netCDF4.Dataset(path) as file:
+        row = int(np.flatnonzero(file["plev"][:] == 50000)[0])
+        bounds = np.sort(np.unique(np.round(file["lat_bnds"][:], 6)))[::-1]
+    np.testing.assert_array_equal(reader.read(0)[0], values_of(path, "ua")[0, row, ::-1])
+    np.testing.assert_allclose(reader.grid.lat_bounds, bounds, atol=1e-5)
+    # the file's own cell areas
+    areas = reader.static()[0] / reader.static()[0].sum()
+    np.testing.assert_allclose(reader.grid.area_weights(), areas, rtol=2e-3)
+
+
+def test_hybrid_levels(ingest: Path) -> None:
+    with pytest.raises(DataError, match="data.level_units: model_level"):
+        open_sources(make_config(ingest / "83.nc", p3=["T"], levels=[992.528]))
+    reader = open_sources(make_config(ingest / "83.nc", p3=["T"], levels=[992.528], level_units="model_level"))
+    np.testing.assert_array_equal(reader.read(0)[0], values_of(ingest / "83.nc", "T")[0, -1, ::-1])
+
+
+@pytest.mark.parametrize(
+    ("name", "variable", "reason"),
+    [
+        ("tas_day_CESM2-WACCM_historical_r1i1p1f1_gn_20000101-20091231.nc", "tas", "only global grids"),
+        ("mrsos_day_HadGEM2-ES_rcp45_r1i1p1_20051201-20151130.nc", "mrsos", "only global grids"),
+        ("z_20140801.nc", "z", "no latitude and longitude"),
+        ("hgt.nc", "HGT", "months since"),
+        ("era5_msl_2025120100_2.5x2.5.nc", "msl", "no file of data.sources has a time axis"),
+        ("z500.grib", "z", "cannot be read as a netCDF file"),
+    ],
+)
+def test_refused_with_the_reason(ingest: Path, name: str, variable: str, reason: str) -> None:
+    with pytest.raises(DataError, match=reason):
+        open_sources(make_config(ingest / name, p2=[variable]))
+
+
+def test_a_file_without_time_serves_static_fields(ingest: Path, shared_data: Path) -> None:
+    daily = shared_data / "era_interim_msl" / "erai_msl_2.5deg_daily_%Y%m.nc"
+    sources = [
+        {"path": str(daily)},
+        {"path": str(ingest / "era5_msl_2025120100_2.5x2.5.nc"), "variables": ["fixed"], "rename": {"fixed": "msl"}},
+    ]
+    reader = open_sources(make_config("", sources=sources, p2=["msl"], static=["fixed"]))
+    assert len(reader.times) == 31 and reader.static().mean() > 9e4
+
+
+def test_long_series_with_a_mask(shared_data: Path) -> None:
+    path = shared_data / "cobe_sst" / "cobe_sst_monthly_5.625deg_1950-2009.nc"
+    reader = open_sources(make_config(path, p2=["sst"], fields={"sst": {"missing": "fill_mean"}}))
+    np.testing.assert_array_equal(reader.read(719)[0], values_of(path, "sst")[719, ::-1])
+    assert 0.2 < reader.masks["sst"].mean() < 0.5
+
+
+def test_the_sample_is_cut_from_the_whole(shared_data: Path) -> None:
+    """Packed values are copied as they are."""
+    fields = {"p3": ["z"], "p2": ["msl"], "static": ["land_sea_mask"], "levels": [500]}
+    sample = open_sources(make_config("sample:speedy", **fields))
+    whole = open_sources(make_config(shared_data / "speedy" / "*.nc", **fields))
+    np.testing.assert_array_equal(sample.static(), whole.static())
+    assert np.isin(sample.times, whole.times).all()
+    for index in range(0, len(sample.times), 97):
+        np.testing.assert_array_equal(sample.read(index), whole.read(whole.index_of(int(sample.times[index]))))

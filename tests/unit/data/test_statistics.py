@@ -1,0 +1,135 @@
+"""Statistics against numpy on the whole array at once."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import numpy as np
+import pytest
+
+from credit.channels import ChannelMap
+from credit.data.statistics import Moments, Statistics, coarse_packing, fit_statistics
+from credit.errors import DataError
+from credit.times import Clock
+from tests.unit.analytic_reader import AnalyticReader, make_grid
+
+STEP = 360
+GROUPS = {
+    "prognostic": {"vars_3D": ["z"], "vars_2D": ["t2m"]},
+    "dynamic_forcing": {"vars_3D": [], "vars_2D": ["sst"]},
+}
+
+
+def make_reader(fields: np.ndarray, times: np.ndarray, land: np.ndarray | None = None) -> AnalyticReader:
+    """A reader over (N, 4, H, W) fields: z850, z500, t2m, sst."""
+    channels = ChannelMap.build(GROUPS, [850, 500], masked=[] if land is None else ["sst"])
+    row_of = {int(time): row for row, time in enumerate(times)}
+    masks = {} if land is None else {"sst": land}
+    grid = make_grid(*fields.shape[-2:])
+    return AnalyticReader(channels, grid, Clock(), times, lambda time, row: fields[row_of[time], row], masks)
+
+
+@pytest.fixture
+def fields() -> np.ndarray:
+    """A random walk about a large mean, (40, 4, 6, 12) float32: what breaks naive sums of squares."""
+    rng = np.random.default_rng(1)
+    walk = np.cumsum(rng.normal(0, [[[[50]], [[120]], [[0.5]], [[0.1]]]], (40, 4, 6, 12)), axis=0)
+    return (walk + np.array([15000, 55000, 280, 290]).reshape(1, 4, 1, 1)).astype(np.float32)
+
+
+def test_mean_std_range_and_change(fields: np.ndarray) -> None:
+    times = np.arange(40) * STEP
+    found = fit_statistics(make_reader(fields, times), times[2], times[-3], STEP)
+    part = fields[2:-2].astype(np.float64)
+    change = np.diff(part, axis=0)
+    assert found.names == ("z850", "z500", "t2m", "sst")
+    for name, expected in {
+        "mean": part.mean(axis=(0, 2, 3)),
+        "std": part.std(axis=(0, 2, 3)),
+        "minimum": part.min(axis=(0, 2, 3)),
+        "maximum": part.max(axis=(0, 2, 3)),
+        "tendency_mean": change.mean(axis=(0, 2, 3)),
+        "tendency_std": change.std(axis=(0, 2, 3)),
+        "count": np.full(4, 36 * 72),
+    }.items():
+        np.testing.assert_allclose(getattr(found, name), expected, rtol=1e-12, atol=1e-12, err_msg=name)
+
+
+def test_the_same_whatever_the_split(fields: np.ndarray) -> None:
+    valid = np.ones(fields.shape[1:], dtype=bool)
+    whole = Moments.of_fields(np.moveaxis(fields, 1, 0).reshape(4, -1, 1), np.ones((4, 40 * 72, 1), dtype=bool))
+    for cuts in ([], [1], [7, 8, 30], list(range(1, 40))):
+        merged = Moments.empty(4)
+        for part in np.split(fields, cuts):
+            own = Moments.empty(4)
+            for field in part:
+                own = own.merge(Moments.of_fields(field, valid))
+            merged = merged.merge(own)
+        np.testing.assert_allclose(merged.mean, whole.mean, rtol=1e-12)
+        np.testing.assert_allclose(merged.std(), whole.std(), rtol=1e-12)
+        np.testing.assert_array_equal(merged.count, whole.count)
+
+
+def test_masked_cells_do_not_count(fields: np.ndarray) -> None:
+    times = np.arange(40) * STEP
+    land = np.zeros(fields.shape[2:], dtype=bool)
+    land[:3] = True
+    found = fit_statistics(make_reader(fields, times, land), times[0], times[-1], STEP).select(["sst", "t2m"])
+    sea = fields[:, 3][:, ~land].astype(np.float64)
+    np.testing.assert_allclose([found.mean[0], found.std[0]], [sea.mean(), sea.std()], rtol=1e-12)
+    np.testing.assert_allclose(found.tendency_std[0], np.diff(sea, axis=0).std(), rtol=1e-9)
+    assert [found.minimum[0], found.maximum[0]] == [sea.min(), sea.max()]
+    assert found.count.tolist() == [40 * 36, 40 * 72]
+    np.testing.assert_allclose(found.mean[1], fields[:, 2].astype(np.float64).mean(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_changes_are_over_exactly_one_step(fields: np.ndarray, every: int) -> None:
+    """Data finer than the step, and a gap."""
+    times = np.arange(40) * STEP
+    times[20:] += STEP // 2 if every == 1 else STEP
+    found = fit_statistics(make_reader(fields, times), times[0], times[-1], STEP * every)
+    pairs = [(a, b) for a in range(40) for b in range(40) if times[b] - times[a] == STEP * every]
+    assert 0 < len(pairs) < 40
+    change = np.stack([fields[b].astype(np.float64) - fields[a] for a, b in pairs])
+    np.testing.assert_allclose(found.tendency_std, change.std(axis=(0, 2, 3)), rtol=1e-11)
+
+
+def test_small_changes_are_raised_with_a_word(fields: np.ndarray, caplog: pytest.LogCaptureFixture) -> None:
+    fields[:, 3] = fields[:1, 3] + 1e-3 * np.arange(40).reshape(40, 1, 1)
+    with caplog.at_level(logging.INFO):
+        found = fit_statistics(make_reader(fields, np.arange(40) * STEP), 0, 40 * STEP, STEP)
+    assert found.tendency_std[3] == 0.01 * found.std[3]
+    assert "sst: tendency_std" in caplog.text and "t2m: tendency_std" not in caplog.text
+
+
+def test_coarse_packing_is_told(fields: np.ndarray, caplog: pytest.LogCaptureFixture) -> None:
+    channels = make_reader(fields, np.arange(40)).channels.stored
+    std = np.array([50.0, 120.0, 0.5, 0.1])
+    # 0.3 x 0.1 x sqrt(6) = 0.0735
+    assert coarse_packing(channels, std, {"z": 20.0, "sst": 0.0734}) == []
+    (line,) = coarse_packing(channels, std, {"z": 20.0, "sst": 0.0736})
+    assert line.startswith("sst: rounding to 0.0736")
+    with caplog.at_level(logging.WARNING):
+        fit_statistics(make_reader(fields, np.arange(40) * STEP), 0, 40 * STEP, STEP, {"t2m": 1.0})
+    assert "t2m: rounding to 1" in caplog.text
+
+
+def test_nothing_to_learn_from(fields: np.ndarray) -> None:
+    times = np.arange(40) * STEP
+    with pytest.raises(DataError, match="no two of them 5h apart"):
+        fit_statistics(make_reader(fields, times), 0, times[-1], 300)
+    fields[:, 2] = 280
+    with pytest.raises(DataError, match="^t2m: the same value everywhere"):
+        fit_statistics(make_reader(fields, times), 0, times[-1], STEP)
+
+
+def test_through_json_and_by_name(fields: np.ndarray) -> None:
+    found = fit_statistics(make_reader(fields, np.arange(40) * STEP), 0, 40 * STEP, STEP)
+    again = Statistics.from_dict(json.loads(json.dumps(found.to_dict())))
+    assert again.names == found.names and again.count.dtype == np.int64
+    for name in ("mean", "std", "minimum", "maximum", "tendency_mean", "tendency_std", "count"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(found, name))
+    chosen = found.select(["t2m", "z850"])
+    assert chosen.names == ("t2m", "z850") and chosen.mean.tolist() == [found.mean[2], found.mean[0]]

@@ -1,0 +1,137 @@
+"""One step and many: residual by name, feedback, gradients through the whole rollout, recomputation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from credit.channels import ChannelMap
+from credit.data.normalize import Normalizer
+from credit.data.statistics import Statistics
+from credit.forecast.step import Stepper, forcing_windows
+from credit.losses import build_loss
+from credit.config.schema_trainer import LossConfig
+
+GROUPS = {
+    "prognostic": ["a", "b"],
+    "diagnostic": ["rain"],
+    "dynamic_forcing": ["sun"],
+    "static": ["land"],
+}
+CHANNELS = ChannelMap.build({name: {"vars_3D": [], "vars_2D": members} for name, members in GROUPS.items()}, [])
+NAMES = ("a", "b", "rain", "sun", "land")
+MEAN, STD, TENDENCY = [10.0, -5.0, 1.0, 0.0, 0.5], [2.0, 4.0, 0.5, 1.0, 0.5], [0.2, 2.0, 0.4, 0.5, 0.0]
+
+
+def normalizer() -> Normalizer:
+    zeros = np.zeros(5)
+    statistics = Statistics(NAMES, np.array(MEAN), np.array(STD), zeros, zeros, zeros, np.array(TENDENCY), zeros)
+    return Normalizer(CHANNELS, statistics, {})
+
+
+class Constant(nn.Module):
+    """Returns the same numbers everywhere, and keeps what it was given."""
+
+    def __init__(self, values: list[float]) -> None:
+        super().__init__()
+        self.values = nn.Parameter(torch.tensor(values))
+
+    def forward(self, x_BCTHW: torch.Tensor) -> torch.Tensor:
+        self.seen = x_BCTHW
+        batch, _, _, rows, columns = x_BCTHW.shape
+        return self.values[None, :, None, None, None].expand(batch, -1, 1, rows, columns)
+
+
+def stepper(model: nn.Module, residual: bool, minimum: list[float] | None = None) -> Stepper:
+    least = torch.tensor(minimum or [-torch.inf] * 3)
+    return Stepper(model, CHANNELS, normalizer(), torch.ones(1, 4, 8), residual, least)
+
+
+def test_the_input_has_every_group_in_order() -> None:
+    model = Constant([0.0, 0.0, 0.0])
+    made = stepper(model, residual=False)
+    made.step(torch.full((2, 2, 2, 4, 8), 3.0), torch.full((2, 1, 2, 4, 8), 7.0))
+    assert model.seen.shape == (2, 4, 2, 4, 8)
+    assert model.seen[0, :, 0, 0, 0].tolist() == [3.0, 3.0, 7.0, 1.0]  # land: (1 - 0.5) / 0.5
+
+
+def test_residual_by_name_and_unit() -> None:
+    """Prognostic: last frame + tendency deviation x output; diagnostic: mean + deviation x output."""
+    made = stepper(Constant([1.0, -2.0, 3.0]), residual=True)
+    physical = torch.tensor([12.0, -1.0])[None, :, None, None, None].expand(1, 2, 1, 4, 8)
+    state = made.normalizer.encode(physical, "prognostic")
+    out = made.normalizer.decode(made.step(state, torch.zeros(1, 1, 1, 4, 8)), "output")
+    assert out[0, :, 0, 0].tolist() == pytest.approx([12.0 + 0.2, -1.0 - 2 * 2.0, 1.0 + 3 * 0.5], rel=1e-5)
+
+
+def test_minimum_in_physical_units() -> None:
+    made = stepper(Constant([0.0, 0.0, -9.0]), residual=True, minimum=[-torch.inf, -torch.inf, 0.0])
+    out = made.normalizer.decode(made.step(torch.zeros(1, 2, 1, 4, 8), torch.zeros(1, 1, 1, 4, 8)), "output")
+    assert out[0, 2].abs().max() < 1e-6
+
+
+def test_rollout_feeds_back_prognostic_channels_alone() -> None:
+    made = stepper(Constant([1.0, 0.0, 5.0]), residual=True)
+    history = torch.zeros(1, 2, 2, 4, 8)
+    forcing = torch.arange(5.0)[None, None, :, None, None].expand(1, 1, 5, 4, 8)
+    seen = []
+    for output in made.rollout(history, forcing_windows(forcing, 2), 4):
+        seen.append(made.model.seen[0, :, :, 0, 0].tolist())
+        last = output
+    assert last[0, 0, 0, 0].item() == pytest.approx(4 * 0.1)  # four steps of 0.2 / 2
+    assert seen[2][2] == [2.0, 3.0]  # the third step's forcing window
+    assert seen[2][0] == pytest.approx([0.1, 0.2])  # and its two frames of history
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_gradients_flow_through_every_step(recompute: bool) -> None:
+    """A linear model y = (1 + s k) x: dy_n/dk is known in closed form."""
+
+    class Gain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.k = nn.Parameter(torch.tensor(0.7))
+
+        def forward(self, x_BCTHW: torch.Tensor) -> torch.Tensor:
+            return torch.cat([self.k * x_BCTHW[:, :2], x_BCTHW[:, :1] * 0], dim=1)
+
+    model = Gain()
+    made = stepper(model, residual=True)
+    history = torch.ones(1, 2, 1, 4, 8)
+    outputs = list(made.rollout(history, lambda _: torch.zeros(1, 1, 1, 4, 8), 3, recompute=recompute))
+    outputs[-1][0, 1, 0, 0].backward()
+    share = 2.0 / 4.0  # tendency over state deviation of b
+    assert model.k.grad.item() == pytest.approx(3 * share * (1 + share * 0.7) ** 2, rel=1e-5)
+
+
+def test_the_state_stays_float32_under_autocast() -> None:
+    made = Stepper(
+        nn.Sequential(Slice()), CHANNELS, normalizer(), torch.ones(1, 4, 8), True, torch.full((3,), -torch.inf), amp=True
+    )
+    start = torch.full((1, 2, 1, 4, 8), 1.2345678)
+    out = made.step(start, torch.zeros(1, 1, 1, 4, 8))
+    assert out.dtype == torch.float32
+    assert torch.equal(out[:, :2], start[:, :, 0])  # a zero change keeps every bit
+
+
+class Slice(nn.Module):
+    """Zero output in bfloat16."""
+
+    def forward(self, x_BCTHW: torch.Tensor) -> torch.Tensor:
+        return (x_BCTHW[:, :3] * 0).bfloat16()
+
+
+def test_persistence_has_a_loss_of_one() -> None:
+    """The network that outputs 0 persists; against changes of the tendency's own deviation the loss is 1."""
+    made = stepper(Constant([0.0, 0.0, 0.0]), residual=True)
+    scale = made.normalizer.tendency_scale_C.numpy()
+    loss = build_loss(LossConfig(weights={"rain": 0.0}), CHANNELS, np.ones((4, 8)), scale, {})
+    generator = torch.Generator().manual_seed(1)
+    start = torch.randn(2000, 2, 1, 4, 8, generator=generator)
+    change = torch.randn(2000, 2, 4, 8, generator=generator) * torch.from_numpy(scale)[None, :, None, None]
+    target = torch.cat([start[:, :, 0] + change, torch.zeros(2000, 1, 4, 8)], dim=1)
+    with torch.no_grad():
+        out = made.step(start, torch.zeros(2000, 1, 1, 4, 8))
+    assert loss(out, target).item() == pytest.approx(1.0, abs=0.03)

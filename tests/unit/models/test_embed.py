@@ -1,0 +1,60 @@
+"""Cross-scale embedding against plain strided convolutions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from credit.models.wxformer.embed import CrossScaleEmbedding
+
+
+@pytest.mark.parametrize(
+    ("kernels", "stride", "size"),
+    [
+        ((4, 8, 16, 32), 2, (36, 40)),
+        ((2, 4), 2, (6, 8)),
+        ((4, 8, 16), 2, (17, 21)),  # what the stride does not cover is dropped
+        ((4, 16, 32), 4, (24, 32)),
+        ((3, 9, 15), 3, (18, 21)),
+        ((3, 8), 2, (12, 10)),  # an odd excess: the extra cell of padding goes right and below
+    ],
+)
+def test_equals_convolutions_values_and_gradients(kernels: tuple[int, ...], stride: int, size: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    embed = CrossScaleEmbedding(3, 16, kernels, stride)
+    x = torch.randn(2, 3, *size, requires_grad=True)
+    scales = []
+    for conv in embed.convs:
+        excess = conv.kernel_size[0] - stride
+        before, after = excess // 2, excess - excess // 2
+        scale = F.conv2d(F.pad(x, (before, after, before, after)), conv.weight, conv.bias, stride)
+        scales.append(scale[:, :, : size[0] // stride, : size[1] // stride])
+    expected = torch.cat(scales, 1).permute(0, 2, 3, 1)
+    ours = embed(x)
+    assert ours.shape == (2, size[0] // stride, size[1] // stride, 16)
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+    wanted = [x, *embed.parameters()]
+    weights = torch.randn_like(expected)
+    ours_grad = torch.autograd.grad((ours * weights).sum(), wanted)
+    expected_grad = torch.autograd.grad((expected * weights).sum(), wanted)
+    for mine, theirs in zip(ours_grad, expected_grad, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_widths_halve_and_the_last_kernel_takes_the_rest() -> None:
+    embed = CrossScaleEmbedding(3, 32, (32, 4, 16, 8), 2)
+    assert [(conv.kernel_size[0], conv.out_channels) for conv in embed.convs] == [(4, 16), (8, 8), (16, 4), (32, 4)]
+
+
+def test_wide_kernels_keep_bfloat16_accuracy() -> None:
+    torch.manual_seed(0)
+    embed = CrossScaleEmbedding(8, 8, (32,), 2)
+    x = torch.randn(1, 8, 32, 32)
+    with torch.no_grad():
+        exact = embed(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            rounded = embed(x)
+    assert rounded.dtype == torch.bfloat16
+    # Input, weight, parts and result are each rounded to 8 bits: about 2^-9 of the field's size, in total.
+    assert (rounded.float() - exact).std() < 4e-3 * exact.std()

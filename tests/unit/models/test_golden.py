@@ -1,0 +1,78 @@
+"""Agreement with the network that the published weights were trained with, on stored numbers.
+
+Tolerances: 1e-5 of the output's standard deviation, 1e-6 relative for the loss, and for each gradient norm 1e-4
+relative plus 1e-7 of the total norm, since some true gradients are zero and what is stored of them is rounding.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from credit.models.wxformer import WXFormer, import_reference_state
+
+GOLDEN = Path(__file__).parents[2] / "data" / "golden"
+NAMES = ("wxformer_pixelshuffle_mirror", "wxformer_transposed_earth")
+
+
+class Case:
+    """One golden file pair, with our model in the stored state."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.settings = json.loads((GOLDEN / f"{name}.json").read_text())
+        with np.load(GOLDEN / f"{name}.npz") as stored:
+            self.stored = {key: torch.from_numpy(np.asarray(stored[key])) for key in stored.files}
+        self.model = WXFormer(**self.settings["wxformer"])
+        self.model.load_state_dict(import_reference_state(self.group("state::")))
+
+    def group(self, prefix: str) -> dict[str, torch.Tensor]:
+        return {key.removeprefix(prefix): value for key, value in self.stored.items() if key.startswith(prefix)}
+
+
+@pytest.fixture(params=NAMES)
+def case(request: pytest.FixtureRequest) -> Case:
+    return Case(request.param)
+
+
+def assert_same_field(ours: torch.Tensor, reference: torch.Tensor) -> None:
+    torch.testing.assert_close(ours, reference, rtol=0, atol=1e-5 * reference.std().item())
+
+
+def test_eval_output(case: Case) -> None:
+    with torch.no_grad():
+        assert_same_field(case.model.eval()(case.stored["x"]), case.stored["y_eval"])
+
+
+def test_training_output_loss_and_gradients(case: Case) -> None:
+    y = case.model.train()(case.stored["x"])
+    assert_same_field(y, case.stored["y_train"])
+    loss = F.mse_loss(y, case.stored["target"])
+    torch.testing.assert_close(loss, case.stored["loss_train"].view(()), rtol=1e-6, atol=0)
+    loss.backward()
+    gradients = {name: parameter.grad for name, parameter in case.model.named_parameters()}
+    total = case.stored["grad_norm_total"].item()
+    assert torch.nn.utils.get_total_norm(gradients.values()).item() == pytest.approx(total, rel=1e-5)
+    norms = {name: norm for name, norm in case.group("gradnorm::").items() if not name.startswith("cube_embedding")}
+    # A norm does not care about the order of rows, so marked tensors of the right shape carry names through the import.
+    state = case.group("state::")
+    renamed = {}
+    for name, norm in norms.items():
+        marked = {key: torch.full_like(value, float(key == name)) for key, value in state.items()}
+        (ours,) = [key for key, value in import_reference_state(marked).items() if value.any()]
+        renamed[ours] = norm.item()
+    assert renamed.keys() == gradients.keys()
+    for name, norm in renamed.items():
+        assert gradients[name].norm().item() == pytest.approx(norm, rel=1e-4, abs=1e-7 * total), name
+
+
+def test_parameter_count(case: Case) -> None:
+    unused = sum(v.numel() for name, v in case.group("state::").items() if name.startswith("cube_embedding."))
+    ours = sum(parameter.numel() for parameter in case.model.parameters())
+    assert unused > 0
+    assert ours == case.settings["parameters_in_reference"] - unused

@@ -1,0 +1,59 @@
+"""Import of published state dicts: variants of names, rows by head, and what does not belong."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from credit.errors import CheckpointError
+from credit.models.wxformer import import_reference_state
+
+from .test_golden import GOLDEN
+
+
+@pytest.fixture(scope="module")
+def state() -> dict[str, torch.Tensor]:
+    with np.load(GOLDEN / "wxformer_transposed_earth.npz") as stored:
+        return {k.removeprefix("state::"): torch.from_numpy(stored[k]) for k in stored.files if k.startswith("state::")}
+
+
+def test_prefix_wrapping_and_newer_embedding_names_give_the_same(state: dict[str, torch.Tensor]) -> None:
+    newer = {
+        "module."
+        + (key.replace(".weight", ".1.weight").replace(".bias", ".1.bias") if ".convs." in key else key): value
+        for key, value in state.items()
+    }
+    assert any(".convs.0.1.weight_orig" in key for key in newer)
+    expected = import_reference_state(state)
+    ours = import_reference_state({"model_state_dict": newer, "epoch": torch.tensor(3)})
+    assert ours.keys() == expected.keys()
+    assert all(torch.equal(ours[key], expected[key]) for key in expected)
+
+
+def test_rows_and_left_vector_are_ordered_by_head(state: dict[str, torch.Tensor]) -> None:
+    reference, ours = (
+        "layers.1.1.layers.0.0.to_qkv.weight_",
+        "stages.1.layers.0.short_attention.to_qkv.parametrizations.",
+    )
+    imported = import_reference_state(state)
+    heads, dim_head = 2, 8
+    for theirs, mine in (("orig", "weight.original"), ("u", "weight.0.u")):
+        q_k_v = state[reference + theirs].flatten(1 if theirs == "orig" else 0).chunk(3)
+        expected = [part[h * dim_head : (h + 1) * dim_head] for h in range(heads) for part in q_k_v]
+        torch.testing.assert_close(imported[ours + mine], torch.cat(expected), rtol=0, atol=0)
+    assert torch.equal(imported[ours + "weight.0.v"], state[reference + "v"])
+
+
+def test_unused_parameters_are_logged_and_unknown_ones_refused(
+    state: dict[str, torch.Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="credit.models"):
+        import_reference_state(state)
+    assert "cube_embedding.proj.weight" in caplog.text
+    with pytest.raises(CheckpointError, match=r"film\.weight, layers\.0\.1\.layers\.0\.0\.to_k\.weight"):
+        import_reference_state(
+            {**state, "layers.0.1.layers.0.0.to_k.weight": torch.ones(1), "film.weight": torch.ones(1)}
+        )

@@ -1,0 +1,110 @@
+"""Times and durations, against the calendars themselves."""
+
+from __future__ import annotations
+
+import datetime
+
+import numpy as np
+import pytest
+
+from credit.errors import ConfigError, DataError
+from credit.times import CALENDARS, Clock, format_duration, parse_duration
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"), [("6h", 360), ("30min", 30), ("10d", 14400), (24, 1440), ("0.5h", 30), (" 1.5 d ", 2160)]
+)
+def test_durations(text: str, minutes: int) -> None:
+    assert parse_duration(text) == minutes
+
+
+@pytest.mark.parametrize("text", ["", "6 weeks", "-6h", "0h", "0.3min", "h", "6h30"])
+def test_durations_that_are_none(text: str) -> None:
+    with pytest.raises(ConfigError, match="data.timestep"):
+        parse_duration(text, "data.timestep")
+
+
+def test_durations_are_written_back() -> None:
+    for minutes in (30, 60, 360, 1440, 90):
+        assert parse_duration(format_duration(minutes)) == minutes
+    assert format_duration(360) == "6h" and format_duration(90) == "90min"
+
+
+def test_minutes_are_counted_as_the_standard_library_counts() -> None:
+    epoch = datetime.datetime(1900, 1, 1)
+    for text in ("1850-06-01T00:00", "1900-03-01T00:00", "2000-02-29T18:00", "2024-12-31T23:59"):
+        expected = (datetime.datetime.fromisoformat(text) - epoch).total_seconds() / 60
+        assert Clock().parse(text) == expected
+        assert Clock().format(Clock().parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("calendar", "days"), [("standard", 366), ("noleap", 365), ("all_leap", 366), ("360_day", 360)]
+)
+def test_the_length_of_the_year_2000(calendar: str, days: int) -> None:
+    clock = Clock(calendar)
+    assert clock.parse("2001-01-01") - clock.parse("2000-01-01") == days * 1440
+
+
+def test_the_day_after_28_february() -> None:
+    after = {name: Clock(name).format(Clock(name).parse("2001-02-28") + 1440)[:10] for name in CALENDARS}
+    assert after["standard"] == after["noleap"] == after["julian"] == "2001-03-01"
+    assert after["all_leap"] == after["360_day"] == "2001-02-29"
+
+
+def test_aliases_and_unknown_calendars() -> None:
+    assert Clock("gregorian") == Clock() and Clock("365_day") == Clock("noleap")
+    with pytest.raises(DataError, match='"360day" is not a CF calendar; did you mean "360_day"'):
+        Clock("360day")
+
+
+@pytest.mark.parametrize("text", ["2001-02-29", "2001-13-01", "01-02-2001", "2001-01-01T25:00", "soon", "2001-01"])
+def test_text_that_is_no_time(text: str) -> None:
+    with pytest.raises(ConfigError, match="data.splits.train"):
+        Clock().parse(text, "data.splits.train")
+
+
+def test_a_date_as_an_end_means_the_whole_day() -> None:
+    clock = Clock()
+    assert clock.parse_end("2001-03-10") == clock.parse("2001-03-10T23:59")
+    assert clock.parse_end("2001-03-10T06:00") == clock.parse("2001-03-10T06:00")
+    assert clock.parse("2001-03-10 06") == clock.parse("2001-03-10T06:00Z") == clock.parse("2001-03-10T06")
+
+
+@pytest.mark.parametrize(
+    ("values", "units", "calendar", "expected"),
+    [
+        ([876576.0, 876582.0], "hours since 1900-01-01 00:00:00", "standard", ["2000-01-01T00:00", "2000-01-01T06:00"]),
+        ([0.25], "days since 2001-02-28", "noleap", ["2001-02-28T06:00"]),
+        ([730121.0], "days since 0000-1-1", "noleap", ["2000-05-02T00:00"]),
+        ([1, 2], "minutes since 1970-01-01 00:00:00.0", "360_day", ["1970-01-01T00:01", "1970-01-01T00:02"]),
+        ([59.99999], "seconds since 2000-01-01", "standard", ["2000-01-01T00:01"]),
+        ([1 / 3], "days since 2000-01-01", "proleptic_gregorian", ["2000-01-01T08:00"]),
+    ],
+)
+def test_cf_times(values: list, units: str, calendar: str, expected: list[str]) -> None:
+    clock = Clock(calendar)
+    minutes = clock.from_cf(np.array(values), units)
+    assert minutes.dtype == np.int64
+    assert [clock.format(value) for value in minutes] == expected
+
+
+def test_units_that_cannot_be_decoded() -> None:
+    with pytest.raises(DataError, match='"fortnights since 2000-01-01"'):
+        Clock().from_cf(np.array([1.0]), "fortnights since 2000-01-01")
+
+
+@pytest.mark.parametrize("calendar", CALENDARS)
+def test_the_fraction_of_the_year(calendar: str) -> None:
+    clock = Clock(calendar)
+    begin, end = clock.parse("2004-01-01"), clock.parse("2005-01-01")
+    times = np.array([[begin, end - 1], [(begin + end) // 2, end]])
+    fractions = clock.year_fraction(times)
+    np.testing.assert_allclose(fractions, [[0.0, 1.0 - 1.0 / (end - begin)], [0.5, 0.0]], atol=1e-12)
+    assert clock.year_fraction(np.array(begin)).shape == ()
+
+
+def test_the_fraction_of_the_day() -> None:
+    clock = Clock()
+    times = np.array([clock.parse("1899-12-31T18:00"), clock.parse("2000-01-01T06:00")])
+    np.testing.assert_allclose(clock.day_fraction(times), [0.75, 0.25])

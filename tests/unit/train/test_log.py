@@ -1,0 +1,45 @@
+"""One row a step, whatever was interrupted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from credit.train.log import MetricsLog, write_status
+
+
+def rows(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_rows_beyond_the_checkpoint_are_cut(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path, 0, enabled=True, tensorboard=False)
+    for step in range(1, 6):
+        log.write({"step": step, "loss": 1.0})
+    log.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 6, "lo')  # killed while writing
+    log = MetricsLog(tmp_path, 3, enabled=True, tensorboard=False)
+    log.write({"step": 4, "loss": 2.0})
+    log.close()
+    assert [(row["step"], row["loss"]) for row in rows(tmp_path)] == [(1, 1.0), (2, 1.0), (3, 1.0), (4, 2.0)]
+
+
+def test_other_ranks_write_nothing(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path, 0, enabled=False, tensorboard=False)
+    log.write({"step": 1})
+    log.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_tensorboard(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path, 0, enabled=True, tensorboard=True)
+    log.write({"step": 1, "loss": 0.5, "valid": {"skill": 0.9}})
+    log.close()
+    assert list((tmp_path / "tensorboard").glob("events.*"))
+
+
+def test_status(tmp_path: Path) -> None:
+    write_status(tmp_path, "requeue", 12, "walltime", "77")
+    expected = {"status": "requeue", "step": 12, "reason": "walltime", "job_id": "77"}
+    assert json.loads((tmp_path / "STATUS").read_text()) == expected

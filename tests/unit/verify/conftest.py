@@ -1,0 +1,108 @@
+"""A small run to verify: four days of waves that a model forecasts with a known error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from credit.channels import ChannelMap
+from credit.config import Config, build_config
+from credit.forecast.archive import ForecastArchive, open_forecasts
+from credit.forecast.writer import ForecastWriter
+from credit.times import Clock
+from tests.unit.analytic_reader import AnalyticReader, make_grid
+
+STEP = 360
+LEADS = [360, 720, 1440]
+VARIABLES = {
+    "prognostic": {"vars_3D": ["z", "u", "v"], "vars_2D": ["t2m"]},
+    "diagnostic": {"vars_3D": [], "vars_2D": ["tp"]},
+    "dynamic_forcing": {"vars_3D": [], "vars_2D": ["sst"]},
+}
+MODEL_ERROR = 3.0
+
+
+def make_config(save_loc: Path, **verification: object) -> Config:
+    """Return the config of the run; splits of `make_reader`."""
+    return build_config(
+        {
+            "experiment": "waves",
+            "save_loc": str(save_loc),
+            "data": {
+                "sources": [{"path": "none.nc"}],
+                "levels": [500],
+                "variables": VARIABLES,
+                "fields": {"sst": {"missing": "fill_mean"}},
+                "splits": {
+                    "train": ["2000-01-01", "2000-12-31"],
+                    "valid": ["2001-02-01", "2001-02-10"],
+                    "test": ["2001-03-01", "2001-03-10"],
+                },
+            },
+            "model": {"type": "wxformer"},
+            "trainer": {"max_steps": 1},
+            "verification": {"figure_leads": ["6h", "24h"], **verification},
+        }
+    )
+
+
+def make_reader(every: int = STEP) -> AnalyticReader:
+    """Return 14 months of an annual cycle with a wave that decorrelates in about a day."""
+    channels = ChannelMap.build(VARIABLES, [500.0], masked=["sst"])
+    grid, clock = make_grid(12, 24), Clock()
+    lon = np.deg2rad(grid.lon)
+    shape = np.cos(np.deg2rad(grid.lat))[:, None]
+
+    def function(minutes: int, channel: int) -> np.ndarray:
+        annual = 10 * np.cos(2 * np.pi * clock.year_fraction(np.array(minutes)))
+        days = minutes / 1440
+        wave = np.cos(3 * lon - 0.9 * days + channel) + np.cos(5 * lon + 1.7 * days)
+        return 280 + channel + annual + 5 * shape * wave
+
+    mask = np.zeros(grid.shape, dtype=bool)
+    mask[3, 4:8] = True
+    times = np.arange(clock.parse("2000-01-01"), clock.parse("2001-03-11"), every)
+    return AnalyticReader(channels, grid, clock, times, function, {"sst": mask})
+
+
+def write_forecasts(
+    folder: Path, reader: AnalyticReader, initial: list[str], error: float = MODEL_ERROR, leads: list[int] = LEADS,
+    **options: object,
+) -> ForecastArchive:  # fmt: skip
+    """Write forecasts that are the truth plus `error` everywhere, and open them."""
+    starts = [reader.clock.parse(text) for text in initial]
+    writer = ForecastWriter(
+        folder, reader.channels, reader.grid, reader.clock, reader.attributes, STEP,
+        lead_minutes=leads, initial_minutes=starts, masks=reader.masks, **options,
+    )  # fmt: skip
+    outputs = len(reader.channels.output)
+    for start in starts:
+        at = AnalyticReader(
+            reader.channels, reader.grid, reader.clock, [start + lead for lead in leads], reader._function
+        )
+        writer.write(start, np.stack([at.read(i)[:outputs] + np.float32(error) for i in range(len(leads))]))
+    return open_forecasts(folder)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that was forecast."""
+
+    config: Config
+    reader: AnalyticReader
+    archive: ForecastArchive
+    folder: Path
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Forecasts from four initial times, one of which has no truth at its last lead."""
+    folder = tmp_path_factory.mktemp("run")
+    reader = make_reader()
+    initial = ["2001-03-02T00:00", "2001-03-04T06:00", "2001-03-07T12:00", "2001-03-10T12:00"]
+    said = {"forcing": "sst: observed; sin_year: computed", "parameters": 1234567, "checkpoint_step": 60}
+    archive = write_forecasts(folder / "forecasts", reader, initial, global_attributes=said)
+    return Run(make_config(folder), reader, archive, folder)

@@ -1,0 +1,138 @@
+"""The whole scoring of known forecasts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from credit.config import build_config
+from credit.errors import ConfigError, DataError
+from credit.verify.scoring import Verification, score_forecasts
+from credit.verify.table import WIND
+from tests.unit.analytic_reader import AnalyticReader, make_grid
+from tests.unit.verify.conftest import LEADS, MODEL_ERROR, STEP, Run, make_config, make_reader, write_forecasts
+
+
+@pytest.fixture(scope="module")
+def found(run: Run) -> Verification:
+    return score_forecasts(run.config, run.reader, run.archive)
+
+
+def test_only_cases_with_truth_at_every_lead_count(found: Verification) -> None:
+    assert found.table.n_cases == 3 and found.left_out == 1
+    assert found.table.lead_hours == [6.0, 12.0, 24.0]  # no lead 0
+
+
+def test_the_models_scores(found: Verification) -> None:
+    table = found.table
+    for channel in table.channels:
+        for hours in table.lead_hours:
+            assert table.value("model", channel, hours) == pytest.approx(MODEL_ERROR, rel=1e-4)
+            assert table.value("model", channel, hours, "bias") == pytest.approx(MODEL_ERROR, rel=1e-4)
+            assert table.value("model", channel, hours, "mae", "tropics") == pytest.approx(MODEL_ERROR, rel=1e-4)
+
+
+def test_the_baselines_scores(run: Run, found: Verification) -> None:
+    """Persistence by hand; damping is fitted so that it beats both of its parents."""
+    table, reader = found.table, run.reader
+    area = reader.grid.area_weights()
+    for number, lead in enumerate(LEADS):
+        squares = []
+        for initial in found.cases:
+            change = reader.read(reader.index_of(initial + lead))[0] - reader.read(reader.index_of(initial))[0]
+            squares.append((area * change.astype(np.float64) ** 2).sum())
+        assert table.curve("persistence", "z500")[number] == pytest.approx(np.sqrt(np.mean(squares)), rel=1e-6)
+    for name in ("persistence", "climatology"):
+        assert (table.curve("damped_persistence", "t2m") <= table.curve(name, "t2m") * 1.02).all()
+    # the wave of a whole year averages out, so climatology's error is the wave's size
+    assert table.curve("climatology", "t2m") == pytest.approx(5 * np.sqrt(2 / 3), rel=0.02)
+
+
+def test_damping_is_the_waves_autocorrelation(found: Verification) -> None:
+    days = np.array(LEADS) / 1440
+    expected = (np.cos(0.9 * days) + np.cos(1.7 * days)) / 2
+    np.testing.assert_allclose(found.damping[:, 0], expected, atol=0.01)
+
+
+def test_correlations(found: Verification) -> None:
+    table = found.table
+    assert np.isnan(table.curve("climatology", "z500", "acc")).all()
+    assert np.isnan(table.curve("climatology", "z500", "acc_wb2")).all()
+    # the error is uncorrelated with the anomaly, whose mean square is 50/3
+    expected = np.sqrt(50 / 3 / (50 / 3 + MODEL_ERROR**2))
+    assert table.curve("model", "z500", "acc") == pytest.approx(expected, abs=0.01)
+    # damping by one number changes no correlation
+    np.testing.assert_allclose(
+        table.curve("damped_persistence", "z500", "acc"), table.curve("persistence", "z500", "acc"), atol=2e-3
+    )
+
+
+def test_the_wind_vector(found: Verification) -> None:
+    wind = found.table.dataset[WIND].sel(forecast="model", region="global")
+    assert found.table.dataset["wind_variable"].values.tolist() == ["wind"]
+    np.testing.assert_allclose(wind[0], np.sqrt(2) * MODEL_ERROR, rtol=1e-4)
+
+
+def test_maps_and_spectra_are_those_of_the_truth_and_the_forecast(run: Run, found: Verification) -> None:
+    assert found.figure_channels == ["z500", "t2m", "tp"] and found.figure_leads == [360, 1440]
+    truth, forecast = found.maps["z500", 1440]
+    np.testing.assert_array_equal(truth, run.reader.read(run.reader.index_of(found.example + 1440))[0])
+    np.testing.assert_allclose(forecast - truth, MODEL_ERROR, rtol=1e-4)
+    power = found.spectra["t2m", 360]
+    np.testing.assert_allclose(power[0][1:], power[1][1:], rtol=1e-3, atol=1e-6)  # an offset is wavenumber 0
+
+
+def test_every_time_is_read_once(run: Run) -> None:
+    reader = make_reader()
+    score_forecasts(run.config, reader, run.archive)
+    assert reader.reads <= len(reader.times)
+
+
+def test_other_forecasts_share_the_cases(run: Run, tmp_path: Path) -> None:
+    write_forecasts(tmp_path / "other", run.reader, ["2001-03-04T06:00"], 1.0, [720, 1440], format="zarr",
+                    variables=["z", "t2m"])  # fmt: skip
+    config = make_config(tmp_path, other_forecasts={"other": str(tmp_path / "other")})
+    table = score_forecasts(config, run.reader, run.archive).table
+    assert table.n_cases == 1 and table.lead_hours == [12.0, 24.0]
+    assert table.value("other", "t2m", 24) == pytest.approx(1.0, rel=1e-4)
+    assert table.value("model", "t2m", 24) == pytest.approx(MODEL_ERROR, rel=1e-4)
+    assert np.isnan(table.value("other", "u500", 24))
+
+
+def test_a_masked_output_is_scored_over_its_valid_cells(tmp_path: Path) -> None:
+    reader = make_reader(every=1440)
+    variables = {"prognostic": {"vars_3D": [], "vars_2D": ["sst"]}}
+    channels = type(reader.channels).build(variables, [], masked=["sst"])
+    masked = AnalyticReader(channels, reader.grid, reader.clock, reader.times, reader._function, reader.masks)
+    archive = write_forecasts(tmp_path / "forecasts", masked, ["2001-03-02"], leads=[1440])
+    raw = make_config(tmp_path).model_dump()
+    raw["data"]["variables"] = variables
+    raw["data"]["timestep"], raw["verification"]["figure_leads"] = "24h", ["24h"]
+    found = score_forecasts(build_config(raw), masked, archive)
+    assert found.table.value("model", "sst", 24) == pytest.approx(MODEL_ERROR, rel=1e-4)
+    assert not found.spectra and np.isnan(found.maps["sst", 1440][0]).sum() == 4
+
+
+def test_what_does_not_belong_together_is_refused(run: Run, tmp_path: Path) -> None:
+    other = AnalyticReader(
+        run.reader.channels, make_grid(10, 24), run.reader.clock, run.reader.times, lambda *_: np.zeros(1)
+    )
+    with pytest.raises(DataError, match="its grid is not that of the data: 12 x 24|10 x 24"):
+        score_forecasts(run.config, other, run.archive)
+    late = write_forecasts(tmp_path / "late", run.reader, ["2001-02-03"])
+    with pytest.raises(DataError, match="of 1 initial times that all forecasts have, none has truth"):
+        score_forecasts(run.config, run.reader, late)
+    run.reader.attributes["t2m"] = {"units": "degC"}
+    try:
+        with pytest.raises(DataError, match="t2m is in K, the data in degC"):
+            score_forecasts(run.config, run.reader, run.archive)
+    finally:
+        run.reader.attributes["t2m"] = make_reader(STEP).attributes["t2m"]
+    config = make_config(tmp_path, figure_channels=["z50"])
+    with pytest.raises(ConfigError, match='"z50" is not scored; did you mean "z500"'):
+        score_forecasts(config, run.reader, run.archive)
+    config = make_config(tmp_path, climatology={"method": "file"})
+    with pytest.raises(ConfigError, match="method file needs the path"):
+        score_forecasts(config, run.reader, run.archive)

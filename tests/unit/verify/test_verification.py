@@ -1,0 +1,124 @@
+"""What a verification leaves in the run's folder."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import xarray as xr
+
+from credit.errors import CreditError
+from credit.verify.facts import describe_data, read_training_log
+from credit.verify.plots import pretty_units
+from credit.verify.table import COLUMNS, ScoreTable
+from credit.verify.verification import verify
+from tests.unit.verify.conftest import MODEL_ERROR, Run
+
+
+@pytest.fixture(scope="module")
+def table(run: Run) -> ScoreTable:
+    rows = [{"step": step, "epoch": 0, "loss": 1.0 / step} for step in range(1, 61)]
+    rows.insert(30, {"step": 30, "valid": {"loss": 0.05, "rmse/z500/6h": 1.0}})
+    text = "\n".join(json.dumps(row) for row in rows) + '\n{"step": 61, "lo'  # torn by a crash
+    (run.folder / "metrics.jsonl").write_text(text)
+    return verify(run.config, run.reader, run.archive, run.folder)
+
+
+def test_every_file_is_there_and_nothing_else(run: Run, table: ScoreTable) -> None:
+    assert {path.name for path in run.folder.iterdir()} == {
+        "forecasts", "metrics.jsonl", "scores.nc", "scores.csv", "figures", "report.html",
+    }  # fmt: skip
+    assert {path.name for path in (run.folder / "figures").iterdir()} == {
+        "skill.png", "spectra.png", "loss.png", "maps_z500.png", "maps_t2m.png", "maps_tp.png",
+    }  # fmt: skip
+
+
+def test_scores_csv(run: Run, table: ScoreTable) -> None:
+    with open(run.folder / "scores.csv", newline="") as handle:
+        rows = list(csv.DictReader(handle))
+    assert tuple(rows[0]) == COLUMNS
+    assert {row["forecast"] for row in rows} == {"model", "persistence", "damped_persistence", "climatology"}
+
+    def find(**wanted: str) -> list[dict[str, str]]:
+        return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
+
+    (row,) = find(forecast="model", variable="z", region="global", lead_hours="24", metric="rmse")
+    assert float(row["value"]) == pytest.approx(MODEL_ERROR, rel=1e-4)
+    assert (row["level"], row["level_units"], row["units"]) == ("500", "hPa", "m2 s-2")
+    assert (row["season"], row["n_cases"]) == ("all", "3")
+    (row,) = find(forecast="persistence", variable="t2m", region="tropics", lead_hours="6", metric="acc")
+    assert (row["level"], row["level_units"], row["units"]) == ("", "", "1")
+    (row,) = find(forecast="model", variable="wind", region="global", lead_hours="6", metric="wind_vector_rmse")
+    assert (row["level"], row["units"]) == ("500", "m s-1")
+    assert not find(forecast="climatology", metric="acc") and not find(lead_hours="0")
+
+
+def test_scores_nc(run: Run, table: ScoreTable) -> None:
+    with xr.open_dataset(run.folder / "scores.nc") as dataset:
+        xr.testing.assert_equal(dataset.load(), table.dataset)
+        assert dataset["rmse"].dims == ("forecast", "channel", "lead", "region")
+        assert dataset["lead"].values.tolist() == [6.0, 12.0, 24.0]
+        assert dataset.attrs["n_cases"] == 3
+
+
+def test_the_report_is_one_file_that_says_what_it_must(run: Run, table: ScoreTable) -> None:
+    text = (run.folder / "report.html").read_text()
+    assert not re.search(r'(src|href)="(?!data:)', text)
+    assert text.count("data:image/png;base64,") == 6
+    for wanted in (
+        "Prescribed forcing: sst", "The climatology is from 1.0 years", "1 of the forecasts were left out",
+        "3 initial times", "1 annual harmonic, 2000-01-01 to 2000-12-31", "12 x 24, 15 degrees", "60 steps",
+        "lowest 0.05 at step 30", "1,234,567", "experiment: waves", "Wind vector RMSE",
+    ):  # fmt: skip
+        assert wanted in text, wanted
+
+
+def test_the_terminals_table(table: ScoreTable) -> None:
+    lines = table.format().splitlines()
+    assert "3 initial times" in lines[0]
+    (line,) = [line for line in lines if line.startswith("z500")]
+    numbers = [float(word) for word in line.split()[5:]]
+    assert numbers[0] == pytest.approx(MODEL_ERROR, rel=1e-3)
+    assert numbers[-1] == pytest.approx(numbers[0] / min(numbers[1:4]), abs=0.01)
+
+
+def test_a_folder_that_cannot_be_written(run: Run, table: ScoreTable, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CreditError, match="cannot be written"):
+        verify(run.config, run.reader, run.archive, tmp_path / "file")
+
+
+def test_sources_speak_for_themselves(shared_data: Path, run: Run) -> None:
+    raw = run.config.data.model_dump()
+    raw["sources"] = [{"path": str(shared_data / "speedy" / "*.nc")}]
+    notes = describe_data(type(run.config.data).model_validate(raw))
+    assert any("SIMULATED data, not observations" in note for note in notes)
+    assert describe_data(run.config.data) == []  # its file is not there
+
+
+def test_no_training_log(tmp_path: Path) -> None:
+    assert read_training_log(tmp_path / "metrics.jsonl") is None
+
+
+@pytest.mark.parametrize(
+    ("units", "power", "expected"),
+    [
+        ("m2 s-2", 1, "m$^{2}$ s$^{-2}$"),
+        ("K", 2, "K$^{2}$"),
+        ("m s-1", 2, "m$^{2}$ s$^{-2}$"),
+        ("kg/kg", 2, "(kg/kg)$^2$"),
+        ("1", 1, "1"),
+    ],
+)
+def test_units_are_set_with_exponents(units: str, power: int, expected: str) -> None:
+    assert pretty_units(units, power) == expected
+
+
+def test_matplotlib_stays_out_of_the_commands() -> None:
+    code = "import sys, credit.verify.verification, credit.cli.verify; sys.exit('matplotlib' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
