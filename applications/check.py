@@ -1,4 +1,4 @@
-"""credit_check for launchers that want a script: torchrun applications/check.py CONFIG [section.key=value ...]."""
+"""credit_check for launchers that want a script: python applications/check.py CONFIG [key=value ...]."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""credit_convert for launchers that want a script: torchrun applications/convert.py CONFIG [section.key=value ...]."""
+"""credit_convert for launchers that want a script: python applications/convert.py CONFIG [key=value ...]."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""credit_rollout for launchers that want a script: torchrun applications/rollout.py CONFIG [section.key=value ...]."""
+"""credit_rollout for launchers that want a script: python applications/rollout.py CONFIG [key=value ...]."""
 
 import sys
 

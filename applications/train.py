@@ -1,4 +1,4 @@
-"""credit_train for launchers that want a script: torchrun applications/train.py CONFIG [section.key=value ...]."""
+"""credit_train for launchers that want a script: python applications/train.py CONFIG [key=value ...]."""
 
 import sys
 

@@ -1,8 +1,8 @@
 """ChannelMap: the ordered channels of a model's input and output. The only place where channels are counted.
 
-A channel is one variable on one level (or a 2-D variable). Four groups: ``prognostic`` (input and output, fed back in a
-rollout), ``diagnostic`` (output only), ``dynamic_forcing`` (input only, varies in time, read or computed) and ``static``
-(input only, constant).
+A channel is one variable on one level (or a 2-D variable). Four groups: ``prognostic`` (input and output, fed back in
+a rollout), ``diagnostic`` (output only), ``dynamic_forcing`` (input only, varies in time, read or computed) and
+``static`` (input only, constant).
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ def _describe(root: type[BaseModel], detail: Mapping[str, Any], prefix: str) -> 
     key = prefix + ".".join(str(part) for part in location)
     if detail["type"] == "extra_forbidden":
         owner = _section_at(root, location[:-1])
-        return f'{key}: unknown key{did_you_mean(str(location[-1]), owner.model_fields if owner else ())}'
+        return f"{key}: unknown key{did_you_mean(str(location[-1]), owner.model_fields if owner else ())}"
     if detail["type"] == "missing":
         return f"{key}: this key is missing"
     rule = detail["msg"].removeprefix("Value error, ")

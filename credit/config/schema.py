@@ -42,4 +42,13 @@ class Config(Section):
                 f"trainer.backprop_on_timestep: {wanted} must name steps between 1 and data.forecast_len "
                 f"{self.data.forecast_len}"
             )
+        ramp = self.trainer.forecast_len_from
+        if ramp is not None:
+            shares, lengths = list(ramp), list(ramp.values())
+            if shares != sorted(shares) or shares[:1] != [0.0] or shares[-1] >= 1 or min(lengths) < 1:
+                raise ValueError("trainer.forecast_len_from: shares must begin with 0, rise, and stay below 1")
+            if lengths[-1] != self.data.forecast_len or max(lengths) > self.data.forecast_len:
+                raise ValueError(
+                    f"trainer.forecast_len_from: {ramp} must end with data.forecast_len {self.data.forecast_len}"
+                )
         return self

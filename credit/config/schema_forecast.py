@@ -14,7 +14,9 @@ class InitialTimesConfig(Section):
     """A range of initial times."""
 
     start: str | None = Field(None, description="First; default: the first of the test period.")
-    end: str | None = Field(None, description="Last; default: the last whose whole forecast has truth in the test period.")
+    end: str | None = Field(
+        None, description="Last; default: the last whose whole forecast has truth in the test period."
+    )
     every: Duration = Field("24h", description="Distance.")
 
 

@@ -18,7 +18,7 @@ class ModelSection(Section):
     type: str = Field(description="The model's registered name.")
     residual: bool = Field(
         True,
-        description="Predict the change: prognostic y = x_last + sigma_tendency * net, diagnostic y = mu + sigma * net.",
+        description="Predict changes: prognostic y = x_last + sigma_tendency * net, diagnostic y = mu + sigma * net.",
     )
 
 

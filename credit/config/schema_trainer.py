@@ -62,6 +62,11 @@ class TrainerConfig(Section):
     backprop_on_timestep: list[int] | None = Field(
         None, description="Rollout steps (from 1) whose loss counts; default: all."
     )
+    forecast_len_from: dict[float, int] | None = Field(
+        None,
+        description="Lengthen the training rollout during the run: share of the run -> steps. {0: 1, 0.6: 2, 0.85: 4} "
+        "trains on one step first and on four from 85 % on; the last must be data.forecast_len. Default: no change.",
+    )
     recompute_steps: bool = Field(
         True, description="With data.forecast_len above 1, keep only the state between rollout steps and recompute."
     )

@@ -22,7 +22,9 @@ class ErrorSums:
         self.persistence_LC = zeros.clone()
         self.cases = 0
 
-    def add(self, lead: int, model_BCHW: torch.Tensor, persistence_BCHW: torch.Tensor, truth_BCHW: torch.Tensor) -> None:
+    def add(
+        self, lead: int, model_BCHW: torch.Tensor, persistence_BCHW: torch.Tensor, truth_BCHW: torch.Tensor
+    ) -> None:
         """Add one lead (from 0) of a batch; masked cells may hold anything finite."""
         for total, forecast in ((self.model_LC, model_BCHW), (self.persistence_LC, persistence_BCHW)):
             error = (forecast - truth_BCHW).double().square() * self._weight_CHW

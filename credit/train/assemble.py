@@ -32,7 +32,7 @@ from credit.parallel.launch import Launch
 from credit.train import checkpoint
 from credit.train.assets import Assets, fit_assets, require_same_fields
 from credit.train.ema import WeightAverage
-from credit.train.optim import build_optimizer
+from credit.train.optim import build_optimizer, forecast_len_at
 from credit.train.step import TrainingStep
 from credit.train.trainer import Trainer, TrainingParts
 from credit.train.validate import spread_evenly, validate
@@ -240,8 +240,9 @@ def assemble_training(config: Config, launch: Launch) -> Trainer:
                 config.seed,
                 conf.grad_accum_every,
                 conf.grad_max_norm,
+                lambda step: forecast_len_at(step, total, data.forecast_len, conf.forecast_len_from),
                 conf.backprop_on_timestep,
-                recompute=conf.recompute_steps and data.forecast_len > 1,
+                conf.recompute_steps,
                 data_rank=launch.data_rank,
             ),
             steps_per_epoch=steps_per_epoch,

@@ -92,7 +92,8 @@ def fit_assets(config: Config, reader: FieldReader, train: Split) -> Assets:
     """Return the assets of a new run: statistics from the store or fitted now, climatology of the forcing."""
     statistics = getattr(reader, "statistics", None)
     if statistics is None:
-        statistics = fit_statistics(reader, train.first, train.last, config.data.step_minutes)
+        packing = getattr(reader, "packing_steps", None)
+        statistics = fit_statistics(reader, train.first, train.last, config.data.step_minutes, packing)
     climatology = None
     forcing = [c.name for c in reader.channels.group("dynamic_forcing") if c.source == "data"]
     if forcing and train.last - train.first >= _LEAST_CLIMATOLOGY_MINUTES:

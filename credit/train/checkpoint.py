@@ -2,8 +2,9 @@
 
 ``checkpoints/step_00001000/`` holds ``model.safetensors`` (live weights), ``forecast.safetensors`` (the weights that
 forecast: the average where there is one), ``optimizer.safetensors``, ``assets.safetensors`` (arrays such as masks and
-the forcing's climatology) and ``meta.json`` (position, config, channels, grid, statistics). It is written beside, flushed and renamed; ``manifest.json``, with the sizes and checksums of the others, comes last. Only
-tensors and JSON are stored, so nothing is ever unpickled. ``latest`` and ``best`` are links, moved atomically.
+the forcing's climatology) and ``meta.json`` (position, config, channels, grid, statistics). It is written beside,
+flushed and renamed; ``manifest.json``, with the sizes and checksums of the others, comes last. Only tensors and JSON
+are stored, so nothing is ever unpickled. ``latest`` and ``best`` are links, moved atomically.
 """
 
 from __future__ import annotations

@@ -35,6 +35,20 @@ def learning_rate(step: int, total: int, peak: float, conf: ScheduleConfig) -> f
     return peak * (conf.final + (1 - conf.final) * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0))))
 
 
+def forecast_len_at(step: int, total: int, forecast_len: int, ramp: Mapping[float, int] | None) -> int:
+    """Return the length of the training rollout at optimizer step `step` (from 0) of `total`.
+
+    Args:
+        step: the step.
+        total: steps of the run.
+        forecast_len: the length without a ramp.
+        ramp: share of the run -> length from there on, beginning with 0.
+    """
+    if ramp is None:
+        return forecast_len
+    return [length for share, length in sorted(ramp.items()) if step >= share * total][-1]
+
+
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """Return the optimizer's state as ``PARAMETER/KEY`` -> tensor."""
     return {

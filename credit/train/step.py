@@ -7,7 +7,7 @@ is skipped by the optimizer's own `found_inf`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -47,6 +47,7 @@ class TrainingStep:
         seed: of the run.
         accumulation: micro-steps.
         grad_max_norm: clip to this, or None.
+        forecast_len: optimizer step -> length of the rollout.
         counted_steps: rollout steps (from 1) whose loss counts, or None for all.
         recompute: recompute rollout steps in the backward pass.
         data_rank: of this process.
@@ -61,6 +62,7 @@ class TrainingStep:
         seed: int,
         accumulation: int,
         grad_max_norm: float | None,
+        forecast_len: Callable[[int], int],
         counted_steps: list[int] | None,
         recompute: bool,
         data_rank: int = 0,
@@ -68,7 +70,7 @@ class TrainingStep:
         self._stepper, self._loss, self._optimizer, self._average = stepper, loss, optimizer, average
         self._seed, self._accumulation, self._data_rank = seed, accumulation, data_rank
         self._max_norm = grad_max_norm if grad_max_norm is not None else torch.inf
-        self._counted, self._recompute = counted_steps, recompute
+        self._forecast_len, self._counted, self._recompute = forecast_len, counted_steps, recompute
         spectral_norm.iterate_per_step(stepper.model)
 
     def __call__(self, batches: Iterator[Batch], step: int, learning_rate: float) -> StepResult:
@@ -79,7 +81,7 @@ class TrainingStep:
         for micro in range(self._accumulation):
             batch = next(batches)
             torch.manual_seed(draw_seed(self._seed, step, micro, self._data_rank))
-            loss = self._batch_loss(batch) / self._accumulation
+            loss = self._batch_loss(batch, self._forecast_len(step)) / self._accumulation
             loss.backward()
             losses.append(loss.detach())
             initial.append(batch.initial_B)
@@ -96,15 +98,15 @@ class TrainingStep:
             self._average.update(step)
         return StepResult(total, grad_norm.detach(), bad, torch.cat(initial))
 
-    def _batch_loss(self, batch: Batch) -> torch.Tensor:
+    def _batch_loss(self, batch: Batch, forecast_len: int) -> torch.Tensor:
         """Return the loss averaged over the counted rollout steps; gradients flow through all of them."""
         normalizer = self._stepper.normalizer
         history = normalizer.encode(batch.history_BCTHW, "prognostic")
         forcing = normalizer.encode(batch.forcing_BCTHW, "dynamic_forcing")
         target = normalizer.encode(batch.target_BCTHW, "output")
-        counted = self._counted or list(range(1, target.shape[2] + 1))
+        counted = [n for n in range(1, forecast_len + 1) if self._counted is None or n in self._counted]
         windows = forcing_windows(forcing, history.shape[2])
-        rollout = self._stepper.rollout(history, windows, max(counted), recompute=self._recompute)
+        rollout = self._stepper.rollout(history, windows, max(counted), recompute=self._recompute and forecast_len > 1)
         losses = [
             self._loss(output, target[:, :, number - 1])
             for number, output in enumerate(rollout, start=1)

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+
 from tests.smoke.conftest import write_world
 
 KEPT = ("step", "epoch", "loss", "grad_norm", "lr")
@@ -44,7 +45,9 @@ def wait_for_row(folder: Path, step: int, process: subprocess.Popen) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("extra", [(), ("data.forecast_len=2", "trainer.grad_accum_every=2", "trainer.train_batch_size=2")])
+@pytest.mark.parametrize(
+    "extra", [(), ("data.forecast_len=2", "trainer.grad_accum_every=2", "trainer.train_batch_size=2")]
+)
 def test_killed_and_continued_is_the_same_run(small_run: Path, command, extra: tuple[str, ...]) -> None:
     done = command("train", small_run / "config.yml", f"save_loc={small_run}/one", *extra)
     assert done.returncode == 0, done.stderr
@@ -107,7 +110,8 @@ def test_the_model_learns_something_and_forecasts(small_run: Path, command) -> N
         done = command(name, config, *extra)
         assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
     text = (small_run / "run" / "scores.csv").read_text().splitlines()
-    header = "forecast,variable,level,level_units,region,season,lead_hours,metric,value,units,n_cases".split(",")
+    header = ["forecast", "variable", "level", "level_units", "region", "season"]
+    header += ["lead_hours", "metric", "value", "units", "n_cases"]
     assert text[0].split(",") == header
     table = [dict(zip(header, line.split(","), strict=True)) for line in text[1:]]
 

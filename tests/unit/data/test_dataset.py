@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.unit.data.fields import AnalyticReader, simple_channels
 
 from credit.config.schema_data import DataConfig
 from credit.data.climatology import fit_climatology
@@ -13,9 +12,14 @@ from credit.data.frames import Frames
 from credit.data.loader import build_loader
 from credit.errors import DataError
 from credit.times import Clock
+from tests.unit.data.fields import AnalyticReader, simple_channels
 
 CHANNELS = simple_channels(prognostic=["a"], diagnostic=["d"], dynamic_forcing=["f"])
-SPLITS = {"train": ["2000-01-01", "2000-12-30"], "valid": ["2001-01-11", "2001-02-28"], "test": ["2001-03-15", "2001-04-30"]}
+SPLITS = {
+    "train": ["2000-01-01", "2000-12-30"],
+    "valid": ["2001-01-11", "2001-02-28"],
+    "test": ["2001-03-15", "2001-04-30"],
+}
 
 
 def conf(**fields: object) -> DataConfig:
@@ -38,7 +42,8 @@ def hours(field: np.ndarray) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("calendar", "day"), [("standard", "2000-02-28T12:00"), ("noleap", "2001-02-28T12:00"), ("360_day", "2000-02-30T12:00")]
+    ("calendar", "day"),
+    [("standard", "2000-02-28T12:00"), ("noleap", "2001-02-28T12:00"), ("360_day", "2000-02-30T12:00")],
 )
 def test_times_arrive_in_order(calendar: str, day: str) -> None:
     """History 2, forecast 3, across the end of February; float32 holds these hours exactly."""

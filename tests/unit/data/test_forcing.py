@@ -131,8 +131,10 @@ def test_era5_irradiance_follows_the_cycle_and_is_held_before_the_series() -> No
 def test_encodings() -> None:
     grid = _grid()
     solar = SolarConfig()
-    fields = {name: computed_dynamic(name, CLOCK.parse("2001-07-02T12:00"), CLOCK, grid, 360, solar)
-              for name in COMPUTED_DYNAMIC}
+    fields = {
+        name: computed_dynamic(name, CLOCK.parse("2001-07-02T12:00"), CLOCK, grid, 360, solar)
+        for name in COMPUTED_DYNAMIC
+    }
     assert all(field.shape == grid.shape and field.dtype == np.float32 for field in fields.values())
     np.testing.assert_allclose(fields["cos_year"], -1.0, atol=1e-6)  # the middle of 2001
     np.testing.assert_allclose(fields["sin_year"], 0.0, atol=1e-6)
@@ -151,10 +153,13 @@ def test_encodings() -> None:
 def test_fixed_statistics_are_those_of_a_year(mean: str) -> None:
     grid = _grid(37, 24)
     solar = SolarConfig(mean=mean)
-    year = np.stack([
-        computed_dynamic("toa_incident_solar_radiation", d * 1440 + h * 60, CLOCK, grid, 360, solar)
-        for d in range(0, 365, 15) for h in (0, 6, 12, 18)
-    ]).astype(np.float64)
+    year = np.stack(
+        [
+            computed_dynamic("toa_incident_solar_radiation", d * 1440 + h * 60, CLOCK, grid, 360, solar)
+            for d in range(0, 365, 15)
+            for h in (0, 6, 12, 18)
+        ]
+    ).astype(np.float64)
     expected_mean, expected_std = fixed_statistics("toa_incident_solar_radiation", 360, solar)
     assert year.mean() == pytest.approx(expected_mean, rel=0.02)
     assert year.std() == pytest.approx(expected_std, rel=0.02)

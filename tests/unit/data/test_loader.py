@@ -10,9 +10,7 @@ from credit.errors import ConfigError
 
 def steps_of(batch: int, accumulation: int, ranks: int, first: int = 0, last: int = 9) -> list[set[int]]:
     """The union of samples of each optimizer step over ranks and micro-steps."""
-    streams = [
-        list(PositionSampler(25, batch, accumulation, 7, first, last, rank, ranks)) for rank in range(ranks)
-    ]
+    streams = [list(PositionSampler(25, batch, accumulation, 7, first, last, rank, ranks)) for rank in range(ranks)]
     out = []
     for step in range(last - first):
         parts = [stream[step * accumulation : (step + 1) * accumulation] for stream in streams]

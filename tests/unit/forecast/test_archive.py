@@ -98,7 +98,7 @@ def test_a_store_that_cannot_be_read_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no variable has the dimensions time, prediction_timedelta"):
         open_forecasts(tmp_path / "turned.zarr")
     packed = turned.transpose("time", "prediction_timedelta", "latitude", "longitude")
-    packed["t2m"].encoding = {"dtype": "int16", "scale_factor": 0.1}
+    packed["t2m"].encoding = {"dtype": "int16", "scale_factor": 0.1, "_FillValue": -999}
     packed.to_zarr(tmp_path / "packed.zarr", consolidated=False)
     with pytest.raises(DataError, match="t2m is packed"):
         open_forecasts(tmp_path / "packed.zarr")

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from credit.channels import ChannelMap
+from credit.config.schema_trainer import LossConfig
 from credit.data.normalize import Normalizer
 from credit.data.statistics import Statistics
 from credit.forecast.step import Stepper, forcing_windows
 from credit.losses import build_loss
-from credit.config.schema_trainer import LossConfig
 
 GROUPS = {
     "prognostic": ["a", "b"],
@@ -108,7 +108,13 @@ def test_gradients_flow_through_every_step(recompute: bool) -> None:
 
 def test_the_state_stays_float32_under_autocast() -> None:
     made = Stepper(
-        nn.Sequential(Slice()), CHANNELS, normalizer(), torch.ones(1, 4, 8), True, torch.full((3,), -torch.inf), amp=True
+        nn.Sequential(Slice()),
+        CHANNELS,
+        normalizer(),
+        torch.ones(1, 4, 8),
+        True,
+        torch.full((3,), -torch.inf),
+        amp=True,
     )
     start = torch.full((1, 2, 1, 4, 8), 1.2345678)
     out = made.step(start, torch.zeros(1, 1, 1, 4, 8))

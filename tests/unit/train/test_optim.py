@@ -7,7 +7,13 @@ import torch
 from torch import nn
 
 from credit.config.schema_trainer import ScheduleConfig, TrainerConfig
-from credit.train.optim import build_optimizer, learning_rate, load_optimizer_tensors, optimizer_tensors
+from credit.train.optim import (
+    build_optimizer,
+    forecast_len_at,
+    learning_rate,
+    load_optimizer_tensors,
+    optimizer_tensors,
+)
 
 
 def test_warm_up_then_cosine() -> None:
@@ -28,6 +34,12 @@ def test_a_short_run_still_warms_up_and_ends() -> None:
 def test_constant() -> None:
     conf = ScheduleConfig(kind="constant", warmup=0.0)
     assert {learning_rate(step, 10, 0.5, conf) for step in range(10)} == {0.5}
+
+
+def test_the_rollout_lengthens() -> None:
+    ramp = {0.0: 1, 0.6: 2, 0.85: 4}
+    assert [forecast_len_at(step, 100, 4, ramp) for step in (0, 59, 60, 84, 85, 99)] == [1, 1, 2, 2, 4, 4]
+    assert forecast_len_at(0, 100, 3, None) == 3
 
 
 def test_only_matrices_decay() -> None:
