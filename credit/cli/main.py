@@ -49,7 +49,8 @@ def _run(command: str, arguments: Sequence[str], program: str) -> int:
         prog=program, description=module.HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     module.add_arguments(parser)
-    parsed = parser.parse_args(arguments)
+    # overrides may stand before, between and after options
+    parsed = parser.parse_intermixed_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", stream=sys.stderr)
     try:
         return module.run(parsed)

@@ -220,13 +220,7 @@ class Trainer:
             return target
         began = time.perf_counter()
         at.saved = at.step
-        meta = {
-            "progression": vars(at),
-            "config": parts.config.model_dump(mode="json"),
-            "calendar": parts.clock.calendar,
-            "samples_a_step": self._conf.train_batch_size * self._conf.grad_accum_every * parts.launch.data_ranks,
-            **parts.assets.meta(),
-        }
+        meta = checkpoint_meta(parts.config, parts.assets, at, parts.clock.calendar, parts.launch.data_ranks)
         tensors = {
             "model": parts.model.state_dict(),
             "forecast": self._forecast_state(),
@@ -249,6 +243,19 @@ class Trainer:
     def _status(self, state: str, reason: str) -> None:
         if self._parts.launch.is_main:
             write_status(self._folder, state, self._at.step, reason, self._parts.launch.job_id)
+
+
+def checkpoint_meta(
+    config: Config, assets: Assets, progression: Progression, calendar: str, data_ranks: int
+) -> dict[str, Any]:
+    """Return a checkpoint's meta.json: where the run stands and what its weights need to forecast."""
+    return {
+        "progression": vars(progression),
+        "config": config.model_dump(mode="json"),
+        "calendar": calendar,
+        "samples_a_step": config.trainer.train_batch_size * config.trainer.grad_accum_every * data_ranks,
+        **assets.meta(),
+    }
 
 
 def _seconds(duration: str | None) -> float | None:
