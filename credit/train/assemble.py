@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -177,6 +177,7 @@ def describe_run(made: Forecaster, reader: FieldReader) -> dict[str, str | int]:
         "model": made.config.model.type,
         "parameters": sum(p.numel() for p in made.stepper.model.parameters()),
         "checkpoint_step": made.step_taken,
+        "weights": checkpoint.fingerprint(made.path, "forecast"),
         "forcing": "; ".join(forcing) or "none",
     }
 
@@ -206,21 +207,12 @@ def assemble_training(config: Config, launch: Launch) -> Trainer:
     optimizer = build_optimizer(model, conf)
     average = WeightAverage(model, conf.ema_decay) if conf.use_ema else None
     frames = Frames(reader, data, assets.climatology)
-    train_times = require_samples(
-        reader.times, splits["train"], reader.clock, data.step_minutes, data.history_len, data.forecast_len
-    )
-    dataset = ForecastDataset(frames, train_times, data.step_minutes, data.history_len, data.forecast_len)
-    sampler = functools.partial(
-        PositionSampler,
-        len(dataset),
-        conf.train_batch_size,
-        conf.grad_accum_every,
-        config.seed,
-        data_rank=launch.data_rank,
-        data_ranks=launch.data_ranks,
-    )
+    sampler, dataset = build_training_order(config, frames, reader, splits["train"], launch)
     steps_per_epoch = sampler(first_step=0, last_step=0).steps_per_epoch
     total = conf.max_steps or conf.num_epoch * steps_per_epoch
+    forecast_len = functools.partial(
+        forecast_len_at, total=total, forecast_len=data.forecast_len, ramp=conf.forecast_len_from
+    )
     valid_loader = build_valid_loader(config, frames, reader, splits["valid"])
     trainer = Trainer(
         TrainingParts(
@@ -240,7 +232,7 @@ def assemble_training(config: Config, launch: Launch) -> Trainer:
                 config.seed,
                 conf.grad_accum_every,
                 conf.grad_max_norm,
-                lambda step: forecast_len_at(step, total, data.forecast_len, conf.forecast_len_from),
+                forecast_len,
                 conf.backprop_on_timestep,
                 conf.recompute_steps,
                 data_rank=launch.data_rank,
@@ -248,20 +240,33 @@ def assemble_training(config: Config, launch: Launch) -> Trainer:
             steps_per_epoch=steps_per_epoch,
             total_steps=total,
             batches=lambda first: build_loader(dataset, sampler(first_step=first, last_step=total), data.num_workers),
-            validate=functools.partial(
-                validate,
-                stepper,
-                loss,
-                valid_loader,
-                cell_weights(assets, device),
-                data.step_minutes,
-                data.forecast_len,
+            validate=lambda step: validate(
+                stepper, loss, valid_loader, cell_weights(assets, device), data.step_minutes, forecast_len(step - 1)
             ),
         )
     )
     if start is not None:
         trainer.load(start)
     return trainer
+
+
+def build_training_order(
+    config: Config, frames: Frames, reader: FieldReader, split: Split, launch: Launch
+) -> tuple[Callable[..., PositionSampler], ForecastDataset]:
+    """Return the sampler of this rank's batches, to be given its first and last step, and the samples."""
+    data, conf = config.data, config.trainer
+    initial = require_samples(reader.times, split, reader.clock, data.step_minutes, data.history_len, data.forecast_len)
+    dataset = ForecastDataset(frames, initial, data.step_minutes, data.history_len, data.forecast_len)
+    sampler = functools.partial(
+        PositionSampler,
+        len(dataset),
+        conf.train_batch_size,
+        conf.grad_accum_every,
+        config.seed,
+        data_rank=launch.data_rank,
+        data_ranks=launch.data_ranks,
+    )
+    return sampler, dataset
 
 
 def build_valid_loader(config: Config, frames: Frames, reader: FieldReader, split: Split) -> DataLoader:

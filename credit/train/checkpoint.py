@@ -153,6 +153,11 @@ def load_meta(path: Path) -> dict[str, Any]:
     return meta
 
 
+def fingerprint(path: Path, stem: str) -> str:
+    """Return the checksum of one of the checkpoint's files as eight hexadecimal digits."""
+    return f"{json.loads((path / _MANIFEST).read_text())[f'{stem}.safetensors']['crc32']:08x}"
+
+
 def load_tensors(path: Path, stem: str) -> dict[str, torch.Tensor]:
     """Return the named tensors of one of the checkpoint's files."""
     return load_file(path / f"{stem}.safetensors")

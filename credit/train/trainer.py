@@ -68,7 +68,7 @@ class TrainingParts:
     steps_per_epoch: int
     total_steps: int
     batches: Any  # first step -> DataLoader
-    validate: Any  # () -> dict of metrics of the weights now in the model
+    validate: Any  # step -> dict of metrics of the weights now in the model
 
 
 class Trainer:
@@ -188,9 +188,9 @@ class Trainer:
         at, parts = self._at, self._parts
         if parts.average is not None:
             with parts.average.applied():
-                metrics = parts.validate()
+                metrics = parts.validate(at.step)
         else:
-            metrics = parts.validate()
+            metrics = parts.validate(at.step)
         at.validated = at.step
         log.write({"step": at.step, "valid": metrics})
         log.flush()

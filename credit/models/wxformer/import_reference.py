@@ -43,7 +43,7 @@ def import_reference_state(state: Mapping[str, Tensor], dim_head: int | None = N
         A state dict for `WXFormer.load_state_dict`.
 
     Raises:
-        CheckpointError: naming keys that are none of the reference's.
+        CheckpointError: naming keys that are none of the reference's, or that are missing.
     """
     state = state.get("model_state_dict", state)
     names = {name.removeprefix("module."): name for name in state}
@@ -60,16 +60,18 @@ def import_reference_state(state: Mapping[str, Tensor], dim_head: int | None = N
             continue
         value = _flatten(state[names[name]], module, leaf)
         if module.endswith("to_qkv") and leaf != "weight_v":
-            value = _by_head(value, dim_head or min(PUBLISHED_DIM_HEAD, value_width(state, names)))
+            value = _by_head(value, dim_head or _default_dim_head(state, names))
         ours[f"{module}.{_LEAVES[leaf]}"] = value
     if unknown:
         raise CheckpointError(f"not a published WXFormer state: unknown keys {', '.join(sorted(unknown))}")
     return ours
 
 
-def value_width(state: Mapping[str, Tensor], names: Mapping[str, str]) -> int:
-    """Return the width of the first stage."""
-    return state[names["layers.0.1.layers.0.0.norm.g"]].numel()
+def _default_dim_head(state: Mapping[str, Tensor], names: Mapping[str, str]) -> int:
+    norm = "layers.0.1.layers.0.0.norm.g"
+    if norm not in names:
+        raise CheckpointError(f"not a whole published WXFormer state: it has no {norm}")
+    return min(PUBLISHED_DIM_HEAD, state[names[norm]].numel())
 
 
 def _module_path(path: str) -> str | None:

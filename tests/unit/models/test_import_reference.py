@@ -53,6 +53,9 @@ def test_unused_parameters_are_logged_and_unknown_ones_refused(
     with caplog.at_level(logging.INFO, logger="credit.models"):
         import_reference_state(state)
     assert "cube_embedding.proj.weight" in caplog.text
+    partial = {key: value for key, value in state.items() if not key.startswith("layers.0.1.layers.0.0.norm")}
+    with pytest.raises(CheckpointError, match=r"has no layers\.0\.1\.layers\.0\.0\.norm\.g"):
+        import_reference_state(partial)
     with pytest.raises(CheckpointError, match=r"film\.weight, layers\.0\.1\.layers\.0\.0\.to_k\.weight"):
         import_reference_state(
             {**state, "layers.0.1.layers.0.0.to_k.weight": torch.ones(1), "film.weight": torch.ones(1)}

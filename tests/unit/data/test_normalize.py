@@ -1,0 +1,52 @@
+"""Each channel and level has its own scale; declared missing values become the mean, nothing else does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from credit.channels import ChannelMap
+from credit.data.normalize import Normalizer
+from credit.data.statistics import Statistics
+
+CHANNELS = ChannelMap.build(
+    {
+        "prognostic": {"vars_3D": ["q"], "vars_2D": []},
+        "diagnostic": {"vars_3D": [], "vars_2D": ["tp"]},
+        "dynamic_forcing": {"vars_3D": [], "vars_2D": ["sst", "sin_year"]},
+        "static": {"vars_3D": [], "vars_2D": ["land"]},
+    },
+    [850, 250],
+    masked=["sst"],
+)
+NAMES = ("q850", "q250", "tp", "sst", "land")
+MEAN, STD = np.array([5e-3, 8e-5, 0.5, 290.0, 0.3]), np.array([4e-3, 1e-4, 1.5, 10.0, 0.4])
+
+
+@pytest.fixture
+def normalizer() -> Normalizer:
+    unknown = np.zeros(5)
+    statistics = Statistics(NAMES, MEAN, STD, unknown, unknown, unknown, 0.1 * STD, unknown)
+    return Normalizer(CHANNELS, statistics, {"sin_year": (0.0, 1.0), "sst_mask": (0.0, 1.0)})
+
+
+def test_round_trip_in_float32(normalizer: Normalizer) -> None:
+    x = torch.from_numpy((MEAN[:3] + STD[:3] * np.array([1.0, -2.0, 0.5]))[None, :, None, None].astype(np.float32))
+    encoded = normalizer.encode(x, "output")
+    assert encoded.flatten().tolist() == pytest.approx([1.0, -2.0, 0.5], rel=1e-5)
+    assert torch.allclose(normalizer.decode(encoded, "output"), x, rtol=1e-6)
+    assert normalizer.tendency_scale_C.tolist() == pytest.approx([0.1, 0.1])
+
+
+def test_missing_becomes_the_mean_and_infinity_stays(normalizer: Normalizer) -> None:
+    x = torch.tensor([[[[torch.nan, 300.0]], [[1.0, torch.inf]]]])
+    encoded = normalizer.encode(x, "dynamic_forcing")
+    assert encoded[0, :, 0, 0].tolist() == [0.0, 1.0]
+    assert encoded[0, 0, 0, 1].item() == pytest.approx(1.0)
+    assert encoded[0, 1, 0, 1].item() == torch.inf
+
+
+def test_masks_and_encodings_stay_as_they_are(normalizer: Normalizer) -> None:
+    x = torch.tensor([0.7, 1.0])[None, :, None, None]
+    assert normalizer.encode(x, "static")[0, :, 0, 0].tolist() == pytest.approx([1.0, 1.0])
