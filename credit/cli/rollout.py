@@ -8,7 +8,7 @@ from credit.cli.arguments import add_config_arguments as add_arguments
 
 HELP = """Forecast from the initial times of inference.initial_times with the checkpoint inference.checkpoint.
 
-Writes save_loc/forecasts: one CF netCDF file an initial time, or one zarr store (inference.format). Forecasts that are
+Writes save_loc/forecasts (inference.folder): one CF netCDF file an initial time, or one zarr store (inference.format). Forecasts that are
 already complete are not made again; remove the folder to begin anew."""
 
 __all__ = ["HELP", "add_arguments", "run"]
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     kept = range(1, steps + 1)
     if conf.output_every is not None:
         kept = [number for number in kept if number * step % parse_duration(conf.output_every) == 0]
-    folder = Path(config.save_loc) / "forecasts"
+    folder = Path(config.save_loc) / conf.folder
     writer = ForecastWriter(
         folder,
         made.assets.channels,

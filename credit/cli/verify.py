@@ -6,7 +6,7 @@ import argparse
 
 from credit.cli.arguments import add_config_arguments as add_arguments
 
-HELP = """Score the forecasts in save_loc/forecasts against the data of the test period.
+HELP = """Score the forecasts in save_loc/forecasts (inference.folder) against the data of the test period.
 
 The model, persistence, damped persistence, climatology and verification.other_forecasts are scored on the same initial
 times. Writes scores.csv, scores.nc, figures/ and report.html into save_loc and prints a table."""
@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     config = load_config(arguments.config, arguments.overrides)
     folder = Path(config.save_loc)
-    archive = open_forecasts(folder / "forecasts")
+    archive = open_forecasts(folder / config.inference.folder)
     table = verify(config, open_reader(config.data), archive, folder)
     print(table.format())
     print(f"\nscores   {folder / 'scores.csv'}, {folder / 'scores.nc'}")

@@ -30,6 +30,7 @@ class InferenceConfig(Section):
     lead_time: Duration = Field("72h", description="Length of a forecast.")
     batch_size: int = Field(8, ge=1, description="Initial times at once.")
     amp: bool = Field(False, description="Compute in bfloat16.")
+    folder: str = Field("forecasts", description="Where they go, below save_loc; credit_verify scores this folder.")
     format: Literal["netcdf", "zarr"] = Field("netcdf", description="One netCDF file an initial time, or one store.")
     layout: Literal["cf", "weatherbench2"] = Field("cf", description="Names of zarr's dimensions.")
     variables: list[str] | None = Field(None, description="Variables to write; default: every output.")

@@ -30,7 +30,7 @@ from credit.losses import WeightedLoss, build_loss
 from credit.models.registry import build_model, model_class
 from credit.parallel.launch import Launch
 from credit.train import checkpoint
-from credit.train.assets import Assets, fit_assets, require_same_fields
+from credit.train.assets import Assets, fit_assets, is_vector_component, require_same_fields
 from credit.train.ema import WeightAverage
 from credit.train.optim import build_optimizer, forecast_len_at
 from credit.train.step import TrainingStep
@@ -66,21 +66,11 @@ def build_network(config: Config, channels: ChannelMap, grid: LatLonGrid, attrib
         "frames": config.data.history_len,
         "output_frames": 1,
     }
-    known = {"vector_channels": vector_channels(config, channels, attributes), "pole_points": grid.has_pole_points}
+    vectors = [n for n, c in enumerate(channels.input) if is_vector_component(config.data, c, attributes)]
+    known = {"vector_channels": vectors, "pole_points": grid.has_pole_points}
     asked = inspect.signature(model_class(config.model.type)).parameters
     derived |= {name: value for name, value in known.items() if name in asked}
     return build_model(config.model.type, **config.model.model_dump(exclude={"type", "residual"}), **derived)
-
-
-def vector_channels(config: Config, channels: ChannelMap, attributes: Mapping) -> list[int]:
-    """Return the input channels that are components of a vector and change sign across a pole."""
-    found = []
-    for number, channel in enumerate(channels.input):
-        choice = config.data.field(channel.variable).vector
-        name = attributes.get(channel.variable, {}).get("standard_name", "")
-        if choice == "yes" or (choice == "auto" and ("eastward" in name or "northward" in name)):
-            found.append(number)
-    return found
 
 
 def build_normalizer(config: Config, assets: Assets) -> Normalizer:
@@ -334,6 +324,8 @@ def require_same_batch(config: Config, launch: Launch, samples: int, path: Path)
 
 def compile_blocks(model: nn.Module) -> None:
     """torch.compile every block that is marked as a unit, in place."""
-    for module in model.modules():
-        if getattr(module, "_fsdp2_shard", False):
-            module.compile()
+    blocks = [module for module in model.modules() if getattr(module, "_fsdp2_shard", False)]
+    # a parametrized layer has a class of its own, so each block has its graphs: two in training, one in evaluation
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 3 * len(blocks))
+    for block in blocks:
+        block.compile()

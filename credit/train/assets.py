@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from credit.channels import ChannelMap
+from credit.channels import Channel, ChannelMap
 from credit.config import Config
+from credit.config.schema_data import DataConfig
 from credit.data.climatology import Climatology, fit_climatology
 from credit.data.frames import Frames
 from credit.data.reader import FieldReader
@@ -34,7 +35,7 @@ class Assets:
     Attributes:
         channels: the model's channels.
         grid: the grid that its inputs and outputs lie on.
-        statistics: of every channel read from data.
+        statistics: of every channel read from data; components of vectors have the mean 0.
         attributes: variable -> units, standard_name, long_name.
         static_CHW: static channels in physical units, float32.
         masks: variable -> (H, W) bool, True where missing.
@@ -94,6 +95,7 @@ def fit_assets(config: Config, reader: FieldReader, train: Split) -> Assets:
     if statistics is None:
         packing = getattr(reader, "packing_steps", None)
         statistics = fit_statistics(reader, train.first, train.last, config.data.step_minutes, packing)
+    statistics = center_vectors(statistics, config.data, reader)
     climatology = None
     forcing = [c.name for c in reader.channels.group("dynamic_forcing") if c.source == "data"]
     if forcing and train.last - train.first >= _LEAST_CLIMATOLOGY_MINUTES:
@@ -102,6 +104,20 @@ def fit_assets(config: Config, reader: FieldReader, train: Split) -> Assets:
         logger.info("the training period is under a year: %s persist unchanged in forecasts", ", ".join(forcing))
     static = Frames(reader, config.data, None).static()
     return Assets(reader.channels, reader.grid, statistics, reader.attributes, static, reader.masks, climatology)
+
+
+def center_vectors(statistics: Statistics, conf: DataConfig, reader: FieldReader) -> Statistics:
+    """Give vector components the mean 0, so that they are only scaled and 0 is no wind on either side of a pole."""
+    still = {c.name for c in reader.channels.stored if is_vector_component(conf, c, reader.attributes)}
+    mean = np.array([0.0 if n in still else m for n, m in zip(statistics.names, statistics.mean, strict=True)])
+    return replace(statistics, mean=mean)
+
+
+def is_vector_component(conf: DataConfig, channel: Channel, attributes: Mapping[str, Mapping[str, str]]) -> bool:
+    """Whether a channel is a component of a vector and changes sign across a pole."""
+    choice = conf.field(channel.variable).vector
+    name = attributes.get(channel.variable, {}).get("standard_name", "")
+    return choice == "yes" or (choice == "auto" and ("eastward" in name or "northward" in name))
 
 
 def require_same_fields(assets: Assets, reader: FieldReader, path: Path) -> None:

@@ -46,7 +46,9 @@ class AnalyticReader:
     ) -> None:
         self.channels, self.grid, self.clock = channels, grid, clock
         self.times = np.asarray(times, dtype=np.int64)
-        self.attributes = {c.variable: ATTRIBUTES[c.variable] for c in channels.stored + channels.static_stored}
+        self.attributes = {
+            c.variable: ATTRIBUTES.get(c.variable, {"units": "1"}) for c in channels.stored + channels.static_stored
+        }
         self.masks = masks or {}
         self.reads = 0
         self._function = function

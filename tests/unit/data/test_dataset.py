@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from credit.channels import ChannelMap
 from credit.config.schema_data import DataConfig
 from credit.data.climatology import fit_climatology
 from credit.data.dataset import ForecastDataset
@@ -12,9 +13,10 @@ from credit.data.frames import Frames
 from credit.data.loader import build_loader
 from credit.errors import DataError
 from credit.times import Clock
-from tests.unit.data.fields import AnalyticReader, simple_channels
+from tests.unit.analytic_reader import AnalyticReader, make_grid
 
-CHANNELS = simple_channels(prognostic=["a"], diagnostic=["d"], dynamic_forcing=["f"])
+GROUPS = {"prognostic": ["a"], "diagnostic": ["d"], "dynamic_forcing": ["f"]}
+CHANNELS = ChannelMap.build({name: {"vars_3D": [], "vars_2D": members} for name, members in GROUPS.items()}, [])
 SPLITS = {
     "train": ["2000-01-01", "2000-12-30"],
     "valid": ["2001-01-11", "2001-02-28"],
@@ -37,6 +39,15 @@ def conf(**fields: object) -> DataConfig:
     )
 
 
+def reader_of(times: np.ndarray, value=lambda minutes: minutes / 60, calendar: str = "standard") -> AnalyticReader:
+    """Every channel is a function of time alone; by default the time itself in hours."""
+
+    def function(minutes: int, channel: int) -> np.ndarray:
+        return np.float64(value(minutes))
+
+    return AnalyticReader(CHANNELS, make_grid(8, 16), Clock(calendar), times, function)
+
+
 def hours(field: np.ndarray) -> list[float]:
     return field[..., 0, 0].tolist()
 
@@ -49,7 +60,7 @@ def test_times_arrive_in_order(calendar: str, day: str) -> None:
     """History 2, forecast 3, across the end of February; float32 holds these hours exactly."""
     clock = Clock(calendar)
     start = clock.parse(day)
-    reader = AnalyticReader(CHANNELS, start + 360 * np.arange(-10, 10), calendar=calendar)
+    reader = reader_of(start + 360 * np.arange(-10, 10), calendar=calendar)
     dataset = ForecastDataset(Frames(reader, conf(), None), [start], 360, history_len=2, forecast_len=3)
     batch = next(iter(build_loader(dataset, [[0]], workers=0)))
     now = start / 60
@@ -63,7 +74,7 @@ def test_times_arrive_in_order(calendar: str, day: str) -> None:
 
 
 def test_windows_that_end_later() -> None:
-    reader = AnalyticReader(CHANNELS, 360 * np.arange(10))
+    reader = reader_of(360 * np.arange(10))
     past = Frames(reader, conf(temporal="mean", window="past"), None)
     following = Frames(reader, conf(temporal="mean", window="next"), None)
     assert hours(past.forcing(720)) == [12.0]
@@ -71,7 +82,7 @@ def test_windows_that_end_later() -> None:
 
 
 def test_a_forecast_does_not_see_the_analysed_future() -> None:
-    reader = AnalyticReader(CHANNELS, 360 * np.arange(10))
+    reader = reader_of(360 * np.arange(10))
     persist = Frames(reader, conf(in_forecast="persist"), None)
     assert hours(persist.forcing(1440, initial=720)) == [12.0]
     assert hours(persist.forcing(360, initial=720)) == [6.0]  # history is known
@@ -93,9 +104,9 @@ def test_persistence_holds_the_anomaly() -> None:
     def cycle(minutes: int) -> float:
         return float(10 * np.cos(2 * np.pi * clock.year_fraction(np.array([minutes]))[0]))
 
-    reader = AnalyticReader(CHANNELS, times, lambda channel, minutes, grid: np.full(grid.shape, cycle(minutes)))
+    reader = reader_of(times, cycle)
     climatology = fit_climatology(reader, ["f"], int(times[0]), int(times[-1]))
-    later = AnalyticReader(CHANNELS, times, lambda channel, minutes, grid: np.full(grid.shape, cycle(minutes) + 2))
+    later = reader_of(times, lambda minutes: cycle(minutes) + 2)
     frames = Frames(later, conf(in_forecast="persist"), climatology)
     start, valid = int(times[50]), int(times[120])
     assert frames.forcing(valid, initial=start)[0, 0, 0] == pytest.approx(cycle(valid) + 2, abs=0.01)
@@ -103,6 +114,6 @@ def test_persistence_holds_the_anomaly() -> None:
 
 
 def test_a_time_that_is_not_there() -> None:
-    frames = Frames(AnalyticReader(CHANNELS, 360 * np.arange(4)), conf(), None)
+    frames = Frames(reader_of(360 * np.arange(4)), conf(), None)
     with pytest.raises(DataError, match="no fields at 1900-01-02T00:00"):
         frames.state(1440)

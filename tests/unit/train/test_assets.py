@@ -1,0 +1,92 @@
+"""What a checkpoint carries beside weights comes back the same; other data are refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from credit.channels import ChannelMap
+from credit.config import Config, build_config
+from credit.data.splits import build_splits
+from credit.errors import CheckpointError, DataError
+from credit.times import Clock
+from credit.train.assets import Assets, fit_assets, require_same_fields
+from tests.unit.analytic_reader import AnalyticReader, make_grid
+
+RAW = {
+    "save_loc": "unused",
+    "data": {
+        "sources": [{"path": "unused.nc"}],
+        "levels": [850],
+        "variables": {
+            "prognostic": {"vars_3D": ["u", "t"], "vars_2D": ["t2m"]},
+            "dynamic_forcing": {"vars_2D": ["sst"]},
+            "static": {"vars_2D": ["sin_latitude"]},
+        },
+        "fields": {"sst": {"missing": "fill_mean"}},
+        "splits": {
+            "train": ["2000-01-01", "2000-12-31"],
+            "valid": ["2001-01-11", "2001-01-31"],
+            "test": ["2001-02-11", "2001-02-20"],
+        },
+    },
+    "model": {"type": "wxformer"},
+    "trainer": {"max_steps": 1},
+}
+
+
+def world(config: Config) -> AnalyticReader:
+    clock, grid = Clock(), make_grid(8, 16)
+    generator = np.random.default_rng(0)
+    pattern = generator.normal(size=grid.shape)
+    times = clock.parse("2000-01-01") + 360 * np.arange(1464)
+
+    def field(minutes: int, channel: int) -> np.ndarray:
+        return 7 + pattern * np.cos(2 * np.pi * minutes / 525600 + channel) + 0.3 * np.cos(minutes / 1000)
+
+    masks = {"sst": pattern > 0.5}
+    return AnalyticReader(config.data.channel_map(), grid, clock, times, field, masks)
+
+
+@pytest.fixture(scope="module")
+def fitted() -> tuple[AnalyticReader, Assets]:
+    config = build_config(RAW)
+    reader = world(config)
+    return reader, fit_assets(config, reader, build_splits(config.data, reader.clock)["train"])
+
+
+def test_round_trip(fitted: tuple[AnalyticReader, Assets]) -> None:
+    reader, assets = fitted
+    again = Assets.load(json.loads(json.dumps(assets.meta())), assets.tensors())
+    assert again.channels == assets.channels
+    assert again.grid.difference(assets.grid) is None
+    assert again.statistics.names == assets.statistics.names
+    np.testing.assert_array_equal(again.statistics.tendency_std, assets.statistics.tendency_std)
+    np.testing.assert_array_equal(again.static_CHW, assets.static_CHW)
+    np.testing.assert_array_equal(again.masks["sst"], reader.masks["sst"])
+    later = reader.clock.parse("2001-05-01")
+    np.testing.assert_array_equal(again.climatology.at(later), assets.climatology.at(later))
+    require_same_fields(again, reader, Path("step"))
+
+
+def test_wind_is_only_scaled(fitted: tuple[AnalyticReader, Assets]) -> None:
+    """Across a pole u becomes -u; in normalised space that is a change of sign only where 0 is no wind."""
+    _, assets = fitted
+    assert assets.statistics.select(["u850"]).mean[0] == 0
+    assert assets.statistics.select(["t850"]).mean[0] == pytest.approx(7, abs=0.5)
+
+
+def test_other_data_are_refused(fitted: tuple[AnalyticReader, Assets]) -> None:
+    reader, assets = fitted
+    fewer = ChannelMap.build({"prognostic": {"vars_3D": ["u"], "vars_2D": ["t2m"]}}, [850])
+    with pytest.raises(CheckpointError, match="t850"):
+        require_same_fields(replace(assets, channels=fewer), reader, Path("step"))
+    with pytest.raises(DataError, match="16 x 32 cells against 8 x 16"):
+        require_same_fields(replace(assets, grid=make_grid(16, 32)), reader, Path("step"))
+    celsius = {**assets.attributes, "t2m": {"units": "degC"}}
+    with pytest.raises(DataError, match="t2m: the data are in K.*trained on degC"):
+        require_same_fields(replace(assets, attributes=celsius), reader, Path("step"))
