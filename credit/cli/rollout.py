@@ -8,8 +8,8 @@ from credit.cli.arguments import add_config_arguments as add_arguments
 
 HELP = """Forecast from the initial times of inference.initial_times with the checkpoint inference.checkpoint.
 
-Writes save_loc/forecasts (inference.folder): one CF netCDF file an initial time, or one zarr store (inference.format). Forecasts that are
-already complete are not made again; remove the folder to begin anew."""
+Writes save_loc/forecasts (inference.folder): one CF netCDF file an initial time, or one zarr store (inference.format).
+Forecasts that are already complete are not made again; those of other weights or of another length are."""
 
 __all__ = ["HELP", "add_arguments", "run"]
 
@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from credit.config import load_config
     from credit.forecast.initial_times import choose_initial_times
-    from credit.forecast.run import forecast
+    from credit.forecast.run import forecast, require_finite
     from credit.forecast.writer import ForecastWriter
     from credit.times import parse_duration
     from credit.train.assemble import assemble_forecaster, describe_run, open_fields
@@ -61,6 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
             rollout = forecast(made.stepper, made.frames, batch, steps, step, config.data.history_len)
             fields = [out.cpu().numpy() for number, out in enumerate(rollout, start=1) if number in kept]
             for row, minutes in enumerate(batch):
+                require_finite(fields, row, f"{made.path}: forecast from {reader.clock.format(minutes)}")
                 writer.write(minutes, np.stack([field[row] for field in fields]))
                 bar.update()
     writer.close()

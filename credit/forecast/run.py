@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from credit.data.frames import Frames
+from credit.errors import CreditError
 from credit.forecast.step import Stepper
 
 
@@ -40,3 +41,22 @@ def forecast(
 
     for output in stepper.rollout(state, forcing, steps):
         yield normalizer.decode(output, "output")
+
+
+def require_finite(fields: Sequence[np.ndarray], row: int, origin: str) -> None:
+    """Stop before a forecast that has blown up is written.
+
+    Args:
+        fields: (B, C_out, H, W) of each step that is kept.
+        row: which forecast of the batch.
+        origin: how to call it in the message.
+
+    Raises:
+        CreditError: naming the first bad step; a NaN is never written as if it were a forecast.
+    """
+    for number, field in enumerate(fields, start=1):
+        if not np.isfinite(field[row]).all():
+            raise CreditError(
+                f"{origin}: not finite from output {number} of {len(fields)} on; not written. Forecast a shorter "
+                "inference.lead_time, or train on longer rollouts (data.forecast_len)"
+            )
