@@ -60,6 +60,10 @@ def check(config: Config, say: Callable[[str], None] = lambda line: None) -> lis
     if splits:
         _check_store(config, reader, splits, problems, say)
         _check_times(config, reader, splits, problems, say)
+    with problems.collect():
+        from credit.train.assemble import require_monitor
+
+        require_monitor(config, reader.channels)
     _check_model(config, reader.grid, reader.attributes, problems, say)
     return problems.messages
 

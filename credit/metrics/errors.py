@@ -32,6 +32,11 @@ class ErrorSums:
         if lead == 0:
             self.cases += model_BCHW.shape[0]
 
+    @staticmethod
+    def names(channels: ChannelMap, hours: list[float]) -> list[str]:
+        """Return the keys of `summary`."""
+        return ["skill"] + [f"rmse/{channel.name}/{hour:g}h" for hour in hours for channel in channels.output]
+
     def summary(self, channels: ChannelMap, hours: list[float]) -> dict[str, float]:
         """Return ``rmse/z500/24h`` in the units of the fields that were added, and ``skill``.
 
@@ -41,8 +46,5 @@ class ErrorSums:
         persistence = (self.persistence_LC / self.cases).sqrt()
         part = channels.output_slice("prognostic")
         ratio = rmse[:, part] / persistence[:, part].clamp(min=torch.finfo(torch.float64).tiny)
-        result = {"skill": ratio.mean().item()}
-        for lead, hour in enumerate(hours):
-            for row, channel in enumerate(channels.output):
-                result[f"rmse/{channel.name}/{hour:g}h"] = rmse[lead, row].item()
-        return result
+        values = [ratio.mean().item(), *rmse.flatten().tolist()]
+        return dict(zip(self.names(channels, hours), values, strict=True))

@@ -23,11 +23,13 @@ from credit.data.loader import PositionSampler, build_loader
 from credit.data.normalize import Normalizer
 from credit.data.reader import FieldReader, open_reader
 from credit.data.splits import Split, build_splits, require_samples
-from credit.errors import CheckpointError, ConfigError
+from credit.errors import CheckpointError, ConfigError, did_you_mean
 from credit.forecast.step import Stepper
 from credit.grid import LatLonGrid
 from credit.losses import WeightedLoss, build_loss
+from credit.metrics import ErrorSums
 from credit.models.registry import build_model, model_class
+from credit.parallel.activation import apply_activation_checkpointing
 from credit.parallel.launch import Launch
 from credit.train import checkpoint
 from credit.train.assets import Assets, fit_assets, is_vector_component, require_same_fields
@@ -178,6 +180,7 @@ def assemble_training(config: Config, launch: Launch) -> Trainer:
     device = choose_device(conf.device)
     torch.use_deterministic_algorithms(conf.deterministic)
     reader, splits = open_fields(config)
+    require_monitor(config, reader.channels)
     folder = prepare_folder(config)
     start = find_start(config, folder)
     if start is None:
@@ -190,6 +193,8 @@ def assemble_training(config: Config, launch: Launch) -> Trainer:
     model = build_network(config, assets.channels, assets.grid, assets.attributes)
     model.initialise(config.seed)
     model.to(device).train()
+    if conf.activation_checkpoint:
+        apply_activation_checkpointing(model)
     if conf.compile:
         compile_blocks(model)
     stepper = build_stepper(config, assets, model, device, conf.amp)
@@ -272,6 +277,16 @@ def build_valid_loader(config: Config, frames: Frames, reader: FieldReader, spli
     size = config.trainer.valid_batch_size
     batches = [list(range(first, min(first + size, len(initial)))) for first in range(0, len(initial), size)]
     return build_loader(dataset, batches, workers=0)
+
+
+def require_monitor(config: Config, channels: ChannelMap) -> None:
+    """Refuse a ``trainer.monitor`` that validation does not measure."""
+    hours = [(n + 1) * config.data.step_minutes / 60 for n in range(config.data.valid_forecast_len)]
+    known = ["loss", *ErrorSums.names(channels, hours)]
+    if config.trainer.monitor not in known:
+        raise ConfigError(
+            f'trainer.monitor: "{config.trainer.monitor}" is not measured{did_you_mean(config.trainer.monitor, known)}'
+        )
 
 
 def prepare_folder(config: Config) -> Path:

@@ -194,11 +194,6 @@ class Trainer:
         at.validated = at.step
         log.write({"step": at.step, "valid": metrics})
         log.flush()
-        if self._conf.monitor not in metrics:
-            raise CreditError(
-                f"trainer.monitor: {self._conf.monitor} is not measured; choices are skill, loss and keys such as "
-                f"{next(key for key in metrics if key.startswith('rmse'))}"
-            )
         value = metrics[self._conf.monitor]
         bar.say(f"step {at.step}: valid loss {metrics['loss']:.4f}, {self._conf.monitor} {value:.4f}")
         if value < at.best:

@@ -142,6 +142,11 @@ def test_not_a_mapping(tmp_path: Path, text: str) -> None:
         load_config(path)
 
 
+def test_dates_need_no_quotes(written: Path) -> None:
+    config = load_config(written, ["data.splits.train=[2000-01-01, 2000-06-30]"])
+    assert config.data.splits.train == ["2000-01-01", "2000-06-30"]
+
+
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         load_config(tmp_path / "none.yml")
