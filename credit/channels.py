@@ -117,12 +117,12 @@ class ChannelMap:
 
     @property
     def stored(self) -> tuple[Channel, ...]:
-        """Time-varying channels that are read from data: prognostic, diagnostic, then dynamic forcing."""
+        """Return the time-varying channels read from data; prognostic, diagnostic, then dynamic forcing."""
         return self.output + tuple(c for c in self._by_group["dynamic_forcing"] if c.source == "data")
 
     @property
     def static_stored(self) -> tuple[Channel, ...]:
-        """Static channels that are read from data."""
+        """Return the static channels read from data."""
         return tuple(c for c in self._by_group["static"] if c.source == "data")
 
     def to_dict(self) -> dict[str, object]:

@@ -88,7 +88,7 @@ class Climatology:
 
     @property
     def notice(self) -> str | None:
-        """What a reader of scores must know: a sentence where the period is short, else None."""
+        """Return a sentence for readers of scores where the period is short, else None."""
         if self.years < _SHORT_YEARS:
             return f"The climatology is from {self.years:.1f} years of data, less than {_SHORT_YEARS:g}."
         return None
