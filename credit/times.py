@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 
 import cftime
 import numpy as np
@@ -30,8 +31,9 @@ def parse_duration(text: str | int | float, key: str = "duration") -> int:
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(min|h|d)?\s*", str(text))
     if match is None:
         raise ConfigError(f'{key}: "{text}" is not a duration; write for example 6h, 30min or 10d')
-    minutes = float(match[1]) * _UNIT_MINUTES[match[2] or "h"]
-    if minutes <= 0 or minutes != int(minutes):
+    # decimals exactly: 4.1 h are 246 minutes, which binary fractions miss
+    minutes = Fraction(match[1]) * _UNIT_MINUTES[match[2] or "h"]
+    if minutes <= 0 or minutes.denominator != 1:
         raise ConfigError(f'{key}: "{text}" must be a positive whole number of minutes')
     return int(minutes)
 

@@ -60,10 +60,7 @@ def check(config: Config, say: Callable[[str], None] = lambda line: None) -> lis
     if splits:
         _check_store(config, reader, splits, problems, say)
         _check_times(config, reader, splits, problems, say)
-    with problems.collect():
-        from credit.train.assemble import require_monitor
-
-        require_monitor(config, reader.channels)
+    _check_settings(config, reader, problems)
     _check_model(config, reader.grid, reader.attributes, problems, say)
     return problems.messages
 
@@ -136,6 +133,7 @@ def _check_times(
     """Count the samples of each split, list its gaps, and read the first, a middle and the last of each."""
     from credit.data.dataset import ForecastDataset
     from credit.data.frames import Frames
+    from credit.data.loader import PositionSampler
     from credit.data.splits import describe_gaps, require_samples
     from credit.forecast.initial_times import choose_initial_times
 
@@ -151,10 +149,38 @@ def _check_times(
             samples = ForecastDataset(frames, found, step, data.history_len, lengths[name])
             for index in sorted({0, len(samples) // 2, len(samples) - 1}):
                 samples[index]
+            if name == "train":
+                trainer = config.trainer
+                PositionSampler(len(samples), trainer.train_batch_size, trainer.grad_accum_every, config.seed, 0, 1)
     with problems.collect():
         initial = choose_initial_times(config.inference, reader.times, clock, splits["test"], step, data.history_len)
         first, last = clock.format(initial[0]), clock.format(initial[-1])
         say(f"inference.initial_times: {len(initial)} times, {first} to {last}")
+
+
+def _check_settings(config: Config, reader: FieldReader, problems: Problems) -> None:
+    """Build what training, forecasting and scoring build from the config alone."""
+    import numpy as np
+
+    from credit.forecast.layout import build_layout
+    from credit.losses import build_loss
+    from credit.parallel.launch import read_launch
+    from credit.train.assemble import require_monitor
+    from credit.verify.scoring import figure_channels
+
+    channels, step = reader.channels, config.data.step_minutes
+    with problems.collect():
+        read_launch(config.trainer.parallelism)
+    with problems.collect():
+        require_monitor(config, channels)
+    with problems.collect():
+        scale = np.ones(len(channels.group("prognostic")))
+        build_loss(config.loss, channels, reader.grid.area_weights(), scale, reader.masks)
+    with problems.collect():
+        conf, units = config.inference, config.data.level_units
+        build_layout(channels, reader.grid, reader.clock, reader.attributes, step, [step], units, conf.variables)
+    with problems.collect():
+        figure_channels(config, channels.output)
 
 
 def _check_model(

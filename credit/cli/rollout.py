@@ -9,7 +9,8 @@ from credit.cli.arguments import add_config_arguments as add_arguments
 HELP = """Forecast from the initial times of inference.initial_times with the checkpoint inference.checkpoint.
 
 Writes save_loc/forecasts (inference.folder): one CF netCDF file an initial time, or one zarr store (inference.format).
-Forecasts that are already complete are not made again; those of other weights or of another length are."""
+Forecasts that are already complete are not made again. Files of other weights or of another length are replaced; a zarr
+store of those is refused: remove it, or choose another inference.folder."""
 
 __all__ = ["HELP", "add_arguments", "run"]
 

@@ -36,6 +36,15 @@ class Config(Section):
         ):
             if text is not None and parse_duration(text) % step:
                 raise ValueError(f"{key}: {text} is not a multiple of data.timestep {self.data.timestep}")
+        output_every = self.inference.output_every
+        if output_every and parse_duration(output_every) > parse_duration(self.inference.lead_time):
+            raise ValueError(
+                f"inference.output_every: {output_every} is longer than inference.lead_time {self.inference.lead_time}"
+            )
+        if self.loss.level_weights == "pressure" and self.data.level_units == "model_level":
+            raise ValueError("loss.level_weights: pressure needs data.level_units hPa or Pa, not model_level")
+        if self.trainer.forecast_len_from is not None and self.trainer.monitor == "loss":
+            raise ValueError("trainer.monitor: loss changes its meaning with trainer.forecast_len_from; monitor skill")
         wanted = self.trainer.backprop_on_timestep
         if wanted is not None and (not wanted or min(wanted) < 1 or max(wanted) > self.data.forecast_len):
             raise ValueError(
@@ -45,6 +54,11 @@ class Config(Section):
         ramp = self.trainer.forecast_len_from
         if ramp is not None:
             shares, lengths = list(ramp), list(ramp.values())
+            if wanted is not None and min(wanted) > min(lengths):
+                raise ValueError(
+                    f"trainer.backprop_on_timestep: {wanted} leaves no loss while trainer.forecast_len_from is "
+                    f"{min(lengths)}"
+                )
             if shares != sorted(shares) or shares[:1] != [0.0] or shares[-1] >= 1 or min(lengths) < 1:
                 raise ValueError("trainer.forecast_len_from: shares must begin with 0, rise, and stay below 1")
             if lengths[-1] != self.data.forecast_len or max(lengths) > self.data.forecast_len:

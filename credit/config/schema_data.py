@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from credit.channels import COMPUTED_DYNAMIC, COMPUTED_STATIC, ChannelMap
 from credit.config.base import Section
@@ -12,15 +12,17 @@ from credit.errors import ConfigError
 from credit.times import parse_duration
 
 
-def _check_duration(value: str) -> str:
+def _check_duration(value: object) -> object:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return value
     try:
         parse_duration(value)
     except ConfigError as error:
         raise ValueError(str(error).split(": ", 1)[1]) from error
-    return value
+    return str(value)
 
 
-Duration = Annotated[str, AfterValidator(_check_duration)]
+Duration = Annotated[str, BeforeValidator(_check_duration)]
 Level = Annotated[float, Field(gt=0)]
 
 
@@ -154,6 +156,7 @@ class DataConfig(Section):
         for name in self.fields:
             if name not in every:
                 raise ValueError(f'fields names "{name}", which is not in data.variables ({", ".join(sorted(every))})')
+        self._refuse_options_without_effect()
         if sorted(self.input_order) != ["dynamic_forcing", "prognostic", "static"]:
             raise ValueError("input_order must name prognostic, dynamic_forcing and static once each")
         if self.solar.mean == "daily" and {"sin_day", "cos_day"} & set(groups.dynamic_forcing.vars_2D):
@@ -163,6 +166,25 @@ class DataConfig(Section):
         except ConfigError as error:
             raise ValueError(str(error)) from error
         return self
+
+    def _refuse_options_without_effect(self) -> None:
+        groups = self.variables
+        outputs = [*groups.prognostic.vars_3D, *groups.prognostic.vars_2D]
+        outputs += [*groups.diagnostic.vars_3D, *groups.diagnostic.vars_2D]
+        on_levels = [name for group in groups.model_dump().values() for name in group["vars_3D"]]
+        forcing = [*groups.dynamic_forcing.vars_3D, *groups.dynamic_forcing.vars_2D]
+        read = [name for name in forcing if name not in COMPUTED_DYNAMIC]
+        for name, field in self.fields.items():
+            for key, members, which in (
+                ("levels", on_levels, "variables on levels"),
+                ("minimum", outputs, "prognostic and diagnostic variables"),
+                ("in_forecast", read, "dynamic forcing that is read from data"),
+                ("window", read, "dynamic forcing that is read from data"),
+            ):
+                if key in field.model_fields_set and name not in members:
+                    raise ValueError(f"fields.{name}.{key} has no effect: it is for {which}")
+            if "window" in field.model_fields_set and field.temporal == "instant":
+                raise ValueError(f"fields.{name}.window has no effect on temporal: instant; set mean or accumulate")
 
     def field(self, name: str) -> FieldConfig:
         """Return the options of variable `name`."""

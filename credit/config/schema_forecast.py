@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from credit.config.base import Section
 from credit.config.schema_data import Duration
@@ -45,6 +45,12 @@ class ClimatologyConfig(Section):
     window_days: int = Field(61, ge=1, description="Width of the moving window (method window).")
     by_hour: bool = Field(False, description="One climatology for each hour of the day; for data with a diurnal cycle.")
     path: str | None = Field(None, description="A file with the climatology (method file).")
+
+    @model_validator(mode="after")
+    def _has_file(self) -> ClimatologyConfig:
+        if (self.method == "file") != (self.path is not None):
+            raise ValueError("method: file and path go together")
+        return self
 
 
 class VerificationConfig(Section):

@@ -34,7 +34,8 @@ _DEGREES = {
 }
 _AXES = {"T": "time", "Y": "lat", "X": "lon", "Z": "level"}
 _PRESSURE_IN_HPA = {"hpa": 1.0, "millibar": 1.0, "millibars": 1.0, "mbar": 1.0, "mb": 1.0, "pa": 0.01, "pascal": 0.01}
-_LEVEL_TOLERANCE = 1e-3
+# room for float32 and for Pa against hPa, far below the distance of any two levels
+_LEVEL_TOLERANCE = 1e-5
 _HIGHEST_HPA = 1100.0
 
 

@@ -199,6 +199,8 @@ class _ZarrArchive(ForecastArchive):
             if "scale_factor" in source.variable_attributes(name):
                 raise DataError(f"{path}: {name} is packed (scale_factor); write the store with plain floats")
         attributes = source.variable_attributes(init)
+        if "units" not in attributes:
+            raise DataError(f'{path}: {init} has no units such as "hours since 1900-01-01"')
         clock = Clock(str(attributes.get("calendar", "standard")))
         initial = clock.from_cf(source.values(init), str(attributes["units"]))
         self._position = {int(minutes): number for number, minutes in enumerate(initial)}

@@ -54,7 +54,8 @@ class NetcdfFiles:
     def _matches(self, dataset: netCDF4.Dataset) -> bool:
         layout = self._layout
         names = {variable.name for variable in layout.variables}
-        if not names <= set(dataset.variables) or "forecast_period" not in dataset.variables:
+        fields = {name for name, variable in dataset.variables.items() if variable.dimensions[-1:] == ("longitude",)}
+        if names != fields - {"longitude"} or "forecast_period" not in dataset.variables:
             return False
         same_leads = np.array_equal(dataset["forecast_period"][:], layout.lead_hours)
         stored = {name: dataset.getncattr(name) for name in dataset.ncattrs()}

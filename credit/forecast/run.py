@@ -40,7 +40,7 @@ def forecast(
         return normalizer.encode(torch.from_numpy(np.stack(fields)).to(device), "dynamic_forcing")
 
     for output in stepper.rollout(state, forcing, steps):
-        yield normalizer.decode(output, "output")
+        yield stepper.decode(output)
 
 
 def require_finite(fields: Sequence[np.ndarray], row: int, origin: str) -> None:

@@ -26,6 +26,7 @@ class Stepper:
         static_CHW: static channels in physical units.
         residual: whether the network predicts changes (see `step`).
         minimum_C: least physical value of each output channel, -inf where there is none.
+        valid_CHW: bool, False where a prognostic channel is always missing; what is fed back there stays the mean.
         amp: compute the network in bfloat16.
     """
 
@@ -37,6 +38,7 @@ class Stepper:
         static_CHW: torch.Tensor,
         residual: bool,
         minimum_C: torch.Tensor,
+        valid_CHW: torch.Tensor,
         amp: bool = False,
     ) -> None:
         self.model = model
@@ -46,7 +48,9 @@ class Stepper:
         self._residual = residual
         self._amp = amp
         self._prognostic = channels.output_slice("prognostic")
-        self._minimum_1C11 = normalizer.encode(minimum_C[None, :, None, None], "output")
+        self._least_1C11 = minimum_C[None, :, None, None]
+        self._minimum_1C11 = normalizer.encode(self._least_1C11, "output")
+        self._valid_CHW = valid_CHW
 
     def step(self, state_BCTHW: torch.Tensor, forcing_BCTHW: torch.Tensor) -> torch.Tensor:
         """Return the normalised output (B, C_out, H, W), float32, one step after the last frame of `state_BCTHW`.
@@ -90,7 +94,12 @@ class Stepper:
             else:
                 output = self.step(state, forcing(number))
             yield output
-            state = torch.cat([state[:, :, 1:], output[:, self._prognostic, None]], dim=2)
+            fed_back = output[:, self._prognostic] * self._valid_CHW
+            state = torch.cat([state[:, :, 1:], fed_back[:, :, None]], dim=2)
+
+    def decode(self, output_BCHW: torch.Tensor) -> torch.Tensor:
+        """Return an output of `step` in physical units, at least the minimum to the last bit."""
+        return torch.maximum(self.normalizer.decode(output_BCHW, "output"), self._least_1C11)
 
 
 def forcing_windows(forcing_BCTHW: torch.Tensor, frames: int) -> Callable[[int], torch.Tensor]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +14,15 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from credit.channels import ChannelMap
-from credit.config import Config, build_config, dump_config
+from credit.channels import Channel, ChannelMap
+from credit.config import Config, build_config
 from credit.data.dataset import ForecastDataset
 from credit.data.forcing import fixed_statistics
 from credit.data.frames import Frames
 from credit.data.loader import PositionSampler, build_loader
 from credit.data.normalize import Normalizer
 from credit.data.reader import FieldReader, open_reader
-from credit.data.splits import Split, build_splits, require_samples
+from credit.data.splits import Split, build_splits, describe_gaps, require_samples
 from credit.errors import CheckpointError, ConfigError, did_you_mean
 from credit.forecast.step import Stepper
 from credit.grid import LatLonGrid
@@ -33,6 +33,13 @@ from credit.parallel.activation import apply_activation_checkpointing
 from credit.parallel.launch import Launch
 from credit.train import checkpoint
 from credit.train.assets import Assets, fit_assets, is_vector_component, require_same_fields
+from credit.train.continuation import (
+    find_start,
+    prepare_folder,
+    require_same_batch,
+    require_same_run,
+    write_config,
+)
 from credit.train.ema import WeightAverage
 from credit.train.optim import build_optimizer, forecast_len_at
 from credit.train.step import TrainingStep
@@ -54,7 +61,13 @@ def choose_device(name: str) -> torch.device:
 def open_fields(config: Config) -> tuple[FieldReader, dict[str, Split]]:
     """Open the run's data and its splits."""
     reader = open_reader(config.data)
-    return reader, build_splits(config.data, reader.clock)
+    splits = build_splits(config.data, reader.clock)
+    for split in splits.values():
+        inside = reader.times[(reader.times >= split.first) & (reader.times <= split.last)]
+        if len(inside) and (np.diff(inside) > config.data.step_minutes).any():
+            gaps = describe_gaps(inside, reader.clock, config.data.step_minutes)
+            logger.warning("%s: %s; no sample crosses them", split.describe(reader.clock), gaps)
+    return reader, splits
 
 
 def build_network(config: Config, channels: ChannelMap, grid: LatLonGrid, attributes: Mapping) -> nn.Module:
@@ -90,7 +103,8 @@ def build_stepper(config: Config, assets: Assets, model: nn.Module, device: torc
     least = [config.data.field(c.variable).minimum for c in assets.channels.output]
     minimum = torch.tensor([-torch.inf if value is None else value for value in least], device=device)
     static = torch.from_numpy(np.ascontiguousarray(assets.static_CHW)).to(device)
-    return Stepper(model, assets.channels, normalizer, static, config.model.residual, minimum, amp)
+    valid = torch.from_numpy(valid_cells(assets, assets.channels.group("prognostic"))).to(device)
+    return Stepper(model, assets.channels, normalizer, static, config.model.residual, minimum, valid, amp)
 
 
 def build_run_loss(config: Config, assets: Assets, device: torch.device) -> WeightedLoss:
@@ -99,14 +113,15 @@ def build_run_loss(config: Config, assets: Assets, device: torch.device) -> Weig
     return build_loss(config.loss, assets.channels, assets.grid.area_weights(), scale, assets.masks).to(device)
 
 
+def valid_cells(assets: Assets, channels: Sequence[Channel]) -> np.ndarray:
+    """Return (C, H, W) bool, False where a channel is always missing."""
+    everywhere = np.ones(assets.grid.shape, dtype=bool)
+    return np.stack([~assets.masks[c.variable] if c.variable in assets.masks else everywhere for c in channels])
+
+
 def cell_weights(assets: Assets, device: torch.device) -> torch.Tensor:
     """Return (C_out, H, W) area weights over the cells that count, summing to 1 over each channel, float64."""
-    area = assets.grid.area_weights()
-    everywhere = np.ones_like(area, dtype=bool)
-    valid = np.stack(
-        [~assets.masks[c.variable] if c.variable in assets.masks else everywhere for c in assets.channels.output]
-    )
-    weights = valid * area
+    weights = valid_cells(assets, assets.channels.output) * assets.grid.area_weights()
     return torch.from_numpy(weights / weights.sum(axis=(1, 2), keepdims=True)).to(device)
 
 
@@ -147,7 +162,8 @@ def assemble_forecaster(config: Config, reader: FieldReader, which: str) -> Fore
             f"{path}: trained with data.timestep {trained.data.timestep} and history_len {trained.data.history_len}; "
             f"the config has {config.data.timestep} and {config.data.history_len}"
         )
-    config = config.model_copy(update={"model": trained.model})
+    config = as_trained(config, trained)
+    assets = replace(assets, attributes={**reader.attributes, **assets.attributes})
     device = choose_device(config.trainer.device)
     model = build_network(config, assets.channels, assets.grid, assets.attributes).to(device)
     checkpoint.load_state(model, checkpoint.load_tensors(path, "forecast"), path)
@@ -155,6 +171,17 @@ def assemble_forecaster(config: Config, reader: FieldReader, which: str) -> Fore
     stepper = build_stepper(config, assets, model, device, config.inference.amp)
     frames = Frames(reader, config.data, assets.climatology)
     return Forecaster(config, assets, stepper, frames, meta["step"], path)
+
+
+def as_trained(config: Config, trained: Config) -> Config:
+    """Return `config` with everything that the weights were trained with; only sources and forecasting are its own."""
+    names = trained.data.fields.keys() | config.data.fields.keys()
+    fields = {
+        name: trained.data.field(name).model_copy(update={"in_forecast": config.data.field(name).in_forecast})
+        for name in names
+    }
+    data = config.data.model_copy(update={"fields": fields, "solar": trained.data.solar})
+    return config.model_copy(update={"model": trained.model, "data": data})
 
 
 def describe_run(made: Forecaster, reader: FieldReader) -> dict[str, str | int]:
@@ -189,6 +216,7 @@ def assemble_training(config: Config, launch: Launch) -> Trainer:
         meta = checkpoint.load_meta(start)
         assets = Assets.load(meta, checkpoint.load_tensors(start, "assets"))
         require_same_fields(assets, reader, start)
+        require_same_run(config, meta["config"], start)
         require_same_batch(config, launch, meta["samples_a_step"], start)
     model = build_network(config, assets.channels, assets.grid, assets.attributes)
     model.initialise(config.seed)
@@ -242,6 +270,7 @@ def assemble_training(config: Config, launch: Launch) -> Trainer:
     )
     if start is not None:
         trainer.load(start)
+    write_config(config, folder)
     return trainer
 
 
@@ -287,54 +316,6 @@ def require_monitor(config: Config, channels: ChannelMap) -> None:
         raise ConfigError(
             f'trainer.monitor: "{config.trainer.monitor}" is not measured{did_you_mean(config.trainer.monitor, known)}'
         )
-
-
-def prepare_folder(config: Config) -> Path:
-    """Make the run's folder and write the resolved config into it.
-
-    Raises:
-        ConfigError: if it cannot be written.
-    """
-    folder = Path(config.save_loc)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        beside = folder / ".config.part"
-        beside.write_text(dump_config(config), encoding="utf-8")
-        beside.replace(folder / "config.yml")
-    except OSError as error:
-        raise ConfigError(
-            f'save_loc: "{folder}" cannot be written ({error.strerror}); choose a folder that is yours'
-        ) from error
-    return folder
-
-
-def find_start(config: Config, folder: Path) -> Path | None:
-    """Return the checkpoint that ``trainer.resume`` asks for, None to begin anew."""
-    resume = config.trainer.resume
-    checkpoints = folder / "checkpoints"
-    if resume == "auto":
-        return checkpoint.newest_checkpoint(checkpoints)
-    if resume == "never":
-        if checkpoint.list_checkpoints(checkpoints):
-            raise ConfigError(
-                f"trainer.resume: never, but {checkpoints} has checkpoints that would be lost; use auto to continue "
-                "them, another save_loc, or remove them"
-            )
-        return None
-    return checkpoint.resolve_checkpoint(checkpoints, resume)
-
-
-def require_same_batch(config: Config, launch: Launch, samples: int, path: Path) -> None:
-    """Refuse to continue with another global batch, which would be another run."""
-    batch = config.trainer.train_batch_size * launch.data_ranks
-    if batch * config.trainer.grad_accum_every == samples:
-        return
-    fits = f"grad_accum_every {samples // batch}" if samples % batch == 0 else "another train_batch_size"
-    raise ConfigError(
-        f"trainer: {path} was trained with {samples} samples a step; train_batch_size "
-        f"{config.trainer.train_batch_size} x grad_accum_every {config.trainer.grad_accum_every} x "
-        f"{launch.data_ranks} data ranks = {batch * config.trainer.grad_accum_every}; {fits} would keep it"
-    )
 
 
 def compile_blocks(model: nn.Module) -> None:

@@ -77,9 +77,12 @@ def save_checkpoint(
 def point(folder: Path, name: str, target: Path) -> None:
     """Move the link `name` (``latest`` or ``best``) to `target` atomically."""
     beside = folder / f".{name}.part"
-    beside.unlink(missing_ok=True)
-    beside.symlink_to(target.name)
-    beside.replace(folder / name)
+    try:
+        beside.unlink(missing_ok=True)
+        beside.symlink_to(target.name)
+        beside.replace(folder / name)
+    except OSError as error:
+        raise CheckpointError(f"{folder / name}: the link cannot be moved ({error.strerror}); free space") from error
 
 
 def prune(folder: Path, keep_last: int) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import xarray as xr
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from credit.channels import Channel, ChannelMap
@@ -19,8 +20,9 @@ from credit.errors import CheckpointError, ConfigError, DataError, did_you_mean
 from credit.grid import LatLonGrid, Orientation
 from credit.models.wxformer import import_reference_state
 from credit.train import checkpoint
-from credit.train.assemble import build_network, prepare_folder
+from credit.train.assemble import build_network
 from credit.train.assets import Assets
+from credit.train.continuation import prepare_folder, write_config
 from credit.train.trainer import Progression, checkpoint_meta
 
 # the name of solar radiation in the published statistics
@@ -57,7 +59,8 @@ def import_checkpoint(config: Config, files: PublishedFiles) -> Path:
         CheckpointError: if the run has checkpoints already, or the weights are not those of the config's model.
         DataError: if a file lacks a variable or a level.
     """
-    folder = prepare_folder(config) / "checkpoints"
+    run_folder = prepare_folder(config)
+    folder = run_folder / "checkpoints"
     if checkpoint.list_checkpoints(folder):
         raise CheckpointError(f"{folder}: has checkpoints already; choose another save_loc")
     channels = config.data.channel_map()
@@ -76,6 +79,7 @@ def import_checkpoint(config: Config, files: PublishedFiles) -> Path:
     target = checkpoint.save_checkpoint(folder, 0, tensors, meta)
     for name in ("latest", "best"):
         checkpoint.point(folder, name, target)
+    write_config(config, run_folder)
     return target
 
 
@@ -87,7 +91,7 @@ def export_weights(config: Config, which: str, target: Path) -> Path:
     try:
         save_file(checkpoint.load_tensors(path, "forecast"), beside, metadata={"credit": meta})
         beside.replace(target)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         beside.unlink(missing_ok=True)
         raise CheckpointError(f"{target}: cannot be written ({error})") from error
     return target

@@ -14,7 +14,7 @@ from torch import nn
 
 from credit.models.wxformer import spectral_norm
 
-SETTLE_ITERATIONS = 5
+AVERAGE_ITERATIONS = 5
 
 
 class WeightAverage:
@@ -43,7 +43,7 @@ class WeightAverage:
         vectors = {name: buffer.clone() for name, buffer in spectral_norm.vectors(self._model).items()}
         self._swap()
         try:
-            spectral_norm.settle_(self._model, SETTLE_ITERATIONS)
+            spectral_norm.settle_(self._model, AVERAGE_ITERATIONS)
             yield
         finally:
             self._swap()

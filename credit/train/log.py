@@ -7,13 +7,14 @@ import os
 import resource
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from credit.errors import ConfigError
+from credit.errors import CheckpointError, ConfigError
 
 
 class MetricsLog:
@@ -49,16 +50,27 @@ class MetricsLog:
                     self._board.add_scalar(key, value, row["step"])
 
     def flush(self) -> None:
-        """Hand the rows to the operating system."""
-        if self._file is not None:
+        """Hand the rows to the disk.
+
+        Raises:
+            CheckpointError: if they cannot be written.
+        """
+        if self._file is None:
+            return
+        try:
             self._file.flush()
             os.fsync(self._file.fileno())
+        except OSError as error:
+            raise CheckpointError(
+                f"{self._file.name}: cannot be written ({error.strerror}); free space, and the same command continues "
+                "from the last checkpoint"
+            ) from error
 
     def close(self) -> None:
-        """Flush and close."""
+        """Close; rows that were not flushed may be lost."""
         if self._file is not None:
-            self.flush()
-            self._file.close()
+            with suppress(OSError):
+                self._file.close()
         if self._board is not None:
             self._board.close()
 
@@ -100,8 +112,11 @@ def peak_memory_gb(device: torch.device) -> float:
 def write_status(folder: Path, state: str, step: int, reason: str, job_id: str) -> None:
     """Replace the file STATUS atomically; `state` is done, running, requeue or failed."""
     beside = folder / ".STATUS.part"
-    beside.write_text(json.dumps({"status": state, "step": step, "reason": reason, "job_id": job_id}) + "\n")
-    beside.replace(folder / "STATUS")
+    try:
+        beside.write_text(json.dumps({"status": state, "step": step, "reason": reason, "job_id": job_id}) + "\n")
+        beside.replace(folder / "STATUS")
+    except OSError as error:
+        raise CheckpointError(f"{folder / 'STATUS'}: cannot be written ({error.strerror}); free space") from error
 
 
 def _cut_rows(path: Path, start_step: int) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,7 +83,8 @@ class Trainer:
         self._checkpoints = self._folder / "checkpoints"
         self._at = Progression()
         self._pending: list[tuple[int, StepResult, float]] = []
-        self._save_seconds = 0.0
+        self._bad_times: list[str] = []
+        self._save_seconds = self._valid_seconds = 0.0
         self._validate_every = self._conf.validate_every or parts.steps_per_epoch
         self._checkpoint_every = self._conf.checkpoint_every or parts.steps_per_epoch
 
@@ -96,6 +99,14 @@ class Trainer:
                 value.copy_(averaged[name])
         load_optimizer_tensors(parts.model, parts.optimizer, checkpoint.load_tensors(path, "optimizer"))
         self._at = Progression(**meta["progression"])
+        if path.parent.resolve() != self._checkpoints.resolve():
+            # what was best elsewhere has no checkpoint here
+            self._at = Progression(step=self._at.step, validated=self._at.validated)
+            return
+        best = self._checkpoints / f"step_{self._at.best_step:08d}"
+        if self._at.best_step and checkpoint.find_damage(best) is None:
+            # a kill between the save and the link would have left the link behind
+            checkpoint.point(self._checkpoints, "best", best)
 
     def run(self) -> str:
         """Train; return ``done`` or, where it was asked to stop, ``requeue``."""
@@ -106,11 +117,11 @@ class Trainer:
         self._status("running", "")
         try:
             reason = self._loop(log, bar, stop)
-        except KeyboardInterrupt:
-            self._status("failed", "interrupted twice")
-            raise
-        except Exception as error:
-            self._status("failed", str(error).splitlines()[0] if str(error) else type(error).__name__)
+            log.flush()
+        except BaseException as error:
+            with suppress(CreditError):
+                # what went wrong matters more than a disk that is too full to say so
+                self._status("failed", next(iter(str(error).splitlines()), type(error).__name__))
             raise
         finally:
             bar.close()
@@ -122,6 +133,11 @@ class Trainer:
     def _loop(self, log: MetricsLog, bar: Progress, stop: StopRequest) -> str | None:
         """Return the reason of an early stop, None at the end of the run."""
         parts, at = self._parts, self._at
+        if at.step and self._due(at.step, self._validate_every) and at.validated != at.step:
+            # the run was stopped before this validation
+            self._validate(log, bar)
+        if self._is_exhausted():
+            return None
         source = _TimedBatches(parts.batches(at.step), parts.device)
         began = time.perf_counter()
         while at.step < parts.total_steps:
@@ -130,14 +146,17 @@ class Trainer:
             at.step += 1
             bar.update()
             seconds = (time.perf_counter() - began) / max(len(self._pending), 1)
-            due = at.step % self._validate_every == 0 or at.step == parts.total_steps
-            save = at.step % self._checkpoint_every == 0 or at.step == parts.total_steps
-            reason = stop.reason(self._save_seconds, seconds) if at.step < parts.total_steps else None
+            due, save = self._due(at.step, self._validate_every), self._due(at.step, self._checkpoint_every)
+            ahead = seconds + (self._valid_seconds if due else 0)
+            reason = stop.reason(self._save_seconds, ahead) if at.step < parts.total_steps else None
             if due or save or reason or at.step % self._conf.log_every == 0:
                 self._write_rows(log, bar, source, time.perf_counter() - began)
                 began = time.perf_counter()
-            if due and self._validate(log, bar):
-                return None
+            if due and not reason:
+                self._validate(log, bar)
+                if self._is_exhausted():
+                    self._save()
+                    return None
             if save or reason:
                 self._save()
             if due or save:
@@ -146,6 +165,13 @@ class Trainer:
                 bar.say(f"stopping at step {at.step}: {reason}; the same command continues")
                 return reason
         return None
+
+    def _due(self, step: int, every: int) -> bool:
+        return step % every == 0 or step == self._parts.total_steps
+
+    def _is_exhausted(self) -> bool:
+        """Whether validation has not become better for ``trainer.patience`` times."""
+        return self._conf.patience is not None and self._at.worse >= self._conf.patience
 
     def _write_rows(self, log: MetricsLog, bar: Progress, source: _TimedBatches, seconds: float) -> None:
         """Fetch the pending steps' numbers from the device in one go and write a row for each."""
@@ -162,7 +188,8 @@ class Trainer:
             "peak_memory_gb": peak_memory_gb(parts.device),
         }
         for (step, result, rate), one_loss, one_norm, one_bad in zip(self._pending, loss, norm, bad, strict=True):
-            row = {"step": step + 1, "epoch": step // parts.steps_per_epoch, "loss": one_loss, "grad_norm": one_norm}
+            row = {"step": step + 1, "epoch": step // parts.steps_per_epoch}
+            row |= {"loss": _finite(one_loss), "grad_norm": _finite(one_norm)}
             log.write({**row, "lr": rate, **shared})
             self._count_bad(bool(one_bad), step + 1, result)
         bar.show(loss=f"{loss[-1]:.4f}")
@@ -173,19 +200,22 @@ class Trainer:
         """Stop after too many skipped steps in a row, naming the last one's samples."""
         self._at.bad_steps = self._at.bad_steps + 1 if bad else 0
         if not bad:
+            self._bad_times.clear()
             return
+        self._bad_times += [self._parts.clock.format(value) for value in result.initial.tolist()]
         logger.warning("step %d: loss or gradient is not finite; the step was skipped", step)
         if self._at.bad_steps >= self._conf.max_bad_steps:
-            times = ", ".join(self._parts.clock.format(value) for value in result.initial.tolist())
             raise CreditError(
                 f"step {step}: loss or gradient was not finite {self._at.bad_steps} times in a row "
-                f"(trainer.max_bad_steps); the last batch's initial times: {times}. The weights and the last "
-                "checkpoint are untouched; lower trainer.learning_rate, or look at the data of these times"
+                f"(trainer.max_bad_steps); the batches' initial times: {', '.join(self._bad_times)}. The weights and "
+                "the last checkpoint are untouched; look at the data of these times, or continue with a lower "
+                "trainer.learning_rate"
             )
 
-    def _validate(self, log: MetricsLog, bar: Progress) -> bool:
-        """Validate the weights that forecast; keep them if they are the best; return True to stop early."""
+    def _validate(self, log: MetricsLog, bar: Progress) -> None:
+        """Validate the weights that forecast and keep them if they are the best."""
         at, parts = self._at, self._parts
+        began = time.perf_counter()
         if parts.average is not None:
             with parts.average.applied():
                 metrics = parts.validate(at.step)
@@ -199,13 +229,11 @@ class Trainer:
         if value < at.best:
             at.best, at.best_step, at.worse = value, at.step, 0
             checkpoint.point(self._checkpoints, "best", self._save())
-            return False
-        at.worse += 1
-        early = self._conf.patience is not None and at.worse >= self._conf.patience
-        if early:
+        else:
+            at.worse += 1
+        self._valid_seconds = max(self._valid_seconds, time.perf_counter() - began)
+        if self._is_exhausted():
             bar.say(f"stopping early: no better {self._conf.monitor} than {at.best:.4f} of step {at.best_step}")
-            self._save()
-        return early
 
     def _save(self) -> Path:
         """Write a checkpoint of the present step, unless there is one, and return it."""
@@ -251,6 +279,11 @@ def checkpoint_meta(
         "samples_a_step": config.trainer.train_batch_size * config.trainer.grad_accum_every * data_ranks,
         **assets.meta(),
     }
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no NaN."""
+    return value if math.isfinite(value) else None
 
 
 def _seconds(duration: str | None) -> float | None:

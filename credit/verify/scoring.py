@@ -164,7 +164,7 @@ class _Scorer:
     ) -> None:
         reader = _CachedReader(reader, least_fields=len(leads) + 2)
         self._config, self._reader, self._channels, self._leads = config, reader, channels, leads
-        self._shown = _figure_channels(config, channels)
+        self._shown = figure_channels(config, channels)
         self._figure_leads = _figure_leads(config, leads)
         self._maps: Pairs = {}
         self._spectra: Pairs = {}
@@ -175,6 +175,11 @@ class _Scorer:
         self._contenders = {}
         for key, archive in archives.items():
             has = [i for i, name in enumerate(names) if name in archive.channel_names]
+            if not has:
+                raise DataError(
+                    f"{archive.origin}: has none of the channels {', '.join(names)}, but "
+                    f"{', '.join(archive.channel_names)}; levels and names must be those of the data"
+                )
             rows = [archive.channel_names.index(names[i]) for i in has]
             means = CellMeans(reader.grid, [channels[i] for i in has], reader.masks)
             self._contenders[key] = _Contender(archive, has, rows, means)
@@ -265,7 +270,8 @@ class _Scorer:
         }
 
 
-def _figure_channels(config: Config, channels: Sequence[Channel]) -> list[str]:
+def figure_channels(config: Config, channels: Sequence[Channel]) -> list[str]:
+    """Return the channels that figures show: those asked for, else the usual ones that are scored."""
     names = [c.name for c in channels]
     wanted = config.verification.figure_channels
     if wanted is None:

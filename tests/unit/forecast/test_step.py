@@ -46,7 +46,8 @@ class Constant(nn.Module):
 
 def stepper(model: nn.Module, residual: bool, minimum: list[float] | None = None) -> Stepper:
     least = torch.tensor(minimum or [-torch.inf] * 3)
-    return Stepper(model, CHANNELS, normalizer(), torch.ones(1, 4, 8), residual, least)
+    valid = torch.ones(2, 4, 8, dtype=torch.bool)
+    return Stepper(model, CHANNELS, normalizer(), torch.ones(1, 4, 8), residual, least, valid)
 
 
 def test_the_input_has_every_group_in_order() -> None:
@@ -68,8 +69,8 @@ def test_residual_by_name_and_unit() -> None:
 
 def test_minimum_in_physical_units() -> None:
     made = stepper(Constant([0.0, 0.0, -9.0]), residual=True, minimum=[-torch.inf, -torch.inf, 0.0])
-    out = made.normalizer.decode(made.step(torch.zeros(1, 2, 1, 4, 8), torch.zeros(1, 1, 1, 4, 8)), "output")
-    assert out[0, 2].abs().max() < 1e-6
+    out = made.decode(made.step(torch.zeros(1, 2, 1, 4, 8), torch.zeros(1, 1, 1, 4, 8)))
+    assert out[0, 2].eq(0).all()
 
 
 def test_rollout_feeds_back_prognostic_channels_alone() -> None:
@@ -83,6 +84,16 @@ def test_rollout_feeds_back_prognostic_channels_alone() -> None:
     assert last[0, 0, 0, 0].item() == pytest.approx(4 * 0.1)  # four steps of 0.2 / 2
     assert seen[2][2] == [2.0, 3.0]  # the third step's forcing window
     assert seen[2][0] == pytest.approx([0.1, 0.2])  # and its two frames of history
+
+
+def test_what_is_fed_back_stays_the_mean_where_nothing_is_known() -> None:
+    valid = torch.ones(2, 4, 8, dtype=torch.bool)
+    valid[0, :2] = False
+    least = torch.full((3,), -torch.inf)
+    made = Stepper(Constant([1.0, 1.0, 0.0]), CHANNELS, normalizer(), torch.ones(1, 4, 8), True, least, valid)
+    list(made.rollout(torch.zeros(1, 2, 1, 4, 8), lambda _: torch.zeros(1, 1, 1, 4, 8), 3))
+    assert made.model.seen[0, 0, 0, :2].eq(0).all()
+    assert made.model.seen[0, 0, 0, 2:].gt(0.1).all() and made.model.seen[0, 1].gt(0.1).all()
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -107,15 +118,8 @@ def test_gradients_flow_through_every_step(recompute: bool) -> None:
 
 
 def test_the_state_stays_float32_under_autocast() -> None:
-    made = Stepper(
-        nn.Sequential(Slice()),
-        CHANNELS,
-        normalizer(),
-        torch.ones(1, 4, 8),
-        True,
-        torch.full((3,), -torch.inf),
-        amp=True,
-    )
+    valid, least = torch.ones(2, 4, 8, dtype=torch.bool), torch.full((3,), -torch.inf)
+    made = Stepper(Slice(), CHANNELS, normalizer(), torch.ones(1, 4, 8), True, least, valid, amp=True)
     start = torch.full((1, 2, 1, 4, 8), 1.2345678)
     out = made.step(start, torch.zeros(1, 1, 1, 4, 8))
     assert out.dtype == torch.float32
