@@ -181,10 +181,10 @@ class DataConfig(Section):
                 ("in_forecast", read, "dynamic forcing that is read from data"),
                 ("window", read, "dynamic forcing that is read from data"),
             ):
-                if key in field.model_fields_set and name not in members:
+                if getattr(field, key) != FieldConfig.model_fields[key].default and name not in members:
                     raise ValueError(f"fields.{name}.{key} has no effect: it is for {which}")
-            if "window" in field.model_fields_set and field.temporal == "instant":
-                raise ValueError(f"fields.{name}.window has no effect on temporal: instant; set mean or accumulate")
+            if field.window == "next" and field.temporal == "instant":
+                raise ValueError(f"fields.{name}.window has no effect with temporal: instant; set mean or accumulate")
 
     def field(self, name: str) -> FieldConfig:
         """Return the options of variable `name`."""
