@@ -22,6 +22,13 @@ class LossConfig(Section):
     )
     latitude_weights: bool = Field(True, description="Weight cells by area.")
     level_weights: Literal["none", "pressure"] = Field("none", description="Weight levels equally or by pressure.")
+    global_mean: float = Field(
+        0.0,
+        ge=0,
+        description="Weight of the squared error of each channel's global mean, added to the loss. Errors of the mean "
+        "are a few hundredths of those in a cell, too small to be seen, and add up over a long free run; 100 shows "
+        "them.",
+    )
     weights: dict[str, float] = Field({}, description="Weight of a variable (z) or channel (z500); default 1.")
 
 

@@ -19,7 +19,8 @@ class WeightedLoss(nn.Module):
 
     The error of a prognostic channel is measured in standard deviations of its own tendency (``loss.scaling:
     tendency``, so that persistence scores 1 with `mse`) or of its state; each channel and level has its own, so none
-    dominates because its variance differs from that of the others.
+    dominates because its variance differs from that of the others. ``loss.global_mean`` adds the squared error of each
+    channel's area mean, in the same unit.
 
     Args:
         conf: the loss section.
@@ -38,13 +39,17 @@ class WeightedLoss(nn.Module):
         valid_CHW: np.ndarray,
     ) -> None:
         super().__init__()
-        cells = valid_CHW * (area_HW if conf.latitude_weights else np.ones_like(area_HW))
-        cells = cells / cells.sum(axis=(1, 2), keepdims=True)
-        weights = cells * (channel_weight_C / channel_weight_C.sum())[:, None, None]
-        self.register_buffer("weight_CHW", torch.from_numpy(weights.astype(np.float32)), persistent=False)
-        scale = torch.from_numpy(error_scale_C.astype(np.float32))
-        self.register_buffer("scale_C11", scale[:, None, None], persistent=False)
-        self._kind, self._delta = conf.kind, conf.huber_delta
+        share_C = channel_weight_C / channel_weight_C.sum()
+        area_CHW = _sum_to_one(valid_CHW * area_HW)
+        cells_CHW = area_CHW if conf.latitude_weights else _sum_to_one(valid_CHW.astype(np.float64))
+        for name, array in (
+            ("weight_CHW", cells_CHW * share_C[:, None, None]),
+            ("area_CHW", area_CHW),
+            ("share_C", share_C),
+            ("scale_C11", error_scale_C[:, None, None]),
+        ):
+            self.register_buffer(name, torch.from_numpy(array.astype(np.float32)), persistent=False)
+        self._kind, self._delta, self._global_mean = conf.kind, conf.huber_delta, conf.global_mean
 
     def forward(self, prediction_BCHW: torch.Tensor, target_BCHW: torch.Tensor) -> torch.Tensor:
         """Return the scalar loss of normalised fields, float32."""
@@ -55,7 +60,15 @@ class WeightedLoss(nn.Module):
             pointwise = error.abs()
         else:
             pointwise = functional.huber_loss(error, torch.zeros_like(error), reduction="none", delta=self._delta)
-        return (pointwise * self.weight_CHW).sum() / prediction_BCHW.shape[0]
+        loss = (pointwise * self.weight_CHW).sum() / prediction_BCHW.shape[0]
+        if self._global_mean:
+            mean_BC = (error * self.area_CHW).sum(dim=(2, 3))
+            loss = loss + self._global_mean * (mean_BC.square() * self.share_C).sum(dim=1).mean()
+        return loss
+
+
+def _sum_to_one(cells_CHW: np.ndarray) -> np.ndarray:
+    return cells_CHW / cells_CHW.sum(axis=(1, 2), keepdims=True)
 
 
 def build_loss(

@@ -60,6 +60,17 @@ def test_weights_by_variable_channel_and_pressure() -> None:
         loss_of({"weights": {"qq": 1}})
 
 
+def test_the_global_mean_counts_apart() -> None:
+    """A wave without a mean adds nothing; a uniform error e adds weight x e^2."""
+    wave = torch.cos(torch.deg2rad(torch.from_numpy(GRID.lon))).float()[None, None, None].expand(1, 3, *GRID.shape)
+    zero = torch.zeros_like(wave)
+    plain, both = loss_of({"scaling": "state"}), loss_of({"scaling": "state", "global_mean": 50})
+    assert both(wave, zero).item() == pytest.approx(plain(wave, zero).item(), rel=1e-5)
+    uniform = fields([0.1, 0.0, 0.0])
+    added = both(uniform, torch.zeros_like(uniform)) - plain(uniform, torch.zeros_like(uniform))
+    assert added.item() == pytest.approx(50 * 0.01 / 3, rel=1e-5)
+
+
 def test_masked_cells_do_not_count() -> None:
     mask = np.zeros(GRID.shape, dtype=bool)
     mask[:6] = True
