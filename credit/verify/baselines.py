@@ -11,7 +11,6 @@ from tqdm import tqdm
 from credit.config.schema_forecast import ClimatologyConfig
 from credit.data.climatology import Climatology, fit_climatology, load_climatology
 from credit.data.splits import Split
-from credit.errors import ConfigError
 from credit.verify.sums import CellMeans
 
 if TYPE_CHECKING:
@@ -31,8 +30,7 @@ def build_climatology(conf: ClimatologyConfig, reader: FieldReader, names: Seque
         return fit_climatology(
             reader, names, train.first, train.last, conf.method, conf.harmonics, conf.window_days, conf.by_hour
         )
-    if conf.path is None:
-        raise ConfigError("verification.climatology.path: method file needs the path of a netCDF file")
+    assert conf.path is not None, "the schema asks for it"
     by_name = {channel.name: channel for channel in reader.channels.stored}
     return load_climatology(conf.path, [by_name[name] for name in names], reader.grid, reader.clock, reader.attributes)
 

@@ -91,8 +91,8 @@ def test_continuing_as_another_run_is_refused(small_run: Path, command) -> None:
     short = ("trainer.max_steps=2", "trainer.validate_every=2")
     assert command("train", config, *short).returncode == 0
     for override, says in (
-        ("model.dim=[16,32,64,128]", "model.dim: [8, 16, 32, 64] there"),
-        ("model.residual=false", "model.residual: True there, False now"),
+        ("model.dim=[16,32,64,128]", "model.dim: [8, 16, 32, 64] in the checkpoint"),
+        ("model.residual=false", "model.residual: True in the checkpoint"),
         ("trainer.train_batch_size=3", "4 samples a step"),
         ("data.levels=[850]", "other channels"),
         ("trainer.resume=never", "would be lost"),

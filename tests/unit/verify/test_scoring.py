@@ -133,6 +133,5 @@ def test_what_does_not_belong_together_is_refused(run: Run, tmp_path: Path) -> N
     config = make_config(tmp_path, figure_channels=["z50"])
     with pytest.raises(ConfigError, match='"z50" is not scored; did you mean "z500"'):
         score_forecasts(config, run.reader, run.archive)
-    config = make_config(tmp_path, climatology={"method": "file"})
-    with pytest.raises(ConfigError, match="method file needs the path"):
-        score_forecasts(config, run.reader, run.archive)
+    with pytest.raises(ConfigError, match="file and path go together"):
+        make_config(tmp_path, climatology={"method": "file"})
