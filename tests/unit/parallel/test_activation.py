@@ -7,28 +7,14 @@ import torch
 from torch import nn
 
 from credit.errors import ConfigError
-from credit.models import build_model
 from credit.models.wxformer import spectral_norm
 from credit.parallel.activation import apply_activation_checkpointing
-
-SETTINGS = {
-    "image_height": 16,
-    "image_width": 32,
-    "in_channels": 3,
-    "out_channels": 2,
-    "dim": [8, 16, 32, 64],
-    "depth": [1, 1, 1, 1],
-    "dim_head": 8,
-    "global_window_size": [2, 2, 1, 1],
-    "local_window_size": [2, 2, 1, 1],
-    "cross_embed_kernel_sizes": [[2, 4]] * 4,
-}
+from tests.unit.models.small import build, fields
 
 
 def gradients(checkpointed: bool) -> tuple[dict[str, torch.Tensor], int]:
     """Gradients of a two-step rollout, and how often the last block ran."""
-    model = build_model("wxformer", **SETTINGS).train()
-    model.initialise(3)
+    model = build(seed=3).train()
     calls = []
     block = next(module for module in model.modules() if getattr(module, "_fsdp2_shard", False))
     block.register_forward_pre_hook(lambda *_: calls.append(1))
@@ -38,10 +24,7 @@ def gradients(checkpointed: bool) -> tuple[dict[str, torch.Tensor], int]:
         apply_activation_checkpointing(model)
     spectral_norm.iterate_per_step(model)
     spectral_norm.arm(model)
-    x = torch.randn(1, 3, 1, 16, 32, generator=torch.Generator().manual_seed(0))
-    first = model(x)
-    second = model(torch.cat([first, x[:, 2:]], dim=1))
-    second.square().mean().backward()
+    model(model(fields())).square().mean().backward()
     return {name: p.grad for name, p in model.named_parameters()}, len(calls)
 
 
