@@ -165,12 +165,15 @@ def _check_settings(config: Config, reader: FieldReader, problems: Problems) -> 
     from credit.forecast.layout import build_layout
     from credit.losses import build_loss
     from credit.parallel.launch import read_launch
+    from credit.parallel.mesh import plan_degrees
     from credit.train.assemble import require_monitor
     from credit.verify.scoring import figure_channels
 
     channels, step = reader.channels, config.data.step_minutes
     with problems.collect():
-        read_launch(config.trainer.parallelism)
+        launch = read_launch()
+        if launch.world > 1:
+            plan_degrees(config.trainer.parallelism, launch.world)
     with problems.collect():
         require_monitor(config, channels)
     with problems.collect():
@@ -189,7 +192,7 @@ def _check_model(
     """Build the model without memory for its weights, and send shapes through it."""
     import torch
 
-    from credit.train.assemble import build_network
+    from credit.train.network import build_network
 
     channels = config.data.channel_map()
     with problems.collect(), torch.device("meta"), torch.no_grad():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 
 from credit.cli.arguments import add_config_arguments as add_arguments
 
@@ -20,11 +21,19 @@ STOPPED_IN_TIME = 85
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
     from credit.config import load_config
-    from credit.parallel.launch import read_launch
+    from credit.parallel.launch import process_group, read_launch
+    from credit.times import parse_duration
     from credit.train.assemble import assemble_training
+    from credit.train.network import choose_device
 
     config = load_config(arguments.config, arguments.overrides)
-    trainer = assemble_training(config, read_launch(config.trainer.parallelism))
-    outcome = trainer.run()
-    print(f"{outcome}: {config.save_loc}")
-    return 0 if outcome == "done" else STOPPED_IN_TIME
+    launch = read_launch()
+    if not launch.is_main:
+        logging.getLogger().setLevel(logging.ERROR)
+    device = choose_device(config.trainer.device, launch.local_rank)
+    with process_group(launch, device, parse_duration(config.trainer.parallelism.timeout)):
+        outcome = assemble_training(config, launch, device).run()
+    if launch.is_main:
+        print(f"{outcome}: {config.save_loc}")
+    # torchrun would take another code for a failure and start the ranks again; job scripts read STATUS
+    return 0 if outcome == "done" or launch.world > 1 else STOPPED_IN_TIME

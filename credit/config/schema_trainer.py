@@ -41,11 +41,44 @@ class ScheduleConfig(Section):
 
 
 class ParallelismConfig(Section):
-    """Degrees of parallelism; one process is a mesh of size one."""
+    """How the run's ranks share the work: replicate x shard x tensor = number of ranks; shard is what is left."""
 
-    data: Literal["none", "ddp", "fsdp2"] = Field("none", description="Data parallelism.")
-    tensor: int = Field(1, ge=1, description="Tensor-parallel ranks.")
-    replicate: int = Field(1, ge=1, description="Replicas of a sharded group.")
+    data: Literal["fsdp2", "ddp", "none"] = Field(
+        "fsdp2",
+        description="`fsdp2` shards weights, gradients and optimizer over the data-parallel ranks, `ddp` keeps whole "
+        "copies, `none` leaves tensor parallelism alone. One process has nothing to share.",
+    )
+    tensor: int = Field(
+        1, ge=1, description="Ranks that share the layers of one sample: a divisor of the heads, within one host."
+    )
+    replicate: int = Field(
+        1, ge=1, description="Groups that each hold a whole set of shards (hybrid sharding): often one a host."
+    )
+    reshard_after_forward: bool = Field(
+        True, description="Free whole weights after the forward and gather them again: less memory, one gather more."
+    )
+    cpu_offload: bool = Field(False, description="Keep weights, gradients and optimizer state in host memory.")
+    timeout: Duration = Field("30min", description="How long a collective waits for the slowest rank before it fails.")
+
+
+class MixedPrecisionConfig(Section):
+    """FSDP2's mixed precision, in force with trainer.amp on several ranks."""
+
+    param_dtype: Literal["bfloat16", "float16", "float32"] = Field("bfloat16", description="Weights and activations.")
+    reduce_dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Reduction of gradients.")
+    output_dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="The model's output.")
+
+
+class LoraConfig(Section):
+    """Fine-tuning of a trained model: it is frozen, and low-rank adapters of some of its weights train."""
+
+    rank: int = Field(8, ge=1, description="Rank of an adapter.")
+    alpha: float = Field(16.0, gt=0, description="An adapter's product counts alpha / rank times.")
+    targets: list[str] = Field(
+        min_length=1,
+        description="Which Linear and convolution layers, by their paths in the model; `*` stands for anything: "
+        '["*.to_qkv", "*.to_out"].',
+    )
 
 
 class TrainerConfig(Section):
@@ -63,7 +96,13 @@ class TrainerConfig(Section):
     weight_decay: float = Field(0.0, ge=0, description="AdamW's decay; never on norms and biases.")
     betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW's betas.")
     schedule: ScheduleConfig = Field(ScheduleConfig(), description="Learning rate over the run.")
-    amp: bool = Field(False, description="Compute in bfloat16 (autocast); parameters stay float32.")
+    amp: bool = Field(
+        False,
+        description="Compute in bfloat16, parameters stay float32: by autocast, or by fsdp2_mp_policy where sharded.",
+    )
+    fsdp2_mp_policy: MixedPrecisionConfig | None = Field(
+        None, description="Dtypes under amp on several ranks. Default: bfloat16 weights, float32 reduction and output."
+    )
     grad_accum_every: int = Field(1, ge=1, description="Micro-steps an optimizer step.")
     grad_max_norm: float | None = Field(1.0, gt=0, description="Clip the global gradient norm; null: never.")
     backprop_on_timestep: list[int] | None = Field(
@@ -77,7 +116,14 @@ class TrainerConfig(Section):
     recompute_steps: bool = Field(
         True, description="With data.forecast_len above 1, keep only the state between rollout steps and recompute."
     )
-    activation_checkpoint: bool = Field(False, description="Recompute blocks in the backward pass.")
+    activation_checkpoint: bool | Literal["selective"] = Field(
+        False,
+        description="Recompute blocks in the backward pass; `selective` keeps the results of matrix products and "
+        "attention.",
+    )
+    lora: LoraConfig | None = Field(
+        None, description="Train adapters of the checkpoint in `resume` instead of its weights. Default: train all."
+    )
     use_ema: bool = Field(True, description="Average the weights; the average validates, forecasts and is `best`.")
     ema_decay: float = Field(0.999, gt=0, lt=1, description="Decay of the average an optimizer step.")
     compile: bool = Field(False, description="torch.compile each block.")
@@ -102,4 +148,9 @@ class TrainerConfig(Section):
     def _consistent(self) -> TrainerConfig:
         if (self.max_steps is None) == (self.num_epoch is None):
             raise ValueError("give exactly one of max_steps and num_epoch")
+        if self.lora is not None and self.fsdp2_mp_policy is not None:
+            raise ValueError(
+                "lora and fsdp2_mp_policy exclude each other: weights in bfloat16 round away what adapters add; leave "
+                "fsdp2_mp_policy out, and amp computes by autocast"
+            )
         return self

@@ -3,24 +3,63 @@
 from __future__ import annotations
 
 import functools
+from typing import Literal
 
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointImpl,
+    CheckpointWrapper,
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from credit.errors import ConfigError
 
+# put into module names by wrappers; a weight's name in a checkpoint does not have them
+_WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
+# dear to compute and small against what they save: matrix products and attention
+_KEPT = ("mm", "addmm", "bmm", "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+         "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_cudnn_attention")  # fmt: skip
 
-def apply_activation_checkpointing(model: nn.Module) -> nn.Module:
-    """Make every marked block keep only its input and run again in the backward pass; in place, returns the model.
+
+def is_marked(module: nn.Module) -> bool:
+    """Whether a module opted in as a unit of sharding and checkpointing, as an instance or as a class."""
+    return bool(getattr(module, "_fsdp2_shard", False)) and not isinstance(module, CheckpointWrapper)
+
+
+def checkpoint_blocks(model: nn.Module, mode: Literal[True, "selective"] = True) -> nn.Module:
+    """Make every marked block run again in the backward pass; in place, returns the model.
+
+    Args:
+        model: its marked blocks are wrapped; those that are wrapped already stay as they are.
+        mode: True keeps a block's input alone, ``selective`` also the results of matrix products and attention.
 
     Raises:
         ConfigError: if the model marks no block.
     """
-    blocks = [module for module in model.modules() if getattr(module, "_fsdp2_shard", False)]
-    if not blocks:
+    inside = {id(m._checkpoint_wrapped_module) for m in model.modules() if isinstance(m, CheckpointWrapper)}
+    if not any(is_marked(module) for module in model.modules()):
         raise ConfigError(
             f"trainer.activation_checkpoint: {type(model).__name__} marks no block with _fsdp2_shard; set it to false"
         )
-    for block in blocks:
-        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+    options = {"context_fn": functools.partial(create_selective_checkpoint_contexts, _policy)} if mode != True else {}  # noqa: E712
+    wrap = functools.partial(checkpoint_wrapper, checkpoint_impl=CheckpointImpl.NO_REENTRANT, **options)
+    apply_activation_checkpointing(
+        model,
+        checkpoint_wrapper_fn=wrap,
+        check_fn=lambda module: module is not model and is_marked(module) and id(module) not in inside,
+    )
     return model
+
+
+def plain_name(name: str) -> str:
+    """Return a parameter's or module's name without what wrappers put into it."""
+    for part in _WRAPPERS:
+        name = name.replace(part, "")
+    return name
+
+
+def _policy(context, op, *args, **kwargs) -> CheckpointPolicy:
+    kept = op.namespace == "aten" and op._schema.name.removeprefix("aten::") in _KEPT
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,12 +1,30 @@
-"""Rank facts of this process; the only reader of rank and job variables."""
+"""Rank facts of this process and its process group; the only reader of rank and job variables."""
 
 from __future__ import annotations
 
 import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 
-from credit.config.schema_trainer import ParallelismConfig
+import torch
+import torch.distributed as dist
+
 from credit.errors import ConfigError
+
+# Where each launcher tells rank, world size, rank on the host and ranks on the host; the first complete one counts.
+# MPI comes before Slurm: mpirun starts its daemons with srun, whose variables then count daemons.
+_LAUNCHERS = {
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    "openmpi": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+                "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    "pals": ("PALS_RANKID", "PALS_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
+    "slurm": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+    "mpich": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+}  # fmt: skip
+_PORTS = range(20000, 60000)
 
 
 @dataclass(frozen=True)
@@ -16,16 +34,18 @@ class Launch:
     Attributes:
         rank: of this process.
         world: number of processes.
-        data_rank: position along the data-parallel axis.
-        data_ranks: length of that axis.
+        local_rank: among the processes of this host; selects the GPU.
+        launcher: who started them: torchrun, slurm, openmpi, pals, mpich or none.
         job_id: of the scheduler, empty outside one.
+        address: host and port where rank 0 is met, None where the launcher has set MASTER_ADDR and MASTER_PORT.
     """
 
     rank: int = 0
     world: int = 1
-    data_rank: int = 0
-    data_ranks: int = 1
+    local_rank: int = 0
+    launcher: str = "none"
     job_id: str = ""
+    address: tuple[str, int] | None = None
 
     @property
     def is_main(self) -> bool:
@@ -33,16 +53,110 @@ class Launch:
         return self.rank == 0
 
 
-def read_launch(conf: ParallelismConfig) -> Launch:
+def read_launch(environ: Mapping[str, str] = os.environ) -> Launch:
     """Return the facts of this process.
 
+    A shell inside a Slurm or PBS allocation is not a launcher: there, one process runs.
+
     Raises:
-        ConfigError: if more than one process is asked for, which this release does not run.
+        ConfigError: for variables that are no ranks, or where nothing tells where rank 0 is.
     """
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    if world > 1 or conf.tensor > 1 or conf.replicate > 1:
+    job_id = environ.get("SLURM_JOB_ID") or environ.get("PBS_JOBID") or ""
+    for launcher, (rank, world, local, on_host) in _LAUNCHERS.items():
+        if rank not in environ or world not in environ:
+            continue
+        facts = [_whole(environ, name) for name in (rank, world)]
+        if not 0 <= facts[0] < facts[1]:
+            raise ConfigError(f"{rank}={facts[0]} and {world}={facts[1]}: a rank must lie below the number of ranks")
+        here = _whole(environ, local) if local in environ else None
+        if facts[1] > 1 and here is None:
+            raise ConfigError(
+                f"{rank} is set by {launcher} but {local} is not, so no GPU can be chosen; export {local}"
+            )
+        one_host = environ.get(on_host) == str(facts[1])
+        address = _address(environ, launcher, facts[1], one_host, job_id)
+        return Launch(facts[0], facts[1], here or 0, launcher, job_id, address)
+    return Launch(job_id=job_id)
+
+
+@contextmanager
+def process_group(launch: Launch, device: torch.device, timeout_minutes: int) -> Iterator[None]:
+    """Hold the run's process group: gloo for tensors on the CPU, nccl for those on GPUs. One process needs none.
+
+    Args:
+        launch: facts of this process.
+        device: where the model lives.
+        timeout_minutes: how long a collective waits for the slowest rank before the run fails.
+    """
+    if launch.world == 1:
+        yield
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    where = "env://" if launch.address is None else f"tcp://{launch.address[0]}:{launch.address[1]}"
+    dist.init_process_group(
+        backend,
+        init_method=where,
+        rank=launch.rank,
+        world_size=launch.world,
+        timeout=timedelta(minutes=timeout_minutes),
+        device_id=device if device.type == "cuda" else None,
+    )
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def from_main(value):
+    """Return rank 0's `value`, any object, on every rank; collective. What files tell must not differ by rank."""
+    if not dist.is_initialized():
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def barrier() -> None:
+    """Wait for all ranks; collective."""
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def _whole(environ: Mapping[str, str], name: str) -> int:
+    try:
+        return int(environ[name])
+    except ValueError as error:
         raise ConfigError(
-            f"trainer.parallelism: data {conf.data}, tensor {conf.tensor}, replicate {conf.replicate} on {world} "
-            "processes: this release runs on one process; set tensor and replicate to 1 and start it without torchrun"
-        )
-    return Launch(job_id=os.environ.get("SLURM_JOB_ID") or os.environ.get("PBS_JOBID") or "")
+            f"{name}={environ[name]!r} is no whole number; the launcher sets it, leave it alone"
+        ) from error
+
+
+def _address(
+    environ: Mapping[str, str], launcher: str, world: int, one_host: bool, job_id: str
+) -> tuple[str, int] | None:
+    """Return where rank 0 is met, None where MASTER_ADDR and MASTER_PORT say so."""
+    if world == 1 or ("MASTER_ADDR" in environ and "MASTER_PORT" in environ):
+        return None
+    digits = "".join(c for c in job_id if c.isdigit())
+    port = int(environ.get("MASTER_PORT") or _PORTS[int(digits or 0) % len(_PORTS)])
+    if "MASTER_ADDR" in environ:
+        return environ["MASTER_ADDR"], port
+    if one_host:
+        return "localhost", port
+    if launcher == "slurm" and environ.get("SLURM_STEP_NODELIST"):
+        return first_host(environ["SLURM_STEP_NODELIST"]), port
+    raise ConfigError(
+        f"{world} ranks of {launcher} on several hosts, and MASTER_ADDR is not set; in the job script: "
+        f"export MASTER_ADDR={socket.gethostname()} (the host of rank 0)"
+    )
+
+
+def first_host(nodes: str) -> str:
+    """Return the first host of a Slurm node list: ``gpu[003-007,9],login1`` -> ``gpu003``."""
+    head, bracket, rest = nodes.partition("[")
+    if not bracket or "," in head:
+        return nodes.split(",")[0]
+    numbers, _, tail = rest.partition("]")
+    return head + numbers.split(",")[0].split("-")[0] + tail.split(",")[0]

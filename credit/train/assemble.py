@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,37 +24,32 @@ from credit.data.reader import FieldReader, open_reader
 from credit.data.splits import Split, build_splits, describe_gaps, require_samples
 from credit.errors import CheckpointError, ConfigError, did_you_mean
 from credit.forecast.step import Stepper
-from credit.grid import LatLonGrid
 from credit.losses import WeightedLoss, build_loss
 from credit.metrics import ErrorSums
-from credit.models.registry import build_model, model_class
-from credit.parallel.activation import apply_activation_checkpointing
+from credit.models.initialise import initial_values
 from credit.parallel.launch import Launch
+from credit.parallel.materialise import fill_, require_filled
+from credit.parallel.mesh import RunMesh, build_mesh, plan_degrees
 from credit.train import checkpoint
-from credit.train.assets import Assets, fit_assets, is_vector_component, require_same_fields
+from credit.train.assets import Assets, fit_assets, require_same_fields
 from credit.train.continuation import (
     find_start,
+    keep_global_batch,
     prepare_folder,
-    require_same_batch,
+    require_same_function,
     require_same_run,
     write_config,
 )
 from credit.train.ema import WeightAverage
+from credit.train.fine_tuning import describe_base, find_base, load_base, load_forecast_network
+from credit.train.network import allocate_network, choose_device
 from credit.train.optim import build_optimizer, forecast_len_at
 from credit.train.step import TrainingStep
 from credit.train.trainer import Trainer, TrainingParts
-from credit.train.validate import spread_evenly, validate
+from credit.train.validate import ValidationShare, deal_cases, spread_evenly, validate
+from credit.train.verdict import together
 
 logger = logging.getLogger(__name__)
-
-
-def choose_device(name: str) -> torch.device:
-    """Return the device of ``trainer.device``."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("trainer.device: cuda, but torch sees no GPU here; use auto or cpu")
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
 
 
 def open_fields(config: Config) -> tuple[FieldReader, dict[str, Split]]:
@@ -68,24 +62,6 @@ def open_fields(config: Config) -> tuple[FieldReader, dict[str, Split]]:
             gaps = describe_gaps(inside, reader.clock, config.data.step_minutes)
             logger.warning("%s: %s; no sample crosses them", split.describe(reader.clock), gaps)
     return reader, splits
-
-
-def build_network(config: Config, channels: ChannelMap, grid: LatLonGrid, attributes: Mapping) -> nn.Module:
-    """Return the untrained network; shapes and channel counts are derived from channels and grid."""
-    rows, columns = grid.shape
-    derived = {
-        "image_height": rows,
-        "image_width": columns,
-        "in_channels": len(channels.input),
-        "out_channels": len(channels.output),
-        "frames": config.data.history_len,
-        "output_frames": 1,
-    }
-    vectors = [n for n, c in enumerate(channels.input) if is_vector_component(config.data, c, attributes)]
-    known = {"vector_channels": vectors, "pole_points": grid.has_pole_points}
-    asked = inspect.signature(model_class(config.model.type)).parameters
-    derived |= {name: value for name, value in known.items() if name in asked}
-    return build_model(config.model.type, **config.model.model_dump(exclude={"type", "residual"}), **derived)
 
 
 def build_normalizer(config: Config, assets: Assets) -> Normalizer:
@@ -165,9 +141,7 @@ def assemble_forecaster(config: Config, reader: FieldReader, which: str) -> Fore
     config = as_trained(config, trained)
     assets = replace(assets, attributes={**reader.attributes, **assets.attributes})
     device = choose_device(config.trainer.device)
-    model = build_network(config, assets.channels, assets.grid, assets.attributes).to(device)
-    checkpoint.load_state(model, checkpoint.load_tensors(path, "forecast"), path)
-    model.eval()
+    model = load_forecast_network(config, trained.trainer.lora, assets, path, device)
     stepper = build_stepper(config, assets, model, device, config.inference.amp)
     frames = Frames(reader, config.data, assets.climatology)
     return Forecaster(config, assets, stepper, frames, meta["step"], path)
@@ -201,46 +175,47 @@ def describe_run(made: Forecaster, reader: FieldReader) -> dict[str, str | int]:
     }
 
 
-def assemble_training(config: Config, launch: Launch) -> Trainer:
-    """Return the trainer of a run, continued from its checkpoint where ``trainer.resume`` finds one."""
-    conf, data = config.trainer, config.data
-    device = choose_device(conf.device)
-    torch.use_deterministic_algorithms(conf.deterministic)
+def assemble_training(config: Config, launch: Launch, device: torch.device) -> Trainer:
+    """Return the trainer of a run, continued from its checkpoint where ``trainer.resume`` finds one; collective."""
+    data = config.data
+    torch.use_deterministic_algorithms(config.trainer.deterministic)
+    mesh = build_mesh(plan_degrees(config.trainer.parallelism, launch.world), launch.rank, device.type)
     reader, splits = open_fields(config)
     require_monitor(config, reader.channels)
-    folder = prepare_folder(config)
-    start = find_start(config, folder)
-    if start is None:
-        assets = fit_assets(config, reader, splits["train"])
+    folder = prepare_folder(config, launch)
+    origin = find_start(config, folder)
+    base = find_base(config, origin)
+    # adapters begin at step 0 of their own run
+    start = origin if base is None or origin.resolve() != base else None
+    if origin is None:
+        fitted = together(lambda: fit_assets(config, reader, splits["train"]) if launch.is_main else None)
+        assets = fitted[0]
     else:
-        meta = checkpoint.load_meta(start)
-        assets = Assets.load(meta, checkpoint.load_tensors(start, "assets"))
-        require_same_fields(assets, reader, start)
-        require_same_run(config, meta["config"], start)
-        require_same_batch(config, launch, meta["samples_a_step"], start)
-    model = build_network(config, assets.channels, assets.grid, assets.attributes)
-    model.initialise(config.seed)
-    model.to(device).train()
-    if conf.activation_checkpoint:
-        apply_activation_checkpointing(model)
-    if conf.compile:
-        compile_blocks(model)
-    stepper = build_stepper(config, assets, model, device, conf.amp)
+        config, assets = take_over(config, reader, mesh, origin, goes_on=start is not None)
+    conf = config.trainer
+    model, autocast = allocate_network(config, assets, mesh, device)
+    if base is not None:
+        load_base(model, base, config.seed)
+    elif start is None:
+        fill_(model, initial_values(model, config.seed))
+    model.train()
+    stepper = build_stepper(config, assets, model, device, autocast)
     loss = build_run_loss(config, assets, device)
     optimizer = build_optimizer(model, conf)
     average = WeightAverage(model, conf.ema_decay) if conf.use_ema else None
     frames = Frames(reader, data, assets.climatology)
-    sampler, dataset = build_training_order(config, frames, reader, splits["train"], launch)
+    sampler, dataset = build_training_order(config, frames, reader, splits["train"], mesh)
     steps_per_epoch = sampler(first_step=0, last_step=0).steps_per_epoch
     total = conf.max_steps or conf.num_epoch * steps_per_epoch
     forecast_len = functools.partial(
         forecast_len_at, total=total, forecast_len=data.forecast_len, ramp=conf.forecast_len_from
     )
-    valid_loader = build_valid_loader(config, frames, reader, splits["valid"])
+    valid_loader, share = build_valid_loader(config, frames, reader, splits["valid"], mesh)
     trainer = Trainer(
         TrainingParts(
             config=config,
             launch=launch,
+            mesh=mesh,
             assets=assets,
             clock=reader.clock,
             device=device,
@@ -258,24 +233,50 @@ def assemble_training(config: Config, launch: Launch) -> Trainer:
                 forecast_len,
                 conf.backprop_on_timestep,
                 conf.recompute_steps,
-                data_rank=launch.data_rank,
+                data_rank=mesh.data_rank,
             ),
             steps_per_epoch=steps_per_epoch,
             total_steps=total,
             batches=lambda first: build_loader(dataset, sampler(first_step=first, last_step=total), data.num_workers),
             validate=lambda step: validate(
-                stepper, loss, valid_loader, cell_weights(assets, device), data.step_minutes, forecast_len(step - 1)
+                stepper,
+                loss,
+                valid_loader,
+                share,
+                cell_weights(assets, device),
+                data.step_minutes,
+                forecast_len(step - 1),
             ),
+            base=describe_base(base) if base is not None else None,
         )
     )
     if start is not None:
         trainer.load(start)
-    write_config(config, folder)
+    require_filled(model)
+    if launch.is_main:
+        write_config(config, folder)
     return trainer
 
 
+def take_over(config: Config, reader: FieldReader, mesh: RunMesh, origin: Path, goes_on: bool) -> tuple[Config, Assets]:
+    """Return the config and the assets of a run that begins from a checkpoint, or goes on from it (`goes_on`).
+
+    Raises:
+        CheckpointError: if the checkpoint was trained on other fields or as another function.
+        ConfigError: if the run cannot go on with its global batch.
+    """
+    meta = checkpoint.load_meta(origin)
+    assets = Assets.load(meta, checkpoint.load_tensors(origin, "assets"))
+    require_same_fields(assets, reader, origin)
+    if not goes_on:
+        require_same_function(config, meta["config"], origin)
+        return config, assets
+    require_same_run(config, meta["config"], origin)
+    return keep_global_batch(config, mesh.data_ranks, meta["samples_a_step"], origin), assets
+
+
 def build_training_order(
-    config: Config, frames: Frames, reader: FieldReader, split: Split, launch: Launch
+    config: Config, frames: Frames, reader: FieldReader, split: Split, mesh: RunMesh
 ) -> tuple[Callable[..., PositionSampler], ForecastDataset]:
     """Return the sampler of this rank's batches, to be given its first and last step, and the samples."""
     data, conf = config.data, config.trainer
@@ -287,14 +288,16 @@ def build_training_order(
         conf.train_batch_size,
         conf.grad_accum_every,
         config.seed,
-        data_rank=launch.data_rank,
-        data_ranks=launch.data_ranks,
+        data_rank=mesh.data_rank,
+        data_ranks=mesh.data_ranks,
     )
     return sampler, dataset
 
 
-def build_valid_loader(config: Config, frames: Frames, reader: FieldReader, split: Split) -> DataLoader:
-    """Return a loader over initial times spread over the whole of `split`, with forcing that a forecast may know."""
+def build_valid_loader(
+    config: Config, frames: Frames, reader: FieldReader, split: Split, mesh: RunMesh
+) -> tuple[DataLoader, ValidationShare]:
+    """Return this rank's share of initial times spread over the whole of `split`, with forcing a forecast may know."""
     data = config.data
     found = require_samples(
         reader.times, split, reader.clock, data.step_minutes, data.history_len, data.valid_forecast_len
@@ -303,9 +306,8 @@ def build_valid_loader(config: Config, frames: Frames, reader: FieldReader, spli
     dataset = ForecastDataset(
         frames, initial, data.step_minutes, data.history_len, data.valid_forecast_len, as_forecast=True
     )
-    size = config.trainer.valid_batch_size
-    batches = [list(range(first, min(first + size, len(initial)))) for first in range(0, len(initial), size)]
-    return build_loader(dataset, batches, workers=0)
+    share = deal_cases(len(initial), config.trainer.valid_batch_size, mesh.data_rank, mesh.data_ranks)
+    return build_loader(dataset, share.batches, workers=0), share
 
 
 def require_monitor(config: Config, channels: ChannelMap) -> None:
@@ -316,12 +318,3 @@ def require_monitor(config: Config, channels: ChannelMap) -> None:
         raise ConfigError(
             f'trainer.monitor: "{config.trainer.monitor}" is not measured{did_you_mean(config.trainer.monitor, known)}'
         )
-
-
-def compile_blocks(model: nn.Module) -> None:
-    """torch.compile every block that is marked as a unit, in place."""
-    blocks = [module for module in model.modules() if getattr(module, "_fsdp2_shard", False)]
-    # a parametrized layer has a class of its own, so each block has its graphs: two in training, one in evaluation
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 3 * len(blocks))
-    for block in blocks:
-        block.compile()

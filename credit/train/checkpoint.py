@@ -1,17 +1,18 @@
 """Checkpoints: everything that continues a run or forecasts, in one folder that is whole or does not count.
 
-``checkpoints/step_00001000/`` holds ``model.safetensors`` (live weights), ``forecast.safetensors`` (the weights that
-forecast: the average where there is one), ``optimizer.safetensors``, ``assets.safetensors`` (arrays such as masks and
-the forcing's climatology) and ``meta.json`` (position, config, channels, grid, statistics). It is written beside,
+``checkpoints/step_00001000/`` holds the folders ``model`` (live weights), ``forecast`` (the weights that forecast: the
+average where there is one) and ``optimizer`` with the parts of each rank, ``assets.safetensors`` (arrays such as masks
+and the forcing's climatology) and ``meta.json`` (position, config, channels, grid, statistics). It is written beside,
 flushed and renamed; ``manifest.json``, with the sizes and checksums of the others, comes last. Only tensors and JSON
 are stored, so nothing is ever unpickled. ``latest`` and ``best`` are links, moved atomically.
+
+`credit.train.store` writes them. What reads them here is collective where there is a process group, and works without.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import shutil
 import zlib
@@ -20,58 +21,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch import Tensor
 
 from credit.errors import CheckpointError
+from credit.parallel.materialise import part_of
+from credit.parallel.reduce import local_part
+from credit.train import sharded
+from credit.train.verdict import rank_of, together
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
+# format 1, of credit 0.1, has a file in place of each folder of tensors
+_READABLE = (1, FORMAT)
 _STEP_FOLDER = re.compile(r"^step_(\d{8,})$")
-_MANIFEST = "manifest.json"
+MANIFEST = "manifest.json"
 
 
-def save_checkpoint(
-    folder: Path, step: int, tensors: Mapping[str, Mapping[str, torch.Tensor]], meta: Mapping[str, Any]
-) -> Path:
-    """Write ``folder/step_XXXXXXXX`` and return it.
-
-    Args:
-        folder: the run's ``checkpoints`` folder.
-        step: optimizer steps taken.
-        tensors: file stem -> named tensors.
-        meta: JSON-ready.
-
-    Raises:
-        CheckpointError: if it cannot be written; the older checkpoints stay as they are.
-    """
-    target = folder / f"step_{step:08d}"
-    beside = folder / f".{target.name}.part"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir()
-        for stem, named in tensors.items():
-            save_file({name: value.detach().cpu().contiguous() for name, value in named.items()},
-                      beside / f"{stem}.safetensors")  # fmt: skip
-        (beside / "meta.json").write_text(json.dumps({"format": FORMAT, "step": step, **meta}, indent=1))
-        _give_usual_modes(beside)
-        files = {path.name: {"size": path.stat().st_size, "crc32": _checksum(path)} for path in beside.iterdir()}
-        for name in files:
-            _flush(beside / name)
-        (beside / _MANIFEST).write_text(json.dumps(files, indent=1))
-        _flush(beside / _MANIFEST)
-        shutil.rmtree(target, ignore_errors=True)
-        beside.rename(target)
-        _flush(folder)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(beside, ignore_errors=True)
-        raise CheckpointError(
-            f"{target}: cannot be saved ({error}); older checkpoints are untouched. Free space or "
-            "choose another save_loc"
-        ) from error
-    return target
+def step_folder(folder: Path, step: int) -> Path:
+    """Return where the checkpoint of `step` lies in the run's ``checkpoints`` folder."""
+    return folder / f"step_{step:08d}"
 
 
 def point(folder: Path, name: str, target: Path) -> None:
@@ -101,37 +72,58 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """Return the newest whole checkpoint; damaged ones are skipped with a warning."""
-    for path in reversed(list_checkpoints(folder)):
+    """Collective: return the newest whole checkpoint; damaged ones are skipped with a warning."""
+    for path in reversed(together(lambda: list_checkpoints(folder))[0]):
         problem = find_damage(path)
         if problem is None:
             return path
-        logger.warning("%s is skipped: %s", path, problem)
+        if rank_of() == 0:
+            logger.warning("%s is skipped: %s", path, problem)
     return None
 
 
 def find_damage(path: Path) -> str | None:
-    """Return what is wrong with a checkpoint's files, None where they are as written."""
+    """Collective: return what is wrong with a checkpoint's files, None where they are as written.
+
+    Each rank reads its share of the files.
+    """
+
+    def look() -> str | None:
+        files = _read_manifest(path)
+        if files is None:
+            return f"{MANIFEST} is missing or unreadable, so it was not finished"
+        present = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
+        for name in sorted(present - files.keys() - {MANIFEST}):
+            return f"{name} is not in {MANIFEST}"
+        mine = sorted(files)[rank_of() :: dist.get_world_size() if dist.is_initialized() else 1]
+        return next(filter(None, (_compare(path, name, *files[name]) for name in mine)), None)
+
+    return next(filter(None, together(look)), None)
+
+
+def _read_manifest(path: Path) -> dict[str, tuple[int, int]] | None:
+    """Return each file's size and checksum, None if the manifest is not what was written."""
     try:
-        files = json.loads((path / _MANIFEST).read_text())
-    except (OSError, ValueError):
-        return f"{_MANIFEST} is missing or unreadable, so it was not finished"
-    for name, facts in files.items():
-        file = path / name
-        if not file.is_file():
-            return f"{name} is missing"
-        if file.stat().st_size != facts["size"]:
-            return f"{name} has {file.stat().st_size} bytes instead of {facts['size']}"
-        if _checksum(file) != facts["crc32"]:
-            return f"{name} does not match its checksum"
-    return None
+        content = json.loads((path / MANIFEST).read_text())
+        return {name: (facts["size"], facts["crc32"]) for name, facts in content.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _compare(path: Path, name: str, size: int, crc32: int) -> str | None:
+    file = path / name
+    if not file.is_file():
+        return f"{name} is missing"
+    if file.stat().st_size != size:
+        return f"{name} has {file.stat().st_size} bytes instead of {size}"
+    return f"{name} does not match its checksum" if sharded.checksum(file) != crc32 else None
 
 
 def resolve_checkpoint(folder: Path, which: str) -> Path:
-    """Return the checkpoint that `which` names: ``best``, ``latest`` or a path.
+    """Collective: return the checkpoint that `which` names: ``best``, ``latest`` or a path.
 
     Raises:
-        CheckpointError: if it is missing or damaged.
+        CheckpointError: on every rank, if it is missing or damaged.
     """
     if which == "latest":
         found = newest_checkpoint(folder)
@@ -139,7 +131,7 @@ def resolve_checkpoint(folder: Path, which: str) -> Path:
             raise CheckpointError(f"{folder}: no whole checkpoint here; train first, or give a path")
         return found
     path = folder / "best" if which == "best" else Path(which)
-    if not path.is_dir():
+    if not all(together(path.is_dir)):
         rule = "train first" if which == "best" else "write best, latest or the path of a step_XXXXXXXX folder"
         raise CheckpointError(f"{path}: no such checkpoint; {rule}")
     problem = find_damage(path)
@@ -151,64 +143,85 @@ def resolve_checkpoint(folder: Path, which: str) -> Path:
 def load_meta(path: Path) -> dict[str, Any]:
     """Return the checkpoint's meta.json."""
     meta = json.loads((path / "meta.json").read_text())
-    if meta["format"] != FORMAT:
-        raise CheckpointError(f"{path}: format {meta['format']}; this version reads format {FORMAT}")
+    if meta["format"] not in _READABLE:
+        raise CheckpointError(f"{path}: format {meta['format']}; this version reads {_READABLE}")
     return meta
 
 
 def fingerprint(path: Path, stem: str) -> str:
-    """Return the checksum of one of the checkpoint's files as eight hexadecimal digits."""
-    return f"{json.loads((path / _MANIFEST).read_text())[f'{stem}.safetensors']['crc32']:08x}"
+    """Return a checksum over one stem's tensors as eight hexadecimal digits."""
+    files = _read_manifest(path) or {}
+    own = sorted((name, crc32) for name, (_, crc32) in files.items() if name.split("/")[0].split(".")[0] == stem)
+    return f"{zlib.crc32(json.dumps(own).encode()):08x}"
 
 
-def load_tensors(path: Path, stem: str) -> dict[str, torch.Tensor]:
-    """Return the named tensors of one of the checkpoint's files."""
-    return load_file(path / f"{stem}.safetensors")
+def stored_shapes(path: Path, stem: str) -> dict[str, torch.Size]:
+    """Return the names and whole shapes of one stem's tensors."""
+    if (path / stem).is_dir():
+        return sharded.shapes(path / stem)
+    return {name: value.shape for name, value in load_tensors(path, stem).items()}
 
 
-def load_state(model: torch.nn.Module, state: Mapping[str, torch.Tensor], origin: Path) -> None:
-    """Load weights into a model of exactly their names and shapes.
+def load_tensors(path: Path, stem: str) -> dict[str, Tensor]:
+    """Return one stem's whole tensors on the CPU."""
+    return sharded.read_whole(path / stem) if (path / stem).is_dir() else load_file(path / f"{stem}.safetensors")
+
+
+def load_into(path: Path, stem: str, state: Mapping[str, Tensor]) -> None:
+    """Collective: fill `state`, plain tensors or DTensors on any mesh, from a checkpoint saved on any other; in place.
+
+    Args:
+        path: the checkpoint.
+        stem: which of its sets of tensors.
+        state: exactly that set's names and shapes.
+
+    Raises:
+        CheckpointError: on every rank, naming what is missing, left over or of another shape.
+    """
+
+    def load() -> None:
+        require_same(state, stored_shapes(path, stem), path)
+        if (path / stem).is_dir():
+            sharded.read_into(path / stem, state)
+        else:
+            _fill(state, load_tensors(path, stem))
+
+    together(load)
+
+
+def load_state(model: torch.nn.Module, state: Mapping[str, Tensor], origin: Path) -> None:
+    """Load whole tensors, the same on every rank, into a model of exactly their names and shapes, sharded or not.
 
     Raises:
         CheckpointError: naming what is missing, left over or of another shape.
     """
     own = model.state_dict()
-    missing, extra = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
-    shapes = [
-        f"{name} {tuple(state[name].shape)} instead of {tuple(own[name].shape)}"
-        for name in own.keys() & state.keys()
-        if own[name].shape != state[name].shape
+    require_same(own, {name: value.shape for name, value in state.items()}, origin)
+    _fill(own, state)
+
+
+def require_same(own: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], origin: Path) -> None:
+    """Refuse tensors that are not exactly the model's.
+
+    Raises:
+        CheckpointError: naming what is missing, left over or of another shape.
+    """
+    missing, extra = sorted(own.keys() - shapes.keys()), sorted(shapes.keys() - own.keys())
+    other = [
+        f"{name} {tuple(shapes[name])} instead of {tuple(own[name].shape)}"
+        for name in sorted(own.keys() & shapes.keys())
+        if own[name].shape != shapes[name]
     ]
-    if missing or extra or shapes:
+    if missing or extra or other:
         parts = [f"{len(items)} {what} ({', '.join(items[:3])}{', ...' if len(items) > 3 else ''})"
-                 for what, items in (("missing", missing), ("left over", extra), ("of another shape", sorted(shapes)))
+                 for what, items in (("missing", missing), ("left over", extra), ("of another shape", other))
                  if items]  # fmt: skip
         raise CheckpointError(
             f"{origin}: these weights are of another model: {'; '.join(parts)}. Use the config that they were trained "
             "with (it lies beside them in meta.json), or another save_loc for this one"
         )
-    model.load_state_dict(state)
 
 
-def _give_usual_modes(folder: Path) -> None:
-    """Let the umask decide who may read; safetensors' files are otherwise for the owner alone."""
-    mask = os.umask(0)
-    os.umask(mask)
-    for path in folder.iterdir():
-        path.chmod(0o666 & ~mask)
-
-
-def _checksum(path: Path) -> int:
-    value = 0
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            value = zlib.crc32(block, value)
-    return value
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _fill(state: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> None:
+    for name, tensor in state.items():
+        local_part(tensor).copy_(part_of(whole[name], tensor))

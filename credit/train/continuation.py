@@ -15,7 +15,9 @@ from credit.train import checkpoint
 logger = logging.getLogger(__name__)
 
 # what the weights' function depends on beside their shapes; channels, grid and units are compared elsewhere
-_SAME = ("model", "data.timestep", "data.history_len", "data.solar", "data.splits.train")
+_FUNCTION = ("model", "data.timestep", "data.history_len", "data.solar")
+# what one run keeps beside it
+_SAME = (*_FUNCTION, "data.splits.train", "trainer.lora")
 _FREE = ("model.attn_dropout", "model.ff_dropout")
 # what may differ between the parts of one run without making it another
 _UNIMPORTANT = ("data.store", "data.sources", "data.cache", "data.num_workers", "data.splits.test", "trainer.resume",
@@ -23,13 +25,15 @@ _UNIMPORTANT = ("data.store", "data.sources", "data.cache", "data.num_workers", 
                 "trainer.checkpoint_every")  # fmt: skip
 
 
-def prepare_folder(config: Config) -> Path:
+def prepare_folder(config: Config, launch: Launch) -> Path:
     """Make the run's folder.
 
     Raises:
         ConfigError: if it cannot be made or written.
     """
     folder = Path(config.save_loc)
+    if not launch.is_main:
+        return folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".writable"
@@ -78,17 +82,28 @@ def find_start(config: Config, folder: Path) -> Path | None:
     return own or path
 
 
-def require_same_batch(config: Config, launch: Launch, samples: int, path: Path) -> None:
-    """Refuse to continue with another global batch, which would be another run."""
-    batch = config.trainer.train_batch_size * launch.data_ranks
-    if batch * config.trainer.grad_accum_every == samples:
-        return
-    fits = f"grad_accum_every {samples // batch}" if samples % batch == 0 else "another train_batch_size"
-    raise ConfigError(
-        f"trainer: {path} was trained with {samples} samples a step; train_batch_size "
-        f"{config.trainer.train_batch_size} x grad_accum_every {config.trainer.grad_accum_every} x "
-        f"{launch.data_ranks} data ranks = {batch * config.trainer.grad_accum_every}; {fits} would keep it"
-    )
+def keep_global_batch(config: Config, data_ranks: int, samples: int, path: Path) -> Config:
+    """Return the config with the ``grad_accum_every`` that keeps the checkpoint's samples a step on these ranks.
+
+    Raises:
+        ConfigError: if none does, as another global batch would be another run.
+    """
+    conf = config.trainer
+    batch = conf.train_batch_size * data_ranks
+    if batch * conf.grad_accum_every == samples:
+        return config
+    if samples % batch:
+        fits = [n for n in range(1, samples // data_ranks + 1) if samples % (n * data_ranks) == 0]
+        raise ConfigError(
+            f"trainer: {path} was trained with {samples} samples a step; train_batch_size {conf.train_batch_size} x "
+            f"{data_ranks} data ranks = {batch} does not divide that; "
+            + (f"train_batch_size {' or '.join(map(str, fits))} does" if fits else "another number of ranks may")
+        )
+    accumulation = samples // batch
+    logger.warning("trainer.grad_accum_every is %d instead of %d, to keep %s's %d samples a step on %d data ranks",
+                   accumulation, conf.grad_accum_every, path.name, samples, data_ranks)  # fmt: skip
+    trainer = conf.model_copy(update={"grad_accum_every": accumulation})
+    return config.model_copy(update={"trainer": trainer})
 
 
 def require_same_run(config: Config, trained: Mapping[str, Any], path: Path) -> None:
@@ -99,21 +114,41 @@ def require_same_run(config: Config, trained: Mapping[str, Any], path: Path) -> 
         trained: the config in the checkpoint, as plain values.
         path: the checkpoint.
     """
-    before, now = _flatten(trained), _flatten(config.model_dump(mode="json"))
-    changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
-    refused = [key for key in changed if _is_below(key, _SAME) and not _is_below(key, _FREE)]
-    if refused:
-        lines = "; ".join(
-            f"{key}: {before.get(key)} in the checkpoint, {now.get(key)} in the config" for key in refused
-        )
-        raise CheckpointError(
-            f"{path}: these weights were trained with another config: {lines}. Go back to it, or take another save_loc"
-        )
-    rest = [key for key in changed if key.startswith(("data.", "loss.", "trainer.", "seed"))]
-    noted = [key for key in rest if not _is_below(key, (*_SAME, *_UNIMPORTANT))]
+    require_same_function(config, trained, path, _SAME)
+    rest = [(key, *values) for key, *values in _changes(config, trained)
+            if key.startswith(("data.", "loss.", "trainer.", "seed"))]  # fmt: skip
+    noted = [f"{key} ({before} before, {now} now)" for key, before, now in rest
+             if not _is_below(key, (*_SAME, *_UNIMPORTANT))]  # fmt: skip
     if noted:
-        lines = ", ".join(f"{key} ({before.get(key)} before, {now.get(key)} now)" for key in noted)
-        logger.warning("changed since %s was written: %s", path.name, lines)
+        logger.warning("changed since %s was written: %s", path.name, ", ".join(noted))
+
+
+def require_same_function(
+    config: Config, trained: Mapping[str, Any], path: Path, same: tuple[str, ...] = _FUNCTION
+) -> None:
+    """Refuse to use weights in another function than the one that they were trained in.
+
+    Args:
+        config: the config at hand.
+        trained: the config in the checkpoint, as plain values.
+        path: the checkpoint.
+        same: keys below which nothing may have changed.
+    """
+    refused = [f"{key}: {before} in the checkpoint, {now} in the config"
+               for key, before, now in _changes(config, trained)
+               if _is_below(key, same) and not _is_below(key, _FREE)]  # fmt: skip
+    if refused:
+        raise CheckpointError(
+            f"{path}: these weights were trained with another config: {'; '.join(refused)}. Go back to it, or take "
+            "another save_loc"
+        )
+
+
+def _changes(config: Config, trained: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Return (key, value in the checkpoint, value now) of what differs."""
+    before, now = _flatten(trained), _flatten(config.model_dump(mode="json"))
+    keys = sorted(before.keys() | now.keys())
+    return [(key, before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)]
 
 
 def _is_below(key: str, prefixes: tuple[str, ...]) -> bool:

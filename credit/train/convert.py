@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,17 +11,23 @@ import torch
 import xarray as xr
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from torch import Tensor
 
 from credit.channels import Channel, ChannelMap
-from credit.config import Config
+from credit.config import Config, build_config
 from credit.data.statistics import Statistics
 from credit.errors import CheckpointError, ConfigError, DataError, did_you_mean
 from credit.grid import LatLonGrid, Orientation
 from credit.models.wxformer import import_reference_state
+from credit.parallel.launch import Launch
 from credit.train import checkpoint
-from credit.train.assemble import build_network
 from credit.train.assets import Assets
 from credit.train.continuation import prepare_folder, write_config
+from credit.train.fine_tuning import load_forecast_network
+from credit.train.foreign import read_state_file
+from credit.train.network import build_network
+from credit.train.optim import build_optimizer, optimizer_tensors
+from credit.train.store import CheckpointStore
 from credit.train.trainer import Progression, checkpoint_meta
 
 # the name of solar radiation in the published statistics
@@ -34,7 +39,7 @@ class PublishedFiles:
     """The files beside published weights.
 
     Attributes:
-        weights: a torch-saved dictionary with ``model_state_dict``, or a bare state dict.
+        weights: a torch or safetensors file, as `read_state_file` takes it.
         mean: netCDF with the mean of each variable, by level where it has levels.
         std: netCDF with what the deviation from the mean is divided by.
         static: netCDF with the static fields on the model's grid. They are taken as normalised already, as the
@@ -59,7 +64,7 @@ def import_checkpoint(config: Config, files: PublishedFiles) -> Path:
         CheckpointError: if the run has checkpoints already, or the weights are not those of the config's model.
         DataError: if a file lacks a variable or a level.
     """
-    run_folder = prepare_folder(config)
+    run_folder = prepare_folder(config, Launch())
     folder = run_folder / "checkpoints"
     if checkpoint.list_checkpoints(folder):
         raise CheckpointError(f"{folder}: has checkpoints already; choose another save_loc")
@@ -71,14 +76,14 @@ def import_checkpoint(config: Config, files: PublishedFiles) -> Path:
     statistics = read_statistics(channels, files)
     assets = Assets(channels, grid, statistics, {}, static_CHW, masks={}, climatology=None)
     model = build_network(config, channels, grid, assets.attributes)
-    state = import_reference_state(read_state(files.weights), dim_head=config.model.model_dump().get("dim_head"))
+    state = import_reference_state(read_state_file(files.weights), dim_head=config.model.model_dump().get("dim_head"))
     checkpoint.load_state(model, state, files.weights)
     weights = model.state_dict()
-    tensors = {"model": weights, "forecast": weights, "optimizer": {}, "assets": assets.tensors()}
+    optimizer = optimizer_tensors(model, build_optimizer(model, config.trainer))
+    tensors = {"model": weights, "forecast": weights, "optimizer": optimizer}
     meta = checkpoint_meta(config, assets, Progression(saved=0), "standard", data_ranks=1)
-    target = checkpoint.save_checkpoint(folder, 0, tensors, meta)
-    for name in ("latest", "best"):
-        checkpoint.point(folder, name, target)
+    with CheckpointStore(folder) as store:
+        target = store.save(0, tensors, assets.tensors(), meta, links=("latest", "best"))
     write_config(config, run_folder)
     return target
 
@@ -87,9 +92,10 @@ def export_weights(config: Config, which: str, target: Path) -> Path:
     """Write the weights that forecast as one safetensors file, with config, channels and statistics as metadata."""
     path = checkpoint.resolve_checkpoint(Path(config.save_loc) / "checkpoints", which)
     meta = (path / "meta.json").read_text(encoding="utf-8")
+    weights = _forecast_weights(config, path)
     beside = target.with_name(f".{target.name}.part")
     try:
-        save_file(checkpoint.load_tensors(path, "forecast"), beside, metadata={"credit": meta})
+        save_file(weights, beside, metadata={"credit": meta})
         beside.replace(target)
     except (OSError, SafetensorError) as error:
         beside.unlink(missing_ok=True)
@@ -97,16 +103,15 @@ def export_weights(config: Config, which: str, target: Path) -> Path:
     return target
 
 
-def read_state(path: Path) -> Mapping[str, torch.Tensor]:
-    """Return the state dict of a torch-saved file, without unpickling anything but tensors."""
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"{path}: cannot be read as a torch file of tensors ({error})") from error
-    state = content.get("model_state_dict", content) if isinstance(content, Mapping) else None
-    if not isinstance(state, Mapping) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise CheckpointError(f"{path}: holds no state dict, neither under model_state_dict nor bare")
-    return state
+def _forecast_weights(config: Config, path: Path) -> dict[str, Tensor]:
+    """Return the weights that forecast; adapters come merged into their base."""
+    meta = checkpoint.load_meta(path)
+    if "base" not in meta:
+        return checkpoint.load_tensors(path, "forecast")
+    trained = build_config(meta["config"], origin=str(path / "meta.json"))
+    assets = Assets.load(meta, checkpoint.load_tensors(path, "assets"))
+    config = trained.model_copy(update={"trainer": config.trainer})
+    return load_forecast_network(config, trained.trainer.lora, assets, path, torch.device("cpu")).state_dict()
 
 
 def read_statistics(channels: ChannelMap, files: PublishedFiles) -> Statistics:

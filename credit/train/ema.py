@@ -1,4 +1,4 @@
-"""Exponential moving average of the parameters, on the device.
+"""Exponential moving average of the parameters, on the device, sharded as they are.
 
 Only parameters are averaged. The spectral-norm vectors belong to the live weights: averaged ones estimate nothing.
 When the average is used they start from the live ones and take power iterations for the averaged weights.
@@ -13,6 +13,9 @@ import torch
 from torch import nn
 
 from credit.models.wxformer import spectral_norm
+from credit.parallel.activation import plain_name
+from credit.parallel.fsdp2 import each_unit, reshard
+from credit.parallel.reduce import local_part
 
 AVERAGE_ITERATIONS = 5
 
@@ -28,22 +31,23 @@ class WeightAverage:
     def __init__(self, model: nn.Module, decay: float) -> None:
         self._model = model
         self._decay = decay
-        self.average = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+        self.average = {plain_name(name): p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
 
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Move towards the live weights after optimizer step `step` (from 0)."""
         decay = min(self._decay, (1 + step) / (10 + step))
-        live = dict(self._model.named_parameters())
-        torch._foreach_lerp_(list(self.average.values()), [live[name].detach() for name in self.average], 1 - decay)
+        average, live = self._parts()
+        torch._foreach_lerp_(average, live, 1 - decay)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Put the average into the model for the duration of the block, without a copy of the weights."""
+        """Put the average into the model for the duration of the block; collective where the model is sharded."""
         vectors = {name: buffer.clone() for name, buffer in spectral_norm.vectors(self._model).items()}
         self._swap()
         try:
-            spectral_norm.settle_(self._model, AVERAGE_ITERATIONS)
+            for modules in each_unit(self._model):
+                spectral_norm.settle_(modules, AVERAGE_ITERATIONS)
             yield
         finally:
             self._swap()
@@ -51,10 +55,15 @@ class WeightAverage:
                 for name, buffer in spectral_norm.vectors(self._model).items():
                     buffer.copy_(vectors[name])
 
+    def _parts(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Return this rank's parts of the average and of the live weights."""
+        reshard(self._model)
+        live = {plain_name(name): p for name, p in self._model.named_parameters()}
+        return [local_part(p) for p in self.average.values()], [local_part(live[name]) for name in self.average]
+
     @torch.no_grad()
     def _swap(self) -> None:
-        for name, parameter in self._model.named_parameters():
-            if name in self.average:
-                live = parameter.data
-                parameter.data = self.average[name]
-                self.average[name] = live
+        for average, live in zip(*self._parts(), strict=True):
+            kept = live.clone()
+            live.copy_(average)
+            average.copy_(kept)

@@ -79,6 +79,7 @@ class Progress:
     """A progress bar on a terminal, nothing elsewhere."""
 
     def __init__(self, start: int, total: int, enabled: bool) -> None:
+        self._enabled = enabled
         hidden = None if enabled else True
         self._bar = tqdm(initial=start, total=total, desc="training", unit="step", disable=hidden, file=sys.stderr)
 
@@ -92,8 +93,9 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Print a line without tearing the bar."""
-        tqdm.write(text, file=sys.stderr)
-        sys.stderr.flush()
+        if self._enabled:
+            tqdm.write(text, file=sys.stderr)
+            sys.stderr.flush()
 
     def close(self) -> None:
         """Leave the bar as it is."""

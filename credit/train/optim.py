@@ -9,16 +9,32 @@ import torch
 from torch import nn
 
 from credit.config.schema_trainer import ScheduleConfig, TrainerConfig
+from credit.parallel.activation import plain_name
 
 
 def build_optimizer(model: nn.Module, conf: TrainerConfig) -> torch.optim.AdamW:
-    """Return fused AdamW; only matrices and kernels decay, never gains, biases or vectors."""
-    trainable = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in trainable if p.dim() > 1], "weight_decay": conf.weight_decay},
-        {"params": [p for p in trainable if p.dim() <= 1], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=conf.learning_rate, betas=conf.betas, fused=True)
+    """Return fused AdamW; only matrices and kernels decay, never gains, biases or vectors.
+
+    Parameters are grouped by the mesh that they lie on, as one kernel takes those of one mesh. Their state starts
+    as zeros at once, so that every checkpoint has the same names.
+    """
+    groups: dict[tuple[bool, object], list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            groups.setdefault((parameter.dim() > 1, getattr(parameter, "device_mesh", None)), []).append(parameter)
+    optimizer = torch.optim.AdamW(
+        [{"params": ps, "weight_decay": conf.weight_decay if decays else 0.0} for (decays, _), ps in groups.items()],
+        lr=conf.learning_rate,
+        betas=conf.betas,
+        fused=True,
+    )
+    for parameter in (p for ps in groups.values() for p in ps):
+        optimizer.state[parameter] = {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+            "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+        }
+    return optimizer
 
 
 def learning_rate(step: int, total: int, peak: float, conf: ScheduleConfig) -> float:
@@ -50,19 +66,9 @@ def forecast_len_at(step: int, total: int, forecast_len: int, ramp: Mapping[floa
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Return the optimizer's state as ``PARAMETER/KEY`` -> tensor."""
+    """Return the optimizer's live state as ``PARAMETER/KEY`` -> tensor."""
     return {
-        f"{name}/{key}": value
+        f"{plain_name(name)}/{key}": value
         for name, parameter in model.named_parameters()
         for key, value in optimizer.state.get(parameter, {}).items()
     }
-
-
-def load_optimizer_tensors(
-    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]
-) -> None:
-    """Inverse of `optimizer_tensors`, in place."""
-    parameters = dict(model.named_parameters())
-    for path, value in tensors.items():
-        name, key = path.rsplit("/", 1)
-        optimizer.state[parameters[name]][key] = value.to(parameters[name].device)

@@ -16,6 +16,8 @@ from torch import nn
 from credit.data.batch import Batch
 from credit.forecast.step import Stepper, forcing_windows
 from credit.models.wxformer import spectral_norm
+from credit.parallel.fsdp2 import reduce_gradients
+from credit.parallel.reduce import clip_gradients_
 from credit.train.ema import WeightAverage
 
 
@@ -24,15 +26,17 @@ class StepResult:
     """What a step measured, still on the device.
 
     Attributes:
-        loss: mean over the global batch.
+        loss: mean over this rank's part of the global batch.
         grad_norm: global norm before clipping.
         bad: 1.0 where loss or gradient was not finite and the step was skipped.
-        initial: int64 minutes of the samples' initial times.
+        stop: number of ranks that asked to stop when the step began.
+        initial: int64 minutes of this rank's samples' initial times.
     """
 
     loss: torch.Tensor
     grad_norm: torch.Tensor
     bad: torch.Tensor
+    stop: torch.Tensor
     initial: torch.Tensor
 
 
@@ -73,22 +77,30 @@ class TrainingStep:
         self._forecast_len, self._counted, self._recompute = forecast_len, counted_steps, recompute
         spectral_norm.iterate_per_step(stepper.model)
 
-    def __call__(self, batches: Iterator[Batch], step: int, learning_rate: float) -> StepResult:
-        """Take optimizer step `step` (from 0) with the next micro-batches."""
+    def __call__(self, batches: Iterator[Batch], step: int, learning_rate: float, stop: bool = False) -> StepResult:
+        """Take optimizer step `step` (from 0) with the next micro-batches; collective.
+
+        Args:
+            batches: of this data rank.
+            step: the step.
+            learning_rate: of this step.
+            stop: whether this rank wants the run to end; the sum over the ranks is in the result.
+        """
         model = self._stepper.model
         spectral_norm.arm(model)
         losses, initial = [], []
         for micro in range(self._accumulation):
             batch = next(batches)
             torch.manual_seed(draw_seed(self._seed, step, micro, self._data_rank))
-            loss = self._batch_loss(batch, self._forecast_len(step)) / self._accumulation
-            loss.backward()
-            losses.append(loss.detach())
+            loss = self._batch_loss(batch, self._forecast_len(step), micro + 1 == self._accumulation)
+            (loss / self._accumulation).backward()
+            losses.append(loss.detach() / self._accumulation)
             initial.append(batch.initial_B)
-        parameters = [p for p in model.parameters() if p.grad is not None]
-        grad_norm = torch.nn.utils.clip_grad_norm_(parameters, self._max_norm)
         total = torch.stack(losses).sum()
-        bad = 1.0 - (torch.isfinite(total) & torch.isfinite(grad_norm)).float()
+        parameters = [p for p in model.parameters() if p.grad is not None]
+        grad_norm, stops = clip_gradients_(parameters, self._max_norm, total.new_tensor(float(stop)))
+        # a loss that is not finite on one rank has made the norm so on all
+        bad = 1.0 - torch.isfinite(grad_norm).float()
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._optimizer.found_inf = bad
@@ -96,22 +108,30 @@ class TrainingStep:
         self._optimizer.zero_grad(set_to_none=True)
         if self._average is not None:
             self._average.update(step)
-        return StepResult(total, grad_norm.detach(), bad, torch.cat(initial))
+        return StepResult(total, grad_norm, bad, stops, torch.cat(initial))
 
-    def _batch_loss(self, batch: Batch, forecast_len: int) -> torch.Tensor:
-        """Return the loss averaged over the counted rollout steps; gradients flow through all of them."""
+    def _batch_loss(self, batch: Batch, forecast_len: int, last: bool) -> torch.Tensor:
+        """Return the loss averaged over the counted rollout steps; gradients flow through all of them.
+
+        Gradients are reduced over the ranks once an optimizer step: in the last micro-step (`last`), when its backward
+        pass has come to the first step of the rollout.
+        """
+        model = self._stepper.model
         normalizer = self._stepper.normalizer
         history = normalizer.encode(batch.history_BCTHW, "prognostic")
         forcing = normalizer.encode(batch.forcing_BCTHW, "dynamic_forcing")
         target = normalizer.encode(batch.target_BCTHW, "output")
         counted = [n for n in range(1, forecast_len + 1) if self._counted is None or n in self._counted]
         windows = forcing_windows(forcing, history.shape[2])
-        rollout = self._stepper.rollout(history, windows, max(counted), recompute=self._recompute and forecast_len > 1)
-        losses = [
-            self._loss(output, target[:, :, number - 1])
-            for number, output in enumerate(rollout, start=1)
-            if number in counted
-        ]
+        steps = max(counted)
+        reduce_gradients(model, last and steps == 1)
+        losses = []
+        rollout = self._stepper.rollout(history, windows, steps, recompute=self._recompute and forecast_len > 1)
+        for number, output in enumerate(rollout, start=1):
+            if last and number == 1 < steps:
+                output.register_hook(lambda gradient: reduce_gradients(model, True))
+            if number in counted:
+                losses.append(self._loss(output, target[:, :, number - 1]))
         return torch.stack(losses).mean()
 
 

@@ -18,15 +18,21 @@ from torch.utils.data import DataLoader
 from credit.config import Config
 from credit.data.batch import Batch
 from credit.errors import CreditError
+from credit.models.lora import saved_state
+from credit.parallel.fsdp2 import reshard
 from credit.parallel.launch import Launch
+from credit.parallel.mesh import RunMesh
+from credit.parallel.reduce import mean_over_ranks
 from credit.times import Clock, parse_duration
 from credit.train import checkpoint
 from credit.train.assets import Assets
 from credit.train.ema import WeightAverage
 from credit.train.log import MetricsLog, Progress, peak_memory_gb, write_status
-from credit.train.optim import learning_rate, load_optimizer_tensors, optimizer_tensors
+from credit.train.optim import learning_rate, optimizer_tensors
 from credit.train.preempt import StopRequest
 from credit.train.step import StepResult, TrainingStep
+from credit.train.store import CheckpointStore
+from credit.train.verdict import together
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +75,10 @@ class TrainingParts:
     training_step: TrainingStep
     steps_per_epoch: int
     total_steps: int
+    mesh: RunMesh
     batches: Any  # first step -> DataLoader
     validate: Any  # step -> dict of metrics of the weights now in the model
+    base: dict[str, str] | None  # what adapters adapt, where only they train
 
 
 class Trainer:
@@ -84,29 +92,32 @@ class Trainer:
         self._at = Progression()
         self._pending: list[tuple[int, StepResult, float]] = []
         self._bad_times: list[str] = []
-        self._save_seconds = self._valid_seconds = 0.0
+        self._valid_seconds = 0.0
+        self._store = CheckpointStore(self._checkpoints, self._conf.keep_last)
         self._validate_every = self._conf.validate_every or parts.steps_per_epoch
         self._checkpoint_every = self._conf.checkpoint_every or parts.steps_per_epoch
 
     def load(self, path: Path) -> None:
-        """Continue from a checkpoint: weights, average, optimizer, position."""
+        """Continue from a checkpoint, saved on any mesh: weights, average, optimizer, position; collective."""
         meta = checkpoint.load_meta(path)
         parts = self._parts
-        checkpoint.load_state(parts.model, checkpoint.load_tensors(path, "model"), path)
+        state = saved_state(parts.model)
+        checkpoint.load_into(path, "model", state)
         if parts.average is not None:
-            averaged = checkpoint.load_tensors(path, "forecast")
-            for name, value in parts.average.average.items():
-                value.copy_(averaged[name])
-        load_optimizer_tensors(parts.model, parts.optimizer, checkpoint.load_tensors(path, "optimizer"))
+            average = parts.average.average
+            # the vectors that belong to the average are found again whenever it is put in
+            rest = {name: tensor.clone() for name, tensor in state.items() if name not in average}
+            checkpoint.load_into(path, "forecast", rest | average)
+        checkpoint.load_into(path, "optimizer", optimizer_tensors(parts.model, parts.optimizer))
         self._at = Progression(**meta["progression"])
         if path.parent.resolve() != self._checkpoints.resolve():
             # what was best elsewhere has no checkpoint here
             self._at = Progression(step=self._at.step, validated=self._at.validated)
             return
-        best = self._checkpoints / f"step_{self._at.best_step:08d}"
+        best = checkpoint.step_folder(self._checkpoints, self._at.best_step)
         if self._at.best_step and checkpoint.find_damage(best) is None:
             # a kill between the save and the link would have left the link behind
-            checkpoint.point(self._checkpoints, "best", best)
+            self._store.point("best", self._at.best_step)
 
     def run(self) -> str:
         """Train; return ``done`` or, where it was asked to stop, ``requeue``."""
@@ -116,7 +127,8 @@ class Trainer:
         stop = StopRequest(self._folder, _seconds(self._conf.walltime))
         self._status("running", "")
         try:
-            reason = self._loop(log, bar, stop)
+            with self._store:
+                reason = self._loop(log, bar, stop)
             log.flush()
         except BaseException as error:
             with suppress(CreditError):
@@ -139,16 +151,22 @@ class Trainer:
         if self._is_exhausted():
             return None
         source = _TimedBatches(parts.batches(at.step), parts.device)
-        began = time.perf_counter()
+        began, wish, last = time.perf_counter(), None, None
         while at.step < parts.total_steps:
             rate = learning_rate(at.step, parts.total_steps, self._conf.learning_rate, self._conf.schedule)
-            self._pending.append((at.step, parts.training_step(source, at.step, rate), rate))
+            seconds = (time.perf_counter() - began) / max(len(self._pending), 1)
+            ahead = 2 * seconds + (self._valid_seconds if self._due(at.step + 1, self._validate_every) else 0)
+            wish = wish or stop.reason(self._store.seconds, ahead)
+            result = parts.training_step(source, at.step, rate, wish is not None)
+            # on a GPU, the step just queued is not waited for: the one before it tells
+            before, last = last, result
+            told = result if parts.device.type == "cpu" else before
+            asked = told is not None and told.stop.item() > 0
+            self._pending.append((at.step, result, rate))
             at.step += 1
             bar.update()
-            seconds = (time.perf_counter() - began) / max(len(self._pending), 1)
             due, save = self._due(at.step, self._validate_every), self._due(at.step, self._checkpoint_every)
-            ahead = seconds + (self._valid_seconds if due else 0)
-            reason = stop.reason(self._save_seconds, ahead) if at.step < parts.total_steps else None
+            reason = self._agree(wish) if asked and at.step < parts.total_steps else None
             if due or save or reason or at.step % self._conf.log_every == 0:
                 self._write_rows(log, bar, source, time.perf_counter() - began)
                 began = time.perf_counter()
@@ -166,6 +184,10 @@ class Trainer:
                 return reason
         return None
 
+    def _agree(self, wish: str | None) -> str:
+        """Return why the run stops: the first rank's reason that has one; collective."""
+        return next(filter(None, together(lambda: wish)), "asked for on another rank")
+
     def _due(self, step: int, every: int) -> bool:
         return step % every == 0 or step == self._parts.total_steps
 
@@ -178,10 +200,11 @@ class Trainer:
         if not self._pending:
             return
         parts = self._parts
-        loss, norm, bad = torch.stack(
-            [torch.stack([r.loss.float(), r.grad_norm.float(), r.bad.float()]) for _, r, _ in self._pending], dim=1
+        # ranks have equal shares of the batch, and all but the loss is equal on them
+        loss, norm, bad = mean_over_ranks(
+            torch.stack([torch.stack([r.loss, r.grad_norm, r.bad]).float() for _, r, _ in self._pending], dim=1)
         ).tolist()
-        samples = len(self._pending) * len(self._pending[0][1].initial) * parts.launch.data_ranks
+        samples = len(self._pending) * len(self._pending[0][1].initial) * parts.mesh.data_ranks
         shared = {
             "samples_per_s": samples / seconds,
             "data_wait_frac": source.take_wait() / seconds,
@@ -228,40 +251,37 @@ class Trainer:
         bar.say(f"step {at.step}: valid loss {metrics['loss']:.4f}, {self._conf.monitor} {value:.4f}")
         if value < at.best:
             at.best, at.best_step, at.worse = value, at.step, 0
-            checkpoint.point(self._checkpoints, "best", self._save())
+            self._save("latest", "best")
         else:
             at.worse += 1
         self._valid_seconds = max(self._valid_seconds, time.perf_counter() - began)
         if self._is_exhausted():
             bar.say(f"stopping early: no better {self._conf.monitor} than {at.best:.4f} of step {at.best_step}")
 
-    def _save(self) -> Path:
-        """Write a checkpoint of the present step, unless there is one, and return it."""
+    def _save(self, *links: str) -> None:
+        """Begin to write a checkpoint of the present step, unless there is one, for `links` to point to; collective."""
         at, parts = self._at, self._parts
-        target = self._checkpoints / f"step_{at.step:08d}"
         if at.saved == at.step:
-            return target
-        began = time.perf_counter()
+            for name in links:
+                self._store.point(name, at.step)
+            return
         at.saved = at.step
-        meta = checkpoint_meta(parts.config, parts.assets, at, parts.clock.calendar, parts.launch.data_ranks)
+        reshard(parts.model)
         tensors = {
-            "model": parts.model.state_dict(),
+            "model": saved_state(parts.model),
             "forecast": self._forecast_state(),
             "optimizer": optimizer_tensors(parts.model, parts.optimizer),
-            "assets": parts.assets.tensors(),
         }
-        checkpoint.save_checkpoint(self._checkpoints, at.step, tensors, meta)
-        checkpoint.point(self._checkpoints, "latest", target)
-        checkpoint.prune(self._checkpoints, self._conf.keep_last)
+        meta = checkpoint_meta(parts.config, parts.assets, at, parts.clock.calendar, parts.mesh.data_ranks, parts.base)
+        self._store.save(at.step, tensors, parts.assets.tensors(), meta, links or ("latest",))
         self._status("running", "")
-        self._save_seconds = max(self._save_seconds, time.perf_counter() - began)
-        return target
 
     def _forecast_state(self) -> dict[str, torch.Tensor]:
         if self._parts.average is None:
-            return self._parts.model.state_dict()
+            return saved_state(self._parts.model)
         with self._parts.average.applied():
-            return {name: value.clone() for name, value in self._parts.model.state_dict().items()}
+            reshard(self._parts.model)
+            return {name: value.clone() for name, value in saved_state(self._parts.model).items()}
 
     def _status(self, state: str, reason: str) -> None:
         if self._parts.launch.is_main:
@@ -269,7 +289,12 @@ class Trainer:
 
 
 def checkpoint_meta(
-    config: Config, assets: Assets, progression: Progression, calendar: str, data_ranks: int
+    config: Config,
+    assets: Assets,
+    progression: Progression,
+    calendar: str,
+    data_ranks: int,
+    base: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return a checkpoint's meta.json: where the run stands and what its weights need to forecast."""
     return {
@@ -277,6 +302,7 @@ def checkpoint_meta(
         "config": config.model_dump(mode="json"),
         "calendar": calendar,
         "samples_a_step": config.trainer.train_batch_size * config.trainer.grad_accum_every * data_ranks,
+        **({"base": base} if base else {}),
         **assets.meta(),
     }
 

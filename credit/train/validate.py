@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ from torch.utils.data import DataLoader
 from credit.data.batch import Batch
 from credit.forecast.step import Stepper, forcing_windows
 from credit.metrics import ErrorSums
+from credit.parallel.reduce import mean_over_ranks
 
 
 def spread_evenly(initial: np.ndarray, most: int) -> np.ndarray:
@@ -19,16 +22,57 @@ def spread_evenly(initial: np.ndarray, most: int) -> np.ndarray:
     return initial[np.linspace(0, len(initial) - 1, most).round().astype(int)]
 
 
+@dataclass(frozen=True)
+class ValidationShare:
+    """One data rank's part of the validation cases.
+
+    Every rank of a sharded model must run the same number of forwards, so all have as many batches of the same sizes; a
+    rank that is short of cases repeats the last one, and what it gives is not counted.
+
+    Attributes:
+        batches: indices of the cases.
+        counted: how many of each batch, from its beginning, count.
+        cases: of all ranks together.
+        ranks: number of data ranks.
+    """
+
+    batches: list[list[int]]
+    counted: list[int]
+    cases: int
+    ranks: int
+
+
+def deal_cases(cases: int, size: int, rank: int, ranks: int) -> ValidationShare:
+    """Return data rank `rank`'s share of `cases` validation cases in batches of at most `size`."""
+    own = list(range(rank, cases, ranks))
+    most = -(-cases // ranks)
+    padded = own + [cases - 1] * (most - len(own))
+    starts = range(0, most, size)
+    return ValidationShare(
+        batches=[padded[first : first + size] for first in starts],
+        counted=[max(0, min(size, len(own) - first)) for first in starts],
+        cases=cases,
+        ranks=ranks,
+    )
+
+
 @torch.no_grad()
 def validate(
-    stepper: Stepper, loss: nn.Module, loader: DataLoader, weight_CHW: torch.Tensor, step_minutes: int, loss_steps: int
+    stepper: Stepper,
+    loss: nn.Module,
+    loader: DataLoader,
+    mine: ValidationShare,
+    weight_CHW: torch.Tensor,
+    step_minutes: int,
+    loss_steps: int,
 ) -> dict[str, float]:
-    """Return the metrics of the weights that are in the model now.
+    """Return the metrics of the weights that are in the model now, over the cases of all ranks; collective.
 
     Args:
         stepper: runs the network, which is put in eval mode and back.
         loss: the training loss, averaged over the first `loss_steps` steps.
-        loader: validation batches.
+        loader: validation batches of this rank.
+        mine: what they are.
         weight_CHW: cell weights by output channel, summing to 1 over each.
         step_minutes: time step.
         loss_steps: as many as training's rollout has.
@@ -36,21 +80,26 @@ def validate(
     model = stepper.model
     was_training = model.training
     model.eval()
-    sums, losses, cases = None, 0.0, 0
-    for host_batch in loader:
+    sums, losses = None, torch.zeros((), dtype=torch.float64, device=weight_CHW.device)
+    for host_batch, counted in zip(loader, mine.counted, strict=True):
         batch: Batch = host_batch.to(weight_CHW.device)
         steps = batch.target_BCTHW.shape[2]
         sums = sums or ErrorSums(weight_CHW, steps)
-        losses += _batch(stepper, loss, batch, sums, min(loss_steps, steps))
-        cases += len(batch.initial_B)
+        losses += _batch(stepper, loss, batch, counted, sums, min(loss_steps, steps))
     model.train(was_training)
     assert sums is not None, "a validation loader is never empty"
+    # tensor-parallel peers have the same cases, so the means are those over the data ranks
+    for values in (losses, sums.model_LC, sums.persistence_LC):
+        values.copy_(mean_over_ranks(values))
+    sums.cases = mine.cases / mine.ranks
     hours = [(number + 1) * step_minutes / 60 for number in range(sums.model_LC.shape[0])]
-    return {"loss": losses / cases, **sums.summary(stepper.channels, hours)}
+    return {"loss": losses.item() / sums.cases, **sums.summary(stepper.channels, hours)}
 
 
-def _batch(stepper: Stepper, loss: nn.Module, batch: Batch, sums: ErrorSums, loss_steps: int) -> float:
-    """Add one batch to `sums` and return its loss times its size."""
+def _batch(
+    stepper: Stepper, loss: nn.Module, batch: Batch, counted: int, sums: ErrorSums, loss_steps: int
+) -> torch.Tensor | float:
+    """Add the first `counted` cases of a batch to `sums` and return their loss times their number."""
     normalizer = stepper.normalizer
     history = normalizer.encode(batch.history_BCTHW, "prognostic")
     windows = forcing_windows(normalizer.encode(batch.forcing_BCTHW, "dynamic_forcing"), history.shape[2])
@@ -61,8 +110,8 @@ def _batch(stepper: Stepper, loss: nn.Module, batch: Batch, sums: ErrorSums, los
     persistence = torch.cat([start, torch.zeros_like(target[:, start.shape[1] :, 0])], dim=1)
     total = 0.0
     for number, output in enumerate(stepper.rollout(history, windows, target.shape[2])):
-        truth = target[:, :, number]
-        sums.add(number, output * std, persistence * std, truth * std)
-        if number < loss_steps:
-            total += loss(output, truth).item() * len(output) / loss_steps
+        output, truth = output[:counted], target[:counted, :, number]
+        sums.add(number, output * std, persistence[:counted] * std, truth * std)
+        if number < loss_steps and counted:
+            total += loss(output, truth).double() * counted / loss_steps
     return total

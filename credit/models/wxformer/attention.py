@@ -75,6 +75,7 @@ class Attention(nn.Module):
         self, dim: int, dim_head: int, window: int, *, strided: bool, dropout: float, bias_index: BiasIndex
     ) -> None:
         super().__init__()
+        self.heads = dim // dim_head
         self.dim_head = dim_head
         self.window = window
         self.strided = strided
@@ -122,10 +123,12 @@ class TransformerLayer(nn.Module):
     _tp_plan = {
         "short_attention.to_qkv": "colwise",
         "short_attention.to_out": "rowwise",
+        "short_attention.position_bias": "shared",
         "short_feed_forward.expand": "colwise",
         "short_feed_forward.contract": "rowwise",
         "long_attention.to_qkv": "colwise",
         "long_attention.to_out": "rowwise",
+        "long_attention.position_bias": "shared",
         "long_feed_forward.expand": "colwise",
         "long_feed_forward.contract": "rowwise",
     }

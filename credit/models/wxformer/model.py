@@ -186,7 +186,7 @@ class WXFormer(nn.Module):
         grid = self.out_shape[2:]
         if y_BCHW.shape[-2:] != grid:
             y_BCHW = F.interpolate(y_BCHW, size=grid, mode="bilinear", align_corners=False)
-        return y_BCHW.contiguous().view(-1, *self.out_shape)
+        return y_BCHW.unflatten(1, self.out_shape[:2]).contiguous()
 
     def _check_output_size(self, strides: Sequence[int], interp: bool) -> None:
         """Raise unless the decoder's output, unpadded, has the grid's size or may be interpolated to it."""

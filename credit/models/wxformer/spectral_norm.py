@@ -14,20 +14,23 @@ needs an explicit order:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from credit.parallel.reduce import local
+
 EPS = 1e-12
 SETTLE_ITERATIONS = 15  # leaves sigma of a random matrix a few per cent low
 
 
-def sigma_of(matrix: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    """Return u^T `matrix` v, a float32 scalar; differentiable in `matrix` alone when u and v need no gradient."""
-    return torch.dot(u, torch.mv(matrix, v))
+def without_autocast(weight: Tensor) -> contextlib.AbstractContextManager:
+    """Return the context for products with `weight`: in bfloat16, as by autocast, they would lose the estimate."""
+    # the meta device has no autocast
+    return contextlib.nullcontext() if weight.is_meta else torch.autocast(weight.device.type, enabled=False)
 
 
 def power_iteration(matrix: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -36,8 +39,16 @@ def power_iteration(matrix: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     return F.normalize(torch.mv(matrix, v), dim=0, eps=EPS), v
 
 
+def itself(part: Tensor) -> Tensor:
+    """Return the sum over the parts of a weight that is whole."""
+    return part
+
+
 class SpectralNorm(nn.Module):
     """Parametrization that divides a weight by an estimate of its largest singular value.
+
+    A weight may be a part of a matrix that is split over ranks by rows (outputs) or columns, see `share`; u and v are
+    split with it, and sigma is that of the whole matrix.
 
     Args:
         weight: the weight to be normalised; only its shape and device are read.
@@ -49,6 +60,8 @@ class SpectralNorm(nn.Module):
         self.out_dim = out_dim
         self.armed = False
         self.per_step = False
+        self._total: Callable[[Tensor], Tensor] = itself
+        self._split: int | None = None
         rows = weight.shape[out_dim]
         # Any unit vector will do here: `initialise` or a state dict sets the real ones.
         self.register_buffer("u", torch.full((rows,), rows**-0.5, device=weight.device))
@@ -58,6 +71,15 @@ class SpectralNorm(nn.Module):
     def matrix(self, weight: Tensor) -> Tensor:
         """Return `weight` as a float32 matrix (out, rest)."""
         return weight.transpose(0, self.out_dim).flatten(1).float()
+
+    def share(self, split: int, total: Callable[[Tensor], Tensor]) -> None:
+        """Take the weight from now on as one part of a matrix.
+
+        Args:
+            split: 0 if the matrix is split by rows (then u is, too), 1 by columns (then v is).
+            total: adds up a tensor over the parts, in the backward pass as well.
+        """
+        self._split, self._total = split, total
 
     def initial_buffers(self, weight: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
         """Return settled u and v for a whole initial `weight`, starting from a random u drawn from `generator`."""
@@ -70,21 +92,38 @@ class SpectralNorm(nn.Module):
     @torch.no_grad()
     def settle_(self, weight: Tensor, iterations: int) -> None:
         """Run `iterations` power iterations of u and v for `weight`, in place."""
-        matrix = self.matrix(weight)
+        matrix, u, v = self.matrix(local(weight)), local(self.u), local(self.v)
         for _ in range(iterations):
-            u, v = power_iteration(matrix, self.u)
-            self.u.copy_(u)
-            self.v.copy_(v)
+            if self._split is None:
+                new_u, new_v = power_iteration(matrix, u)
+            else:
+                new_v = self._unit(torch.mv(matrix.t(), u), along=1)
+                new_u = self._unit(torch.mv(matrix, new_v), along=0)
+            u.copy_(new_u)
+            v.copy_(new_v)
+
+    def _unit(self, product: Tensor, along: int) -> Tensor:
+        """Return a product with the matrix, scaled to length 1; `along` says whether it runs along rows or columns."""
+        if self._split == along:
+            return product / self._total(product.square().sum()).sqrt().clamp(min=EPS)
+        return F.normalize(self._total(product), dim=0, eps=EPS)
+
+    def iterate_if_armed(self, weight: Tensor) -> None:
+        """Take the ordered power iteration for `weight` if training and gradients are on."""
+        # The flag comes last: so a compiled forward depends on it in training alone, and there it is always down.
+        if self.training and torch.is_grad_enabled() and self.armed:
+            with without_autocast(weight):
+                self.settle_(weight.detach(), 1)
+            self.armed = False
 
     def forward(self, weight: Tensor) -> Tensor:
         """Return `weight` / sigma in the dtype of `weight`; iterates first if armed, training and gradients are on."""
-        # Autocast would compute the products in bfloat16, which loses the estimate. (The meta device has no autocast.)
-        with contextlib.nullcontext() if weight.is_meta else torch.autocast(weight.device.type, enabled=False):
-            if self.armed and self.training and torch.is_grad_enabled():
-                self.settle_(weight.detach(), 1)
-                self.armed = False
+        self.iterate_if_armed(weight)
+        weight = local(weight)
+        with without_autocast(weight):
             # Clones, because backward needs the values of this forward while the buffers move on in place.
-            sigma = sigma_of(self.matrix(weight), self.u.clone(), self.v.clone())
+            u, v = local(self.u).clone(), local(self.v).clone()
+            sigma = self._total(torch.dot(u, torch.mv(self.matrix(weight), v)))
             # A product with 1 / sigma: the backward of a division makes several more passes over the weight.
             return (weight.float() * sigma.reciprocal()).to(weight.dtype)
 
@@ -99,20 +138,35 @@ def apply_spectral_norm(model: nn.Module) -> nn.Module:
     return model
 
 
-def parametrizations(model: nn.Module) -> Iterator[tuple[str, SpectralNorm, nn.Parameter]]:
-    """Yield (name, parametrization, original weight) of every spectrally normalised weight, reading no `.weight`."""
+def parametrizations(model: nn.Module) -> Iterator[tuple[str, SpectralNorm, parametrize.ParametrizationList]]:
+    """Yield (name, parametrization, all parametrizations of the weight) of every spectrally normalised weight."""
     for name, module in model.named_modules():
-        if parametrize.is_parametrized(module, "weight") and isinstance(
-            module.parametrizations.weight[0], SpectralNorm
-        ):
+        if parametrize.is_parametrized(module, "weight"):
             chain = module.parametrizations.weight
-            yield f"{name}.parametrizations.weight.0", chain[0], chain.original
+            for i, link in enumerate(chain):
+                if isinstance(link, SpectralNorm):
+                    yield f"{name}.parametrizations.weight.{i}", link, chain
+
+
+def unnormalised(chain: parametrize.ParametrizationList) -> Tensor:
+    """Return what spectral norm, the last of a weight's parametrizations, is given."""
+    *before, last = chain
+    assert isinstance(last, SpectralNorm), "nothing may come after spectral norm"
+    weight = chain.original
+    for link in before:
+        weight = link(weight)
+    return weight
+
+
+def trains(chain: parametrize.ParametrizationList) -> bool:
+    """Whether the weight can change: only then do its vectors move, so that a frozen layer's function stays."""
+    return any(parameter.requires_grad for parameter in chain.parameters())
 
 
 def arm(model: nn.Module) -> None:
-    """Order one power iteration of every weight in the next training forward. Called once an optimizer step."""
-    for _, norm, _ in parametrizations(model):
-        norm.armed = True
+    """Order one power iteration of every weight that trains, in the next forward. Called once an optimizer step."""
+    for _, norm, chain in parametrizations(model):
+        norm.armed = trains(chain)
 
 
 def iterate_per_step(model: nn.Module) -> None:
@@ -124,8 +178,15 @@ def iterate_per_step(model: nn.Module) -> None:
 def arm_for_forward(model: nn.Module) -> None:
     """Arm the weights of a model that nobody times: one iteration per training forward. For a model's own forward."""
     if model.training and torch.is_grad_enabled():
-        for _, norm, _ in parametrizations(model):
-            norm.armed = not norm.per_step or norm.armed
+        for _, norm, chain in parametrizations(model):
+            norm.armed = trains(chain) if not norm.per_step else norm.armed
+
+
+def iterate_before_forward(module: nn.Module, args: tuple) -> None:
+    """Take the ordered power iterations of all weights in `module`; a forward pre-hook, for compiled forwards."""
+    for _, norm, chain in parametrizations(module):
+        if norm.armed:
+            norm.iterate_if_armed(unnormalised(chain))
 
 
 def vectors(model: nn.Module) -> dict[str, Tensor]:
@@ -133,7 +194,14 @@ def vectors(model: nn.Module) -> dict[str, Tensor]:
     return {f"{name}.{key}": getattr(norm, key) for name, norm, _ in parametrizations(model) for key in ("u", "v")}
 
 
-def settle_(model: nn.Module, iterations: int = SETTLE_ITERATIONS) -> None:
-    """Run `iterations` power iterations for the present weights, in place, as after putting in averaged weights."""
-    for _, norm, weight in parametrizations(model):
-        norm.settle_(weight.detach(), iterations)
+@torch.no_grad()
+def settle_(modules: Iterable[nn.Module], iterations: int = SETTLE_ITERATIONS) -> None:
+    """Run `iterations` power iterations for the present weights of `modules` themselves, not of what is inside them.
+
+    In place, as after putting in averaged weights; of a sharded model, while the weights are whole. Weights that do
+    not train keep their vectors.
+    """
+    for module in modules:
+        for _, norm, chain in parametrizations(module) if parametrize.is_parametrized(module, "weight") else ():
+            if trains(chain):
+                norm.settle_(unnormalised(chain), iterations)

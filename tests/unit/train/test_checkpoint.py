@@ -2,73 +2,229 @@
 
 from __future__ import annotations
 
-import errno
 import json
+import random
+import resource
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from credit.errors import CheckpointError
-from credit.train import checkpoint
+from credit.train import checkpoint, sharded
+from credit.train.store import CheckpointStore
 
 
-def save(folder: Path, step: int) -> Path:
-    tensors = {"model": {"weight": torch.full((3,), float(step))}, "assets": {}}
-    path = checkpoint.save_checkpoint(folder, step, tensors, {"note": "x"})
-    checkpoint.point(folder, "latest", path)
+def tensors(step: float) -> dict[str, dict[str, Tensor]]:
+    """Return tensors of every kind that a run has, different at each step."""
+    odd = {
+        "matrix": torch.full((40, 5), step),
+        "scalar": torch.tensor(step, dtype=torch.float64),
+        "bfloat16": torch.full((7,), step, dtype=torch.bfloat16),
+        "count": torch.tensor(int(step)),
+        "flag": torch.tensor([True, False]),
+        "empty": torch.zeros(0, 4),
+        "strided": torch.arange(24.0).reshape(4, 6).t() + step,
+        "channels_last": torch.arange(120.0).reshape(2, 3, 4, 5).to(memory_format=torch.channels_last) * step,
+    }
+    return {"model": odd, "optimizer": {"matrix/exp_avg": torch.full((40, 5), -step)}, "forecast": {}}
+
+
+ASSETS = {"mask": torch.tensor([[True, False]]), "turned": torch.arange(6.0).reshape(2, 3).t()}
+
+
+def save(folder: Path, *steps: int, keep_last: int | None = None, **options: object) -> Path:
+    """Save these steps one after the other and return the last."""
+    with CheckpointStore(folder, keep_last) as store:
+        for step in steps:
+            path = store.save(step, tensors(step), ASSETS, {"note": "x"}, **options)
     return path
+
+
+def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
+    return found.keys() == expected.keys() and all(
+        torch.equal(found[name], value) and found[name].dtype == value.dtype for name, value in expected.items()
+    )
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Let every write beyond `size` bytes fail, as on a full disk; the limit is this process's."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_round_trip(tmp_path: Path) -> None:
     path = save(tmp_path, 7)
     assert path.name == "step_00000007"
-    assert checkpoint.load_meta(path)["note"] == "x"
-    assert torch.equal(checkpoint.load_tensors(path, "model")["weight"], torch.full((3,), 7.0))
+    assert checkpoint.find_damage(path) is None
+    meta = checkpoint.load_meta(path)
+    assert meta["note"] == "x" and meta["step"] == 7
+    for stem, expected in tensors(7).items():
+        assert same(checkpoint.load_tensors(path, stem), expected)
+        assert checkpoint.stored_shapes(path, stem) == {name: value.shape for name, value in expected.items()}
+        state = {name: torch.full_like(value, 9) for name, value in expected.items()}
+        checkpoint.load_into(path, stem, state)
+        assert same(state, expected)
+    assert same(checkpoint.load_tensors(path, "assets"), ASSETS)
     assert (tmp_path / "latest").resolve() == path.resolve()
-    assert not list(tmp_path.glob(".*"))
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["latest", "step_00000007"]
+    probe = tmp_path / "probe"
+    probe.touch()
+    assert {file.stat().st_mode for file in path.rglob("*") if file.is_file()} == {probe.stat().st_mode}
 
 
-@pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "no manifest"])
-def test_damage_is_skipped_with_a_warning(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
-    good, bad = save(tmp_path, 1), save(tmp_path, 2)
-    file = bad / "model.safetensors"
-    content = file.read_bytes()
-    if damage == "truncate":
-        file.write_bytes(content[:-4])
-    elif damage == "flip":
-        file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    elif damage == "remove":
-        file.unlink()
-    else:
-        (bad / "manifest.json").unlink()
-    assert checkpoint.newest_checkpoint(tmp_path) == good
+def test_what_is_saved_is_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training changes its tensors as soon as `save` returns, long before they are written."""
+    go, wrote = threading.Event(), sharded.save_file
+
+    def late(*args: object, **options: object) -> None:
+        assert go.wait(60)
+        wrote(*args, **options)
+
+    monkeypatch.setattr(sharded, "save_file", late)
+    live, meta = tensors(1), {"position": 1}
+    with CheckpointStore(tmp_path) as store:
+        path = store.save(1, live, ASSETS, meta)
+        for named in live.values():
+            for value in named.values():
+                value.zero_()
+        meta["position"] = 2
+        assert not path.exists() and store.committed is None
+        go.set()
+        store.wait()
+        assert store.committed == 1 and store.seconds > 0
+    assert same(checkpoint.load_tensors(path, "model"), tensors(1)["model"])
+    assert same(checkpoint.load_tensors(path, "optimizer"), tensors(1)["optimizer"])
+    assert checkpoint.load_meta(path)["position"] == 1
+
+
+def test_saves_follow_each_other(tmp_path: Path) -> None:
+    """The host memory of one save is used again by the next, which may have other tensors."""
+    with CheckpointStore(tmp_path) as store:
+        for step in (1, 2):
+            store.save(step, tensors(step), ASSETS, {})
+        store.save(3, {"model": {"matrix": torch.ones(3, 3), "new": torch.ones(2)}}, {}, {})
+    for step in (1, 2):
+        assert same(checkpoint.load_tensors(tmp_path / f"step_0000000{step}", "model"), tensors(step)["model"])
+    assert same(
+        checkpoint.load_tensors(tmp_path / "step_00000003", "model"),
+        {"matrix": torch.ones(3, 3), "new": torch.ones(2)},
+    )
+
+
+def truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-4])
+
+
+def flip(file: Path, position: int = -1) -> None:
+    content = bytearray(file.read_bytes())
+    content[position] ^= 1
+    file.write_bytes(content)
+
+
+def add(file: Path) -> None:
+    file.with_name("rank_00009.safetensors").write_bytes(file.read_bytes())
+
+
+@pytest.mark.parametrize("damage", [truncate, flip, Path.unlink, add])
+@pytest.mark.parametrize("name", ["model/rank_00000.safetensors", "assets.safetensors", "meta.json", "manifest.json"])
+def test_damage_is_skipped_with_a_warning(
+    tmp_path: Path, damage: Callable[[Path], None], name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = save(tmp_path, 1, 2)
+    damage(bad / name)
+    assert checkpoint.newest_checkpoint(tmp_path) == tmp_path / "step_00000001"
     assert "step_00000002" in caplog.text
     with pytest.raises(CheckpointError, match="step_00000002"):
         checkpoint.resolve_checkpoint(tmp_path, str(bad))
 
 
-def test_a_full_disk_leaves_the_old_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_flipped_byte_is_found(tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    draw = random.Random(0)
+    for _ in range(300):
+        file = draw.choice(files)
+        content = file.read_bytes()
+        flip(file, draw.randrange(len(content)))
+        assert checkpoint.find_damage(path) is not None, file
+        file.write_bytes(content[: draw.randrange(len(content))])
+        assert checkpoint.find_damage(path) is not None, file
+        file.write_bytes(content)
+    assert checkpoint.find_damage(path) is None
+
+
+@pytest.mark.parametrize(("what", "limit"), [("weights", 900), ("meta", 5000)])
+def test_a_full_disk_leaves_the_old_ones(tmp_path: Path, what: str, limit: int) -> None:
     good = save(tmp_path, 1)
+    meta = {"note": "x" * (10 * limit if what == "meta" else 1)}
+    says = "step_00000002.*File too large.*older checkpoints are untouched"
+    with CheckpointStore(tmp_path) as store:
+        with largest_file(limit):
+            store.save(2, tensors(2), ASSETS, meta)
+            with pytest.raises(CheckpointError, match=says):
+                store.save(3, tensors(3), ASSETS, meta)
+            with pytest.raises(CheckpointError, match=says):
+                store.save(2, tensors(2), ASSETS, meta, synchronous=True)
+        assert checkpoint.newest_checkpoint(tmp_path) == good
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_00000001"]
+        assert store.committed is None
+        store.wait()  # an error is told once
+        store.save(3, tensors(3), ASSETS, meta)
+    assert checkpoint.newest_checkpoint(tmp_path) == tmp_path / "step_00000003"
 
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
-    with pytest.raises(CheckpointError, match="No space left on device.*older checkpoints are untouched"):
-        save(tmp_path, 2)
-    assert checkpoint.newest_checkpoint(tmp_path) == good
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_00000001"]
+def test_the_end_of_a_run_completes_its_save(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(KeyError, match="why"), CheckpointStore(tmp_path) as store:
+        store.save(1, tensors(1), ASSETS, {})
+        raise KeyError("why")
+    assert checkpoint.newest_checkpoint(tmp_path) == tmp_path / "step_00000001"
+    with largest_file(900):
+        with pytest.raises(CheckpointError, match="step_00000002"), CheckpointStore(tmp_path) as store:
+            store.save(2, tensors(2), ASSETS, {})
+        with pytest.raises(KeyError, match="why"), CheckpointStore(tmp_path) as store:
+            store.save(2, tensors(2), ASSETS, {})
+            raise KeyError("why")
+    assert "step_00000002: cannot be saved" in caplog.text
 
 
-def test_pruning_keeps_latest_and_best(tmp_path: Path) -> None:
-    for step in range(1, 6):
-        path = save(tmp_path, step)
-        if step == 2:
-            checkpoint.point(tmp_path, "best", path)
-    checkpoint.prune(tmp_path, keep_last=2)
-    assert [path.name[-1] for path in checkpoint.list_checkpoints(tmp_path)] == ["2", "4", "5"]
+def test_what_a_kill_left_is_removed(tmp_path: Path) -> None:
+    left = tmp_path / ".step_00000005.part" / "model"
+    left.mkdir(parents=True)
+    (left / "rank_00000.safetensors").write_text("half")
+    assert checkpoint.newest_checkpoint(tmp_path) is None
+    save(tmp_path, 6)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_00000006"]
+
+
+def test_a_step_that_is_saved_again_is_replaced(tmp_path: Path) -> None:
+    path = save(tmp_path, 4)
+    (path / "model" / "rank_00000.safetensors").write_text("damaged")
+    save(tmp_path, 4)
+    assert checkpoint.newest_checkpoint(tmp_path) == path
+
+
+def test_links_and_pruning(tmp_path: Path) -> None:
+    with CheckpointStore(tmp_path, keep_last=2) as store:
+        for step in range(1, 6):
+            store.save(step, tensors(step), ASSETS, {}, links=("latest", "best") if step == 2 else ("latest",))
+        store.wait()
+        assert [path.name[-1] for path in checkpoint.list_checkpoints(tmp_path)] == ["2", "4", "5"]
+        assert checkpoint.resolve_checkpoint(tmp_path, "best") == (tmp_path / "step_00000002").resolve()
+        store.save(6, tensors(6), ASSETS, {})
+        store.point("best", 6)  # after the save that is under way
+        assert checkpoint.resolve_checkpoint(tmp_path, "best") == (tmp_path / "step_00000006").resolve()
 
 
 def test_nothing_there(tmp_path: Path) -> None:
@@ -78,18 +234,52 @@ def test_nothing_there(tmp_path: Path) -> None:
             checkpoint.resolve_checkpoint(tmp_path, which)
 
 
-def test_another_format(tmp_path: Path) -> None:
-    path = save(tmp_path, 1)
-    meta = json.loads((path / "meta.json").read_text())
-    (path / "meta.json").write_text(json.dumps({**meta, "format": 99}))
+def test_formats(tmp_path: Path) -> None:
+    """Format 1 has one file for each set of tensors; formats to come are refused."""
+    path = tmp_path / "step_00000003"
+    path.mkdir()
+    expected = {name: value.contiguous() for name, value in tensors(3)["model"].items()}
+    save_file(expected, path / "model.safetensors")
+    (path / "meta.json").write_text(json.dumps({"format": 1, "step": 3}))
+    facts = {
+        file.name: {"size": file.stat().st_size, "crc32": zlib.crc32(file.read_bytes())} for file in path.iterdir()
+    }
+    (path / "manifest.json").write_text(json.dumps(facts))
+    assert checkpoint.resolve_checkpoint(tmp_path, "latest") == path.resolve()
+    assert checkpoint.load_meta(path)["step"] == 3
+    assert same(checkpoint.load_tensors(path, "model"), expected)
+    state = {name: torch.zeros_like(value) for name, value in expected.items()}
+    checkpoint.load_into(path, "model", state)
+    assert same(state, expected)
+    (path / "meta.json").write_text(json.dumps({"format": 99}))
     with pytest.raises(CheckpointError, match="format 99"):
         checkpoint.load_meta(path)
+
+
+def test_fingerprint_tells_weights_apart(tmp_path: Path) -> None:
+    found = {checkpoint.fingerprint(save(tmp_path / str(n), step), "model") for n, step in enumerate((1, 1, 2))}
+    assert len(found) == 2 and all(len(value) == 8 for value in found)
 
 
 def test_weights_of_another_model(tmp_path: Path) -> None:
     model = nn.Linear(3, 2)
     state = {"weight": torch.zeros(2, 4), "gain": torch.zeros(2)}
-    with pytest.raises(CheckpointError) as caught:
-        checkpoint.load_state(model, state, tmp_path)
-    text = str(caught.value)
-    assert "1 missing (bias)" in text and "1 left over (gain)" in text and "weight (2, 4) instead of (2, 3)" in text
+    with CheckpointStore(tmp_path) as store:
+        path = store.save(1, {"model": state}, {}, {})
+    for load in (
+        lambda: checkpoint.load_state(model, state, tmp_path),
+        lambda: checkpoint.load_into(path, "model", model.state_dict()),
+    ):
+        with pytest.raises(CheckpointError) as caught:
+            load()
+        text = str(caught.value)
+        assert "1 missing (bias)" in text and "1 left over (gain)" in text
+        assert "weight (2, 4) instead of (2, 3)" in text and str(tmp_path) in text
+
+
+def test_a_model_is_loaded_in_place(tmp_path: Path) -> None:
+    source, model = nn.Linear(3, 2), nn.Linear(3, 2)
+    parameters = list(model.parameters())
+    checkpoint.load_state(model, source.state_dict(), tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(parameters, source.parameters(), strict=True))
+    assert all(p.requires_grad and p.is_leaf for p in parameters)

@@ -1,0 +1,88 @@
+"""Memory that stays with each rank: weights, gradients and optimizer state, by mesh.
+
+Every mesh of the ranks is built for real: the model on the meta device, split and sharded, then given memory, weights,
+gradients and AdamW's state as in training. What a rank holds is counted from its own tensors, the largest rank's is
+shown, and the saving is against ddp, where every rank holds everything. Meshes are replicate x shard x tensor.
+
+    torchrun --standalone --nproc-per-node=4 benchmarks/memory.py [--decoder pixel_shuffle]
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+import torch.distributed as dist
+
+from credit.config.schema_trainer import ParallelismConfig, TrainerConfig
+from credit.models.initialise import initial_values
+from credit.models.registry import build_model
+from credit.parallel.apply import parallelize
+from credit.parallel.launch import process_group, read_launch
+from credit.parallel.materialise import allocate_, fill_, require_filled
+from credit.parallel.mesh import RunMesh, build_mesh, plan_degrees
+from credit.parallel.reduce import local_part
+from credit.train.optim import build_optimizer
+
+PUBLISHED = {
+    "image_height": 640, "image_width": 1280, "in_channels": 74, "out_channels": 71,
+    "dim": [128, 256, 512, 1024], "depth": [2, 2, 8, 2], "dim_head": 32,
+    "global_window_size": [10, 5, 2, 1], "local_window_size": 10, "interp": False,
+    "padding": {"mode": "earth", "lat": [80, 80], "lon": [80, 80]},
+}  # fmt: skip
+MESHES = [
+    {"data": "ddp"},
+    {"data": "fsdp2"},
+    {"data": "fsdp2", "tensor": 2},
+    {"data": "fsdp2", "tensor": 4},
+    {"data": "none", "tensor": 4},
+    {"data": "fsdp2", "replicate": 2},
+    {"data": "fsdp2", "replicate": 2, "tensor": 2},
+]
+
+
+def held_bytes(mesh: RunMesh, data: str, decoder: str) -> tuple[int, int]:
+    """Return the parameters of the model and the bytes that this rank holds."""
+    with torch.device("meta"):
+        model = build_model("wxformer", **PUBLISHED, decoder=decoder)
+    parameters = sum(p.numel() for p in model.parameters())
+    parallelize(model, mesh, shard=data != "none")
+    allocate_(model, torch.device("cpu"))
+    fill_(model, initial_values(model, seed=0))
+    require_filled(model)
+    optimizer = build_optimizer(model, TrainerConfig(max_steps=1))
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    held = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters())]
+    held += [value for state in optimizer.state.values() for value in state.values()]
+    return parameters, sum(local_part(t).numel() * local_part(t).element_size() for t in held)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--decoder", default="transposed", choices=("transposed", "pixel_shuffle"))
+    decoder = parser.parse_args().decoder
+    torch.set_num_threads(1)
+    launch = read_launch()
+    if launch.world < 2:
+        parser.error("start it with torchrun on two ranks or more")
+    with process_group(launch, torch.device("cpu"), timeout_minutes=20):
+        whole = 0
+        for conf in MESHES:
+            degrees = plan_degrees(ParallelismConfig(**conf), launch.world)
+            mesh = build_mesh(degrees, launch.rank, "cpu")
+            parameters, held = held_bytes(mesh, conf["data"], decoder)
+            most = torch.tensor(held)
+            dist.all_reduce(most, dist.ReduceOp.MAX)
+            whole = whole or most.item()
+            if launch.is_main:
+                if conf is MESHES[0]:
+                    print(f"WXFormer, {parameters / 1e6:.1f} M parameters, float32, {launch.world} ranks\n")
+                    print("| data | replicate x shard x tensor | MB a rank | saved |\n|---|---|---|---|")
+                grid = f"{degrees.replicate} x {degrees.shard} x {degrees.tensor}"
+                saved = 1 - most.item() / whole
+                print(f"| {conf['data']} | {grid} | {most.item() / 1e6:.0f} | {100 * saved:.1f} % |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""The run's network: derived shapes, ranks, memory; one process and many take the same way."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from credit.channels import ChannelMap
+from credit.config import Config
+from credit.config.schema_trainer import MixedPrecisionConfig
+from credit.errors import ConfigError
+from credit.grid import LatLonGrid
+from credit.models.lora import apply_lora
+from credit.models.registry import build_model, model_class
+from credit.models.wxformer import spectral_norm
+from credit.parallel.apply import parallelize
+from credit.parallel.fsdp2 import _build_mp_policy
+from credit.parallel.materialise import allocate_
+from credit.parallel.mesh import RunMesh
+from credit.train.assets import Assets, is_vector_component
+
+logger = logging.getLogger(__name__)
+
+
+def choose_device(name: str, local_rank: int = 0) -> torch.device:
+    """Return the device of ``trainer.device``; of a host's GPUs, the one of the process with `local_rank`."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("trainer.device: cuda, but torch sees no GPU here; use auto or cpu")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda":
+        return torch.device("cuda", local_rank % torch.cuda.device_count())
+    return torch.device(name)
+
+
+def build_network(config: Config, channels: ChannelMap, grid: LatLonGrid, attributes: Mapping) -> nn.Module:
+    """Return the untrained network; shapes and channel counts are derived from channels and grid."""
+    rows, columns = grid.shape
+    derived = {
+        "image_height": rows,
+        "image_width": columns,
+        "in_channels": len(channels.input),
+        "out_channels": len(channels.output),
+        "frames": config.data.history_len,
+        "output_frames": 1,
+    }
+    vectors = [n for n, c in enumerate(channels.input) if is_vector_component(config.data, c, attributes)]
+    known = {"vector_channels": vectors, "pole_points": grid.has_pole_points}
+    asked = inspect.signature(model_class(config.model.type)).parameters
+    derived |= {name: value for name, value in known.items() if name in asked}
+    return build_model(config.model.type, **config.model.model_dump(exclude={"type", "residual"}), **derived)
+
+
+def allocate_network(config: Config, assets: Assets, mesh: RunMesh, device: torch.device) -> tuple[nn.Module, bool]:
+    """Return the network on its ranks, with memory but without values, and whether it is to run under autocast.
+
+    It is built on the meta device, so no rank ever holds more than its part.
+    """
+    conf = config.trainer
+    with torch.device("meta"):
+        model = build_network(config, assets.channels, assets.grid, assets.attributes)
+    if conf.lora is not None:
+        apply_lora(model, conf.lora)
+    sharded = mesh.device_mesh is not None and conf.parallelism.data != "none"
+    policy = None
+    # weights gathered in bfloat16 would round away what adapters add to them; autocast rounds the sum
+    if sharded and conf.amp and conf.lora is None:
+        asked = conf.fsdp2_mp_policy or MixedPrecisionConfig()
+        policy = _build_mp_policy({"trainer": {"amp": True, "fsdp2_mp_policy": asked.model_dump()}})
+    autocast = conf.amp and policy is None
+    logger.info(
+        "ranks: %s; computed in %s", mesh.describe(), policy or ("bfloat16 (autocast)" if autocast else "float32")
+    )
+    parallelize(
+        model,
+        mesh,
+        shard=sharded,
+        checkpoint=conf.activation_checkpoint,
+        compile_blocks=compile_blocks if conf.compile else None,
+        policy=policy,
+        reshard_after_forward=conf.parallelism.reshard_after_forward,
+        cpu_offload=conf.parallelism.cpu_offload,
+    )
+    allocate_(model, device, host_parameters=sharded and conf.parallelism.cpu_offload)
+    return model, autocast
+
+
+def compile_blocks(model: nn.Module, backend: str = "inductor") -> None:
+    """torch.compile every marked block, with the checkpointing around it, in place; before FSDP2.
+
+    A block is one graph, and code that torch cannot trace is an error. Spectral norm's power iteration runs before it:
+    inside, its flag would double the graphs, and checkpointing refuses code that changes state. Forwards are compiled,
+    not modules, so that hooks stay outside too. FSDP2 puts its own hook first, so the iteration sees whole weights.
+
+    Args:
+        model: on any device.
+        backend: of torch.compile; tests take one that compiles faster.
+    """
+    marked = [module for module in model.modules() if getattr(module, "_fsdp2_shard", False)]
+    inside = {id(child) for module in marked for child in module.children()}
+    units = [module for module in marked if id(module) not in inside]
+    # All blocks count against one limit. Each has a graph for training, for validation and its last, smaller batch,
+    # and a first block whose input needs no gradient at the rollout's start one more.
+    limit = torch._dynamo.config.recompile_limit
+    torch._dynamo.config.recompile_limit = max(limit, 4 * len(units))
+    for unit in units:
+        unit.register_forward_pre_hook(spectral_norm.iterate_before_forward)
+        # Blocks of one class differ in shape: left to itself, torch would compile the second for any shape, where
+        # inductor fails ("cannot determine truth value of Relational", torch 2.13).
+        unit.forward = torch.compile(unit.forward, fullgraph=True, dynamic=False, backend=backend)

@@ -1,0 +1,51 @@
+"""A failure of one rank is a failure of all, so that no rank waits for the others in vain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch.distributed as dist
+from safetensors import SafetensorError
+
+from credit.errors import CheckpointError, CreditError
+
+T = TypeVar("T")
+
+
+def rank_of(group: dist.ProcessGroup | None = None) -> int:
+    """Return this process's rank, 0 where there is no process group."""
+    return dist.get_rank(group) if dist.is_initialized() else 0
+
+
+def together(what: Callable[[], T], group: dist.ProcessGroup | None = None) -> list[T]:
+    """Collective: call `what` on every rank and return what each of them returned, in the order of ranks.
+
+    Args:
+        what: has no collectives in it; its result can be pickled.
+        group: ranks that take part, all of the run by default. Without a process group there is this process alone.
+
+    Raises:
+        CreditError: on every rank, if `what` failed on any: a rank's own error, or the first of the others'. What is no
+            CreditError becomes a CheckpointError.
+    """
+    mine, own = None, None
+    try:
+        mine = what()
+    except CreditError as error:
+        own = error
+    except Exception as error:
+        # the texts of these two are made to be read
+        own = CheckpointError(str(error) if isinstance(error, OSError | SafetensorError) else repr(error))
+        own.__cause__ = error
+    results = [(mine, own)]
+    if dist.is_initialized():
+        results *= dist.get_world_size(group)
+        try:
+            dist.all_gather_object(results, (mine, own), group=group)
+        except RuntimeError as error:
+            raise CheckpointError(f"the ranks have lost each other: {error}") from error
+    problem = own or next((error for _, error in results if error is not None), None)
+    if problem is not None:
+        raise problem
+    return [value for value, _ in results]

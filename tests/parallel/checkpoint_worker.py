@@ -1,0 +1,226 @@
+"""What every rank of test_checkpoint.py does; started by torchrun with the test's folder."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.distributed.checkpoint import HuggingFaceStorageReader
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from credit.errors import CheckpointError
+from credit.train import checkpoint, sharded
+from credit.train.store import CheckpointStore
+
+RANKS = 4
+
+
+class Odd(nn.Module):
+    """Weights that no number of ranks divides, some smaller than the ranks are many, and buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.column = nn.Linear(6, 10)
+        self.row = nn.Linear(10, 7)
+        self.norm = nn.LayerNorm(7)
+        self.narrow = nn.Parameter(torch.zeros(3, 5, 2, dtype=torch.bfloat16))
+        self.tiny = nn.Parameter(torch.zeros(1, 3))
+        self.register_buffer("vector", torch.zeros(5))
+        self.register_buffer("count", torch.tensor(0))
+
+
+def values(model: nn.Module) -> dict[str, Tensor]:
+    """Return whole values for every tensor of the model, the same on every rank."""
+    generator = torch.Generator().manual_seed(1)
+    whole = {}
+    for name, tensor in sorted(model.state_dict().items()):
+        drawn = torch.randn(tensor.shape, generator=generator)
+        whole[name] = (drawn * 100).to(tensor.dtype)
+    return whole
+
+
+def plain() -> nn.Module:
+    return Odd()
+
+
+def fsdp4() -> nn.Module:
+    return fully_shard(Odd(), mesh=init_device_mesh("cpu", (4,)))
+
+
+def hybrid() -> nn.Module:
+    return fully_shard(Odd(), mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
+
+
+def grid() -> nn.Module:
+    """2 x 2: split layers on (dp, tp), the others flattened over both, so that every kind of mesh occurs at once."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    model = parallelize_module(Odd(), mesh["tp"], {"column": ColwiseParallel(), "row": RowwiseParallel()})
+    for layer in (model.column, model.row):
+        fully_shard(layer, mesh=mesh["dp"])
+    return fully_shard(model, mesh=init_device_mesh("cpu", (4,)))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"plain": plain, "fsdp4": fsdp4, "hybrid": hybrid, "grid": grid}
+
+
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return the live tensors, and one for each that stands for an optimizer's on the same mesh."""
+    live = model.state_dict()
+    moments = {f"{name}/exp_avg": torch.zeros_like(value) for name, value in live.items() if value.ndim}
+    return {**live, **moments, "steps": torch.tensor(0.0)}
+
+
+def expected_of(whole: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the whole values of `state_of`."""
+    moments = {f"{name}/exp_avg": -value for name, value in whole.items() if value.ndim}
+    return {**whole, **moments, "steps": torch.tensor(17.0)}
+
+
+def gathered(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Collective: return the whole tensors as torch puts them together."""
+    return {name: v.full_tensor() if isinstance(v, DTensor) else v.clone() for name, v in state.items()}
+
+
+def require_equal(state: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    found = gathered(state)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+        assert found[name].dtype == value.dtype, name
+
+
+def fill(model: nn.Module, state: dict[str, Tensor], expected: dict[str, Tensor], folder: Path) -> None:
+    """Give the model its values through `load_state`, the rest by arithmetic on DTensors."""
+    checkpoint.load_state(model, {name: expected[name] for name in model.state_dict()}, folder)
+    with torch.no_grad():
+        for name in state:
+            if name.endswith("/exp_avg"):
+                state[name].copy_(-state[name.removesuffix("/exp_avg")])
+        state["steps"].fill_(17.0)
+
+
+def stored_once(path: Path, expected: dict[str, Tensor]) -> None:
+    """Every element is in exactly one rank's file."""
+    counts = dict.fromkeys(expected, 0)
+    for file in (path / "all").glob("*.safetensors"):
+        with safe_open(file, "pt") as content:
+            for name in content.keys():  # noqa: SIM118
+                counts[name] += content.get_tensor(name).numel()
+    assert counts == {name: value.numel() for name, value in expected.items()}
+
+
+def check_save(folder: Path, kind: str, expected: dict[str, Tensor]) -> None:
+    """Save on one mesh while the ranks talk to each other, and leave what was saved as it was."""
+    model = MODELS[kind]()
+    state = state_of(model)
+    fill(model, state, expected, folder)
+    require_equal(state, expected)
+    with CheckpointStore(folder / kind) as store:
+        path = store.save(1, {"all": state}, {"mask": torch.ones(2)}, {"kind": kind}, links=("latest", "best"))
+        for value in state.values():
+            sharded.local_part(value).zero_()
+        for _ in range(50):
+            dist.all_reduce(torch.ones(1000))
+        store.wait()
+        assert store.committed == 1
+    assert checkpoint.resolve_checkpoint(folder / kind, "best") == path
+    stored_once(path, expected)
+
+
+def check_load(folder: Path, kind: str, expected: dict[str, Tensor]) -> None:
+    """Load on one mesh what was saved on each, and by one process without a group."""
+    for source in (*MODELS, "single"):
+        model = MODELS[kind]()
+        state = state_of(model)
+        path = checkpoint.resolve_checkpoint(folder / source, "latest")
+        checkpoint.load_into(path, "all", state)
+        require_equal(state, expected)
+        torch_reads = state_of(MODELS[kind]())
+        dcp.load(torch_reads, storage_reader=HuggingFaceStorageReader(str(path / "all")))
+        require_equal(torch_reads, expected)
+    # what fails on one rank, or on all, is told by all
+    del state["steps"]
+    for wrong, says in ((dict(state), "1 left over (steps)"), ({**state, "x": state["tiny"]}, "1 missing (x)")):
+        if says.startswith("1 left") and dist.get_rank() != 2:
+            wrong["steps"] = torch.tensor(0.0)
+        assert says in error_of(lambda wrong=wrong: checkpoint.load_into(path, "all", wrong))
+
+
+def error_of(action: Callable[[], object]) -> str:
+    try:
+        action()
+    except CheckpointError as error:
+        return str(error)
+    raise AssertionError("no CheckpointError")
+
+
+def check_full_disk(folder: Path, expected: dict[str, Tensor]) -> None:
+    """The disk of one rank is full: no rank's save succeeds, the old one stays, and the next one works."""
+    model = fsdp4()
+    state = state_of(model)
+    fill(model, state, expected, folder)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with CheckpointStore(folder / "fsdp4", keep_last=1) as store:
+        if dist.get_rank() == 2:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (500, hard))
+        store.save(2, {"all": state}, {}, {})
+        assert "File too large" in error_of(store.wait)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert checkpoint.newest_checkpoint(folder / "fsdp4").name == "step_00000001"
+        dist.barrier()
+        assert sorted(path.name for path in (folder / "fsdp4").iterdir()) == ["best", "latest", "step_00000001"]
+        dist.barrier()
+        store.save(3, {"all": state}, {}, {}, synchronous=True)
+        assert [path.name for path in checkpoint.list_checkpoints(folder / "fsdp4")] == [
+            "step_00000001",
+            "step_00000003",
+        ]
+        store.point("best", 3)
+        assert checkpoint.resolve_checkpoint(folder / "fsdp4", "best").name == "step_00000003"
+
+
+def check_damage(folder: Path) -> None:
+    """Each rank verifies its share; all ranks learn of the damage and take the same older checkpoint."""
+    for number in range(RANKS):
+        damaged = folder / "fsdp4" / "step_00000003" / "all" / f"rank_{number:05d}.safetensors"
+        content = damaged.read_bytes()
+        dist.barrier()
+        if dist.get_rank() == 0:
+            damaged.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        dist.barrier()
+        assert damaged.name in checkpoint.find_damage(damaged.parents[1])
+        assert checkpoint.newest_checkpoint(folder / "fsdp4").name == "step_00000001"
+        assert damaged.name in error_of(lambda: checkpoint.resolve_checkpoint(folder / "fsdp4", "best"))
+        dist.barrier()
+        if dist.get_rank() == 0:
+            damaged.write_bytes(content)
+        dist.barrier()
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    expected = expected_of(values(plain()))
+    for kind in MODELS:
+        check_save(folder, kind, expected)
+    for kind in MODELS:
+        check_load(folder, kind, expected)
+    check_full_disk(folder, expected)
+    check_damage(folder)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

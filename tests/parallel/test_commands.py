@@ -1,0 +1,125 @@
+"""credit_train under torchrun: the run of one process, whatever ranks do it, and whatever happens to one of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.parallel.grid import REPOSITORY, launch
+from tests.smoke.test_train import rows, wait_for_row
+
+pytestmark = pytest.mark.slow
+
+FOUR = 4
+# constant rate: a longer run is a continuation of a shorter one
+STEADY = ("model.attn_dropout=0", "trainer.schedule.kind=constant", "trainer.schedule.warmup=0", "trainer.log_every=1",
+          "data.forecast_len=2", "trainer.validate_every=4", "trainer.checkpoint_every=4")  # fmt: skip
+
+
+def train(folder: Path, ranks: int, *overrides: str) -> str:
+    arguments = ["train", str(folder / "config.yml"), *STEADY, *overrides]
+    if ranks > 1:
+        return launch("credit.cli.main", ranks, *arguments)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, "-m", "credit.cli.main", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def test_a_run_wanders_over_meshes(small_run: Path) -> None:
+    """Each part of the run goes on from a checkpoint of another mesh; the losses are those of one process."""
+    train(small_run, 1, "trainer.max_steps=16", f"save_loc={small_run}/one", "trainer.train_batch_size=8")
+    parts = [
+        (FOUR, 4, ("trainer.train_batch_size=2",)),
+        (FOUR, 8, ("trainer.train_batch_size=4", "trainer.parallelism.tensor=2")),
+        (1, 12, ("trainer.train_batch_size=8",)),
+        # the accumulation that keeps the global batch is found
+        (FOUR, 16, ("trainer.train_batch_size=1", "trainer.parallelism.data=ddp")),
+    ]
+    for ranks, steps, overrides in parts:
+        said = train(small_run, ranks, f"trainer.max_steps={steps}", f"save_loc={small_run}/many", *overrides)
+    assert "grad_accum_every is 2 instead of 1" in said
+    one, many = rows(small_run / "one"), rows(small_run / "many")
+    assert [row[:2] for row in many] == [row[:2] for row in one]
+    for (step, _, loss, norm, _), (_, _, other, other_norm, _) in zip(one, many, strict=True):
+        # the first five steps within 1e-5, then rounding grows
+        assert other == pytest.approx(loss, rel=1e-5 if step <= 5 else 1e-3), step
+        assert other_norm == pytest.approx(norm, rel=1e-4 if step <= 5 else 1e-2), step
+    logs = [(small_run / run / "metrics.jsonl").read_text().splitlines() for run in ("one", "many")]
+    scores = [[json.loads(line)["valid"] for line in log if '"valid"' in line] for log in logs]
+    assert len(scores[0]) == len(scores[1]) == 4
+    for first, second in zip(*scores, strict=True):
+        assert second == pytest.approx(first, rel=1e-3)
+
+
+def test_a_killed_rank_restarts_all_of_them(small_run: Path) -> None:
+    """Under ``torchrun --max-restarts`` the run resumes by itself and ends with the same losses."""
+    overrides = ("trainer.max_steps=16", "trainer.train_batch_size=2", "trainer.parallelism.tensor=2")
+    train(small_run, FOUR, *overrides, f"save_loc={small_run}/whole")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={FOUR}",
+               "--max-restarts=1", "-m", "credit.cli.main", "train", str(small_run / "config.yml"), *STEADY,
+               *overrides, f"save_loc={small_run}/killed"]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as process:
+        wait_for_row(small_run / "killed", 6, process)
+        os.kill(rank_pid(f"save_loc={small_run}/killed", 2), signal.SIGKILL)
+        try:
+            output = process.communicate(timeout=240)[0]
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    assert process.returncode == 0, output
+    assert rows(small_run / "killed") == rows(small_run / "whole")
+
+
+def test_a_file_stops_all_ranks(small_run: Path) -> None:
+    """STOP ends all ranks at one step, with a checkpoint and the exit code that torchrun does not take for a failure."""
+    overrides = ("trainer.max_steps=400", "trainer.train_batch_size=2", "trainer.parallelism.replicate=2")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={FOUR}", "-m",
+               "credit.cli.main", "train", str(small_run / "config.yml"), *STEADY, *overrides,
+               "trainer.validate_every=400"]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as process:
+        wait_for_row(small_run / "run", 5, process)
+        (small_run / "run" / "STOP").touch()
+        try:
+            output = process.communicate(timeout=120)[0]
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    assert process.returncode == 0, output
+    status = json.loads((small_run / "run" / "STATUS").read_text())
+    assert (status["status"], status["reason"]) == ("requeue", "file STOP")
+    assert (small_run / "run" / "checkpoints" / f"step_{status['step']:08d}" / "manifest.json").is_file()
+
+
+def rank_pid(argument: str, rank: int) -> int:
+    """Return the process of a rank, found by an argument that only this run has."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                arguments = (path / "cmdline").read_text().split("\0")
+                variables = (path / "environ").read_text().split("\0")
+            except OSError:
+                continue
+            if argument in arguments and f"RANK={rank}" in variables:
+                return int(path.name)
+    raise AssertionError(f"rank {rank} is not running")

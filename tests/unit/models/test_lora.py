@@ -1,0 +1,161 @@
+"""Adapters: what trains, what stays, what is saved, and that merging leaves the function as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from credit.config.schema_trainer import LoraConfig
+from credit.errors import ConfigError
+from credit.models import lora
+from credit.models.wxformer import spectral_norm
+
+from .small import build, fields
+
+CONF = LoraConfig(rank=3, alpha=6.0, targets=["*.to_qkv", "*.contract", "*.convs.0", "decoder.*"])
+LAYERS = (nn.Linear(7, 5), nn.Conv2d(3, 5, 3), nn.ConvTranspose2d(3, 5, 2))
+
+
+def adapted(**changes: Any) -> nn.Module:
+    """Return the small model with adapters that are not zero any more."""
+    model = lora.apply_lora(build(**changes), CONF)
+    fill(model)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(".b"):
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def fill(model: nn.Module, seed: int = 0) -> None:
+    state = model.state_dict()
+    for name, value in lora.initial_adapters(model, seed):
+        state[name].copy_(value)
+
+
+def train(model: nn.Module, steps: int = 3) -> None:
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2, weight_decay=0.1)
+    for number in range(steps):
+        model.train()(fields(seed=number)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: type(layer).__name__)
+def test_the_weight_in_use(layer: nn.Module) -> None:
+    """W + alpha / rank * B A by numpy, divided by its largest singular value where that is asked for."""
+    before = layer.weight.detach().clone()
+    model = lora.apply_lora(nn.Sequential(layer), LoraConfig(rank=2, alpha=3.0, targets=["0"]))
+    chain = layer.parametrizations.weight
+    torch.nn.init.normal_(chain[0].a), torch.nn.init.normal_(chain[0].b)
+    rows = before.shape[0]
+    sum_ = before.numpy() + (1.5 * chain[0].b.detach().numpy() @ chain[0].a.detach().numpy()).reshape(before.shape)
+    torch.testing.assert_close(layer.weight, torch.from_numpy(sum_), rtol=1e-5, atol=1e-6)
+    assert chain[0].b.shape == (rows, 2)
+    lora.merge_adapters(model)
+    assert type(layer) is type(layer) and not hasattr(layer, "parametrizations")
+    torch.testing.assert_close(layer.weight.detach(), torch.from_numpy(sum_), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("use_spectral_norm", [True, False])
+def test_training_starts_from_the_base_and_leaves_it_alone(use_spectral_norm: bool) -> None:
+    plain = build(use_spectral_norm=use_spectral_norm).eval()
+    model = lora.apply_lora(build(use_spectral_norm=use_spectral_norm), CONF)
+    fill(model)
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval()(fields()), plain(fields()), rtol=0, atol=1e-6)
+    model.train()(fields()).sum().backward()
+    with_gradient = {name for name, p in model.named_parameters() if p.grad is not None}
+    assert with_gradient == {name for name, _ in lora.initial_adapters(model, 0)} and with_gradient
+    model.zero_grad()
+
+    base = {name: tensor.clone() for name, tensor in lora.base_state(model).items()}
+    assert {name: t.shape for name, t in base.items()} == {name: t.shape for name, t in plain.state_dict().items()}
+    adapters = {name: tensor.clone() for name, tensor in lora.saved_state(model).items()}
+    train(model)
+    changed = {name for name, tensor in lora.saved_state(model).items() if not torch.equal(tensor, adapters[name])}
+    assert changed == adapters.keys()
+    # everything that changes is in what is saved; the rest is bit for bit the base's
+    vectors = {
+        name for name in base if name.endswith((".u", ".v")) and not torch.equal(base[name], plain_of(model, name))
+    }
+    for name, tensor in lora.base_state(model).items():
+        assert torch.equal(tensor, base[name]) or name in vectors
+    assert len(vectors) == sum(name.endswith((".u", ".v")) for name in adapters)
+
+
+def plain_of(model: nn.Module, name: str) -> torch.Tensor:
+    return lora.base_state(model)[name]
+
+
+@pytest.mark.parametrize("use_spectral_norm", [True, False])
+def test_merged_is_the_same_function_under_the_plain_names(use_spectral_norm: bool) -> None:
+    model = adapted(use_spectral_norm=use_spectral_norm)
+    train(model, 1)
+    with torch.no_grad():
+        before = model.eval()(fields())
+    plain = build(use_spectral_norm=use_spectral_norm)
+    lora.merge_adapters(model)
+    assert list(lora.initial_adapters(model, 0)) == []
+    plain.load_state_dict(model.state_dict(), strict=True)
+    with torch.no_grad():
+        base, after = build(use_spectral_norm=use_spectral_norm).eval()(fields()), plain.eval()(fields())
+    assert (after - before).abs().max() < 1e-6 * before.abs().max()
+    assert (before - base).abs().max() > 1e-3 * before.abs().max(), "the adapters did nothing"
+
+
+def test_vectors_follow_adapted_weights_alone() -> None:
+    model = adapted().train()
+    spectral_norm.iterate_per_step(model)
+    frozen = {name: v.clone() for name, v in spectral_norm.vectors(model).items() if ".weight.0." in name}
+    moving = {name: v.clone() for name, v in spectral_norm.vectors(model).items() if ".weight.1." in name}
+    assert frozen and moving
+    spectral_norm.arm(model)
+    model(fields())
+    spectral_norm.settle_(model.modules(), 200)
+    for name, vector in spectral_norm.vectors(model).items():
+        assert torch.equal(vector, frozen[name]) if name in frozen else not torch.equal(vector, moving[name])
+    for _, norm, chain in spectral_norm.parametrizations(model):
+        if len(chain) == 2:
+            matrix = norm.matrix(chain[0](chain.original).detach())
+            sigma = torch.dot(norm.u, matrix @ norm.v)
+            torch.testing.assert_close(sigma, torch.linalg.svdvals(matrix)[0], rtol=1e-3, atol=0)
+
+
+def test_a_checkpoint_holds_the_adapters_and_their_vectors() -> None:
+    saved = lora.saved_state(adapted())
+    assert {name.rpartition(".")[2] for name in saved} == {"a", "b", "u", "v"}
+    assert lora.saved_state(build()).keys() == build().state_dict().keys()
+
+
+def test_adapters_start_from_seed_and_path_on_the_meta_device_too() -> None:
+    ours = dict(lora.initial_adapters(lora.apply_lora(build(), CONF), 1))
+    with torch.device("meta"):
+        empty = lora.apply_lora(build_on_meta(), CONF)
+    assert all(parameter.is_meta for parameter in empty.parameters())
+    theirs, others = dict(lora.initial_adapters(empty, 1)), dict(lora.initial_adapters(empty, 2))
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        assert torch.equal(value, theirs[name])
+        assert torch.equal(value, others[name]) == name.endswith(".b") and value.any() == name.endswith(".a")
+
+
+def build_on_meta() -> nn.Module:
+    from credit.models.wxformer import WXFormer
+
+    from .small import SETTINGS
+
+    return WXFormer(**SETTINGS)
+
+
+def test_a_pattern_that_matches_nothing_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"trainer.lora.targets: '\*.to_qvk' .* did you mean \"\*.to_qkv\""):
+        lora.apply_lora(build(), LoraConfig(targets=["*.to_out", "*.to_qvk"]))
+    with pytest.raises(ConfigError, match="did you mean"):
+        lora.apply_lora(build(), LoraConfig(targets=["stages.0.embed.conv.0"]))
+    with pytest.raises(ConfigError, match="matches no Linear"):
+        lora.apply_lora(build(), LoraConfig(targets=["*.norm"]))

@@ -1,0 +1,78 @@
+"""Ranks from what launchers export, and where rank 0 is met."""
+
+from __future__ import annotations
+
+import pytest
+
+from credit.errors import ConfigError
+from credit.parallel.launch import first_host, read_launch
+
+SLURM = {"SLURM_JOB_ID": "4711", "SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1",
+         "SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_STEP_NODELIST": "gpu[003-004]"}  # fmt: skip
+
+
+def test_no_launcher_is_one_process() -> None:
+    launch = read_launch({})
+    assert (launch.rank, launch.world, launch.launcher, launch.is_main) == (0, 1, "none", True)
+
+
+def test_a_shell_in_an_allocation_is_no_launcher() -> None:
+    launch = read_launch({"SLURM_JOB_ID": "4711", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"})
+    assert (launch.world, launch.job_id) == (1, "4711")
+
+
+def test_torchrun_tells_everything() -> None:
+    env = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a",
+           "MASTER_PORT": "1", "PBS_JOBID": "17.head"}  # fmt: skip
+    launch = read_launch(env)
+    assert (launch.rank, launch.world, launch.local_rank, launch.launcher) == (3, 4, 1, "torchrun")
+    assert launch.address is None and launch.job_id == "17.head" and not launch.is_main
+
+
+def test_slurm_meets_on_the_first_host() -> None:
+    launch = read_launch(SLURM)
+    assert (launch.rank, launch.world, launch.local_rank, launch.launcher) == (5, 8, 1, "slurm")
+    assert launch.address == ("gpu003", 24711), "ranks of one job agree on host and port without talking"
+    assert read_launch({**SLURM, "SLURM_PROCID": "0"}).address == launch.address
+
+
+def test_mpi_before_the_daemons_of_slurm() -> None:
+    env = {**SLURM, "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "2",
+           "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}  # fmt: skip
+    launch = read_launch(env)
+    assert (launch.rank, launch.world, launch.launcher) == (2, 4, "openmpi")
+    assert launch.address == ("localhost", 24711)
+
+
+def test_mpi_on_several_hosts_needs_an_address() -> None:
+    env = {"PALS_RANKID": "0", "PALS_SIZE": "8", "PALS_LOCAL_RANKID": "0", "PALS_LOCAL_SIZE": "4"}
+    with pytest.raises(ConfigError, match="export MASTER_ADDR="):
+        read_launch(env)
+    assert read_launch({**env, "MASTER_ADDR": "n1"}).address == ("n1", 20000)
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK='x' is no whole number"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "must lie below the number of ranks"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "export LOCAL_RANK"),
+    ],
+)
+def test_bad_variables(env: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_launch(env)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "host"),
+    [
+        ("gpu[003-007,9],login1", "gpu003"),
+        ("n1,n2", "n1"),
+        ("n1", "n1"),
+        ("a,b[1-2]", "a"),
+        ("rack[2,4]-hsn", "rack2-hsn"),
+    ],
+)
+def test_first_host(nodes: str, host: str) -> None:
+    assert first_host(nodes) == host

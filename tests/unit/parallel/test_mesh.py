@@ -1,0 +1,49 @@
+"""Degrees of parallelism: what factors and what does not, and the message that says what would."""
+
+from __future__ import annotations
+
+import pytest
+
+from credit.config.schema_trainer import ParallelismConfig
+from credit.errors import ConfigError
+from credit.parallel.mesh import Degrees, RunMesh, plan_degrees
+
+
+@pytest.mark.parametrize(
+    ("conf", "world", "degrees"),
+    [
+        ({}, 1, (1, 1, 1)),
+        ({}, 8, (1, 8, 1)),
+        ({"tensor": 4}, 8, (1, 2, 4)),
+        ({"replicate": 2, "tensor": 2}, 8, (2, 2, 2)),
+        ({"data": "ddp"}, 8, (8, 1, 1)),
+        ({"data": "none", "tensor": 4}, 4, (1, 1, 4)),
+        ({"data": "none"}, 1, (1, 1, 1)),
+    ],
+)
+def test_degrees(conf: dict, world: int, degrees: tuple[int, int, int]) -> None:
+    assert plan_degrees(ParallelismConfig(**conf), world) == Degrees(*degrees)
+
+
+@pytest.mark.parametrize(
+    ("conf", "world", "message"),
+    [
+        ({"tensor": 3}, 8, r"tensor 3 on 8 ranks: replicate 1 x shard \(8 / 3\) x tensor 3 is no whole grid"),
+        ({"tensor": 16}, 8, "is no whole grid"),
+        ({"data": "ddp", "tensor": 2}, 4, "ddp keeps whole replicas"),
+        ({"data": "none"}, 4, "tensor the number of ranks"),
+        ({"data": "none", "tensor": 2}, 1, "tensor the number of ranks"),
+    ],
+)
+def test_what_does_not_factor_names_what_would(conf: dict, world: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        plan_degrees(ParallelismConfig(**conf), world)
+    choices = str(caught.value).split("these work: ")[1]
+    assert "{data: ddp}" in choices and "{data: fsdp2, replicate: 1, tensor: 1}" in choices
+
+
+def test_neighbours_are_tensor_peers_and_share_samples() -> None:
+    ranks = [RunMesh(Degrees(replicate=2, shard=2, tensor=2), rank) for rank in range(8)]
+    assert [m.data_rank for m in ranks] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [m.tensor_rank for m in ranks] == [0, 1] * 4
+    assert ranks[0].data_ranks == 4

@@ -1,0 +1,124 @@
+"""Compiled blocks train as plain ones do, and are compiled once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._dynamo.utils import counters
+
+from credit.models.wxformer import spectral_norm
+from credit.models.wxformer.decoder import UpBlock
+from credit.parallel.activation import checkpoint_blocks
+from credit.train.network import compile_blocks
+from tests.unit.models.small import build
+
+pytestmark = [  # torch's own
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> Iterator[None]:
+    """Start with nothing compiled, and leave torch's limit of compilations as it was."""
+    torch._dynamo.reset()
+    counters.clear()
+    with torch._dynamo.config.patch(recompile_limit=torch._dynamo.config.recompile_limit):
+        yield
+    torch._dynamo.reset()
+
+
+def graphs() -> int:
+    return counters["stats"]["unique_graphs"]
+
+
+def two_stages() -> nn.Module:
+    """Two encoder stages of different width and size, each with one marked block; for (B, 16, 8, 8)."""
+    return prepared(nn.Sequential(*build(seed=3).stages[2:]))
+
+
+def two_up_blocks() -> nn.Module:
+    """Two marked blocks that meet fields of different size; for (B, 8, H, W)."""
+    torch.manual_seed(0)
+    return prepared(spectral_norm.apply_spectral_norm(nn.Sequential(UpBlock(8, 8, 4), UpBlock(8, 8, 4))))
+
+
+def prepared(model: nn.Module) -> nn.Module:
+    """Return the model as a trainer has it, but with estimates of sigma that are far off."""
+    generator = torch.Generator().manual_seed(3)
+    for vector in spectral_norm.vectors(model).values():
+        vector.copy_(F.normalize(torch.randn(vector.shape, generator=generator), dim=0))
+    spectral_norm.iterate_per_step(model)
+    return model.train()
+
+
+def fields(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).contiguous(
+        memory_format=torch.channels_last
+    )
+
+
+def assert_same_vectors(model: nn.Module, plain: nn.Module) -> None:
+    """One power iteration less or more would show in the first digit."""
+    pairs = zip(spectral_norm.vectors(model).values(), spectral_norm.vectors(plain).values(), strict=True)
+    for ours, theirs in pairs:
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+
+
+def losses(model: nn.Module) -> tuple[list[float], list[int]]:
+    """The losses of three optimizer steps of two micro-steps, and the number of graphs after each step."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    found, compiled = [], []
+    for step in range(3):
+        spectral_norm.arm(model)
+        for micro in range(2):
+            loss = (model(fields(2, 16, 8, 8, seed=2 * step + micro)) - 1).square().mean()
+            loss.backward()
+            found.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+        compiled.append(graphs())
+    return found, compiled
+
+
+@pytest.mark.parametrize("checkpointing", [False, True, "selective"])
+def test_the_same_losses_from_one_graph_a_block(checkpointing: Any) -> None:
+    plain, model = two_stages(), two_stages()
+    if checkpointing:
+        checkpoint_blocks(model, checkpointing)
+    compile_blocks(model, backend="aot_eager")
+    found, compiled = losses(model)
+    assert compiled == [2, 2, 2]
+    torch.testing.assert_close(found, losses(plain)[0], rtol=1e-5, atol=0)
+    assert_same_vectors(model, plain)
+
+
+def test_training_and_each_batch_size_of_evaluation_are_compiled_once() -> None:
+    plain, model = two_up_blocks(), two_up_blocks()
+    compile_blocks(model, backend="aot_eager")
+    for _ in range(2):
+        for train, batch in ((True, 2), (False, 2), (False, 1)):
+            spectral_norm.arm(model.train(train))
+            spectral_norm.arm(plain.train(train))
+            with torch.set_grad_enabled(train), torch.autocast("cpu", torch.bfloat16):
+                x_BCHW = fields(batch, 8, 2, 3, seed=1)
+                torch.testing.assert_close(model(x_BCHW), plain(x_BCHW), rtol=2**-6, atol=2**-6)
+            assert_same_vectors(model, plain)
+        assert graphs() == 3 * 2
+
+
+@pytest.mark.slow
+def test_inductor_compiles_blocks_of_several_shapes() -> None:
+    """With symbolic shapes, which torch turns to at the second block, inductor fails on these (torch 2.13)."""
+    plain, model = two_up_blocks(), two_up_blocks()
+    compile_blocks(model)
+    for each in (plain, model):
+        each(fields(2, 8, 2, 3, seed=1)).square().mean().backward()
+    assert graphs() == 2
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)

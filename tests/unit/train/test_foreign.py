@@ -1,0 +1,80 @@
+"""Weights of other programs are found in their file and get plain names; nothing but tensors is unpickled."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+from credit.errors import CheckpointError
+from credit.train.foreign import read_state_file
+
+STATE = {"layers.0.weight": torch.ones(2, 3), "layers.module.bias": torch.zeros(2), "scale": torch.tensor(2.0)}
+
+
+@pytest.mark.parametrize("nested", [(), ("model_state_dict",), ("model",), ("state_dict",), ("model", "state_dict")])
+@pytest.mark.parametrize(
+    "rename",
+    [
+        lambda name: name,
+        lambda name: f"module.{name}",
+        lambda name: f"_orig_mod.module.{name}",
+        lambda name: f"module._orig_mod.{name}",
+        lambda name: "_fsdp_wrapped_module." + name.replace("0.", "0._fsdp_wrapped_module.", 1),
+        lambda name: "module." + name.replace("0.", "0._fsdp_wrapped_module._checkpoint_wrapped_module.", 1),
+    ],
+)
+def test_torch_files(tmp_path: Path, nested: tuple[str, ...], rename) -> None:
+    content: dict = {rename(name): value for name, value in STATE.items()}
+    for key in reversed(nested):
+        content = {key: content, "epoch": 3, "optimizer_state_dict": {"state": {}}}
+    torch.save(content, tmp_path / "file.pt")
+    found = read_state_file(tmp_path / "file.pt")
+    assert found.keys() == STATE.keys()
+    assert all(torch.equal(found[name], value) for name, value in STATE.items())
+
+
+def test_wrappers_of_torch_itself(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    plain = {name: value.clone() for name, value in model.state_dict().items()}
+    model[0] = checkpoint_wrapper(torch.compile(model[0], backend="eager"))
+    torch.save(torch.compile(model, backend="eager").state_dict(), tmp_path / "file.pt")
+    found = read_state_file(tmp_path / "file.pt")
+    assert found.keys() == plain.keys() and all(torch.equal(found[name], value) for name, value in plain.items())
+
+
+def test_safetensors(tmp_path: Path) -> None:
+    save_file({f"module.{name}": value for name, value in STATE.items()}, tmp_path / "file.safetensors")
+    assert read_state_file(tmp_path / "file.safetensors").keys() == STATE.keys()
+
+
+class Evil:
+    def __reduce__(self):
+        return print, ("executed",)
+
+
+def test_what_is_no_state_dict_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    file = tmp_path / "file.pt"
+    cannot, none = "cannot be read as a torch file", "holds no state dict"
+    for content, says in (
+        ({"model": Evil()}, cannot),
+        ({"weights": STATE}, none),
+        ({"epoch": 3}, none),
+        ({}, none),
+        ([torch.ones(2)], none),
+        ({"a.b": torch.ones(2), "a._orig_mod.b": torch.ones(2)}, "two tensors have one name"),
+    ):
+        torch.save(content, file)
+        with pytest.raises(CheckpointError, match=says):
+            read_state_file(file)
+    file.write_bytes(pickle.dumps(Evil(), protocol=2))
+    (tmp_path / "bad.safetensors").write_bytes(b"nothing")
+    for bad in (file, tmp_path / "bad.safetensors", tmp_path / "absent.pt", tmp_path / "absent.safetensors"):
+        with pytest.raises(CheckpointError, match=cannot):
+            read_state_file(bad)
+    assert "executed" not in capfd.readouterr().out
