@@ -1,8 +1,8 @@
-"""Time, collectives and peak memory of an optimizer step, by mesh.
+"""Time and collectives of an optimizer step, by mesh.
 
-The 1 degree starter's network on a grid of 48 x 96 (or --grid), one sample a data rank, spectral norm on, float32. Every
-mesh of the ranks trains in the same run, so their times compare; on cores that the ranks share, only the collectives and
-the memory say something about a cluster. The time is the median over steps of the slowest rank.
+The 1 degree starter's network on a grid of 48 x 96 (or --grid), one sample a data rank, spectral norm on, float32.
+Every mesh of the ranks trains in the same run, so their times compare; on cores that the ranks share, only the
+collectives say something about a cluster. The time is the median over steps of the slowest rank.
 
     torchrun --standalone --nproc-per-node=4 benchmarks/scaling.py [--steps 5] [--grid 48 96] [--checkpoint]
 """

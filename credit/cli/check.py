@@ -192,6 +192,7 @@ def _check_model(
     """Build the model without memory for its weights, and send shapes through it."""
     import torch
 
+    from credit.models.lora import apply_lora
     from credit.train.network import build_network
 
     channels = config.data.channel_map()
@@ -202,3 +203,6 @@ def _check_model(
         expected = (1, len(channels.output), 1, *grid.shape)
         assert tuple(out.shape) == expected, f"the model gives {tuple(out.shape)}, expected {expected}"
         say(f"model: {config.model.type}, {count:,} parameters, {len(channels.input)} channels in, {expected[1]} out")
+        if config.trainer.lora is not None:
+            apply_lora(model, config.trainer.lora)
+            say(f"trainer.lora: {sum(p.numel() for p in model.parameters() if p.requires_grad):,} parameters train")

@@ -64,9 +64,9 @@ class ParallelismConfig(Section):
 class MixedPrecisionConfig(Section):
     """FSDP2's mixed precision, in force with trainer.amp on several ranks."""
 
-    param_dtype: Literal["bfloat16", "float16", "float32"] = Field("bfloat16", description="Weights and activations.")
-    reduce_dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="Reduction of gradients.")
-    output_dtype: Literal["float32", "bfloat16", "float16"] = Field("float32", description="The model's output.")
+    param_dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="Weights and activations.")
+    reduce_dtype: Literal["float32", "bfloat16"] = Field("float32", description="Reduction of gradients.")
+    output_dtype: Literal["float32", "bfloat16"] = Field("float32", description="The model's output.")
 
 
 class LoraConfig(Section):

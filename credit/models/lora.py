@@ -8,7 +8,7 @@ not. Spectral norm's vectors go on following an adapted weight; those of a froze
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 
 import torch
@@ -20,6 +20,7 @@ from credit.errors import ConfigError, did_you_mean
 from credit.models.initialise import generator_for
 from credit.models.wxformer.spectral_norm import without_autocast
 from credit.parallel.activation import plain_name
+from credit.parallel.reduce import local
 
 LAYERS = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
 
@@ -39,6 +40,8 @@ class Lora(nn.Module):
         self.scale = alpha / rank
         self.a = nn.Parameter(torch.zeros(rank, weight.numel() // rows, device=weight.device))
         self.b = nn.Parameter(torch.zeros(rows, rank, device=weight.device))
+        self._split: int | None = None
+        self._common: Callable[[Tensor], Tensor] | None = None
 
     def initial_value(self, key: str, generator: torch.Generator) -> Tensor:
         """Return the whole initial value of `a` or `b`, on the CPU: uniform in +-1/sqrt(inputs), and zeros."""
@@ -46,10 +49,25 @@ class Lora(nn.Module):
         bound = value.shape[1] ** -0.5
         return value.uniform_(-bound, bound, generator=generator) if key == "a" else value
 
+    def share(
+        self, split: int, total: Callable[[Tensor], Tensor], common: Callable[[Tensor], Tensor]
+    ) -> dict[str, int | None]:
+        """Take the weight from now on as one part of a matrix: `b` has its rows, `a` its columns.
+
+        The arguments and what is returned are those of `SpectralNorm.share`.
+        """
+        self._split, self._common = split, common
+        return {"a": None, "b": 0} if split == 0 else {"a": 1, "b": None}
+
     def forward(self, weight: Tensor) -> Tensor:
-        """Return the adapted weight."""
+        """Return the adapted weight, or this rank's part of it."""
+        weight, a, b = local(weight), local(self.a), local(self.b)
+        if self._split == 0:
+            a = self._common(a)
+        elif self._split == 1:
+            b = self._common(b)
         with without_autocast(weight):
-            return torch.addmm(weight.flatten(1), self.b, self.a, alpha=self.scale).view(weight.shape)
+            return torch.addmm(weight.flatten(1), b, a, alpha=self.scale).view(weight.shape)
 
 
 def apply_lora(model: nn.Module, conf: LoraConfig) -> nn.Module:
@@ -85,7 +103,7 @@ def apply_lora(model: nn.Module, conf: LoraConfig) -> nn.Module:
     return model
 
 
-def _patterns(paths: Iterator[str]) -> set[str]:
+def _patterns(paths: Iterable[str]) -> set[str]:
     """Return patterns that match something: each layer's own name anywhere, and its path without the numbers."""
     patterns = set()
     for path in paths:

@@ -1,9 +1,9 @@
 """Models by name.
 
 Every registered class takes the keyword arguments `image_height, image_width, in_channels, out_channels, frames,
-output_frames` and its own keys, maps (B, in_channels, frames, H, W) to (B, out_channels, output_frames, H, W), and
-has `initialise(seed)`. A module in this package registers its class by being there; a module elsewhere does so by
-being imported.
+output_frames` and its own keys, and maps (B, in_channels, frames, H, W) to (B, out_channels, output_frames, H, W). It
+is built on the meta device and filled from `credit.models.initialise.initial_values`. A module in this package
+registers its class by being there; a module elsewhere does so by being imported.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointImpl,
     CheckpointWrapper,
-    apply_activation_checkpointing,
     checkpoint_wrapper,
 )
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
@@ -17,7 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from credit.errors import ConfigError
 
 # put into module names by wrappers; a weight's name in a checkpoint does not have them
-_WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
+_WRAPPERS = ("_checkpoint_wrapped_module", "_orig_mod")
 # dear to compute and small against what they save: matrix products and attention
 _KEPT = ("mm", "addmm", "bmm", "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
          "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_cudnn_attention")  # fmt: skip
@@ -38,25 +37,33 @@ def checkpoint_blocks(model: nn.Module, mode: Literal[True, "selective"] = True)
     Raises:
         ConfigError: if the model marks no block.
     """
-    inside = {id(m._checkpoint_wrapped_module) for m in model.modules() if isinstance(m, CheckpointWrapper)}
     if not any(is_marked(module) for module in model.modules()):
         raise ConfigError(
             f"trainer.activation_checkpoint: {type(model).__name__} marks no block with _fsdp2_shard; set it to false"
         )
     options = {"context_fn": functools.partial(create_selective_checkpoint_contexts, _policy)} if mode != True else {}  # noqa: E712
-    wrap = functools.partial(checkpoint_wrapper, checkpoint_impl=CheckpointImpl.NO_REENTRANT, **options)
-    apply_activation_checkpointing(
-        model,
-        checkpoint_wrapper_fn=wrap,
-        check_fn=lambda module: module is not model and is_marked(module) and id(module) not in inside,
-    )
+    wrappers: dict[nn.Module, CheckpointWrapper] = {}
+    for parent in list(model.modules()):
+        if isinstance(parent, CheckpointWrapper):
+            continue
+        # a block that is used in two places gets one wrapper
+        for name, child in parent._modules.items():
+            if child is not None and is_marked(child):
+                if child not in wrappers:
+                    wrappers[child] = checkpoint_wrapper(child, CheckpointImpl.NO_REENTRANT, **options)
+                parent._modules[name] = wrappers[child]
     return model
+
+
+def wrapped_modules(model: nn.Module) -> set[int]:
+    """Return the ids of the modules inside a wrapper, of checkpointing or torch.compile, that stands for them."""
+    return {id(m._modules[name]) for m in model.modules() for name in _WRAPPERS if name in m._modules}
 
 
 def plain_name(name: str) -> str:
     """Return a parameter's or module's name without what wrappers put into it."""
     for part in _WRAPPERS:
-        name = name.replace(part, "")
+        name = name.replace(f"{part}.", "")
     return name
 
 

@@ -7,9 +7,9 @@ tensor parallelism for our own trainer.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,28 +19,30 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import Checkpoi
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
-    get_optimizer_state_dict,
     set_model_state_dict,
-    set_optimizer_state_dict,
 )
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
     MixedPrecisionPolicy,
+    OffloadPolicy,
     fully_shard,
     register_fsdp_forward_method,
 )
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_map
 
-from credit.errors import ConfigError, did_you_mean
-from credit.parallel.activation import checkpoint_blocks, plain_name
+from credit.errors import CheckpointError, ConfigError, did_you_mean
+from credit.parallel.activation import checkpoint_blocks, plain_name, wrapped_modules
+from credit.parallel.launch import from_main, read_launch
+from credit.parallel.optimizer_state import gather_state, scatter_state
+from credit.parallel.reduce import local_part
 
 logger = logging.getLogger(__name__)
 
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 _BROADCAST = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+_POLICY = {"param_dtype": "bfloat16", "reduce_dtype": "float32", "output_dtype": "float32"}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -54,23 +56,21 @@ def apply_fsdp2(model: nn.Module, dp_mesh: DeviceMesh | None, conf: Mapping[str,
         conf: a whole config as nested dicts; ``trainer.activation_checkpoint``, ``trainer.amp``,
             ``trainer.fsdp2_mp_policy`` and ``model.use_spectral_norm`` are read.
     """
-    checkpointing = conf.get("trainer", {}).get("activation_checkpoint", False)
+    checkpointing = _section(conf, "trainer").get("activation_checkpoint", False)
     if checkpointing:
         checkpoint_blocks(model, checkpointing)
-    if dp_mesh is None and not dist.is_initialized():
-        logger.info("no process group: one of this process alone is made")
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     policy = _build_mp_policy(conf)
-    if policy is not None and policy.param_dtype is not None:
+    if policy is not None:
         _fix_spectral_norm_dtype(model, policy.param_dtype)
+    dp_mesh = _all_ranks() if dp_mesh is None else dp_mesh
     shard_units(model, dp_mesh, dp_mesh, policy)
     return model
 
 
 def shard_units(
     model: nn.Module,
-    whole_mesh: DeviceMesh | None,
-    split_mesh: DeviceMesh | None,
+    whole_mesh: DeviceMesh,
+    split_mesh: DeviceMesh,
     policy: MixedPrecisionPolicy | None = None,
     reshard_after_forward: bool = True,
     cpu_offload: bool = False,
@@ -86,60 +86,66 @@ def shard_units(
         reshard_after_forward: free whole weights after the forward and gather them again for the backward.
         cpu_offload: keep parameters, gradients and optimizer state in host memory.
     """
-    wrapped = _has_wrappers(model)
-    units = [m for m in model.modules() if m is not model and _is_shardable(m, wrapped)]
-    inside = {id(p) for unit in units for p in unit.parameters()}
-    rest = [p for p in model.parameters() if id(p) not in inside]
-    options: dict[str, Any] = {}
-    if cpu_offload:
-        # a CPU has no memory to pin
-        pin = next(model.parameters()).device.type == "cuda" or torch.cuda.is_available()
-        options["offload_policy"] = CPUOffloadPolicy(pin_memory=pin)
     policy = policy or MixedPrecisionPolicy()
+    # a CPU has no memory to pin
+    offload = CPUOffloadPolicy(pin_memory=whole_mesh.device_type != "cpu") if cpu_offload else OffloadPolicy()
+    units = _units(model)
+    taken: set[int] = set()
     for unit in units:
-        mesh = split_mesh if _is_split(unit.parameters()) else whole_mesh
         # the backward pass begins with the last unit: gathered weights would be freed only to be gathered again
-        free = reshard_after_forward and unit is not units[-1]
-        fully_shard(
-            unit, mesh=mesh, reshard_after_forward=free, mp_policy=replace(policy, output_dtype=None), **options
-        )
-    mesh = split_mesh if _is_split(rest) else whole_mesh
-    fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy, **options)
-    if policy.param_dtype is not None and policy.cast_forward_inputs:
-        for unit in (model, *units):
-            unit.register_forward_pre_hook(partial(_cast_dataclasses, policy.param_dtype), with_kwargs=True)
-    for module in model.modules():
-        for name in getattr(module, "_fsdp2_forward_methods", ()):
-            register_fsdp_forward_method(module, name)
-    for unit, following in zip(units, units[1:], strict=False):
-        unit.set_modules_to_forward_prefetch([following])
+        free = reshard_after_forward and unit is not units[0] and unit is not model
+        for module in (*_of_other_dtype(unit, taken), unit):
+            own = [p for p in module.parameters() if id(p) not in taken]
+            fully_shard(
+                module,
+                mesh=split_mesh if _is_split(own) else whole_mesh,
+                reshard_after_forward=free,
+                mp_policy=policy if module is model else replace(policy, output_dtype=None),
+                offload_policy=offload,
+            )
+            taken.update(map(id, module.parameters()))
+        for name in getattr(unit, "_fsdp2_forward_methods", ()):
+            register_fsdp_forward_method(unit, name)
 
 
 def fsdp2_is_applied(model: nn.Module) -> bool:
     """Whether ``fully_shard`` was applied to `model`; the config may ask for it and a caller skip it."""
-    return isinstance(model, FSDPModule)
+    return any(isinstance(module, FSDPModule) for module in model.modules())
 
 
 def fsdp2_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the whole state on the CPU of rank 0, an empty dict elsewhere; collective."""
-    return get_model_state_dict(model, options=_WHOLE)
+    """Return a copy of the whole state on the CPU of rank 0, an empty dict elsewhere; collective."""
+    state = get_model_state_dict(model, options=_WHOLE)
+    # what is not sharded, a buffer say, would be the live one where the model is on the CPU
+    live = {_memory(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    return {
+        name: value.clone() if isinstance(value, torch.Tensor) and _memory(value) in live else value
+        for name, value in state.items()
+    }
 
 
 def fsdp2_load_state_dict(model: nn.Module, state_dict: Mapping[str, torch.Tensor]) -> None:
     """Load a whole state dict that rank 0 has; the other ranks' arguments are not read. Collective.
 
     Raises:
-        RuntimeError: on missing or unexpected names.
+        CheckpointError: on every rank, for missing or unexpected names and other shapes; the model is as it was.
     """
+    # torch would load another shape without a word, and raise for names when it has loaded the rest
+    wrong = from_main(_differences(model, state_dict))
+    if wrong:
+        raise CheckpointError(f"state dict: {'; '.join(wrong[:5])}{'; ...' if wrong[5:] else ''}; is it of this model?")
     # set_model_state_dict turns the dict that it is given into DTensors
     set_model_state_dict(model, dict(state_dict), options=_BROADCAST)
 
 
 def fsdp2_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the whole optimizer state on the CPU of rank 0, by parameter name; an empty dict elsewhere. Collective."""
-    state = get_optimizer_state_dict(model, optimizer, options=_WHOLE)
-    # on the CPU, steps are the live optimizer's own tensors
-    return tree_map(lambda value: value.clone() if isinstance(value, torch.Tensor) else value, state)
+    """Return a copy of the whole optimizer state on the CPU of rank 0, an empty dict elsewhere; collective.
+
+    Returns:
+        ``{"state": {parameter name: {key: value}}, "param_groups": [{..., "params": [name, ...]}, ...]}``.
+    """
+    reshard(model)
+    return gather_state(model, optimizer)
 
 
 def fsdp2_load_optimizer_state_dict(
@@ -148,11 +154,12 @@ def fsdp2_load_optimizer_state_dict(
     """Load a whole optimizer state that rank 0 has; the other ranks' arguments are not read. Collective.
 
     A parameter without saved state, because it never had a gradient, gets zeros, which is how it would start.
+
+    Raises:
+        CheckpointError: on every rank, if the state is of other parameters.
     """
-    saved = dict(state_dict)
-    if _is_first_rank():
-        saved["state"] = dict(saved["state"]) | _zero_state(model, optimizer, saved)
-    set_optimizer_state_dict(model, optimizer, saved, options=_BROADCAST)
+    reshard(model)
+    scatter_state(model, optimizer, state_dict)
 
 
 def _has_fsdp2_shard(module: nn.Module) -> bool:
@@ -162,7 +169,8 @@ def _has_fsdp2_shard(module: nn.Module) -> bool:
 
 def _apply_activation_checkpointing(model: nn.Module) -> None:
     """Checkpoint every marked block that is not wrapped yet, without reentrance; in place, before sharding."""
-    checkpoint_blocks(model)
+    if any(map(_has_fsdp2_shard, model.modules())):
+        checkpoint_blocks(model)
 
 
 def _is_shardable(module: nn.Module, ac_enabled: bool) -> bool:
@@ -178,17 +186,20 @@ def _build_mp_policy(conf: Mapping[str, Any]) -> MixedPrecisionPolicy | None:
     Without ``trainer.amp`` there is none; with spectral norm only where ``trainer.fsdp2_mp_policy`` opts in.
 
     Raises:
-        ConfigError: for an unknown dtype.
+        ConfigError: for an unknown key or dtype.
     """
-    trainer = conf.get("trainer", {})
+    trainer = _section(conf, "trainer")
     asked = trainer.get("fsdp2_mp_policy")
-    if not trainer.get("amp", False) or (conf.get("model", {}).get("use_spectral_norm", False) and not asked):
+    if not trainer.get("amp") or (_section(conf, "model").get("use_spectral_norm") and asked is None):
         return None
-    chosen = {"param_dtype": "bfloat16", "reduce_dtype": "float32", "output_dtype": "float32"} | dict(asked or {})
-    for key, name in chosen.items():
+    if not isinstance(asked or {}, Mapping):
+        raise ConfigError(f"trainer.fsdp2_mp_policy: {asked!r} is no section; its keys are {', '.join(_POLICY)}")
+    for key, name in (asked or {}).items():
+        if key not in _POLICY:
+            raise ConfigError(f"trainer.fsdp2_mp_policy.{key}: there is no such key{did_you_mean(str(key), _POLICY)}")
         if name not in _DTYPES:
             raise ConfigError(f"trainer.fsdp2_mp_policy.{key}: {name!r} is no dtype{did_you_mean(str(name), _DTYPES)}")
-    return MixedPrecisionPolicy(**{key: _DTYPES[name] for key, name in chosen.items()})
+    return MixedPrecisionPolicy(**{key: _DTYPES[name] for key, name in (_POLICY | dict(asked or {})).items()})
 
 
 def _fix_spectral_norm_dtype(model: nn.Module, param_dtype: torch.dtype) -> None:
@@ -203,43 +214,76 @@ def _fix_spectral_norm_dtype(model: nn.Module, param_dtype: torch.dtype) -> None
                 setattr(module, name, buffer.to(param_dtype))
 
 
-def _cast_dataclasses(dtype: torch.dtype, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    """Cast floating tensors inside dataclass inputs, which FSDP2 does not look into (it does into dicts and lists)."""
-
-    def cast(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return value.to(dtype) if value.is_floating_point() else value
-        if is_dataclass(value) and not isinstance(value, type):
-            return replace(value, **{f.name: tree_map(cast, getattr(value, f.name)) for f in fields(value) if f.init})
-        return value
-
-    return tree_map(cast, args), tree_map(cast, kwargs)
+def _section(conf: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a section of a config; one that is missing or empty is an empty one."""
+    return conf.get(name) or {}
 
 
-def _has_wrappers(model: nn.Module) -> bool:
-    return any(_is_shardable(module, True) for module in model.modules())
+def _all_ranks() -> DeviceMesh:
+    """Return the mesh of all ranks, for which a process group is made where there is none."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+        if read_launch().world > 1:
+            dist.init_process_group(backend)
+        else:
+            logger.info("no process group: one of this process alone is made")
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    elif dist.get_backend() == "gloo":
+        device = "cpu"
+    return init_device_mesh(device, (dist.get_world_size(),))
+
+
+def _units(model: nn.Module) -> list[nn.Module]:
+    """Return the sharding units, inner before outer and late before early; the last one is the model."""
+    inside = wrapped_modules(model)
+    units = [
+        module
+        for module in model.modules()
+        if module is not model and _is_shardable(module, isinstance(module, CheckpointWrapper) or id(module) in inside)
+    ]
+    return [*reversed(units), model]
+
+
+def _of_other_dtype(unit: nn.Module, taken: set[int]) -> list[nn.Module]:
+    """Return the submodules whose own weights differ in dtype from most of the unit's.
+
+    FSDP2 reduces the gradients of a unit in one dtype, so they become units of their own.
+    """
+    counts: Counter[torch.dtype] = Counter()
+    for parameter in unit.parameters():
+        if parameter.requires_grad and id(parameter) not in taken:
+            counts[parameter.dtype] += parameter.numel()
+    if len(counts) < 2:
+        return []
+    usual = counts.most_common(1)[0][0]
+    return [
+        module
+        for module in unit.modules()
+        if module is not unit
+        and any(p.requires_grad and p.dtype != usual and id(p) not in taken for p in module.parameters(recurse=False))
+    ]
 
 
 def _is_split(parameters: Iterable[nn.Parameter]) -> bool:
     return any(isinstance(parameter, DTensor) for parameter in parameters)
 
 
-def _is_first_rank() -> bool:
-    return not dist.is_initialized() or dist.get_rank() == 0
+def _differences(model: nn.Module, state_dict: Mapping[str, Any]) -> list[str]:
+    """Return in words where a whole state dict does not fit the model."""
+    own, given = (
+        {plain_name(name): tuple(getattr(value, "shape", ())) for name, value in state.items()}
+        for state in (model.state_dict(), state_dict)
+    )
+    return (
+        [f"{name} is missing" for name in own if name not in given]
+        + [f"{name} is unknown" for name in given if name not in own]
+        + [f"{name} is {given[name]}, here {own[name]}" for name in own if given.get(name, own[name]) != own[name]]
+    )
 
 
-def _zero_state(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> dict[str, dict]:
-    """Return zero state of the form that the saved parameters have for those that have none."""
-    pattern = next(iter(saved["state"].values()), {})
-    ours = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    return {
-        plain_name(name): {
-            key: torch.zeros((), dtype=value.dtype) if value.dim() == 0 else torch.zeros(p.shape, dtype=value.dtype)
-            for key, value in pattern.items()
-        }
-        for name, p in model.named_parameters()
-        if id(p) in ours and plain_name(name) not in saved["state"]
-    }
+def _memory(tensor: torch.Tensor) -> int:
+    return local_part(tensor).untyped_storage().data_ptr()
 
 
 def reshard(model: nn.Module) -> None:

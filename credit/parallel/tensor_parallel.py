@@ -9,8 +9,8 @@ A block says what may be split in its class attribute ``_tp_plan``, from submodu
 
 Between a colwise layer and its rowwise partner, activations belong to the rank: dropout draws differently on each.
 The split weights are DTensors on the ``tp`` mesh, computed with as local tensors. A parametrized weight (spectral norm)
-keeps its parametrization: ``original`` is split, its buffers ``u`` by the weight's rows and ``v`` by its columns, and
-its method ``share`` is told how to add up over the parts.
+keeps its parametrizations: ``original`` is split, and the method ``share`` of each is told how to add up over the parts
+and says which of its own tensors are split with the weight.
 """
 
 from __future__ import annotations
@@ -123,10 +123,9 @@ def _split_parameters(layer: nn.Linear, dim: int, mesh: DeviceMesh) -> None:
                     f"trainer.parallelism.tensor: the parametrization {type(link).__name__} does not know how to "
                     "treat a part of a weight (method share); set tensor to 1"
                 )
-            # u has an entry a row, v one a column
-            for along, name in enumerate(("u", "v")):
-                _replace(link, name, Shard(0) if along == dim else Replicate(), mesh)
-            link.share(dim, functools.partial(_Total.apply, mesh.get_group()))
+            total, common = (functools.partial(f.apply, mesh.get_group()) for f in (_Total, _SumGradient))
+            for name, along in link.share(dim, total, common).items():
+                _replace(link, name, Replicate() if along is None else Shard(along), mesh)
     else:
         _replace(layer, "weight", Shard(dim), mesh)
     if layer.bias is not None and dim == 0:
@@ -148,7 +147,7 @@ def _replace(module: nn.Module, name: str, placement: Shard | Replicate, mesh: D
 
 
 def _colwise(layer: nn.Linear, group: dist.ProcessGroup, region: _OwnRandom, x: Tensor) -> Tensor:
-    y = F.linear(_SumGradient.apply(x, group), local(layer.weight), None if layer.bias is None else local(layer.bias))
+    y = F.linear(_SumGradient.apply(group, x), local(layer.weight), None if layer.bias is None else local(layer.bias))
     if layer.training:
         region.enter(x.device)
     return y
@@ -162,22 +161,22 @@ def _rowwise(layer: nn.Linear, group: dist.ProcessGroup, region: _OwnRandom, x: 
 
 
 def _sum_gradient_of_output(module: nn.Module, args: tuple, output: Tensor, *, group: dist.ProcessGroup) -> Tensor:
-    return _SumGradient.apply(output, group)
+    return _SumGradient.apply(group, output)
 
 
 class _SumGradient(torch.autograd.Function):
     """Identity whose gradient is the sum over the ranks: the input of parts that each rank holds alone."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx, group: dist.ProcessGroup, x: Tensor) -> Tensor:
         ctx.group = group
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx, gradient: Tensor) -> tuple[None, Tensor]:
         gradient = gradient.contiguous().clone()
         dist.all_reduce(gradient, group=ctx.group)
-        return gradient, None
+        return None, gradient
 
 
 class _Sum(torch.autograd.Function):

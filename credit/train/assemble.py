@@ -188,8 +188,7 @@ def assemble_training(config: Config, launch: Launch, device: torch.device) -> T
     # adapters begin at step 0 of their own run
     start = origin if base is None or origin.resolve() != base else None
     if origin is None:
-        fitted = together(lambda: fit_assets(config, reader, splits["train"]) if launch.is_main else None)
-        assets = fitted[0]
+        assets, *_ = together(lambda: fit_assets(config, reader, splits["train"]) if launch.is_main else None)
     else:
         config, assets = take_over(config, reader, mesh, origin, goes_on=start is not None)
     conf = config.trainer

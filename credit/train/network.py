@@ -70,7 +70,12 @@ def allocate_network(config: Config, assets: Assets, mesh: RunMesh, device: torc
     # weights gathered in bfloat16 would round away what adapters add to them; autocast rounds the sum
     if sharded and conf.amp and conf.lora is None:
         asked = conf.fsdp2_mp_policy or MixedPrecisionConfig()
-        policy = _build_mp_policy({"trainer": {"amp": True, "fsdp2_mp_policy": asked.model_dump()}})
+        dtypes = {
+            "param_dtype": asked.param_dtype,
+            "reduce_dtype": asked.reduce_dtype,
+            "output_dtype": asked.output_dtype,
+        }
+        policy = _build_mp_policy({"trainer": {"amp": True, "fsdp2_mp_policy": dtypes}})
     autocast = conf.amp and policy is None
     logger.info(
         "ranks: %s; computed in %s", mesh.describe(), policy or ("bfloat16 (autocast)" if autocast else "float32")

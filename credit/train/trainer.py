@@ -156,7 +156,8 @@ class Trainer:
             rate = learning_rate(at.step, parts.total_steps, self._conf.learning_rate, self._conf.schedule)
             seconds = (time.perf_counter() - began) / max(len(self._pending), 1)
             ahead = 2 * seconds + (self._valid_seconds if self._due(at.step + 1, self._validate_every) else 0)
-            wish = wish or stop.reason(self._store.seconds, ahead)
+            # the last save may have to wait for one under way
+            wish = wish or stop.reason(2 * self._store.seconds, ahead)
             result = parts.training_step(source, at.step, rate, wish is not None)
             # on a GPU, the step just queued is not waited for: the one before it tells
             before, last = last, result
@@ -285,7 +286,9 @@ class Trainer:
 
     def _status(self, state: str, reason: str) -> None:
         if self._parts.launch.is_main:
-            write_status(self._folder, state, self._at.step, reason, self._parts.launch.job_id)
+            # only what is on the disk counts
+            step = self._at.step if self._store.committed is None else self._store.committed
+            write_status(self._folder, state, step, reason, self._parts.launch.job_id)
 
 
 def checkpoint_meta(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -73,11 +74,11 @@ class Entries(nn.Module):
         self.embed, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def encode(self, x: Tensor) -> Latent:
-        x = self.embed(x)
+        x = self.embed(x).sin()
         return Latent({"tokens": [self.encoder(x)]}, Note(len(x), x.square()))
 
     def generate(self, latent: Latent) -> Tensor:
-        return self.head(self.decoder(latent.parts["tokens"][0]) + latent.note.weights)
+        return 2 * self.head(self.decoder(latent.parts["tokens"][0]) + latent.note.weights)
 
 
 @dataclass(frozen=True)
@@ -91,14 +92,120 @@ class Note:
 
 @dataclass(frozen=True)
 class Latent:
-    """Tensors at several depths, beside what is none; one field is no argument of its constructor."""
+    """Tensors at several depths, beside what is none."""
 
     parts: dict[str, list[Tensor]]
     note: Note
-    made: int = field(init=False, default=1)
 
-    def __post_init__(self) -> None:
-        assert isinstance(self.parts, dict)
+
+class Outer(nn.Module):
+    """A marked block with marked blocks inside."""
+
+    _fsdp2_shard = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.ModuleList([Block(), Block()])
+        self.last = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.inner:
+            x = block(x)
+        return self.last(x).sin()
+
+
+class Nested(nn.Module):
+    """Blocks in a block, one of which has a second place in the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outer = Outer()
+        self.again = self.outer.inner[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.again(self.outer(x))
+
+
+class Reversed(nn.Module):
+    """Blocks that are called in another order than they are registered in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block() for _ in range(4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in reversed(self.blocks):
+            x = block(x)
+        return x
+
+
+class Inputs(nn.Module):
+    """Takes tensors inside everything and tells their dtypes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+        self.inner = Taker()
+        self.seen: list[torch.dtype] = []
+
+    def forward(self, latent: Latent, more: dict[str, list[Tensor]], *, count: Tensor) -> dict[str, Latent]:
+        self.seen = [latent.parts["x"][0].dtype, latent.note.weights.dtype, more["y"][0].dtype, count.dtype]
+        assert latent.note.missing is None and latent.note.count == 3
+        out = self.inner(replace(latent, parts={"x": [self.block(latent.parts["x"][0])]}))
+        return {"out": replace(out, note=replace(out.note, weights=more["y"][0] * out.parts["x"][0]))}
+
+
+class Taker(nn.Module):
+    """A marked block from dataclass to dataclass."""
+
+    _fsdp2_shard = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, latent: Latent) -> Latent:
+        return replace(latent, parts={"x": [self.linear(latent.parts["x"][0]).sin()]})
+
+
+class TwoTypes(Block):
+    """A block whose norm is of another dtype than its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x.to(self.norm.weight.dtype)).to(self.expand.weight.dtype)
+        return x + self.contract(nn.functional.gelu(self.expand(y)))
+
+
+class Mixed(nn.Module):
+    """Blocks of three dtypes, one of two, and layers of two dtypes in the model itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(torch.float64), Block(torch.bfloat16), Block(), TwoTypes()])
+        self.head = nn.Linear(WIDTH, WIDTH)
+        self.shift = nn.Linear(WIDTH, WIDTH, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x).sin() + self.shift(x.to(self.shift.weight.dtype)).to(x.dtype).cos()
+
+
+class Planned(nn.Module):
+    """A model with a plan of tensor parallelism."""
+
+    def __init__(self, plan: dict[str, str], hidden: int = 12) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, hidden), nn.Linear(hidden, WIDTH)
+        self._tp_plan = plan
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(nn.functional.gelu(self.up(self.norm(x))))
 
 
 def built(kind: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
@@ -132,6 +239,27 @@ def reference(model: nn.Module, loss: Callable[[nn.Module, Tensor], Tensor], see
     alone = copy.deepcopy(model)
     loss(alone, samples(seed)).backward()
     return gradients(alone)
+
+
+def squares(model: nn.Module, x: Tensor) -> Tensor:
+    """Return the usual loss."""
+    return model(x).float().square().mean()
+
+
+def take_step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
+    """Take one optimizer step on the ranks' shares of a batch."""
+    squares(model, mine(samples(seed))).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def raised(call: Callable[[], Any]) -> str:
+    """Return the type and text of what `call` raises."""
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
 
 
 def require_close(got: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-5) -> None:

@@ -88,7 +88,7 @@ def test_a_killed_rank_restarts_all_of_them(small_run: Path) -> None:
 
 
 def test_a_file_stops_all_ranks(small_run: Path) -> None:
-    """STOP ends all ranks at one step, with a checkpoint and the exit code that torchrun does not take for a failure."""
+    """STOP ends all ranks at one step, with a checkpoint and an exit code that torchrun takes for success."""
     overrides = ("trainer.max_steps=400", "trainer.train_batch_size=2", "trainer.parallelism.replicate=2")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={FOUR}", "-m",
                "credit.cli.main", "train", str(small_run / "config.yml"), *STEADY, *overrides,

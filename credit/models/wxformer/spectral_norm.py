@@ -72,14 +72,21 @@ class SpectralNorm(nn.Module):
         """Return `weight` as a float32 matrix (out, rest)."""
         return weight.transpose(0, self.out_dim).flatten(1).float()
 
-    def share(self, split: int, total: Callable[[Tensor], Tensor]) -> None:
+    def share(
+        self, split: int, total: Callable[[Tensor], Tensor], common: Callable[[Tensor], Tensor]
+    ) -> dict[str, int | None]:
         """Take the weight from now on as one part of a matrix.
 
         Args:
-            split: 0 if the matrix is split by rows (then u is, too), 1 by columns (then v is).
+            split: 0 if the matrix is split by rows, 1 by columns.
             total: adds up a tensor over the parts, in the backward pass as well.
+            common: hands on a tensor that all parts have whole, and adds up its gradient.
+
+        Returns:
+            The dimension along which each buffer is split with the matrix, None for the one that stays whole.
         """
         self._split, self._total = split, total
+        return {"u": 0 if split == 0 else None, "v": 0 if split == 1 else None}
 
     def initial_buffers(self, weight: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
         """Return settled u and v for a whole initial `weight`, starting from a random u drawn from `generator`."""

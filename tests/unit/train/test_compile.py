@@ -12,7 +12,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from credit.models.wxformer import spectral_norm
-from credit.models.wxformer.decoder import UpBlock
+from credit.models.wxformer.decoder import UpBlockPS
 from credit.parallel.activation import checkpoint_blocks
 from credit.train.network import compile_blocks
 from tests.unit.models.small import build
@@ -45,7 +45,7 @@ def two_stages() -> nn.Module:
 def two_up_blocks() -> nn.Module:
     """Two marked blocks that meet fields of different size; for (B, 8, H, W)."""
     torch.manual_seed(0)
-    return prepared(spectral_norm.apply_spectral_norm(nn.Sequential(UpBlock(8, 8, 4), UpBlock(8, 8, 4))))
+    return prepared(spectral_norm.apply_spectral_norm(nn.Sequential(UpBlockPS(8, 8, 4), UpBlockPS(8, 8, 4))))
 
 
 def prepared(model: nn.Module) -> nn.Module:
@@ -121,4 +121,4 @@ def test_inductor_compiles_blocks_of_several_shapes() -> None:
         each(fields(2, 8, 2, 3, seed=1)).square().mean().backward()
     assert graphs() == 2
     for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6)
+        assert (ours.grad - theirs.grad).norm() < 1e-4 * theirs.grad.norm()

@@ -1,0 +1,200 @@
+"""The same of what is gathered, saved and loaded: weights and optimizer state."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from credit.errors import CheckpointError, ConfigError
+from credit.parallel import fsdp2
+from tests.parallel.api_cases import CHECKPOINTED, case
+from tests.parallel.cases import whole
+from tests.parallel.outside import (
+    Net,
+    built,
+    gradients,
+    mine,
+    raised,
+    reference,
+    require_close,
+    samples,
+    squares,
+    take_step,
+    weights,
+)
+
+
+@case
+def state_dict_and_back() -> None:
+    plain = built(Net)
+    expected = {name: value.clone() for name, value in plain.state_dict().items()}
+    model = fsdp2.apply_fsdp2(plain, None, CHECKPOINTED)
+    with torch.no_grad():
+        model(mine(samples()))  # leaves some weights whole
+    state = fsdp2.fsdp2_state_dict(model)
+    if dist.get_rank():
+        assert state == {}
+    else:
+        assert state.keys() == expected.keys()
+        for name, value in state.items():
+            assert type(value) is Tensor and value.device.type == "cpu" and torch.equal(value, expected[name]), name
+            value.zero_()
+    assert all(torch.equal(value, expected[name]) for name, value in weights(model).items()), "it was no copy"
+    assert torch.equal(model.scale, expected["scale"])
+    other = fsdp2.apply_fsdp2(built(Net, seed=9), None, {})
+    given = dict(expected) if dist.get_rank() == 0 else {}
+    fsdp2.fsdp2_load_state_dict(other, given)
+    assert all(torch.equal(value, expected[name]) for name, value in weights(other).items())
+    assert all(value is expected[name] and type(value) is Tensor for name, value in given.items())
+    expected["head.bias"].add_(1.0)
+    assert not torch.equal(whole(other.head.bias), expected["head.bias"]), "the model holds the dict's memory"
+
+
+@case
+def meta_device_first() -> None:
+    with torch.device("meta"):
+        model = fsdp2.apply_fsdp2(Net(), None, CHECKPOINTED)
+    model.to_empty(device="cpu")
+    plain = built(Net, seed=4)
+    fsdp2.fsdp2_load_state_dict(model, plain.state_dict() if dist.get_rank() == 0 else {})
+    expected = reference(plain, squares)
+    squares(model, mine(samples())).backward()
+    require_close(gradients(model), expected)
+
+
+@case
+def wrong_state_dicts() -> None:
+    model = fsdp2.apply_fsdp2(built(Net), None, {})
+    before, whole_state = weights(model), built(Net, seed=1).state_dict()
+    for changes, words in (
+        ({"head.weight": None}, ("head.weight is missing",)),
+        ({"tail": torch.zeros(2)}, ("tail is unknown",)),
+        ({"head.weight": torch.zeros(4, 8)}, ("head.weight is (4, 8), here (8, 8)",)),
+    ):
+        state = {name: value for name, value in (whole_state | changes).items() if value is not None}
+        said = raised(lambda state=state: fsdp2.fsdp2_load_state_dict(model, state if dist.get_rank() == 0 else {}))
+        assert said.startswith("CheckpointError") and all(word in said for word in words), said
+    after = weights(model)
+    assert all(torch.equal(value, before[name]) for name, value in after.items()), "it was loaded in part"
+
+
+@case
+def optimizer_state_and_back() -> None:
+    for make in (
+        lambda ps: torch.optim.AdamW(ps, lr=0.1, betas=(0.8, 0.9), fused=True),
+        lambda ps: torch.optim.AdamW(ps, lr=0.1, amsgrad=True),
+        lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9),
+        lambda ps: torch.optim.SGD(ps, lr=0.1),
+    ):
+        for steps in (2, 0):
+            check_optimizer(make, steps)
+
+
+def check_optimizer(make: Callable[[Any], torch.optim.Optimizer], steps: int) -> None:
+    """Save after some steps, train on as if nothing were, and let another run take the next steps from there."""
+    model = fsdp2.apply_fsdp2(built(Net), None, CHECKPOINTED)
+    optimizer, plain = make(model.parameters()), built(Net)
+    alone = make(plain.parameters())
+    for step in range(steps):
+        take_step(model, optimizer, step)
+        squares(plain, samples(step)).backward()
+        alone.step()
+        alone.zero_grad()
+    with torch.no_grad():
+        model(mine(samples()))  # leaves some weights whole
+    state, saved = fsdp2.fsdp2_state_dict(model), fsdp2.fsdp2_optimizer_state_dict(model, optimizer)
+    snapshot = copy.deepcopy(saved)
+    if dist.get_rank() == 0:
+        require_like_one_process(saved, plain, alone)
+    for step in (10, 11):
+        take_step(model, optimizer, step)
+    require_equal(saved, snapshot)  # it was a copy
+    resumed = fsdp2.apply_fsdp2(built(Net, seed=9), None, {})
+    again = make(resumed.parameters())
+    take_step(resumed, again, 3)  # the unused layer has no state, the others have a wrong one
+    fsdp2.fsdp2_load_state_dict(resumed, state)
+    fsdp2.fsdp2_load_optimizer_state_dict(resumed, again, saved)
+    require_equal(saved, snapshot)  # nor does loading change it
+    if snapshot.get("state") or dist.get_rank():
+        for key, value in again.state.get(resumed.unused.weight, {}).items():
+            assert not torch.count_nonzero(whole(value)), f"{key} does not start from zero"
+            assert isinstance(value, DTensor) or value.dim() == 0
+    assert again.param_groups[0].get("betas") == optimizer.param_groups[0].get("betas")
+    for step in (10, 11):
+        take_step(resumed, again, step)
+    expected = weights(model)
+    assert all(torch.equal(value, expected[name]) for name, value in weights(resumed).items()), "other steps"
+
+
+def require_like_one_process(saved: dict[str, Any], plain: nn.Module, alone: torch.optim.Optimizer) -> None:
+    """Compare a gathered state with that of one process."""
+    names = [name for name, _ in plain.named_parameters()]
+    assert [group["params"] for group in saved["param_groups"]] == [names]
+    expected = {name: alone.state[p] for name, p in plain.named_parameters() if alone.state.get(p)}
+    assert saved["state"].keys() == expected.keys()
+    for name, entry in expected.items():
+        for key, value in entry.items():
+            if isinstance(value, Tensor):
+                torch.testing.assert_close(saved["state"][name][key], value, rtol=1e-4, atol=1e-6, msg=f"{name} {key}")
+
+
+def require_equal(one: Any, other: Any) -> None:
+    """Compare nested values bit for bit, types included."""
+    assert type(one) is type(other)
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            require_equal(one[key], other[key])
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            require_equal(a, b)
+    else:
+        assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
+
+
+@case
+def optimizer_in_other_groups() -> None:
+    """Settings follow the parameter; a list in place of betas, as some files have it, does no harm."""
+    model = fsdp2.apply_fsdp2(built(Net), None, {})
+    decayed, others = ([p for p in model.parameters() if (p.dim() > 1) is many] for many in (True, False))
+    optimizer = torch.optim.AdamW([{"params": decayed, "lr": 0.3}, {"params": others, "lr": 0.2, "weight_decay": 0.0}])
+    take_step(model, optimizer, 0)
+    saved = fsdp2.fsdp2_optimizer_state_dict(model, optimizer)
+    for group in saved.get("param_groups", []):
+        group["betas"] = list(group["betas"])
+    turned = torch.optim.AdamW([{"params": others}, {"params": decayed[:3]}, {"params": decayed[3:]}])
+    fsdp2.fsdp2_load_optimizer_state_dict(model, turned, saved)
+    settings = [(group["lr"], group["weight_decay"]) for group in turned.param_groups]
+    assert settings == [(0.2, 0.0), (0.3, 0.01), (0.3, 0.01)]
+    assert turned.param_groups[0]["betas"] == (0.9, 0.999)
+    for parameter in model.parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            assert torch.equal(whole(value), whole(turned.state[parameter][key]))
+
+
+@case
+def wrong_optimizer_states() -> None:
+    model = fsdp2.apply_fsdp2(built(Net), None, {})
+    optimizer = torch.optim.AdamW(model.parameters())
+    take_step(model, optimizer, 0)
+    saved = fsdp2.fsdp2_optimizer_state_dict(model, optimizer)
+    spoiled = [{}, copy.deepcopy(saved), copy.deepcopy(saved), copy.deepcopy(saved)]
+    if dist.get_rank() == 0:
+        spoiled[1]["state"]["head.weight"]["exp_avg"] = torch.zeros(4, 8)
+        spoiled[2]["state"]["tail"] = spoiled[2]["state"]["head.weight"]
+        spoiled[3]["param_groups"][0]["params"].remove("head.bias")
+    shapes = "head.weight/exp_avg is (4, 8), here (8, 8)"
+    words = ["no dict with", shapes, "tail is not optimized", "head.bias is in none"]
+    for state, word in zip(spoiled, words, strict=True):
+        said = raised(lambda state=state: fsdp2.fsdp2_load_optimizer_state_dict(model, optimizer, state))
+        assert said.startswith(CheckpointError.__name__) and word in said, said
+    strangers = torch.optim.AdamW(built(Net).parameters())
+    said = raised(lambda: fsdp2.fsdp2_optimizer_state_dict(model, strangers))
+    assert said.startswith(ConfigError.__name__) and "after the model has been sharded" in said, said

@@ -1,0 +1,199 @@
+"""The interface of credit.parallel.fsdp2 in one process, with a process group of one where one is needed."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from credit.errors import ConfigError
+from credit.parallel import fsdp2
+from tests.parallel.outside import (
+    Block,
+    Nested,
+    Net,
+    OwnMark,
+    built,
+    gradients,
+    mine,
+    reference,
+    require_close,
+    samples,
+    squares,
+    weights,
+)
+
+
+@pytest.fixture
+def no_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Neither a process group nor a launcher, before and after."""
+    assert not dist.is_initialized()
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    yield
+    dist.destroy_process_group()
+
+
+def test_a_logger_of_its_own() -> None:
+    assert isinstance(fsdp2.logger, logging.Logger) and fsdp2.logger.name == "credit.parallel.fsdp2"
+
+
+@pytest.mark.parametrize("conf", [{}, {"trainer": None}, {"trainer": {"activation_checkpoint": True}, "model": {}}])
+def test_one_process_without_a_group(conf: dict, no_group: None) -> None:
+    model = built(Net)
+    expected = reference(model, squares)
+    assert not fsdp2.fsdp2_is_applied(model)
+    assert fsdp2.apply_fsdp2(model, None, conf) is model
+    assert fsdp2.fsdp2_is_applied(model) and fsdp2.fsdp2_is_applied(nn.Sequential(model))
+    squares(model, mine(samples())).backward()
+    require_close(gradients(model), expected)
+    assert all(isinstance(p, DTensor) for p in model.parameters())
+    assert dist.get_world_size() == 1
+
+
+def test_states_of_one_process(no_group: None) -> None:
+    model = fsdp2.apply_fsdp2(built(Net), None, {})
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    squares(model, samples()).backward()
+    optimizer.step()
+    state, saved = fsdp2.fsdp2_state_dict(model), fsdp2.fsdp2_optimizer_state_dict(model, optimizer)
+    kept = copy.deepcopy((state, saved["state"]["head.weight"]))
+    other = fsdp2.apply_fsdp2(built(Net, seed=2), None, {})
+    again = torch.optim.AdamW(other.parameters())
+    fsdp2.fsdp2_load_state_dict(other, state)
+    fsdp2.fsdp2_load_optimizer_state_dict(other, again, saved)
+    for run, stepper in ((model, optimizer), (other, again)):
+        squares(run, samples(5)).backward()
+        stepper.step()
+    assert all(torch.equal(value, weights(other)[name]) for name, value in weights(model).items())
+    for name, value in kept[0].items():
+        assert torch.equal(state[name], value), f"{name} was the model's own memory"
+    for key, value in kept[1].items():
+        assert torch.equal(saved["state"]["head.weight"][key], value), f"{key} was the optimizer's own memory"
+
+
+def test_a_model_that_is_not_sharded() -> None:
+    model = built(Net)
+    state = fsdp2.fsdp2_state_dict(model)
+    assert state.keys() == model.state_dict().keys()
+    assert all(state[name].data_ptr() != value.data_ptr() for name, value in model.state_dict().items())
+    fsdp2.fsdp2_load_state_dict(model, {name: value + 1 for name, value in state.items()})
+    assert all(torch.equal(value, state[name] + 1) for name, value in model.state_dict().items())
+    fsdp2.reduce_gradients(model, False)
+    fsdp2.reshard(model)
+
+
+def test_marks() -> None:
+    assert fsdp2._has_fsdp2_shard(Block()) and fsdp2._has_fsdp2_shard(OwnMark())
+    plain, unmarked = nn.Linear(1, 1), Block()
+    unmarked._fsdp2_shard = False
+    assert not fsdp2._has_fsdp2_shard(plain) and not fsdp2._has_fsdp2_shard(unmarked)
+    assert fsdp2._is_shardable(Block(), False) and not fsdp2._is_shardable(plain, False)
+
+
+def test_the_wrapper_is_the_unit() -> None:
+    model = nn.Sequential(Block(), nn.Linear(8, 8), OwnMark())
+    blocks = list(model)
+    fsdp2._apply_activation_checkpointing(model)
+    fsdp2._apply_activation_checkpointing(model)
+    assert [type(m) for m in model] == [CheckpointWrapper, nn.Linear, CheckpointWrapper]
+    assert [m._checkpoint_wrapped_module for m in (model[0], model[2])] == [blocks[0], blocks[2]]
+    for wrapper, inner in ((model[0], blocks[0]), (model[2], blocks[2])):
+        assert fsdp2._is_shardable(wrapper, True) and not fsdp2._is_shardable(inner, True)
+        assert not fsdp2._is_shardable(wrapper, False)
+    assert not fsdp2._is_shardable(model[1], True) and not fsdp2._is_shardable(model[1], False)
+    assert list(model.state_dict()) == list(nn.Sequential(*blocks).state_dict())
+
+
+def test_checkpointing_of_a_model_without_blocks() -> None:
+    model = nn.Sequential(nn.Linear(1, 1))
+    fsdp2._apply_activation_checkpointing(model)
+    assert type(model[0]) is nn.Linear
+    with pytest.raises(ConfigError, match="Sequential marks no block"):
+        fsdp2.apply_fsdp2(model, None, {"trainer": {"activation_checkpoint": True}})
+    assert not dist.is_initialized()
+
+
+def test_blocks_in_two_places_and_in_blocks() -> None:
+    model = built(Nested)
+    expected = reference(model, squares)
+    fsdp2._apply_activation_checkpointing(model)
+    assert model.again is model.outer.inner[0], "one wrapper in both places"
+    assert sum(isinstance(m, CheckpointWrapper) for m in model.modules()) == 3
+    squares(model, samples()).backward()
+    require_close(gradients(model), expected)
+
+
+def test_blocks_that_were_wrapped_only_in_part(no_group: None) -> None:
+    model = nn.Sequential(Block(), Block(), Block())
+    fsdp2._apply_activation_checkpointing(model[:1])
+    first = nn.Sequential(model[0])
+    fsdp2._apply_activation_checkpointing(first)
+    model[0] = first[0]
+    model[1] = torch.compile(model[1], backend="eager")
+    fsdp2.apply_fsdp2(model, None, {})
+    assert [isinstance(m, FSDPModule) for m in model] == [True] * 3
+    assert sum(isinstance(m, FSDPModule) for m in model.modules()) == 4
+
+
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+@pytest.mark.parametrize(
+    ("conf", "dtypes"),
+    [
+        ({}, None),
+        ({"trainer": None, "model": None}, None),
+        ({"trainer": {"amp": False, "fsdp2_mp_policy": {"param_dtype": "bfloat16"}}}, None),
+        ({"trainer": {"amp": True}}, (BF16, FP32, FP32)),
+        ({"trainer": {"amp": True}, "model": {"use_spectral_norm": False}}, (BF16, FP32, FP32)),
+        ({"trainer": {"amp": True}, "model": {"use_spectral_norm": True}}, None),
+        ({"trainer": {"amp": True, "fsdp2_mp_policy": None}, "model": {"use_spectral_norm": True}}, None),
+        ({"trainer": {"amp": True, "fsdp2_mp_policy": {}}, "model": {"use_spectral_norm": True}}, (BF16, FP32, FP32)),
+        (
+            {
+                "trainer": {"amp": True, "fsdp2_mp_policy": {"reduce_dtype": "bfloat16"}},
+                "model": {"use_spectral_norm": 1},
+            },
+            (BF16, BF16, FP32),
+        ),
+        (
+            {"trainer": {"amp": True, "fsdp2_mp_policy": {"param_dtype": "float16", "output_dtype": "bfloat16"}}},
+            (torch.float16, FP32, BF16),
+        ),
+    ],
+)
+def test_policy(conf: dict, dtypes: tuple | None) -> None:
+    policy = fsdp2._build_mp_policy(conf)
+    assert dtypes == (policy and (policy.param_dtype, policy.reduce_dtype, policy.output_dtype))
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"param_dtype": "bfloat"}, r'param_dtype: .bfloat. is no dtype; did you mean "bfloat16"'),
+        ({"parm_dtype": "bfloat16"}, r'parm_dtype: there is no such key; did you mean "param_dtype"'),
+        ("bfloat16", "is no section; its keys are param_dtype"),
+    ],
+)
+def test_policy_that_is_none(asked: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        fsdp2._build_mp_policy({"trainer": {"amp": True, "fsdp2_mp_policy": asked}})
+
+
+def test_spectral_norm_buffers() -> None:
+    model = nn.Sequential(nn.utils.spectral_norm(nn.Linear(3, 3)), nn.BatchNorm1d(3))
+    before = model[0].weight_u.clone()
+    fsdp2._fix_spectral_norm_dtype(model, BF16)
+    assert (model[0].weight_u.dtype, model[0].weight_v.dtype) == (BF16, BF16)
+    torch.testing.assert_close(model[0].weight_u.float(), before, atol=1e-2, rtol=1e-2)
+    assert model[0].weight_orig.dtype == model[1].running_mean.dtype == FP32
+    assert "0.weight_u" in model.state_dict()
