@@ -41,7 +41,6 @@ from credit.parallel.reduce import local_part
 logger = logging.getLogger(__name__)
 
 _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
-_BROADCAST = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 _POLICY = {"param_dtype": "bfloat16", "reduce_dtype": "float32", "output_dtype": "float32"}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -134,8 +133,9 @@ def fsdp2_load_state_dict(model: nn.Module, state_dict: Mapping[str, torch.Tenso
     wrong = from_main(_differences(model, state_dict))
     if wrong:
         raise CheckpointError(f"state dict: {'; '.join(wrong[:5])}{'; ...' if wrong[5:] else ''}; is it of this model?")
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=dist.is_initialized())
     # set_model_state_dict turns the dict that it is given into DTensors
-    set_model_state_dict(model, dict(state_dict), options=_BROADCAST)
+    set_model_state_dict(model, dict(state_dict), options=options)
 
 
 def fsdp2_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

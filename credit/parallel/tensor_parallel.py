@@ -4,7 +4,7 @@ A block says what may be split in its class attribute ``_tp_plan``, from submodu
 
 - ``colwise``: a Linear whose outputs are dealt to the ranks; each rank goes on with its own,
 - ``rowwise``: a Linear that takes such outputs; the ranks' products are added up,
-- ``shared``: a submodule that is whole on every rank but whose output is used by each rank's own part only (attention's
+- ``replicated``: a submodule that is whole on every rank but whose output is used by each rank's own part only (attention's
   position bias), so that its gradient has to be added up.
 
 Between a colwise layer and its rowwise partner, activations belong to the rank: dropout draws differently on each.
@@ -29,7 +29,7 @@ from torch.nn.utils import parametrize
 from credit.errors import ConfigError
 from credit.parallel.reduce import local
 
-KINDS = ("colwise", "rowwise", "shared")
+KINDS = ("colwise", "rowwise", "replicated")
 
 
 def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> list[str]:
@@ -52,7 +52,7 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> list[str]:
             group = {name: kind for name, kind in plan.items() if name.rpartition(".")[0] == parent}
             if _divides(block, group, mesh.size()):
                 _split_group(block, group, mesh)
-                split += [f"{path}.{name}" if path else name for name, kind in group.items() if kind != "shared"]
+                split += [f"{path}.{name}" if path else name for name, kind in group.items() if kind != "replicated"]
     if not split:
         widths = {n for _, block in plans for n in _units(block, block._tp_plan)}
         raise ConfigError(
@@ -76,7 +76,7 @@ def _checked_plan(path: str, block: nn.Module) -> Mapping[str, str]:
             raise ConfigError(f"{where}: there is no such submodule; it has {', '.join(filter(None, modules))}")
         if kind not in KINDS:
             raise ConfigError(f"{where}: {kind!r} is not one of {', '.join(KINDS)}")
-        if kind != "shared" and not isinstance(modules[name], nn.Linear):
+        if kind != "replicated" and not isinstance(modules[name], nn.Linear):
             raise ConfigError(f"{where}: only Linear layers are split, this is a {type(modules[name]).__name__}")
     return block._tp_plan
 
@@ -85,7 +85,7 @@ def _units(block: nn.Module, group: Mapping[str, str]) -> list[int]:
     """Return, for each layer of a plan, how many things there are to deal: heads, or hidden units."""
     units = []
     for name, kind in group.items():
-        if kind == "shared":
+        if kind == "replicated":
             continue
         layer = block.get_submodule(name)
         # the parent knows how many of the fused outputs make one head
@@ -104,7 +104,7 @@ def _split_group(block: nn.Module, group: Mapping[str, str], mesh: DeviceMesh) -
     region = _OwnRandom(mesh.get_local_rank())
     for name, kind in group.items():
         module = block.get_submodule(name)
-        if kind == "shared":
+        if kind == "replicated":
             module.register_forward_hook(functools.partial(_sum_gradient_of_output, group=mesh.get_group()))
             continue
         _split_parameters(module, 0 if kind == "colwise" else 1, mesh)

@@ -123,12 +123,12 @@ class TransformerLayer(nn.Module):
     _tp_plan = {
         "short_attention.to_qkv": "colwise",
         "short_attention.to_out": "rowwise",
-        "short_attention.position_bias": "shared",
+        "short_attention.position_bias": "replicated",
         "short_feed_forward.expand": "colwise",
         "short_feed_forward.contract": "rowwise",
         "long_attention.to_qkv": "colwise",
         "long_attention.to_out": "rowwise",
-        "long_attention.position_bias": "shared",
+        "long_attention.position_bias": "replicated",
         "long_feed_forward.expand": "colwise",
         "long_feed_forward.contract": "rowwise",
     }

@@ -124,7 +124,7 @@ def test_blocks_declare_how_they_may_be_split() -> None:
     linear = {
         name for name, m in layer.named_modules() if isinstance(m, torch.nn.Linear) and "position_bias" not in name
     }
-    split = {name for name, kind in TransformerLayer._tp_plan.items() if kind != "shared"}
+    split = {name for name, kind in TransformerLayer._tp_plan.items() if kind != "replicated"}
     assert split == linear
     assert TransformerLayer._tp_plan.keys() - split == {"short_attention.position_bias", "long_attention.position_bias"}
 

@@ -28,6 +28,7 @@ from tests.parallel.outside import (
     require_close,
     samples,
     squares,
+    take_step,
     weights,
 )
 
@@ -62,17 +63,15 @@ def test_one_process_without_a_group(conf: dict, no_group: None) -> None:
 def test_states_of_one_process(no_group: None) -> None:
     model = fsdp2.apply_fsdp2(built(Net), None, {})
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    squares(model, samples()).backward()
-    optimizer.step()
+    take_step(model, optimizer, 1)
     state, saved = fsdp2.fsdp2_state_dict(model), fsdp2.fsdp2_optimizer_state_dict(model, optimizer)
     kept = copy.deepcopy((state, saved["state"]["head.weight"]))
     other = fsdp2.apply_fsdp2(built(Net, seed=2), None, {})
     again = torch.optim.AdamW(other.parameters())
     fsdp2.fsdp2_load_state_dict(other, state)
     fsdp2.fsdp2_load_optimizer_state_dict(other, again, saved)
-    for run, stepper in ((model, optimizer), (other, again)):
-        squares(run, samples(5)).backward()
-        stepper.step()
+    take_step(model, optimizer, 5)
+    take_step(other, again, 5)
     assert all(torch.equal(value, weights(other)[name]) for name, value in weights(model).items())
     for name, value in kept[0].items():
         assert torch.equal(state[name], value), f"{name} was the model's own memory"
