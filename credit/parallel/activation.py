@@ -42,13 +42,12 @@ def checkpoint_blocks(model: nn.Module, mode: Literal[True, "selective"] = True)
             f"trainer.activation_checkpoint: {type(model).__name__} marks no block with _fsdp2_shard; set it to false"
         )
     options = {"context_fn": functools.partial(create_selective_checkpoint_contexts, _policy)} if mode != True else {}  # noqa: E712
+    inside = wrapped_modules(model)
     wrappers: dict[nn.Module, CheckpointWrapper] = {}
     for parent in list(model.modules()):
-        if isinstance(parent, CheckpointWrapper):
-            continue
         # a block that is used in two places gets one wrapper
         for name, child in parent._modules.items():
-            if child is not None and is_marked(child):
+            if child is not None and is_marked(child) and id(child) not in inside:
                 if child not in wrappers:
                     wrappers[child] = checkpoint_wrapper(child, CheckpointImpl.NO_REENTRANT, **options)
                 parent._modules[name] = wrappers[child]

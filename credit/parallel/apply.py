@@ -9,10 +9,11 @@ from typing import Literal
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
+from credit.errors import ConfigError
 from credit.parallel.activation import checkpoint_blocks
 from credit.parallel.fsdp2 import shard_units
 from credit.parallel.mesh import RunMesh
-from credit.parallel.tensor_parallel import apply_tensor_parallel
+from credit.parallel.tensor_parallel import apply_tensor_parallel, has_dropout
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,11 @@ def parallelize(
         ConfigError: if the model does not offer what is asked for.
     """
     if mesh.degrees.tensor > 1:
+        if compile_blocks is not None and has_dropout(model):
+            raise ConfigError(
+                "trainer.compile: with trainer.parallelism.tensor above 1, dropout, which differs between the ranks, "
+                "cannot be compiled; set compile to false, or the model's dropout to 0"
+            )
         split = apply_tensor_parallel(model, mesh.device_mesh["tp"])
         logger.info("%d layers are split over %d tensor-parallel ranks", len(split), mesh.degrees.tensor)
     if checkpoint:

@@ -105,6 +105,8 @@ def process_group(launch: Launch, device: torch.device, timeout_minutes: int) ->
     )
     try:
         yield
+        # gloo's threads may still free a tensor while a process that is done early shuts Python down
+        dist.barrier()
     finally:
         dist.destroy_process_group()
 

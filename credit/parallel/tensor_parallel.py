@@ -4,7 +4,7 @@ A block says what may be split in its class attribute ``_tp_plan``, from submodu
 
 - ``colwise``: a Linear whose outputs are dealt to the ranks; each rank goes on with its own,
 - ``rowwise``: a Linear that takes such outputs; the ranks' products are added up,
-- ``replicated``: a submodule that is whole on every rank but whose output is used by each rank's own part only (attention's
+- ``replicated``: a submodule that is whole on every rank but whose output each rank uses for its own part (attention's
   position bias), so that its gradient has to be added up.
 
 Between a colwise layer and its rowwise partner, activations belong to the rank: dropout draws differently on each.
@@ -63,6 +63,13 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> list[str]:
     return split
 
 
+def has_dropout(module: nn.Module) -> bool:
+    """Whether a module draws random numbers in training: a Dropout inside, or a number in an attribute ``dropout``."""
+    own = (getattr(inside, "dropout", 0.0) for inside in module.modules())
+    dropouts = (inside.p for inside in module.modules() if isinstance(inside, nn.Dropout))
+    return any(rate > 0 for rate in (*own, *dropouts) if isinstance(rate, int | float))
+
+
 def _checked_plan(path: str, block: nn.Module) -> Mapping[str, str]:
     """Return the block's plan.
 
@@ -101,7 +108,8 @@ def _divides(block: nn.Module, group: Mapping[str, str], ranks: int) -> bool:
 
 def _split_group(block: nn.Module, group: Mapping[str, str], mesh: DeviceMesh) -> None:
     """Split the layers below one parent; they share one region where ranks draw their own dropout."""
-    region = _OwnRandom(mesh.get_local_rank())
+    parent = block.get_submodule(next(iter(group)).rpartition(".")[0])
+    region = _OwnRandom(mesh.get_local_rank()) if has_dropout(parent) else None
     for name, kind in group.items():
         module = block.get_submodule(name)
         if kind == "replicated":
@@ -146,15 +154,15 @@ def _replace(module: nn.Module, name: str, placement: Shard | Replicate, mesh: D
         module._buffers[name] = new
 
 
-def _colwise(layer: nn.Linear, group: dist.ProcessGroup, region: _OwnRandom, x: Tensor) -> Tensor:
+def _colwise(layer: nn.Linear, group: dist.ProcessGroup, region: _OwnRandom | None, x: Tensor) -> Tensor:
     y = F.linear(_SumGradient.apply(group, x), local(layer.weight), None if layer.bias is None else local(layer.bias))
-    if layer.training:
+    if region is not None and layer.training:
         region.enter(x.device)
     return y
 
 
-def _rowwise(layer: nn.Linear, group: dist.ProcessGroup, region: _OwnRandom, x: Tensor) -> Tensor:
-    if layer.training:
+def _rowwise(layer: nn.Linear, group: dist.ProcessGroup, region: _OwnRandom | None, x: Tensor) -> Tensor:
+    if region is not None and layer.training:
         region.leave(x.device)
     y = _Sum.apply(F.linear(x, local(layer.weight)), group)
     return y if layer.bias is None else y + layer.bias.to(y.dtype)

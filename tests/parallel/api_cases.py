@@ -284,7 +284,7 @@ def wrong_plans() -> None:
     mesh = init_device_mesh("cpu", (4,))
     for plan, hidden, words in (
         ({"upp": "colwise"}, 12, ("Planned._tp_plan['upp']", "no such submodule", "up, down")),
-        ({"up": "columns"}, 12, ("Planned._tp_plan['up']", "'columns' is not one of colwise, rowwise, shared")),
+        ({"up": "columns"}, 12, ("Planned._tp_plan['up']", "'columns' is not one of colwise, rowwise")),
         ({"norm": "colwise"}, 12, ("Planned._tp_plan['norm']", "only Linear", "LayerNorm")),
         ({"up": "colwise", "down": "rowwise"}, 6, ("trainer.parallelism.tensor: 4 splits nothing", "[6]")),
         ({}, 12, ("trainer.parallelism.tensor", "no block has a _tp_plan")),

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from credit.errors import CheckpointError, ConfigError
 from credit.parallel import fsdp2
+from credit.train.verdict import together
 from tests.parallel.api_cases import CHECKPOINTED, case
 from tests.parallel.cases import whole
 from tests.parallel.outside import (
@@ -38,20 +39,16 @@ def state_dict_and_back() -> None:
     with torch.no_grad():
         model(mine(samples()))  # leaves some weights whole
     state = fsdp2.fsdp2_state_dict(model)
-    if dist.get_rank():
-        assert state == {}
-    else:
-        assert state.keys() == expected.keys()
-        for name, value in state.items():
-            assert type(value) is Tensor and value.device.type == "cpu" and torch.equal(value, expected[name]), name
-            value.zero_()
-    assert all(torch.equal(value, expected[name]) for name, value in weights(model).items()), "it was no copy"
-    assert torch.equal(model.scale, expected["scale"])
+    together(lambda: require_equal(dict(state), expected if dist.get_rank() == 0 else {}))
+    for value in state.values():
+        value.zero_()
+    together(lambda: require_equal(model.scale, expected["scale"]))  # it was a copy
+    require_equal(weights(model), {name: value for name, value in expected.items() if name != "scale"})
     other = fsdp2.apply_fsdp2(built(Net, seed=9), None, {})
     given = dict(expected) if dist.get_rank() == 0 else {}
     fsdp2.fsdp2_load_state_dict(other, given)
-    assert all(torch.equal(value, expected[name]) for name, value in weights(other).items())
-    assert all(value is expected[name] and type(value) is Tensor for name, value in given.items())
+    require_equal(weights(other), {name: value for name, value in expected.items() if name != "scale"})
+    together(lambda: require_equal(given, expected if given else {}))
     expected["head.bias"].add_(1.0)
     assert not torch.equal(whole(other.head.bias), expected["head.bias"]), "the model holds the dict's memory"
 
@@ -110,21 +107,19 @@ def check_optimizer(make: Callable[[Any], torch.optim.Optimizer], steps: int) ->
         model(mine(samples()))  # leaves some weights whole
     state, saved = fsdp2.fsdp2_state_dict(model), fsdp2.fsdp2_optimizer_state_dict(model, optimizer)
     snapshot = copy.deepcopy(saved)
-    if dist.get_rank() == 0:
-        require_like_one_process(saved, plain, alone)
+    together(lambda: dist.get_rank() == 0 and require_like_one_process(saved, plain, alone))
     for step in (10, 11):
         take_step(model, optimizer, step)
-    require_equal(saved, snapshot)  # it was a copy
+    together(lambda: require_equal(saved, snapshot))  # it was a copy
     resumed = fsdp2.apply_fsdp2(built(Net, seed=9), None, {})
     again = make(resumed.parameters())
     take_step(resumed, again, 3)  # the unused layer has no state, the others have a wrong one
     fsdp2.fsdp2_load_state_dict(resumed, state)
     fsdp2.fsdp2_load_optimizer_state_dict(resumed, again, saved)
-    require_equal(saved, snapshot)  # nor does loading change it
-    if snapshot.get("state") or dist.get_rank():
-        for key, value in again.state.get(resumed.unused.weight, {}).items():
-            assert not torch.count_nonzero(whole(value)), f"{key} does not start from zero"
-            assert isinstance(value, DTensor) or value.dim() == 0
+    together(lambda: require_equal(saved, snapshot))  # nor does loading change it
+    for key, value in again.state.get(resumed.unused.weight, {}).items():
+        assert not torch.count_nonzero(whole(value)), f"{key} does not start from zero"
+        assert isinstance(value, DTensor) or value.dim() == 0
     assert again.param_groups[0].get("betas") == optimizer.param_groups[0].get("betas")
     for step in (10, 11):
         take_step(resumed, again, step)
@@ -156,7 +151,7 @@ def require_equal(one: Any, other: Any) -> None:
         for a, b in zip(one, other, strict=True):
             require_equal(a, b)
     else:
-        assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
+        assert torch.equal(one, other) and one.device == other.device if isinstance(one, Tensor) else one == other
 
 
 @case

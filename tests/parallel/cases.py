@@ -55,6 +55,7 @@ class Case:
     recompute: bool = False
     amp: bool = False
     steps: int = 5
+    dropout: float = 0.0
 
     @property
     def name(self) -> str:
@@ -72,8 +73,9 @@ CASES = [
     Case(False, True, 1, 1, "pixel_shuffle"),
     Case(False, True, 2, 2, "transposed", recompute=True),
 ]
-# all of them on the meshes that the others are made of, some on the rest
-WHICH = {name: range(len(CASES)) if name in ("4x1", "2x2") else (0, 2, 5) for name in MESHES}
+LOW_PRECISION = Case(amp=True, steps=50)
+# all of them sharded; those with most in them on the other meshes
+WHICH = {name: (2, 5) for name in MESHES} | {"4x1": tuple(range(len(CASES))), "2x2": (1, 2, 5, 7)}
 
 
 def settings(case: Case) -> dict[str, Any]:
@@ -85,6 +87,7 @@ def settings(case: Case) -> dict[str, Any]:
         "cross_embed_kernel_sizes": [[4, 8, 16], [2, 4], [2, 4], [2, 4]],
         "padding": {"mode": "earth", "lat": [8, 8], "lon": [4, 4]},
         "decoder": case.decoder, "use_spectral_norm": case.spectral_norm,
+        "attn_dropout": case.dropout, "ff_dropout": case.dropout,
     }  # fmt: skip
 
 

@@ -2,21 +2,69 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
+from torch.distributed.fsdp import FSDPModule
 
+from benchmarks.collectives import CollectiveCounter
 from credit.parallel.launch import process_group, read_launch
-from credit.parallel.mesh import build_mesh, plan_degrees
+from credit.parallel.mesh import RunMesh, build_mesh, plan_degrees
+from credit.parallel.reduce import cut_dim, local_part
 from tests.parallel import cases
+
+
+def count_collectives(mesh: RunMesh, rollout: int, accumulation: int) -> dict[str, Any]:
+    """Return how often the ranks talk in the second optimizer step, and how many bytes that brings."""
+    case = cases.Case(rollout=rollout, accumulation=accumulation)
+    model, autocast = cases.build(case, mesh, "fsdp2")
+    step, *_ = cases.build_step(case, model, autocast, mesh)
+    source = cases.batches(case, mesh)
+    step(source, 0, 1e-3)
+    with CollectiveCounter() as counted:
+        step(source, 1, 1e-3)
+    return {
+        "units": sum(isinstance(module, FSDPModule) for module in model.modules()),
+        "layers": sum(hasattr(module, "_tp_plan") for module in model.modules()),
+        "parameter_bytes": sum(4 * p.numel() for p in model.parameters()),
+        "calls": counted.calls,
+        "bytes": counted.bytes,
+    }
+
+
+def differing_replicas(mesh: RunMesh, steps: int) -> list[str]:
+    """Train with dropout and return the parameters that are not bit for bit equal on tensor-parallel peers."""
+    case = cases.Case(steps=steps, dropout=0.1)
+    model, autocast = cases.build(case, mesh, "fsdp2")
+    step, *_ = cases.build_step(case, model, autocast, mesh)
+    source = cases.batches(case, mesh)
+    for number in range(steps):
+        step(source, number, 1e-3)
+    differing = []
+    group = mesh.device_mesh["tp"].get_group()
+    for name, p in model.named_parameters():
+        axes = p.device_mesh.mesh_dim_names
+        if "shard" in axes or ("tp" in axes and cut_dim(p.placements[axes.index("tp")]) is not None):
+            continue  # cut over the peers
+        part = local_part(p).contiguous()
+        first = part.clone()
+        dist.broadcast(first, group=group, group_src=0)
+        same = torch.tensor(float(torch.equal(first, part)))
+        dist.all_reduce(same, dist.ReduceOp.MIN)
+        differing += [] if same else [name]
+    return differing
 
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     launch = read_launch()
+    facts: dict[str, Any] = {}
     with process_group(launch, torch.device("cpu"), timeout_minutes=2):
         for name, conf in cases.MESHES.items():
             mesh = build_mesh(plan_degrees(cases.parallelism(name), launch.world), launch.rank, "cpu")
@@ -26,6 +74,14 @@ def main(folder: Path) -> None:
                 if launch.is_main:
                     save_file(made, folder / f"{name}-{number}.safetensors")
                     print(f"{name} {number} {time.perf_counter() - began:.1f} s", flush=True)
+            if name == "4x1":
+                facts["bfloat16"] = cases.train(cases.LOW_PRECISION, mesh)["loss"].tolist()
+            if name in ("4x1", "2x2"):
+                facts[name] = [count_collectives(mesh, 1, 1), count_collectives(mesh, 2, 2)]
+            if name == "2x2":
+                facts["differing"] = differing_replicas(mesh, steps=200)
+    if launch.is_main:
+        (folder / "facts.json").write_text(json.dumps(facts))
 
 
 if __name__ == "__main__":

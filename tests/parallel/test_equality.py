@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,51 @@ def test_many_ranks_equal_one_process(mesh: str, four_ranks: Path, one_process: 
         for key in gradients:
             off = (many[key] - one[key]).norm()
             assert off < 1e-5 * one[key].norm() + 1e-7 * total, f"{where}: {key} is off by {off}"
+
+
+def test_bfloat16_trains_as_on_one_process(four_ranks: Path) -> None:
+    """Sharded, weights and activations are bfloat16; on one process autocast is. Both are as far from float32."""
+    many = torch.tensor(facts(four_ranks)["bfloat16"])
+    autocast = cases.train(cases.LOW_PRECISION, RunMesh())["loss"]
+    exact = cases.train(cases.Case(steps=cases.LOW_PRECISION.steps), RunMesh())["loss"]
+    own = (autocast - exact).abs() / exact
+    assert ((many - exact).abs() / exact).mean() < 2 * own.mean() + 1e-4
+    assert ((many - exact).abs() / exact).max() < 3 * own.max() + 1e-3
+
+
+@pytest.mark.parametrize(("number", "forwards"), [(0, 1), (1, 4)])
+def test_fsdp2_gathers_and_reduces_no_more_than_it_must(four_ranks: Path, number: int, forwards: int) -> None:
+    """Forward and backward gather each unit once, but for the model and the last block, which stay in between.
+
+    Gradients are reduced once an optimizer step, whatever micro-steps and rollout; the norm is one collective.
+    """
+    counted = facts(four_ranks)["4x1"][number]
+    units = counted["units"]
+    assert units > 5 and counted["calls"].keys() == {"all-gather", "reduce-scatter", "all-reduce"}
+    assert counted["calls"]["all-gather"] == forwards * (2 * units - 2)
+    assert counted["calls"]["reduce-scatter"] == units
+    assert counted["calls"]["all-reduce"] == 1
+    assert counted["bytes"]["reduce-scatter"] < 1.1 * counted["parameter_bytes"] / 4
+    assert counted["bytes"]["all-gather"] < 2.1 * forwards * counted["parameter_bytes"]
+
+
+def test_tensor_parallel_layers_talk_as_often_as_their_plan_asks(four_ranks: Path) -> None:
+    """A layer adds up four results forward; four inputs' gradients and two biases' backward.
+
+    Spectral norm adds up sigma of its eight matrices, forward and backward, and two sums an iteration.
+    """
+    counted = facts(four_ranks)["2x2"][0]
+    assert counted["calls"]["all-reduce"] == 1 + counted["layers"] * (4 + 4 + 2 + 8 * 4)
+    assert counted["calls"]["all-gather"] == 2 * counted["units"] - 2
+
+
+def test_what_is_whole_on_tensor_peers_stays_equal_on_them(four_ranks: Path) -> None:
+    assert facts(four_ranks)["differing"] == []
+
+
+def facts(folder: Path) -> dict:
+    """What the ranks counted."""
+    return json.loads((folder / "facts.json").read_text())
 
 
 def relative(value: torch.Tensor, reference: torch.Tensor) -> float:

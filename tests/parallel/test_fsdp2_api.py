@@ -16,17 +16,17 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
-    """What every case that was reached said: None, or the first rank's problem; why the others were not reached."""
+    """The first rank's problem of every case, None where there is none."""
     folder: Path = tmp_path_factory.mktemp("api")
-    reached, end = folder / "verdicts.json", ""
+    file, end = folder / "verdicts.json", None
     try:
         launch("tests.parallel.api_worker", 4, str(folder))
     except AssertionError as error:
-        end = str(error)
-    found = json.loads(reached.read_text()) if reached.exists() else {}
-    return {name: found.get(name, f"not reached: {end}" if name not in found else None) for name in CASES}
+        end = f"no rank got so far: {error}"
+    found = json.loads(file.read_text()) if file.exists() else {}
+    return {name: found.get(name, end) for name in CASES} | {"the end": end}
 
 
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.parametrize("name", [*CASES, "the end"])
 def test_on_four_ranks(name: str, verdicts: dict[str, str | None]) -> None:
     assert verdicts[name] is None, verdicts[name]

@@ -86,6 +86,7 @@ def losses(model: nn.Module) -> tuple[list[float], list[int]]:
     return found, compiled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, True, "selective"])
 def test_the_same_losses_from_one_graph_a_block(checkpointing: Any) -> None:
     plain, model = two_stages(), two_stages()
