@@ -120,12 +120,6 @@ def from_main(value):
     return box[0]
 
 
-def barrier() -> None:
-    """Wait for all ranks; collective."""
-    if dist.is_initialized():
-        dist.barrier()
-
-
 def _whole(environ: Mapping[str, str], name: str) -> int:
     try:
         return int(environ[name])

@@ -13,14 +13,14 @@ from credit.parallel.mesh import RunMesh
 from tests.parallel import cases
 from tests.parallel.grid import launch
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture(scope="module")
 def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what four ranks have computed."""
     folder = tmp_path_factory.mktemp("equality")
-    launch("tests.parallel.equality_worker", 4, str(folder))
+    launch("tests.parallel.equality_worker", 4, str(folder), timeout=1200)
     return folder
 
 
