@@ -11,6 +11,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from credit.errors import ConfigError
 
@@ -24,6 +25,7 @@ _LAUNCHERS = {
     "slurm": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
     "mpich": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 }  # fmt: skip
+_ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 _PORTS = range(20000, 60000)
 
 
@@ -37,6 +39,7 @@ class Launch:
         local_rank: among the processes of this host; selects the GPU.
         launcher: who started them: torchrun, slurm, openmpi, pals, mpich or none.
         job_id: of the scheduler, empty outside one.
+        attempt: how often torchrun has started the ranks again.
         address: host and port where rank 0 is met, None where the launcher has set MASTER_ADDR and MASTER_PORT.
     """
 
@@ -45,6 +48,7 @@ class Launch:
     local_rank: int = 0
     launcher: str = "none"
     job_id: str = ""
+    attempt: int = 0
     address: tuple[str, int] | None = None
 
     @property
@@ -75,7 +79,8 @@ def read_launch(environ: Mapping[str, str] = os.environ) -> Launch:
             )
         one_host = environ.get(on_host) == str(facts[1])
         address = _address(environ, launcher, facts[1], one_host, job_id)
-        return Launch(facts[0], facts[1], here or 0, launcher, job_id, address)
+        attempt = _whole(environ, _ATTEMPT) if _ATTEMPT in environ else 0
+        return Launch(facts[0], facts[1], here or 0, launcher, job_id, attempt, address)
     return Launch(job_id=job_id)
 
 
@@ -93,14 +98,16 @@ def process_group(launch: Launch, device: torch.device, timeout_minutes: int) ->
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     where = "env://" if launch.address is None else f"tcp://{launch.address[0]}:{launch.address[1]}"
+    timeout = timedelta(minutes=timeout_minutes)
+    store, *_ = next(rendezvous(where, launch.rank, launch.world, timeout=timeout))
     dist.init_process_group(
-        backend,
-        init_method=where,
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        # torchrun's store outlives a restart (2.13), and the addresses of the ranks that have died with it
+        store=dist.PrefixStore(f"attempt_{launch.attempt}", store),
         rank=launch.rank,
         world_size=launch.world,
-        timeout=timedelta(minutes=timeout_minutes),
+        timeout=timeout,
         device_id=device if device.type == "cuda" else None,
     )
     try:

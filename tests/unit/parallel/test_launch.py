@@ -23,10 +23,10 @@ def test_a_shell_in_an_allocation_is_no_launcher() -> None:
 
 def test_torchrun_tells_everything() -> None:
     env = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a",
-           "MASTER_PORT": "1", "PBS_JOBID": "17.head"}  # fmt: skip
+           "MASTER_PORT": "1", "PBS_JOBID": "17.head", "TORCHELASTIC_RESTART_COUNT": "2"}  # fmt: skip
     launch = read_launch(env)
     assert (launch.rank, launch.world, launch.local_rank, launch.launcher) == (3, 4, 1, "torchrun")
-    assert launch.address is None and launch.job_id == "17.head" and not launch.is_main
+    assert launch.address is None and launch.job_id == "17.head" and launch.attempt == 2 and not launch.is_main
 
 
 def test_slurm_meets_on_the_first_host() -> None:
