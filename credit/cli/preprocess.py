@@ -18,7 +18,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
     from credit.config import load_config
     from credit.data.preprocess import preprocess
+    from credit.parallel.launch import require_one_process
 
+    require_one_process("preprocess")
     config = load_config(arguments.config, arguments.overrides)
     path = preprocess(config.data)
     print(f"complete: {path}")

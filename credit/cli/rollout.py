@@ -26,9 +26,11 @@ def run(arguments: argparse.Namespace) -> int:
     from credit.forecast.initial_times import choose_initial_times
     from credit.forecast.run import forecast, require_finite
     from credit.forecast.writer import ForecastWriter
+    from credit.parallel.launch import require_one_process
     from credit.times import parse_duration
     from credit.train.assemble import assemble_forecaster, describe_run, open_fields
 
+    require_one_process("rollout")
     config = load_config(arguments.config, arguments.overrides)
     reader, splits = open_fields(config)
     made = assemble_forecaster(config, reader, config.inference.checkpoint)

@@ -21,8 +21,10 @@ def run(arguments: argparse.Namespace) -> int:
     from credit.config import load_config
     from credit.data.reader import open_reader
     from credit.forecast.archive import open_forecasts
+    from credit.parallel.launch import require_one_process
     from credit.verify.verification import verify
 
+    require_one_process("verify")
     config = load_config(arguments.config, arguments.overrides)
     folder = Path(config.save_loc)
     archive = open_forecasts(folder / config.inference.folder)

@@ -84,6 +84,19 @@ def read_launch(environ: Mapping[str, str] = os.environ) -> Launch:
     return Launch(job_id=job_id)
 
 
+def require_one_process(command: str) -> None:
+    """Refuse to run `command` many times over: its processes would write the same files.
+
+    Raises:
+        ConfigError: if a launcher has started several processes.
+    """
+    launch = read_launch()
+    if launch.world > 1:
+        raise ConfigError(
+            f"credit {command} runs on one process, and {launch.launcher} has started {launch.world}; start it without"
+        )
+
+
 @contextmanager
 def process_group(launch: Launch, device: torch.device, timeout_minutes: int) -> Iterator[None]:
     """Hold the run's process group: gloo for tensors on the CPU, nccl for those on GPUs. One process needs none.

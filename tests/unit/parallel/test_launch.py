@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from credit.errors import ConfigError
-from credit.parallel.launch import first_host, read_launch
+from credit.parallel.launch import first_host, read_launch, require_one_process
 
 SLURM = {"SLURM_JOB_ID": "4711", "SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1",
          "SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_STEP_NODELIST": "gpu[003-004]"}  # fmt: skip
@@ -62,6 +62,14 @@ def test_mpi_on_several_hosts_needs_an_address() -> None:
 def test_bad_variables(env: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read_launch(env)
+
+
+def test_what_runs_on_one_process_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_one_process("rollout")
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="credit rollout runs on one process, and torchrun has started 2"):
+        require_one_process("rollout")
 
 
 @pytest.mark.parametrize(
