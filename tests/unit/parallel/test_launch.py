@@ -66,7 +66,7 @@ def test_bad_variables(env: dict[str, str], message: str) -> None:
 
 def test_what_runs_on_one_process_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     require_one_process("rollout")
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match="credit rollout runs on one process, and torchrun has started 2"):
         require_one_process("rollout")
