@@ -36,7 +36,7 @@ def cut_dim(placement: Placement) -> int | None:
 
 
 def clip_gradients_(
-    parameters: Sequence[nn.Parameter], max_norm: float, flag: Tensor | None = None
+    parameters: Sequence[nn.Parameter], max_norm: float, flags: Sequence[Tensor] = ()
 ) -> tuple[Tensor, Tensor]:
     """Scale the gradients so that their global 2-norm is at most `max_norm`; one collective, no wait for the device.
 
@@ -45,10 +45,10 @@ def clip_gradients_(
     Args:
         parameters: those with gradients; all ranks name the same ones.
         max_norm: infinite for none.
-        flag: scalar of this rank that is to be summed over all ranks by the same collective.
+        flags: scalars of this rank that are to be summed over all ranks by the same collective.
 
     Returns:
-        The norm before scaling and the sum of the flags, float32 scalars, equal on all ranks.
+        The norm before scaling, a scalar, and the sum of each flag, (flags,); float32, equal on all ranks.
     """
     gradients = [p.grad for p in parameters]
     parts = [local_part(gradient) for gradient in gradients]
@@ -56,14 +56,14 @@ def clip_gradients_(
         parts[0].device, non_blocking=True
     )
     squares = torch.stack([norm.float() for norm in torch._foreach_norm(parts)]).square()
-    sums = torch.stack([(squares * share).sum(), torch.zeros_like(share[0]) if flag is None else flag.to(share)])
+    sums = torch.stack([(squares * share).sum(), *(flag.to(share) for flag in flags)])
     if dist.is_initialized():
         dist.all_reduce(sums)
     norm = sums[0].sqrt()
     if max_norm != float("inf"):
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         torch._foreach_mul_(parts, factor.to(parts[0].dtype))
-    return norm, sums[1]
+    return norm, sums[1:]
 
 
 def mean_over_ranks(values: Tensor) -> Tensor:
@@ -73,12 +73,3 @@ def mean_over_ranks(values: Tensor) -> Tensor:
     values = values.clone()
     dist.all_reduce(values)
     return values / dist.get_world_size()
-
-
-def sum_over_ranks(values: Tensor) -> Tensor:
-    """Return the sum over all ranks of a tensor that every rank has; collective."""
-    if not dist.is_initialized():
-        return values
-    values = values.clone()
-    dist.all_reduce(values)
-    return values

@@ -98,9 +98,10 @@ class TrainingStep:
             initial.append(batch.initial_B)
         total = torch.stack(losses).sum()
         parameters = [p for p in model.parameters() if p.grad is not None]
-        grad_norm, stops = clip_gradients_(parameters, self._max_norm, total.new_tensor(float(stop)))
-        # a loss that is not finite on one rank has made the norm so on all
-        bad = 1.0 - torch.isfinite(grad_norm).float()
+        # a loss may overflow where its gradient does not
+        flags = (total.new_tensor(float(stop)), 1.0 - torch.isfinite(total).float())
+        grad_norm, (stops, bad_losses) = clip_gradients_(parameters, self._max_norm, flags)
+        bad = 1.0 - (torch.isfinite(grad_norm) & (bad_losses == 0)).float()
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._optimizer.found_inf = bad
