@@ -10,6 +10,14 @@ from typing import Literal
 from pydantic import Field
 
 from credit.config.base import Section
+from credit.config.schema_data import Duration
+
+
+class HyperdiffusionConfig(Section):
+    """Damping of the shortest waves after each step, in training and in forecasts."""
+
+    time: Duration = Field("6h", description="E-folding time of the shortest wave that the grid carries.")
+    order: int = Field(8, ge=2, multiple_of=2, description="Power of the wave number: 8 is the Laplacian's fourth.")
 
 
 class ModelSection(Section):
@@ -19,6 +27,9 @@ class ModelSection(Section):
     residual: bool = Field(
         True,
         description="Predict changes: prognostic y = x_last + sigma_tendency * net, diagnostic y = mu + sigma * net.",
+    )
+    hyperdiffusion: HyperdiffusionConfig | None = Field(
+        None, description="Damp the shortest waves of prognostic channels at every step, for runs of weeks."
     )
 
 

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from credit.channels import ChannelMap
 from credit.data.normalize import Normalizer
+from credit.forecast.hyperdiffusion import Hyperdiffusion
 
 
 class Stepper:
@@ -28,6 +29,7 @@ class Stepper:
         minimum_C: least physical value of each output channel, -inf where there is none.
         valid_CHW: bool, False where a prognostic channel is always missing; what is fed back there stays the mean.
         amp: compute the network in bfloat16.
+        hyperdiffusion: of the prognostic channels after each step, or None.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Stepper:
         minimum_C: torch.Tensor,
         valid_CHW: torch.Tensor,
         amp: bool = False,
+        hyperdiffusion: Hyperdiffusion | None = None,
     ) -> None:
         self.model = model
         self.channels = channels
@@ -51,6 +54,7 @@ class Stepper:
         self._least_1C11 = minimum_C[None, :, None, None]
         self._minimum_1C11 = normalizer.encode(self._least_1C11, "output")
         self._valid_CHW = valid_CHW
+        self._hyperdiffusion = hyperdiffusion
 
     def step(self, state_BCTHW: torch.Tensor, forcing_BCTHW: torch.Tensor) -> torch.Tensor:
         """Return the normalised output (B, C_out, H, W), float32, one step after the last frame of `state_BCTHW`.
@@ -65,10 +69,12 @@ class Stepper:
         with torch.autocast(x_BCTHW.device.type, dtype=torch.bfloat16, enabled=self._amp):
             out_BCHW = self.model(x_BCTHW)[:, :, 0]
         out_BCHW = out_BCHW.float()
-        if not self._residual:
-            return torch.maximum(out_BCHW, self._minimum_1C11)
-        scale = self.normalizer.tendency_scale_C[None, :, None, None]
-        prognostic = state_BCTHW[:, :, -1] + scale * out_BCHW[:, self._prognostic]
+        prognostic = out_BCHW[:, self._prognostic]
+        if self._residual:
+            scale = self.normalizer.tendency_scale_C[None, :, None, None]
+            prognostic = state_BCTHW[:, :, -1] + scale * prognostic
+        if self._hyperdiffusion is not None:
+            prognostic = self._hyperdiffusion(prognostic)
         out_BCHW = torch.cat([prognostic, out_BCHW[:, self._prognostic.stop :]], dim=1)
         return torch.maximum(out_BCHW, self._minimum_1C11)
 

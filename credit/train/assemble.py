@@ -23,6 +23,7 @@ from credit.data.normalize import Normalizer
 from credit.data.reader import FieldReader, open_reader
 from credit.data.splits import Split, build_splits, describe_gaps, require_samples
 from credit.errors import CheckpointError, ConfigError, did_you_mean
+from credit.forecast.hyperdiffusion import Hyperdiffusion
 from credit.forecast.step import Stepper
 from credit.losses import WeightedLoss, build_loss
 from credit.metrics import ErrorSums
@@ -30,8 +31,9 @@ from credit.models.initialise import initial_values
 from credit.parallel.launch import Launch
 from credit.parallel.materialise import fill_, require_filled
 from credit.parallel.mesh import RunMesh, build_mesh, plan_degrees
+from credit.times import parse_duration
 from credit.train import checkpoint
-from credit.train.assets import Assets, fit_assets, require_same_fields
+from credit.train.assets import Assets, fit_assets, is_vector_component, require_same_fields
 from credit.train.continuation import (
     find_start,
     keep_global_batch,
@@ -80,7 +82,33 @@ def build_stepper(config: Config, assets: Assets, model: nn.Module, device: torc
     minimum = torch.tensor([-torch.inf if value is None else value for value in least], device=device)
     static = torch.from_numpy(np.ascontiguousarray(assets.static_CHW)).to(device)
     valid = torch.from_numpy(valid_cells(assets, assets.channels.group("prognostic"))).to(device)
-    return Stepper(model, assets.channels, normalizer, static, config.model.residual, minimum, valid, amp)
+    return Stepper(
+        model,
+        assets.channels,
+        normalizer,
+        static,
+        config.model.residual,
+        minimum,
+        valid,
+        amp,
+        build_hyperdiffusion(config, assets, valid),
+    )
+
+
+def build_hyperdiffusion(config: Config, assets: Assets, valid_CHW: torch.Tensor) -> Hyperdiffusion | None:
+    """Return the run's damping of short waves, on the device of `valid_CHW`; None where the config asks for none."""
+    conf = config.model.hyperdiffusion
+    if conf is None:
+        return None
+    vector = [is_vector_component(config.data, c, assets.attributes) for c in assets.channels.group("prognostic")]
+    return Hyperdiffusion(
+        assets.grid,
+        config.data.step_minutes,
+        parse_duration(conf.time),
+        conf.order,
+        torch.tensor(vector, device=valid_CHW.device),
+        valid_CHW.all(dim=2).all(dim=1),
+    )
 
 
 def build_run_loss(config: Config, assets: Assets, device: torch.device) -> WeightedLoss:

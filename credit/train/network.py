@@ -11,6 +11,7 @@ from torch import nn
 
 from credit.channels import ChannelMap
 from credit.config import Config
+from credit.config.schema_model import ModelSection
 from credit.config.schema_trainer import MixedPrecisionConfig
 from credit.errors import ConfigError
 from credit.grid import LatLonGrid
@@ -52,7 +53,7 @@ def build_network(config: Config, channels: ChannelMap, grid: LatLonGrid, attrib
     known = {"vector_channels": vectors, "pole_points": grid.has_pole_points}
     asked = inspect.signature(model_class(config.model.type)).parameters
     derived |= {name: value for name, value in known.items() if name in asked}
-    return build_model(config.model.type, **config.model.model_dump(exclude={"type", "residual"}), **derived)
+    return build_model(config.model.type, **config.model.model_dump(exclude=set(ModelSection.model_fields)), **derived)
 
 
 def allocate_network(config: Config, assets: Assets, mesh: RunMesh, device: torch.device) -> tuple[nn.Module, bool]:

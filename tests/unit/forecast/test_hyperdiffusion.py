@@ -1,0 +1,95 @@
+"""Hyperdiffusion: single waves against the closed form, poles, vectors, masks, and a mean that stays."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from credit.errors import ConfigError
+from credit.forecast.hyperdiffusion import Hyperdiffusion
+from credit.grid import LatLonGrid
+
+ROWS, COLUMNS = 32, 64
+
+
+def grid(rows: int = ROWS, columns: int = COLUMNS, pole_points: bool = False) -> LatLonGrid:
+    edges = np.linspace(90, -90, rows) if pole_points else 90 - (np.arange(rows) + 0.5) * 180 / rows
+    return LatLonGrid.from_coords(edges, np.arange(columns) * 360 / columns)[0]
+
+
+def diffusion(on: LatLonGrid, channels: int = 1, vector: bool = False, hours: int = 6) -> Hyperdiffusion:
+    flags = torch.full((channels,), vector)
+    return Hyperdiffusion(on, 360, hours * 60, 8, flags, torch.ones(channels, dtype=torch.bool))
+
+
+def coordinates(on: LatLonGrid) -> tuple[torch.Tensor, torch.Tensor]:
+    """(H, 1) latitude and (1, W) longitude in radians, float64."""
+    return torch.deg2rad(torch.from_numpy(on.lat))[:, None], torch.deg2rad(torch.from_numpy(on.lon))[None]
+
+
+@pytest.mark.parametrize("wave", [1, 5, 20, 32])
+def test_a_zonal_wave_decays_by_its_length_in_kilometres(wave: int) -> None:
+    """In the row at `lat` the wave is 1 / cos(lat) times as short as at the equator; wave 1 stays."""
+    on = grid()
+    lat, lon = coordinates(on)
+    field = torch.cos(wave * lon).expand(ROWS, COLUMNS)
+    # far from the poles, where an odd wave of the same amplitude in every row jumps
+    middle = slice(ROWS // 2 - 3, ROWS // 2 + 3)
+    damped = diffusion(on)(field[None, None].float())[0, 0, middle]
+    expected = torch.exp(-((wave / (COLUMNS / 2 * torch.cos(lat))) ** 8)) if wave > 1 else torch.ones_like(lat)
+    ratio = (damped * field[middle]).sum(1) / field[middle].square().sum(1)
+    torch.testing.assert_close(ratio.double(), expected[middle, 0], rtol=0.02, atol=1e-3)
+
+
+@pytest.mark.parametrize("pole_points", [False, True])
+@pytest.mark.parametrize("wave", [2, 10, 24])
+def test_a_meridional_wave_decays_by_the_closed_form(wave: int, pole_points: bool) -> None:
+    """Even waves of the colatitude are the same on both sides of a pole and have no zonal part."""
+    on = grid(ROWS + pole_points, COLUMNS, pole_points)
+    lat, _ = coordinates(on)
+    field = torch.cos(wave * (math.pi / 2 - lat)).expand(-1, COLUMNS)
+    damped = diffusion(on, hours=3)(field[None, None].float())[0, 0]
+    expected = field * math.exp(-2 * (wave / ROWS) ** 8)
+    torch.testing.assert_close(damped.double(), expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("pole_points", [False, True])
+def test_a_uniform_wind_across_the_pole_stays(pole_points: bool) -> None:
+    """Its components turn with longitude; as a vector it is smooth, as a scalar it would jump."""
+    on = grid(ROWS + pole_points, COLUMNS, pole_points)
+    lat, lon = coordinates(on)
+    # the velocity of a solid rotation about an axis in the plane of the equator: u, v in unit vectors east and north
+    u, v = -torch.sin(lat) * torch.cos(lon), torch.sin(lon).expand(len(on.lat), -1)
+    fields = torch.stack([u, v])[None].float()
+    as_vector = (diffusion(on, 2, vector=True)(fields) - fields).abs().max()
+    as_scalar = (diffusion(on, 2, vector=False)(fields) - fields).abs().max()
+    assert as_vector < 1e-5 < 1e-2 < as_scalar
+
+
+def test_noise_next_to_the_pole_goes_and_large_scales_stay() -> None:
+    on = grid()
+    lat, lon = coordinates(on)
+    smooth = (torch.sin(lat) + torch.cos(lat) ** 3 * torch.cos(3 * lon)).float()
+    noise = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(0))
+    damped = diffusion(on)(torch.stack([smooth, noise])[:, None])[:, 0]
+    assert (damped[0] - smooth).abs().max() < 1e-3
+    assert damped[1, 0].var() < 0.1 < 0.5 < damped[1, ROWS // 2].var() < 1.0
+
+
+def test_masked_channels_are_left_alone_and_gradients_flow() -> None:
+    flags = torch.zeros(2, dtype=torch.bool)
+    made = Hyperdiffusion(grid(), 360, 360, 8, flags, torch.tensor([True, False]))
+    x = torch.randn(1, 2, ROWS, COLUMNS, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    out = made(x)
+    assert torch.equal(out[:, 1], x[:, 1]) and not torch.equal(out[:, 0], x[:, 0])
+    out.sum().backward()
+    # the mean of a damped field is the mean of the field along a great circle
+    assert x.grad[0, 1].eq(1).all() and x.grad[0, 0].mean() == pytest.approx(1.0, abs=0.01)
+
+
+def test_an_odd_number_of_columns_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model\.hyperdiffusion: needs an even number of columns, the grid has 63"):
+        diffusion(grid(columns=63))
