@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
+from credit.train.checkpoint import Retention
 from credit.train.store import CheckpointStore
 
 WIDTH = 768
@@ -60,13 +61,13 @@ def run(rank: int, ranks: int, parameters: float, saves: int, folder: Path) -> N
     state = build_state(parameters, ranks)
     stall: dict[bool, list[float]] = {True: [], False: []}
     complete: dict[bool, list[float]] = {True: [], False: []}
-    with CheckpointStore(folder / "checkpoints", keep_last=1) as store:
+    with CheckpointStore(folder / "checkpoints") as store:
         for number in range(2 * saves + 1):
             synchronous = number % 2 == 1
             if ranks > 1:
                 dist.barrier()
             began = time.perf_counter()
-            store.save(number, state, {}, {}, synchronous=synchronous)
+            store.save(number, state, {}, {}, keep=Retention(last=1), synchronous=synchronous)
             waited = time.perf_counter() - began
             store.wait()
             if number:

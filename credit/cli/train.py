@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import logging
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from credit.cli.arguments import add_config_arguments as add_arguments
+
+if TYPE_CHECKING:
+    from credit.config import Config
+    from credit.parallel.launch import Launch
+    from credit.train.presence import Presence
 
 HELP = """Train the model of CONFIG, or continue where its last checkpoint stands (trainer.resume: auto).
 
@@ -21,19 +30,50 @@ STOPPED_IN_TIME = 85
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
     from credit.config import load_config
-    from credit.parallel.launch import process_group, read_launch
-    from credit.times import parse_duration
-    from credit.train.assemble import assemble_training
-    from credit.train.network import choose_device
+    from credit.parallel.launch import read_launch
 
     config = load_config(arguments.config, arguments.overrides)
     launch = read_launch()
     if not launch.is_main:
-        logging.getLogger().setLevel(logging.ERROR)
-    device = choose_device(config.trainer.device, launch.local_rank)
-    with process_group(launch, device, parse_duration(config.trainer.parallelism.timeout)):
-        outcome = assemble_training(config, launch, device).run()
+        for handler in logging.getLogger().handlers:
+            handler.setLevel(logging.ERROR)
+    outcome = _train(config, launch)
     if launch.is_main:
         print(f"{outcome}: {config.save_loc}")
     # torchrun would take another code for a failure and start the ranks again; job scripts read STATUS
     return 0 if outcome == "done" or launch.world > 1 else STOPPED_IN_TIME
+
+
+def _train(config: Config, launch: Launch) -> str:
+    """Train, and hold meanwhile what has to be given back: signals, process group, log, folder."""
+    from credit.parallel.launch import process_group
+    from credit.parallel.watchdog import Watchdog
+    from credit.times import parse_duration
+    from credit.train.assemble import assemble_training
+    from credit.train.continuation import prepare_folder
+    from credit.train.log import rank_log
+    from credit.train.network import choose_device
+    from credit.train.preempt import StopRequest
+    from credit.train.presence import Presence
+    from credit.train.verdict import together
+
+    conf = config.trainer
+    device = choose_device(conf.device, launch.local_rank)
+    walltime = None if conf.walltime is None else parse_duration(conf.walltime) * 60.0
+    timeout = parse_duration(conf.parallelism.timeout)
+    folder = Path(config.save_loc)
+    presence = Presence(folder, launch.job_id) if launch.is_main else None
+    with ExitStack() as held:
+        stop = held.enter_context(StopRequest(folder, walltime))
+        store = held.enter_context(process_group(launch, device, timeout))
+        together(lambda: prepare_folder(folder))
+        held.enter_context(rank_log(folder, launch.rank))
+        together(functools.partial(_hold, held, presence))
+        # long before the collectives give up
+        watchdog = held.enter_context(Watchdog(store, launch.rank, launch.world, patience=timeout * 60.0 / 4))
+        return assemble_training(config, launch, device, watchdog).run(stop, presence)
+
+
+def _hold(held: ExitStack, presence: Presence | None) -> None:
+    if presence is not None:
+        held.enter_context(presence)

@@ -40,6 +40,14 @@ class ScheduleConfig(Section):
     final: float = Field(0.01, ge=0, le=1, description="Learning rate at the end as a share of the peak (cosine).")
 
 
+class LossSpikeConfig(Section):
+    """What counts as a jump of the loss, after which the run goes back and leaves the batch out."""
+
+    factor: float = Field(5.0, gt=1, description="Times the median of the losses before.")
+    window: int = Field(50, ge=5, description="How many losses before.")
+    limit: int = Field(3, ge=1, description="How often the run goes back for it; later jumps get a warning.")
+
+
 class ParallelismConfig(Section):
     """How the run's ranks share the work: replicate x shard x tensor = number of ranks; shard is what is left."""
 
@@ -129,7 +137,9 @@ class TrainerConfig(Section):
     compile: bool = Field(False, description="torch.compile each block.")
     validate_every: int | None = Field(None, ge=1, description="Steps between validations; default: each epoch.")
     checkpoint_every: int | None = Field(None, ge=1, description="Steps between checkpoints; default: each epoch.")
-    keep_last: int = Field(2, ge=1, description="Checkpoints kept beside the best.")
+    keep_last: int = Field(2, ge=1, description="Newest checkpoints kept.")
+    keep_best: int = Field(1, ge=1, description="Checkpoints of the best validations kept beside them.")
+    keep_every: int | None = Field(None, ge=1, description="Keep those of steps that are multiples of this, too.")
     log_every: int = Field(10, ge=1, description="Steps between rows of metrics.jsonl.")
     monitor: str = Field(
         "skill",
@@ -138,8 +148,18 @@ class TrainerConfig(Section):
     )
     patience: int | None = Field(None, ge=1, description="Stop after so many validations without a better one.")
     resume: str = Field("auto", description="auto, never, or the path of a checkpoint.")
-    max_bad_steps: int = Field(10, ge=1, description="Stop after so many non-finite steps in a row.")
-    walltime: Duration | None = Field(None, description="Save and stop before so much time has passed.")
+    max_bad_steps: int = Field(
+        10,
+        ge=1,
+        description="After so many non-finite steps in a row go back to the last checkpoint and leave their batches "
+        "out; the second time, stop and say which layer is the first.",
+    )
+    loss_spike: LossSpikeConfig | None = Field(
+        None, description="Go back to a checkpoint when the loss jumps, and leave the batch out. Default: never."
+    )
+    walltime: Duration | None = Field(
+        None, description="Save and stop before so much time has passed, or before CREDIT_JOB_END (seconds since 1970)."
+    )
     deterministic: bool = Field(False, description="Only deterministic kernels.")
     tensorboard: bool = Field(False, description="Also write TensorBoard files (extra `tensorboard`).")
     parallelism: ParallelismConfig = Field(ParallelismConfig(), description="Degrees of parallelism.")

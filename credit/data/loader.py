@@ -5,8 +5,9 @@ Nothing about the order is stored but the position, so a run that restarts anywh
 
 from __future__ import annotations
 
+import functools
 import signal
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 import torch
@@ -22,13 +23,22 @@ def epoch_order(num_samples: int, seed: int, epoch: int) -> np.ndarray:
     return np.random.default_rng([seed, epoch]).permutation(num_samples)
 
 
+def block_at(step: int, left_out: Collection[int]) -> int:
+    """Return the block of samples that optimizer step `step` takes: the step-th of those that are not left out."""
+    block = step
+    for one in sorted(left_out):
+        block += one <= block
+    return block
+
+
 class PositionSampler(Sampler[list[int]]):
     """Yields this rank's micro-batches from optimizer step `first_step` to `last_step`.
 
     Optimizer step s (from 0) takes the s-th block of ``batch_size * data_ranks * accumulation`` samples of the epochs
-    laid end to end; a block never spans two epochs (the rest of an epoch is left out). Inside a block, micro-step m
-    gives data rank r the samples ``[(m * data_ranks + r) * batch_size, ...)``, so that the union over ranks and
-    micro-steps is the same for every number of ranks with the same global batch.
+    laid end to end; a block never spans two epochs (the rest of an epoch is dropped), and those in `left_out` are
+    passed over. Inside a block, micro-step m gives data rank r the samples
+    ``[(m * data_ranks + r) * batch_size, ...)``, so that the union over ranks and micro-steps is the same for every
+    number of ranks with the same global batch.
     """
 
     def __init__(
@@ -41,6 +51,7 @@ class PositionSampler(Sampler[list[int]]):
         last_step: int,
         data_rank: int = 0,
         data_ranks: int = 1,
+        left_out: Collection[int] = (),
     ) -> None:
         self.block = batch_size * accumulation * data_ranks
         if self.block > num_samples:
@@ -51,6 +62,8 @@ class PositionSampler(Sampler[list[int]]):
         self._num_samples, self._batch, self._accumulation = num_samples, batch_size, accumulation
         self._seed, self._first, self._last = seed, first_step, last_step
         self._rank, self._ranks = data_rank, data_ranks
+        self._left_out = left_out
+        self._last_order: tuple[int, np.ndarray] | None = None
 
     @property
     def steps_per_epoch(self) -> int:
@@ -61,14 +74,71 @@ class PositionSampler(Sampler[list[int]]):
         return (self._last - self._first) * self._accumulation
 
     def __iter__(self) -> Iterator[list[int]]:
-        epoch, order = -1, np.empty(0, dtype=np.int64)
         for step in range(self._first, self._last):
-            if step // self.steps_per_epoch != epoch:
-                epoch = step // self.steps_per_epoch
-                order = epoch_order(self._num_samples, self._seed, epoch)
-            block = order[(step % self.steps_per_epoch) * self.block :][: self.block]
-            parts = block.reshape(self._accumulation, self._ranks, self._batch)
+            parts = self.samples(step).reshape(self._accumulation, self._ranks, self._batch)
             yield from (part[self._rank].tolist() for part in parts)
+
+    def samples(self, step: int) -> np.ndarray:
+        """Return the samples of optimizer step `step` over all ranks and micro-steps."""
+        epoch, place = divmod(block_at(step, self._left_out), self.steps_per_epoch)
+        return self._order(epoch)[place * self.block :][: self.block]
+
+    def _order(self, epoch: int) -> np.ndarray:
+        if self._last_order is None or self._last_order[0] != epoch:
+            self._last_order = epoch, epoch_order(self._num_samples, self._seed, epoch)
+        return self._last_order[1]
+
+
+class TrainingOrder:
+    """The samples of every optimizer step of a run, and loaders that bring them to this rank.
+
+    Args:
+        dataset: the samples.
+        batch_size: samples a rank and micro-step.
+        accumulation: micro-steps.
+        seed: of the run.
+        workers: loader processes.
+        data_rank: of this process.
+        data_ranks: how many there are.
+    """
+
+    def __init__(
+        self,
+        dataset: ForecastDataset,
+        batch_size: int,
+        accumulation: int,
+        seed: int,
+        workers: int,
+        data_rank: int = 0,
+        data_ranks: int = 1,
+    ) -> None:
+        self._dataset, self._workers = dataset, workers
+        self._sampler = functools.partial(
+            PositionSampler,
+            len(dataset),
+            batch_size,
+            accumulation,
+            seed,
+            data_rank=data_rank,
+            data_ranks=data_ranks,
+        )
+        whole = self._sampler(first_step=0, last_step=0)
+        self.steps_per_epoch = whole.steps_per_epoch
+        self.samples_a_step = whole.block
+
+    def loader(self, first_step: int, last_step: int, left_out: Collection[int] = ()) -> DataLoader:
+        """Return this rank's batches of the optimizer steps from `first_step` to `last_step`."""
+        sampler = self._sampler(first_step=first_step, last_step=last_step, left_out=left_out)
+        return build_loader(self._dataset, sampler, self._workers)
+
+    def epoch(self, step: int, left_out: Collection[int] = ()) -> int:
+        """Return the epoch (from 0) of optimizer step `step`."""
+        return block_at(step, left_out) // self.steps_per_epoch
+
+    def initial_times(self, step: int, left_out: Collection[int] = ()) -> list[int]:
+        """Return the initial times of all samples of optimizer step `step`, minutes."""
+        sampler = self._sampler(first_step=step, last_step=step + 1, left_out=left_out)
+        return self._dataset.initial[sampler.samples(step)].tolist()
 
 
 def build_loader(dataset: ForecastDataset, batches: Sampler[list[int]] | list[list[int]], workers: int) -> DataLoader:

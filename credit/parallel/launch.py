@@ -98,8 +98,10 @@ def require_one_process(command: str) -> None:
 
 
 @contextmanager
-def process_group(launch: Launch, device: torch.device, timeout_minutes: int) -> Iterator[None]:
+def process_group(launch: Launch, device: torch.device, timeout_minutes: int) -> Iterator[dist.Store | None]:
     """Hold the run's process group: gloo for tensors on the CPU, nccl for those on GPUs. One process needs none.
+
+    Yields the store that all ranks share, None for one process.
 
     Args:
         launch: facts of this process.
@@ -107,24 +109,27 @@ def process_group(launch: Launch, device: torch.device, timeout_minutes: int) ->
         timeout_minutes: how long a collective waits for the slowest rank before the run fails.
     """
     if launch.world == 1:
-        yield
+        yield None
         return
+    # torch's record of the last collectives, which tells who is missing when one does not end
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     where = "env://" if launch.address is None else f"tcp://{launch.address[0]}:{launch.address[1]}"
     timeout = timedelta(minutes=timeout_minutes)
     store, *_ = next(rendezvous(where, launch.rank, launch.world, timeout=timeout))
+    # torchrun's store outlives a restart (2.13), and the addresses of the ranks that have died with it
+    store = dist.PrefixStore(f"attempt_{launch.attempt}", store)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-        # torchrun's store outlives a restart (2.13), and the addresses of the ranks that have died with it
-        store=dist.PrefixStore(f"attempt_{launch.attempt}", store),
+        store=store,
         rank=launch.rank,
         world_size=launch.world,
         timeout=timeout,
         device_id=device if device.type == "cuda" else None,
     )
     try:
-        yield
+        yield store
         # gloo's threads may still free a tensor while a process that is done early shuts Python down
         dist.barrier()
     finally:

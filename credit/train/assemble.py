@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from credit.config import Config, build_config
 from credit.data.dataset import ForecastDataset
 from credit.data.forcing import fixed_statistics
 from credit.data.frames import Frames
-from credit.data.loader import PositionSampler, build_loader
+from credit.data.loader import TrainingOrder, build_loader
 from credit.data.normalize import Normalizer
 from credit.data.reader import FieldReader, open_reader
 from credit.data.splits import Split, build_splits, describe_gaps, require_samples
@@ -31,13 +31,13 @@ from credit.models.initialise import initial_values
 from credit.parallel.launch import Launch
 from credit.parallel.materialise import fill_, require_filled
 from credit.parallel.mesh import RunMesh, build_mesh, plan_degrees
+from credit.parallel.watchdog import Watchdog
 from credit.times import parse_duration
 from credit.train import checkpoint
 from credit.train.assets import Assets, fit_assets, is_vector_component, require_same_fields
 from credit.train.continuation import (
     find_start,
     keep_global_batch,
-    prepare_folder,
     require_same_function,
     require_same_run,
     write_config,
@@ -203,14 +203,17 @@ def describe_run(made: Forecaster, reader: FieldReader) -> dict[str, str | int]:
     }
 
 
-def assemble_training(config: Config, launch: Launch, device: torch.device) -> Trainer:
-    """Return the trainer of a run, continued from its checkpoint where ``trainer.resume`` finds one; collective."""
+def assemble_training(config: Config, launch: Launch, device: torch.device, watchdog: Watchdog) -> Trainer:
+    """Return the trainer of a run, continued from its checkpoint where ``trainer.resume`` finds one; collective.
+
+    The run's folder must be there (`prepare_folder`).
+    """
     data = config.data
     torch.use_deterministic_algorithms(config.trainer.deterministic)
     mesh = build_mesh(plan_degrees(config.trainer.parallelism, launch.world), launch.rank, device.type)
     reader, splits = open_fields(config)
     require_monitor(config, reader.channels)
-    folder = prepare_folder(config, launch)
+    folder = Path(config.save_loc)
     origin = find_start(config, folder)
     base = find_base(config, origin)
     # adapters begin at step 0 of their own run
@@ -231,9 +234,8 @@ def assemble_training(config: Config, launch: Launch, device: torch.device) -> T
     optimizer = build_optimizer(model, conf)
     average = WeightAverage(model, conf.ema_decay) if conf.use_ema else None
     frames = Frames(reader, data, assets.climatology)
-    sampler, dataset = build_training_order(config, frames, reader, splits["train"], mesh)
-    steps_per_epoch = sampler(first_step=0, last_step=0).steps_per_epoch
-    total = conf.max_steps or conf.num_epoch * steps_per_epoch
+    order = build_training_order(config, frames, reader, splits["train"], mesh)
+    total = conf.max_steps or conf.num_epoch * order.steps_per_epoch
     forecast_len = functools.partial(
         forecast_len_at, total=total, forecast_len=data.forecast_len, ramp=conf.forecast_len_from
     )
@@ -262,10 +264,10 @@ def assemble_training(config: Config, launch: Launch, device: torch.device) -> T
                 conf.recompute_steps,
                 data_rank=mesh.data_rank,
             ),
-            steps_per_epoch=steps_per_epoch,
+            order=order,
             total_steps=total,
-            batches=lambda first: build_loader(dataset, sampler(first_step=first, last_step=total), data.num_workers),
-            validate=lambda step: validate(
+            watchdog=watchdog,
+            validate=lambda step, stop: validate(
                 stepper,
                 loss,
                 valid_loader,
@@ -273,6 +275,7 @@ def assemble_training(config: Config, launch: Launch, device: torch.device) -> T
                 cell_weights(assets, device),
                 data.step_minutes,
                 forecast_len(step - 1),
+                stop,
             ),
             base=describe_base(base) if base is not None else None,
         )
@@ -304,21 +307,20 @@ def take_over(config: Config, reader: FieldReader, mesh: RunMesh, origin: Path, 
 
 def build_training_order(
     config: Config, frames: Frames, reader: FieldReader, split: Split, mesh: RunMesh
-) -> tuple[Callable[..., PositionSampler], ForecastDataset]:
-    """Return the sampler of this rank's batches, to be given its first and last step, and the samples."""
+) -> TrainingOrder:
+    """Return which samples this rank takes at each step."""
     data, conf = config.data, config.trainer
     initial = require_samples(reader.times, split, reader.clock, data.step_minutes, data.history_len, data.forecast_len)
     dataset = ForecastDataset(frames, initial, data.step_minutes, data.history_len, data.forecast_len)
-    sampler = functools.partial(
-        PositionSampler,
-        len(dataset),
+    return TrainingOrder(
+        dataset,
         conf.train_batch_size,
         conf.grad_accum_every,
         config.seed,
+        data.num_workers,
         data_rank=mesh.data_rank,
         data_ranks=mesh.data_ranks,
     )
-    return sampler, dataset
 
 
 def build_valid_loader(

@@ -17,6 +17,7 @@ import re
 import shutil
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,24 +57,64 @@ def point(folder: Path, name: str, target: Path) -> None:
         raise CheckpointError(f"{folder / name}: the link cannot be moved ({error.strerror}); free space") from error
 
 
-def prune(folder: Path, keep_last: int) -> None:
-    """Remove all but the newest `keep_last` checkpoints and those that ``latest`` and ``best`` point to."""
-    kept = {(folder / name).resolve() for name in ("latest", "best")}
-    for path in list_checkpoints(folder)[:-keep_last]:
-        if path.resolve() not in kept:
+@dataclass(frozen=True)
+class Retention:
+    """Which checkpoints stay, beside those that ``latest`` and ``best`` point to.
+
+    Attributes:
+        last: the newest so many.
+        every: those whose step is a multiple of it, None for none.
+        steps: those of these steps.
+    """
+
+    last: int
+    every: int | None = None
+    steps: tuple[int, ...] = ()
+
+
+def prune(folder: Path, keep: Retention, dry_run: bool = False) -> list[Path]:
+    """Remove the checkpoints that need not be kept, unless `dry_run`, and return them."""
+    linked = {(folder / name).resolve() for name in ("latest", "best")}
+    removed = []
+    for path in list_checkpoints(folder)[: -keep.last]:
+        step = step_of(path)
+        milestone = keep.every is not None and step % keep.every == 0
+        if milestone or step in keep.steps or path.resolve() in linked:
+            continue
+        removed.append(path)
+        if not dry_run:
             shutil.rmtree(path, ignore_errors=True)
+    return removed
+
+
+def remove_after(folder: Path, step: int) -> None:
+    """Remove the checkpoints that lie beyond `step`: the run has gone back and will pass them again."""
+    for path in list_checkpoints(folder):
+        if step_of(path) > step:
+            shutil.rmtree(path)
+    for name in ("latest", "best"):
+        if not (folder / name).exists():
+            (folder / name).unlink(missing_ok=True)
+
+
+def step_of(path: Path) -> int:
+    """Return the step of a checkpoint's folder."""
+    return int(_STEP_FOLDER.match(path.name)[1])
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoint folders, oldest first, whole or not."""
     if not folder.is_dir():
         return []
-    return sorted(path for path in folder.iterdir() if _STEP_FOLDER.match(path.name))
+    return sorted((path for path in folder.iterdir() if _STEP_FOLDER.match(path.name)), key=step_of)
 
 
-def newest_checkpoint(folder: Path) -> Path | None:
-    """Collective: return the newest whole checkpoint; damaged ones are skipped with a warning."""
+def newest_checkpoint(folder: Path, at_most: int | None = None) -> Path | None:
+    """Collective: return the newest whole checkpoint, of step `at_most` at the latest; damaged ones are skipped with a
+    warning."""
     for path in reversed(together(lambda: list_checkpoints(folder))[0]):
+        if at_most is not None and step_of(path) > at_most:
+            continue
         problem = find_damage(path)
         if problem is None:
             return path

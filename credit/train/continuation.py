@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from credit.config import Config, dump_config
 from credit.errors import CheckpointError, ConfigError
-from credit.parallel.launch import Launch
 from credit.train import checkpoint
 
 logger = logging.getLogger(__name__)
@@ -25,25 +25,21 @@ _UNIMPORTANT = ("data.store", "data.sources", "data.cache", "data.num_workers", 
                 "trainer.checkpoint_every")  # fmt: skip
 
 
-def prepare_folder(config: Config, launch: Launch) -> Path:
-    """Make the run's folder.
+def prepare_folder(folder: Path) -> None:
+    """Make the run's folder, ``save_loc``.
 
     Raises:
         ConfigError: if it cannot be made or written.
     """
-    folder = Path(config.save_loc)
-    if not launch.is_main:
-        return folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".writable"
+        probe = folder / f".writable.{os.getpid()}"
         probe.touch()
         probe.unlink()
     except OSError as error:
         raise ConfigError(
             f'save_loc: "{folder}" cannot be written ({error.strerror}); choose a folder that is yours'
         ) from error
-    return folder
 
 
 def write_config(config: Config, folder: Path) -> None:

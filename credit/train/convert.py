@@ -19,7 +19,6 @@ from credit.data.statistics import Statistics
 from credit.errors import CheckpointError, ConfigError, DataError, did_you_mean
 from credit.grid import LatLonGrid, Orientation
 from credit.models.wxformer import import_reference_state
-from credit.parallel.launch import Launch
 from credit.train import checkpoint
 from credit.train.assets import Assets
 from credit.train.continuation import prepare_folder, write_config
@@ -27,8 +26,9 @@ from credit.train.fine_tuning import load_forecast_network
 from credit.train.foreign import read_state_file
 from credit.train.network import build_network
 from credit.train.optim import build_optimizer, optimizer_tensors
+from credit.train.progression import Progression
 from credit.train.store import CheckpointStore
-from credit.train.trainer import Progression, checkpoint_meta
+from credit.train.trainer import checkpoint_meta
 
 # the name of solar radiation in the published statistics
 DEFAULT_RENAME = {"toa_incident_solar_radiation": "tsi"}
@@ -64,7 +64,8 @@ def import_checkpoint(config: Config, files: PublishedFiles) -> Path:
         CheckpointError: if the run has checkpoints already, or the weights are not those of the config's model.
         DataError: if a file lacks a variable or a level.
     """
-    run_folder = prepare_folder(config, Launch())
+    run_folder = Path(config.save_loc)
+    prepare_folder(run_folder)
     folder = run_folder / "checkpoints"
     if checkpoint.list_checkpoints(folder):
         raise CheckpointError(f"{folder}: has checkpoints already; choose another save_loc")

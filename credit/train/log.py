@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import resource
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from credit.errors import CheckpointError, ConfigError
+from credit.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 
 class MetricsLog:
     """Appends JSON objects to ``metrics.jsonl``, one row a step; only the main process writes.
+
+    Rows that a full disk does not take are kept and tried again with the next.
 
     Args:
         folder: the run's folder.
@@ -28,21 +34,32 @@ class MetricsLog:
     """
 
     def __init__(self, folder: Path, start_step: int, enabled: bool, tensorboard: bool) -> None:
+        self._path = folder / "metrics.jsonl"
         self._file = None
         self._board = None
+        self._waiting = bytearray()
         if not enabled:
             return
-        path = folder / "metrics.jsonl"
-        _cut_rows(path, start_step)
-        self._file = path.open("a", encoding="utf-8")
+        self._open(start_step)
         if tensorboard:
             self._board = _open_tensorboard(folder / "tensorboard", start_step)
+
+    def _open(self, start_step: int) -> None:
+        _cut_rows(self._path, start_step)
+        self._file = self._path.open("ab", buffering=0)
+
+    def rewind(self, step: int) -> None:
+        """Cut the rows beyond `step`, which the run takes again."""
+        if self._file is not None:
+            self.flush()
+            self._file.close()
+            self._open(step)
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Write one row; nested mappings become TensorBoard groups."""
         if self._file is None:
             return
-        self._file.write(json.dumps(row) + "\n")
+        self._waiting += json.dumps(row).encode() + b"\n"
         if self._board is not None:
             scalars = {**row, **row.get("valid", {})}
             for key, value in scalars.items():
@@ -50,25 +67,20 @@ class MetricsLog:
                     self._board.add_scalar(key, value, row["step"])
 
     def flush(self) -> None:
-        """Hand the rows to the disk.
-
-        Raises:
-            CheckpointError: if they cannot be written.
-        """
+        """Hand the rows to the disk; a disk that takes none gets a warning."""
         if self._file is None:
             return
         try:
-            self._file.flush()
+            while self._waiting:
+                del self._waiting[: self._file.write(self._waiting)]
             os.fsync(self._file.fileno())
         except OSError as error:
-            raise CheckpointError(
-                f"{self._file.name}: cannot be written ({error.strerror}); free space, and the same command continues "
-                "from the last checkpoint"
-            ) from error
+            logger.warning("%s: cannot be written (%s); tried again later", self._path, error.strerror)
 
     def close(self) -> None:
-        """Close; rows that were not flushed may be lost."""
+        """Write what waits, and close."""
         if self._file is not None:
+            self.flush()
             with suppress(OSError):
                 self._file.close()
         if self._board is not None:
@@ -86,6 +98,11 @@ class Progress:
     def update(self) -> None:
         """Advance by one step."""
         self._bar.update()
+
+    def back_to(self, step: int) -> None:
+        """Show `step` as the steps taken."""
+        self._bar.n = step
+        self._bar.refresh()
 
     def show(self, **shown: str) -> None:
         """Show figures beside the bar."""
@@ -112,13 +129,38 @@ def peak_memory_gb(device: torch.device) -> float:
 
 
 def write_status(folder: Path, state: str, step: int, reason: str, job_id: str) -> None:
-    """Replace the file STATUS atomically; `state` is done, running, requeue or failed."""
+    """Replace the file STATUS atomically; `state` is done, running, requeue or failed.
+
+    A disk that is too full for it gets a warning: what the file is about matters more.
+    """
     beside = folder / ".STATUS.part"
     try:
         beside.write_text(json.dumps({"status": state, "step": step, "reason": reason, "job_id": job_id}) + "\n")
         beside.replace(folder / "STATUS")
     except OSError as error:
-        raise CheckpointError(f"{folder / 'STATUS'}: cannot be written ({error.strerror}); free space") from error
+        logger.warning("%s: cannot be written (%s)", folder / "STATUS", error.strerror)
+
+
+@contextmanager
+def rank_log(folder: Path, rank: int) -> Iterator[None]:
+    """Write all that this rank logs, and the error that ends it, to ``logs/rank_00000.log`` in the run's folder."""
+    path = folder / "logs" / f"rank_{rank:05d}.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(path, encoding="utf-8")
+    formatter = logging.Formatter("%(asctime)sZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
+    formatter.converter = time.gmtime
+    handler.setFormatter(formatter)
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        yield
+    except BaseException as error:
+        # into the file alone: whoever catches the error tells the user
+        handler.handle(root.makeRecord(root.name, logging.ERROR, path.name, 0, "%s", (error,), sys.exc_info()))
+        raise
+    finally:
+        root.removeHandler(handler)
+        handler.close()
 
 
 def _cut_rows(path: Path, start_step: int) -> None:

@@ -6,6 +6,7 @@ is skipped by the optimizer's own `found_inf`.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from credit.forecast.step import Stepper, forcing_windows
 from credit.models.wxformer import spectral_norm
 from credit.parallel.fsdp2 import reduce_gradients
 from credit.parallel.reduce import clip_gradients_
+from credit.train.diagnose import bad_channels, first_bad_layer
 from credit.train.ema import WeightAverage
 
 
@@ -30,14 +32,12 @@ class StepResult:
         grad_norm: global norm before clipping.
         bad: 1.0 where loss or gradient was not finite and the step was skipped.
         stop: number of ranks that asked to stop when the step began.
-        initial: int64 minutes of this rank's samples' initial times.
     """
 
     loss: torch.Tensor
     grad_norm: torch.Tensor
     bad: torch.Tensor
     stop: torch.Tensor
-    initial: torch.Tensor
 
 
 class TrainingStep:
@@ -88,14 +88,11 @@ class TrainingStep:
         """
         model = self._stepper.model
         spectral_norm.arm(model)
-        losses, initial = [], []
+        losses = []
         for micro in range(self._accumulation):
-            batch = next(batches)
-            torch.manual_seed(draw_seed(self._seed, step, micro, self._data_rank))
-            loss = self._batch_loss(batch, self._forecast_len(step), micro + 1 == self._accumulation)
+            loss = self._micro_loss(next(batches), step, micro, micro + 1 == self._accumulation)
             (loss / self._accumulation).backward()
             losses.append(loss.detach() / self._accumulation)
-            initial.append(batch.initial_B)
         total = torch.stack(losses).sum()
         parameters = [p for p in model.parameters() if p.grad is not None]
         # a loss may overflow where its gradient does not
@@ -109,7 +106,27 @@ class TrainingStep:
         self._optimizer.zero_grad(set_to_none=True)
         if self._average is not None:
             self._average.update(step)
-        return StepResult(total, grad_norm, bad, stops, torch.cat(initial))
+        return StepResult(total, grad_norm, bad, stops)
+
+    def explain(self, batches: Iterator[Batch], step: int) -> str | None:
+        """Return in words what is the first not to be finite in optimizer step `step`, None if nothing is.
+
+        The step is computed once more on every rank, with the weights as they are, and changes nothing.
+        """
+        names = [channel.name for channel in self._stepper.channels.group("prognostic")]
+        found = None
+        for micro in range(self._accumulation):
+            batch = next(batches)
+            infinite = bad_channels(batch.history_BCTHW, names)
+            where = first_bad_layer(
+                self._stepper.model, functools.partial(self._micro_loss, batch, step, micro, last=False)
+            )
+            found = found or (f"the input channels {', '.join(infinite)}" if infinite else where)
+        return found
+
+    def _micro_loss(self, batch: Batch, step: int, micro: int, last: bool) -> torch.Tensor:
+        torch.manual_seed(draw_seed(self._seed, step, micro, self._data_rank))
+        return self._batch_loss(batch, self._forecast_len(step), last)
 
     def _batch_loss(self, batch: Batch, forecast_len: int, last: bool) -> torch.Tensor:
         """Return the loss averaged over the counted rollout steps; gradients flow through all of them.

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from credit.errors import CheckpointError
 from credit.train import sharded
-from credit.train.checkpoint import FORMAT, MANIFEST, point, prune, step_folder
+from credit.train.checkpoint import FORMAT, MANIFEST, Retention, point, prune, step_folder
 from credit.train.verdict import rank_of, together
 
 logger = logging.getLogger(__name__)
@@ -28,23 +28,22 @@ class CheckpointStore:
     """Saves a run's checkpoints, one at a time, while training goes on; collective where there is a process group.
 
     Training waits for the copy to host memory alone. A thread writes the copy and agrees with the other ranks' threads
-    over a group of its own, as the training's group would deadlock. If it fails, `wait` or the next `save` raises
-    CheckpointError on every rank; the older checkpoints are untouched and nothing half-written is left.
+    over a group of its own, as the training's group would deadlock. If it fails, the older checkpoints are untouched,
+    nothing half-written is left, and the run goes on with a warning: a full disk may have room again at the next save.
+    Only a failure of the last save of all is an error.
 
     Args:
         folder: the run's ``checkpoints`` folder.
-        keep_last: how many stay, beside those that ``latest`` and ``best`` point to; None for all.
 
     Attributes:
         committed: step of the newest checkpoint that this store has completed, None before the first.
         seconds: the longest time from the call of `save` to the completed checkpoint.
     """
 
-    def __init__(self, folder: Path, keep_last: int | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         self.committed: int | None = None
         self.seconds = 0.0
         self._folder = folder
-        self._keep_last = keep_last
         self._group = dist.new_group(backend="gloo") if dist.is_initialized() else None
         self._is_main = rank_of() == 0
         self._writer = sharded.ShardWriter(self._group)
@@ -58,6 +57,7 @@ class CheckpointStore:
         assets: Mapping[str, Tensor],
         meta: Mapping[str, Any],
         links: Sequence[str] = ("latest",),
+        keep: Retention | None = None,
         synchronous: bool = False,
     ) -> Path:
         """Collective: copy everything and write ``step_XXXXXXXX`` in the background; wait for the previous save first.
@@ -69,27 +69,29 @@ class CheckpointStore:
             assets: plain tensors that never change, the same on every rank.
             meta: JSON-ready.
             links: which of ``latest`` and ``best`` to move to it once it is complete.
+            keep: which checkpoints to keep then, None for all.
             synchronous: return when it is complete.
 
         Returns:
             The folder that it will have.
 
         Raises:
-            CheckpointError: if the previous save failed (then nothing is saved now), or this one and it is synchronous.
+            CheckpointError: if this save failed and is synchronous.
         """
-        self.wait()
+        self.settle()
         began = time.perf_counter()
         text = json.dumps({"format": FORMAT, "step": step, **meta}, indent=1)
         copied = self._writer.copy(tensors)
-        self._job = self._thread.submit(self._write, began, step, copied, assets, text, links)
+        self._job = self._thread.submit(self._write, began, step, copied, assets, text, links, keep)
         if synchronous:
             self.wait()
         return step_folder(self._folder, step)
 
     def point(self, name: str, step: int) -> None:
-        """Collective: move the link `name` to the checkpoint of `step`, after the save that is under way."""
-        self.wait()
-        together(lambda: point(self._folder, name, step_folder(self._folder, step)) if self._is_main else None)
+        """Collective: move the link `name` to the checkpoint of `step`, if it is there, after the save under way."""
+        self.settle()
+        target = step_folder(self._folder, step)
+        together(lambda: point(self._folder, name, target) if self._is_main and target.is_dir() else None)
 
     def wait(self) -> None:
         """Wait for the save that is under way, if there is one.
@@ -103,6 +105,14 @@ class CheckpointStore:
             finally:
                 if self._job.done():
                     self._job = None
+
+    def settle(self) -> None:
+        """Collective: wait for the save that is under way; if it failed, say so and go on."""
+        try:
+            self.wait()
+        except CheckpointError as failure:
+            if self._is_main:
+                logger.warning("%s. The run goes on and tries again at its next checkpoint", failure)
 
     def __enter__(self) -> CheckpointStore:
         return self
@@ -128,6 +138,7 @@ class CheckpointStore:
         assets: Mapping[str, Tensor],
         meta: str,
         links: Sequence[str],
+        keep: Retention | None,
     ) -> None:
         """Collective over the threads of all ranks: write what was copied, complete it, and remove what is too old."""
         target = step_folder(self._folder, step)
@@ -140,18 +151,17 @@ class CheckpointStore:
             if self._is_main:
                 shutil.rmtree(beside, ignore_errors=True)
             raise CheckpointError(
-                f"{target}: cannot be saved ({error}); older checkpoints are untouched. Free space or "
-                "choose another save_loc"
+                f"{target}: cannot be saved ({error}); older checkpoints are untouched. Free space"
             ) from error
         self.committed = step
         self.seconds = max(self.seconds, time.perf_counter() - began)
-        together(lambda: self._tidy(target, links) if self._is_main else None, self._group)
+        together(lambda: self._tidy(target, links, keep) if self._is_main else None, self._group)
 
-    def _tidy(self, target: Path, links: Sequence[str]) -> None:
+    def _tidy(self, target: Path, links: Sequence[str], keep: Retention | None) -> None:
         for name in links:
             point(self._folder, name, target)
-        if self._keep_last is not None:
-            prune(self._folder, self._keep_last)
+        if keep is not None:
+            prune(self._folder, keep)
 
 
 def _make_empty(beside: Path) -> None:

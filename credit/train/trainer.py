@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,47 +17,29 @@ from torch.utils.data import DataLoader
 
 from credit.config import Config
 from credit.data.batch import Batch
+from credit.data.loader import TrainingOrder, block_at
 from credit.errors import CreditError
 from credit.models.lora import saved_state
 from credit.parallel.fsdp2 import reshard
 from credit.parallel.launch import Launch
 from credit.parallel.mesh import RunMesh
 from credit.parallel.reduce import mean_over_ranks
-from credit.times import Clock, parse_duration
+from credit.parallel.watchdog import Watchdog
+from credit.times import Clock
 from credit.train import checkpoint
 from credit.train.assets import Assets
 from credit.train.ema import WeightAverage
+from credit.train.guard import Astray, StepGuard
 from credit.train.log import MetricsLog, Progress, peak_memory_gb, write_status
 from credit.train.optim import learning_rate, optimizer_tensors
 from credit.train.preempt import StopRequest
+from credit.train.presence import Presence
+from credit.train.progression import Progression
 from credit.train.step import StepResult, TrainingStep
 from credit.train.store import CheckpointStore
 from credit.train.verdict import together
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class Progression:
-    """Where a run stands; saved with every checkpoint.
-
-    Attributes:
-        step: optimizer steps taken.
-        best: the best value of ``trainer.monitor`` so far.
-        best_step: where it was.
-        worse: validations since then.
-        bad_steps: non-finite steps in a row.
-        saved: step of the newest checkpoint.
-        validated: step of the newest validation.
-    """
-
-    step: int = 0
-    best: float = float("inf")
-    best_step: int = 0
-    worse: int = 0
-    bad_steps: int = 0
-    saved: int = -1
-    validated: int = -1
 
 
 @dataclass(frozen=True)
@@ -73,11 +55,12 @@ class TrainingParts:
     optimizer: torch.optim.Optimizer
     average: WeightAverage | None
     training_step: TrainingStep
-    steps_per_epoch: int
+    order: TrainingOrder
     total_steps: int
     mesh: RunMesh
-    batches: Any  # first step -> DataLoader
-    validate: Any  # step -> dict of metrics of the weights now in the model
+    # step, whether to stop -> metrics of the weights now in the model, None where it stopped
+    validate: Callable[[int, Callable[[], bool]], dict[str, float] | None]
+    watchdog: Watchdog
     base: dict[str, str] | None  # what adapters adapt, where only they train
 
 
@@ -90,17 +73,18 @@ class Trainer:
         self._folder = Path(parts.config.save_loc)
         self._checkpoints = self._folder / "checkpoints"
         self._at = Progression()
+        self._guard = StepGuard(self._conf, self._at)
         self._pending: list[tuple[int, StepResult, float]] = []
-        self._bad_times: list[str] = []
-        self._valid_seconds = 0.0
-        self._store = CheckpointStore(self._checkpoints, self._conf.keep_last)
-        self._validate_every = self._conf.validate_every or parts.steps_per_epoch
-        self._checkpoint_every = self._conf.checkpoint_every or parts.steps_per_epoch
+        self._store = CheckpointStore(self._checkpoints)
+        self._presence: Presence | None = None
+        self._validate_every = self._conf.validate_every or parts.order.steps_per_epoch
+        self._checkpoint_every = self._conf.checkpoint_every or parts.order.steps_per_epoch
 
     def load(self, path: Path) -> None:
         """Continue from a checkpoint, saved on any mesh: weights, average, optimizer, position; collective."""
         meta = checkpoint.load_meta(path)
-        parts = self._parts
+        parts, at = self._parts, self._at
+        reshard(parts.model)
         state = saved_state(parts.model)
         checkpoint.load_into(path, "model", state)
         if parts.average is not None:
@@ -109,55 +93,68 @@ class Trainer:
             rest = {name: tensor.clone() for name, tensor in state.items() if name not in average}
             checkpoint.load_into(path, "forecast", rest | average)
         checkpoint.load_into(path, "optimizer", optimizer_tensors(parts.model, parts.optimizer))
-        self._at = Progression(**meta["progression"])
+        at.restore(meta["progression"])
         if path.parent.resolve() != self._checkpoints.resolve():
             # what was best elsewhere has no checkpoint here
-            self._at = Progression(step=self._at.step, validated=self._at.validated)
+            at.forget_checkpoints()
             return
-        best = checkpoint.step_folder(self._checkpoints, self._at.best_step)
-        if self._at.best_step and checkpoint.find_damage(best) is None:
+        best = checkpoint.step_folder(self._checkpoints, at.best_step)
+        if at.best_step and checkpoint.find_damage(best) is None:
             # a kill between the save and the link would have left the link behind
-            self._store.point("best", self._at.best_step)
+            self._store.point("best", at.best_step)
 
-    def run(self) -> str:
-        """Train; return ``done`` or, where it was asked to stop, ``requeue``."""
+    def run(self, stop: StopRequest, presence: Presence | None) -> str:
+        """Train; return ``done`` or, where it was asked to stop, ``requeue``.
+
+        Args:
+            stop: requests to end.
+            presence: holds the run's folder, on the main process.
+        """
         parts, at = self._parts, self._at
+        self._presence = presence
         log = MetricsLog(self._folder, at.step, parts.launch.is_main, self._conf.tensorboard)
         bar = Progress(at.step, parts.total_steps, parts.launch.is_main)
-        stop = StopRequest(self._folder, _seconds(self._conf.walltime))
         self._status("running", "")
         try:
             with self._store:
-                reason = self._loop(log, bar, stop)
+                reason = self._persist(log, bar, stop)
             log.flush()
         except BaseException as error:
-            with suppress(CreditError):
-                # what went wrong matters more than a disk that is too full to say so
-                self._status("failed", next(iter(str(error).splitlines()), type(error).__name__))
+            self._status("failed", next(iter(str(error).splitlines()), type(error).__name__))
             raise
         finally:
             bar.close()
             log.close()
-            stop.restore()
         self._status("requeue" if reason else "done", reason or "")
         return "requeue" if reason else "done"
+
+    def _persist(self, log: MetricsLog, bar: Progress, stop: StopRequest) -> str | None:
+        """Train to the end, going back where the run went astray; return the reason of an early stop."""
+        if self._at.saved != self._at.step:
+            # what a run that goes astray at once goes back to; a disk that takes nothing shows before the first step
+            self._save()
+        while True:
+            try:
+                return self._loop(log, bar, stop)
+            except Astray as astray:
+                self._go_back(astray, log, bar)
 
     def _loop(self, log: MetricsLog, bar: Progress, stop: StopRequest) -> str | None:
         """Return the reason of an early stop, None at the end of the run."""
         parts, at = self._parts, self._at
-        if at.step and self._due(at.step, self._validate_every) and at.validated != at.step:
-            # the run was stopped before this validation
-            self._validate(log, bar)
+        # the run may have been stopped before this validation
+        missed = at.step and self._due(at.step, self._validate_every) and at.validated != at.step
+        if missed and (reason := self._validate(log, bar, stop)):
+            return reason
         if self._is_exhausted():
             return None
-        source = _TimedBatches(parts.batches(at.step), parts.device)
+        source = _TimedBatches(parts.order.loader(at.step, parts.total_steps, at.left_out), parts.device)
         began, wish, last = time.perf_counter(), None, None
         while at.step < parts.total_steps:
+            self._note(f"step {at.step + 1}")
             rate = learning_rate(at.step, parts.total_steps, self._conf.learning_rate, self._conf.schedule)
             seconds = (time.perf_counter() - began) / max(len(self._pending), 1)
-            ahead = 2 * seconds + (self._valid_seconds if self._due(at.step + 1, self._validate_every) else 0)
-            # the last save may have to wait for one under way
-            wish = wish or stop.reason(2 * self._store.seconds, ahead)
+            wish = stop.reason(self._save_seconds() + 2 * seconds)
             result = parts.training_step(source, at.step, rate, wish is not None)
             # on a GPU, the step just queued is not waited for: the one before it tells
             before, last = last, result
@@ -172,7 +169,7 @@ class Trainer:
                 self._write_rows(log, bar, source, time.perf_counter() - began)
                 began = time.perf_counter()
             if due and not reason:
-                self._validate(log, bar)
+                reason = self._validate(log, bar, stop)
                 if self._is_exhausted():
                     self._save()
                     return None
@@ -184,6 +181,58 @@ class Trainer:
                 bar.say(f"stopping at step {at.step}: {reason}; the same command continues")
                 return reason
         return None
+
+    def _go_back(self, astray: Astray, log: MetricsLog, bar: Progress) -> None:
+        """Go on from the last checkpoint before the steps that led astray, and leave their samples out; collective.
+
+        Raises:
+            CreditError: if the run has gone back for steps that were not finite before, or has nothing to go back to.
+        """
+        parts, at = self._parts, self._at
+        minutes = {time for step in astray.steps for time in parts.order.initial_times(step, at.left_out)}
+        times = ", ".join(parts.clock.format(time) for time in sorted(minutes))
+        what = f"step {astray.steps[-1] + 1}: {astray.what}"
+        if not astray.finite and at.rollbacks:
+            last = astray.steps[-1]
+            batches = _TimedBatches(parts.order.loader(last, last + 1, at.left_out), parts.device)
+            mine = parts.training_step.explain(batches, last)
+            where = next(filter(None, together(lambda: mine)), None)
+            raise CreditError(
+                f"{what}, and the run had gone back for this before. Initial times of the batches: {times}. "
+                + (f"Not finite at first: {where}. " if where else "Computed once more, the last one is finite. ")
+                + "The last checkpoint is untouched; look at the data of these times, or lower trainer.learning_rate"
+            )
+        self._store.settle()
+        start = checkpoint.newest_checkpoint(self._checkpoints, at_most=astray.steps[0])
+        if start is None:
+            raise CreditError(
+                f"{what}, and there is no checkpoint to go back to. Initial times of the batches: {times}"
+            )
+        blocks = [block_at(step, at.left_out) for step in astray.steps]
+        history = {
+            "left_out": sorted({*at.left_out, *blocks}),
+            "rollbacks": at.rollbacks + (not astray.finite),
+            "spikes": at.spikes + astray.finite,
+        }
+        self.load(start)
+        vars(at).update(history, streak=[])
+        at.saved = at.step
+        together(lambda: checkpoint.remove_after(self._checkpoints, at.step) if parts.launch.is_main else None)
+        self._store.point("latest", at.step)
+        self._pending.clear()
+        log.rewind(at.step)
+        bar.back_to(at.step)
+        logger.warning("%s. Back at step %d; left out from now on: the samples of %s", what, at.step, times)
+
+    def _save_seconds(self) -> float:
+        """Return what a save takes at most; it may have to wait for one under way."""
+        return 2 * self._store.seconds
+
+    def _note(self, what: str) -> None:
+        """Show the watchers what begins now."""
+        self._parts.watchdog.note(what)
+        if self._presence is not None:
+            self._presence.note(self._at.step, what)
 
     def _agree(self, wish: str | None) -> str:
         """Return why the run stops: the first rank's reason that has one; collective."""
@@ -205,59 +254,48 @@ class Trainer:
         loss, norm, bad = mean_over_ranks(
             torch.stack([torch.stack([r.loss, r.grad_norm, r.bad]).float() for _, r, _ in self._pending], dim=1)
         ).tolist()
-        samples = len(self._pending) * len(self._pending[0][1].initial) * parts.mesh.data_ranks
         shared = {
-            "samples_per_s": samples / seconds,
+            "samples_per_s": len(self._pending) * parts.order.samples_a_step / seconds,
             "data_wait_frac": source.take_wait() / seconds,
             "peak_memory_gb": peak_memory_gb(parts.device),
         }
-        for (step, result, rate), one_loss, one_norm, one_bad in zip(self._pending, loss, norm, bad, strict=True):
-            row = {"step": step + 1, "epoch": step // parts.steps_per_epoch}
+        for (step, _, rate), one_loss, one_norm, one_bad in zip(self._pending, loss, norm, bad, strict=True):
+            row = {"step": step + 1, "epoch": parts.order.epoch(step, self._at.left_out)}
             row |= {"loss": _finite(one_loss), "grad_norm": _finite(one_norm)}
             log.write({**row, "lr": rate, **shared})
-            self._count_bad(bool(one_bad), step + 1, result)
+            self._guard.judge(step, one_loss, bool(one_bad))
         bar.show(loss=f"{loss[-1]:.4f}")
         self._pending.clear()
         log.flush()
 
-    def _count_bad(self, bad: bool, step: int, result: StepResult) -> None:
-        """Stop after too many skipped steps in a row, naming the last one's samples."""
-        self._at.bad_steps = self._at.bad_steps + 1 if bad else 0
-        if not bad:
-            self._bad_times.clear()
-            return
-        self._bad_times += [self._parts.clock.format(value) for value in result.initial.tolist()]
-        logger.warning("step %d: loss or gradient is not finite; the step was skipped", step)
-        if self._at.bad_steps >= self._conf.max_bad_steps:
-            raise CreditError(
-                f"step {step}: loss or gradient was not finite {self._at.bad_steps} times in a row "
-                f"(trainer.max_bad_steps); the batches' initial times: {', '.join(self._bad_times)}. The weights and "
-                "the last checkpoint are untouched; look at the data of these times, or continue with a lower "
-                "trainer.learning_rate"
-            )
-
-    def _validate(self, log: MetricsLog, bar: Progress) -> None:
-        """Validate the weights that forecast and keep them if they are the best."""
+    def _validate(self, log: MetricsLog, bar: Progress, stop: StopRequest) -> str | None:
+        """Validate the weights that forecast and keep them if they are among the best; return why it stopped early."""
         at, parts = self._at, self._parts
-        began = time.perf_counter()
-        if parts.average is not None:
-            with parts.average.applied():
-                metrics = parts.validate(at.step)
-        else:
-            metrics = parts.validate(at.step)
+        self._note(f"validation at step {at.step}")
+
+        def asked() -> bool:
+            return stop.reason(self._save_seconds()) is not None
+
+        with parts.average.applied() if parts.average is not None else nullcontext():
+            metrics = parts.validate(at.step, asked)
+        if metrics is None:
+            return self._agree(stop.reason(self._save_seconds()))
         at.validated = at.step
         log.write({"step": at.step, "valid": metrics})
         log.flush()
         value = metrics[self._conf.monitor]
         bar.say(f"step {at.step}: valid loss {metrics['loss']:.4f}, {self._conf.monitor} {value:.4f}")
+        at.best_saved = sorted([*at.best_saved, [value, at.step]])[: self._conf.keep_best]
         if value < at.best:
             at.best, at.best_step, at.worse = value, at.step, 0
             self._save("latest", "best")
         else:
             at.worse += 1
-        self._valid_seconds = max(self._valid_seconds, time.perf_counter() - began)
+            if [value, at.step] in at.best_saved:
+                self._save()
         if self._is_exhausted():
             bar.say(f"stopping early: no better {self._conf.monitor} than {at.best:.4f} of step {at.best_step}")
+        return None
 
     def _save(self, *links: str) -> None:
         """Begin to write a checkpoint of the present step, unless there is one, for `links` to point to; collective."""
@@ -266,6 +304,8 @@ class Trainer:
             for name in links:
                 self._store.point(name, at.step)
             return
+        self._note(f"checkpoint of step {at.step}")
+        together(lambda: self._presence.require() if self._presence is not None else None)
         at.saved = at.step
         reshard(parts.model)
         tensors = {
@@ -274,7 +314,10 @@ class Trainer:
             "optimizer": optimizer_tensors(parts.model, parts.optimizer),
         }
         meta = checkpoint_meta(parts.config, parts.assets, at, parts.clock.calendar, parts.mesh.data_ranks, parts.base)
-        self._store.save(at.step, tensors, parts.assets.tensors(), meta, links or ("latest",))
+        keep = checkpoint.Retention(
+            self._conf.keep_last, self._conf.keep_every, tuple(int(step) for _, step in at.best_saved)
+        )
+        self._store.save(at.step, tensors, parts.assets.tensors(), meta, links or ("latest",), keep)
         self._status("running", "")
 
     def _forecast_state(self) -> dict[str, torch.Tensor]:
@@ -301,7 +344,7 @@ def checkpoint_meta(
 ) -> dict[str, Any]:
     """Return a checkpoint's meta.json: where the run stands and what its weights need to forecast."""
     return {
-        "progression": vars(progression),
+        "progression": progression.meta(),
         "config": config.model_dump(mode="json"),
         "calendar": calendar,
         "samples_a_step": config.trainer.train_batch_size * config.trainer.grad_accum_every * data_ranks,
@@ -313,10 +356,6 @@ def checkpoint_meta(
 def _finite(value: float) -> float | None:
     """JSON has no NaN."""
     return value if math.isfinite(value) else None
-
-
-def _seconds(duration: str | None) -> float | None:
-    return None if duration is None else parse_duration(duration) * 60.0
 
 
 class _TimedBatches:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,8 +66,11 @@ def validate(
     weight_CHW: torch.Tensor,
     step_minutes: int,
     loss_steps: int,
-) -> dict[str, float]:
+    stop: Callable[[], bool],
+) -> dict[str, float] | None:
     """Return the metrics of the weights that are in the model now, over the cases of all ranks; collective.
+
+    None where a rank wanted to stop before it was over.
 
     Args:
         stepper: runs the network, which is put in eval mode and back.
@@ -76,17 +80,24 @@ def validate(
         weight_CHW: cell weights by output channel, summing to 1 over each.
         step_minutes: time step.
         loss_steps: as many as training's rollout has.
+        stop: whether this rank wants to stop; asked before each batch.
     """
     model = stepper.model
     was_training = model.training
     model.eval()
     sums, losses = None, torch.zeros((), dtype=torch.float64, device=weight_CHW.device)
+    stopped = False
     for host_batch, counted in zip(loader, mine.counted, strict=True):
+        stopped = mean_over_ranks(torch.tensor(float(stop()), device=weight_CHW.device)).item() > 0
+        if stopped:
+            break
         batch: Batch = host_batch.to(weight_CHW.device)
         steps = batch.target_BCTHW.shape[2]
         sums = sums or ErrorSums(weight_CHW, steps)
         losses += _batch(stepper, loss, batch, counted, sums, min(loss_steps, steps))
     model.train(was_training)
+    if stopped:
+        return None
     assert sums is not None, "a validation loader is never empty"
     # tensor-parallel peers have the same cases, so the means are those over the data ranks
     for values in (losses, sums.model_LC, sums.persistence_LC):

@@ -171,7 +171,8 @@ def check_full_disk(folder: Path, expected: dict[str, Tensor]) -> None:
     state = state_of(model)
     fill(model, state, expected, folder)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with CheckpointStore(folder / "fsdp4", keep_last=1) as store:
+    keep = checkpoint.Retention(last=1)
+    with CheckpointStore(folder / "fsdp4") as store:
         if dist.get_rank() == 2:
             resource.setrlimit(resource.RLIMIT_FSIZE, (500, hard))
         store.save(2, {"all": state}, {}, {})
@@ -181,7 +182,7 @@ def check_full_disk(folder: Path, expected: dict[str, Tensor]) -> None:
         dist.barrier()
         assert sorted(path.name for path in (folder / "fsdp4").iterdir()) == ["best", "latest", "step_00000001"]
         dist.barrier()
-        store.save(3, {"all": state}, {}, {}, synchronous=True)
+        store.save(3, {"all": state}, {}, {}, keep=keep, synchronous=True)
         assert [path.name for path in checkpoint.list_checkpoints(folder / "fsdp4")] == [
             "step_00000001",
             "step_00000003",

@@ -93,14 +93,19 @@ CONFIG = {
 }
 
 
+def world(folder: Path) -> Path:
+    """Write data.nc and config.yml into `folder` and return it."""
+    write_world(folder / "data.nc")
+    raw = {**CONFIG, "save_loc": str(folder / "run")}
+    raw["data"] = {**raw["data"], "sources": [{"path": str(folder / "data.nc")}]}
+    (folder / "config.yml").write_text(yaml.safe_dump(raw))
+    return folder
+
+
 @pytest.fixture
 def small_run(tmp_path: Path) -> Path:
     """A folder with data.nc and config.yml."""
-    write_world(tmp_path / "data.nc")
-    raw = {**CONFIG, "save_loc": str(tmp_path / "run")}
-    raw["data"] = {**raw["data"], "sources": [{"path": str(tmp_path / "data.nc")}]}
-    (tmp_path / "config.yml").write_text(yaml.safe_dump(raw))
-    return tmp_path
+    return world(tmp_path)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from credit.data.loader import PositionSampler, epoch_order
+from credit.data.loader import PositionSampler, block_at, epoch_order
 from credit.errors import ConfigError
 
 
@@ -36,6 +36,15 @@ def test_an_epoch_meets_no_sample_twice_and_epochs_differ() -> None:
         assert len(set(seen)) == 24
     assert batches[:3] != batches[3:]
     assert (epoch_order(25, 7, 0) != epoch_order(25, 8, 0)).any()
+
+
+def test_blocks_that_are_left_out() -> None:
+    """The steps go on with the blocks behind them; everything else keeps its order."""
+    whole = list(PositionSampler(25, 4, 1, 7, 0, 12))
+    left = [block for number, block in enumerate(whole) if number not in (3, 4, 8)]
+    assert list(PositionSampler(25, 4, 1, 7, 0, 9, left_out=[8, 3, 4])) == left
+    assert list(PositionSampler(25, 4, 1, 7, 5, 9, left_out=[3, 4, 8])) == left[5:]
+    assert [block_at(step, [3, 4, 8]) for step in range(7)] == [0, 1, 2, 5, 6, 7, 9]
 
 
 def test_a_batch_larger_than_the_data() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import resource
 import threading
 import zlib
@@ -39,9 +40,9 @@ def tensors(step: float) -> dict[str, dict[str, Tensor]]:
 ASSETS = {"mask": torch.tensor([[True, False]]), "turned": torch.arange(6.0).reshape(2, 3).t()}
 
 
-def save(folder: Path, *steps: int, keep_last: int | None = None, **options: object) -> Path:
+def save(folder: Path, *steps: int, **options: object) -> Path:
     """Save these steps one after the other and return the last."""
-    with CheckpointStore(folder, keep_last) as store:
+    with CheckpointStore(folder) as store:
         for step in steps:
             path = store.save(step, tensors(step), ASSETS, {"note": "x"}, **options)
     return path
@@ -166,15 +167,18 @@ def test_every_flipped_byte_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("what", "limit"), [("weights", 900), ("meta", 5000)])
-def test_a_full_disk_leaves_the_old_ones(tmp_path: Path, what: str, limit: int) -> None:
+def test_a_full_disk_leaves_the_old_ones_and_the_run(
+    tmp_path: Path, what: str, limit: int, caplog: pytest.LogCaptureFixture
+) -> None:
     good = save(tmp_path, 1)
     meta = {"note": "x" * (10 * limit if what == "meta" else 1)}
     says = "step_00000002.*File too large.*older checkpoints are untouched"
     with CheckpointStore(tmp_path) as store:
         with largest_file(limit):
             store.save(2, tensors(2), ASSETS, meta)
-            with pytest.raises(CheckpointError, match=says):
-                store.save(3, tensors(3), ASSETS, meta)
+            store.point("best", 2)
+            assert re.search(says, caplog.text) and "tries again at its next checkpoint" in caplog.text
+            assert not (tmp_path / "best").is_symlink()
             with pytest.raises(CheckpointError, match=says):
                 store.save(2, tensors(2), ASSETS, meta, synchronous=True)
         assert checkpoint.newest_checkpoint(tmp_path) == good
@@ -216,15 +220,34 @@ def test_a_step_that_is_saved_again_is_replaced(tmp_path: Path) -> None:
 
 
 def test_links_and_pruning(tmp_path: Path) -> None:
-    with CheckpointStore(tmp_path, keep_last=2) as store:
+    keep = checkpoint.Retention(last=2)
+    with CheckpointStore(tmp_path) as store:
         for step in range(1, 6):
-            store.save(step, tensors(step), ASSETS, {}, links=("latest", "best") if step == 2 else ("latest",))
+            links = ("latest", "best") if step == 2 else ("latest",)
+            store.save(step, tensors(step), ASSETS, {}, links, keep)
         store.wait()
         assert [path.name[-1] for path in checkpoint.list_checkpoints(tmp_path)] == ["2", "4", "5"]
         assert checkpoint.resolve_checkpoint(tmp_path, "best") == (tmp_path / "step_00000002").resolve()
-        store.save(6, tensors(6), ASSETS, {})
+        store.save(6, tensors(6), ASSETS, {}, keep=keep)
         store.point("best", 6)  # after the save that is under way
         assert checkpoint.resolve_checkpoint(tmp_path, "best") == (tmp_path / "step_00000006").resolve()
+
+
+def test_retention(tmp_path: Path) -> None:
+    save(tmp_path, *range(90, 111, 2))
+    keep = checkpoint.Retention(last=1, every=50, steps=(92, 104))
+    assert len(checkpoint.prune(tmp_path, keep, dry_run=True)) == 7
+    assert len(checkpoint.list_checkpoints(tmp_path)) == 11
+    checkpoint.prune(tmp_path, keep)
+    assert [checkpoint.step_of(path) for path in checkpoint.list_checkpoints(tmp_path)] == [92, 100, 104, 110]
+
+
+def test_going_back(tmp_path: Path) -> None:
+    save(tmp_path, 99_999_999, 100_000_000, 100_000_005)
+    assert checkpoint.newest_checkpoint(tmp_path, at_most=100_000_004).name == "step_100000000"
+    checkpoint.remove_after(tmp_path, 100_000_000)
+    assert [checkpoint.step_of(path) for path in checkpoint.list_checkpoints(tmp_path)] == [99_999_999, 100_000_000]
+    assert not (tmp_path / "latest").is_symlink(), "it pointed to what is gone"
 
 
 def test_nothing_there(tmp_path: Path) -> None:

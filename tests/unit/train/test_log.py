@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
+import resource
 from pathlib import Path
 
-from credit.train.log import MetricsLog, write_status
+import pytest
+
+from credit.train.log import MetricsLog, rank_log, write_status
 
 
 def rows(folder: Path) -> list[dict]:
@@ -23,6 +27,42 @@ def test_rows_beyond_the_checkpoint_are_cut(tmp_path: Path) -> None:
     log.write({"step": 4, "loss": 2.0})
     log.close()
     assert [(row["step"], row["loss"]) for row in rows(tmp_path)] == [(1, 1.0), (2, 1.0), (3, 1.0), (4, 2.0)]
+
+
+def test_a_run_that_goes_back_has_one_row_a_step(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path, 0, enabled=True, tensorboard=False)
+    for step in (1, 2, 3):
+        log.write({"step": step, "loss": 1.0})
+    log.rewind(1)
+    log.write({"step": 2, "loss": 2.0})
+    log.close()
+    assert [(row["step"], row["loss"]) for row in rows(tmp_path)] == [(1, 1.0), (2, 2.0)]
+
+
+def test_rows_that_a_full_disk_does_not_take_come_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log = MetricsLog(tmp_path, 0, enabled=True, tensorboard=False)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30, hard))  # in the middle of the second row
+    try:
+        for step in (1, 2, 3):
+            log.write({"step": step, "loss": 1.0})
+            log.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "metrics.jsonl: cannot be written (File too large)" in caplog.text
+    log.close()
+    assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3]
+
+
+def test_a_rank_keeps_its_log_and_the_error_that_ended_it(tmp_path: Path) -> None:
+    logger = logging.getLogger("credit.somewhere")
+    with pytest.raises(KeyError), rank_log(tmp_path, 3):
+        logger.warning("this happened")
+        raise KeyError("why")
+    logger.warning("after it")
+    text = (tmp_path / "logs" / "rank_00003.log").read_text()
+    assert "WARNING credit.somewhere: this happened" in text and "KeyError: 'why'" in text and "Traceback" in text
+    assert "after it" not in text
 
 
 def test_other_ranks_write_nothing(tmp_path: Path) -> None:

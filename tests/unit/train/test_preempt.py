@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
+from credit.errors import ConfigError
 from credit.train.preempt import StopRequest
 
 
@@ -19,27 +21,31 @@ def handlers() -> None:
 
 
 def test_signal_then_now(tmp_path: Path, handlers: None) -> None:
-    stop = StopRequest(tmp_path, None)
-    try:
-        assert stop.reason(0, 0) is None
+    with StopRequest(tmp_path, None, {}) as stop:
+        assert stop.reason(0) is None
         os.kill(os.getpid(), signal.SIGUSR1)
-        assert stop.reason(0, 0) == "signal SIGUSR1"
+        assert stop.reason(0) == "signal SIGUSR1"
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGTERM)
-    finally:
-        stop.restore()
 
 
 def test_file(tmp_path: Path, handlers: None) -> None:
-    stop = StopRequest(tmp_path, None)
-    (tmp_path / "STOP").touch()
-    assert stop.reason(0, 0) == "file STOP"
-    assert not (tmp_path / "STOP").exists(), "the next run must not stop at once"
-    stop.restore()
+    with StopRequest(tmp_path, None, {}) as stop:
+        (tmp_path / "STOP").touch()
+        assert stop.reason(0) == "file STOP"
+        assert not (tmp_path / "STOP").exists(), "the next run must not stop at once"
+        assert stop.reason(0) == "file STOP", "a request stands"
 
 
-def test_walltime_leaves_time_to_save(tmp_path: Path, handlers: None) -> None:
-    stop = StopRequest(tmp_path, 3600)
-    assert stop.reason(save_seconds=100, step_seconds=10) is None
-    assert stop.reason(save_seconds=3500, step_seconds=45) == "walltime"
-    stop.restore()
+@pytest.mark.parametrize("by", ["walltime", "end of the job"])
+def test_it_leaves_time_to_save(tmp_path: Path, handlers: None, by: str) -> None:
+    soon, late = 3600.0, 36000.0
+    walltime, job = (soon, late) if by == "walltime" else (late, soon)
+    with StopRequest(tmp_path, walltime, {"CREDIT_JOB_END": f"{time.time() + job:.0f}"}) as stop:
+        assert stop.reason(110) is None
+        assert stop.reason(3545) == by
+
+
+def test_an_end_that_is_no_time(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="CREDIT_JOB_END='tomorrow' is no time; the job script sets it"):
+        StopRequest(tmp_path, None, {"CREDIT_JOB_END": "tomorrow"})

@@ -1,0 +1,179 @@
+"""A run's folder belongs to one job at a time, and shows that the job lives: the file ``heartbeat.json``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from credit.errors import CheckpointError, ConfigError
+
+logger = logging.getLogger(__name__)
+
+BEAT_SECONDS = 10.0
+SILENCE_SECONDS = 60.0
+_LENGTH = 1024
+
+
+class Presence:
+    """Holds a run's folder and rewrites ``heartbeat.json`` in it every few seconds; a context manager.
+
+    The file names host, process and job, counts its beats, and says what the run is doing. A job that finds the file of
+    another on its own host asks whether that process lives; of one on another host, it waits for a beat. A process that
+    is dead or silent has lost the folder. Of two jobs that find it so at the same moment the later wins, and the other
+    notices at its next beat. Clocks of hosts are never compared.
+
+    Args:
+        folder: the run's.
+        job_id: the scheduler's name of the job, empty for none.
+        beat: seconds between beats.
+        silence: how long a job on another host may be silent before it counts as dead.
+
+    Raises:
+        ConfigError: on entering, if another job is at work in the folder.
+    """
+
+    def __init__(
+        self, folder: Path, job_id: str = "", beat: float = BEAT_SECONDS, silence: float = SILENCE_SECONDS
+    ) -> None:
+        self._path = folder / "heartbeat.json"
+        self._beat, self._silence = beat, silence
+        pid = os.getpid()
+        self._facts: dict[str, Any] = {
+            "host": socket.gethostname(),
+            "pid": pid,
+            "started": _start_of(pid),
+            "job_id": job_id,
+            "beat": 0,
+            "time": "",
+            "step": None,
+            "doing": "starting",
+        }
+        self._over = threading.Event()
+        self._lost = threading.Event()
+        self._thread = threading.Thread(target=self._live, name="heartbeat", daemon=True)
+
+    def note(self, step: int, doing: str) -> None:
+        """Say where the run stands; the next beat shows it."""
+        self._facts.update(step=step, doing=doing)
+
+    def require(self) -> None:
+        """Refuse to go on writing into a folder that another job has taken meanwhile.
+
+        Raises:
+            CheckpointError: if one has, after this process was silent for long.
+        """
+        if self._lost.is_set():
+            raise CheckpointError(
+                f"{self._path}: another job has taken this folder while this one was silent; this one ends and leaves "
+                "the folder to it"
+            )
+
+    def __enter__(self) -> Presence:
+        while not self._take():
+            other = self._read()
+            if other is not None and self._lives(other):
+                raise ConfigError(
+                    f'save_loc: "{self._path.parent}" is in use by {_describe(other)}; stop that one (touch '
+                    f"{self._path.parent / 'STOP'}), or choose another save_loc. If it is dead, remove {self._path}"
+                )
+            logger.warning("%s was left behind by %s, which is gone", self._path, _describe(other))
+            self._path.unlink(missing_ok=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+        if self._is_mine():
+            self._path.unlink(missing_ok=True)
+
+    def _take(self) -> bool:
+        """Make the file if there is none; of two jobs that try, one succeeds."""
+        try:
+            with self._path.open("xb") as file:
+                file.write(self._bytes())
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise ConfigError(f'save_loc: "{self._path}" cannot be written ({error.strerror})') from error
+        return True
+
+    def _lives(self, other: dict[str, Any]) -> bool:
+        if other["host"] == self._facts["host"]:
+            return _start_of(other["pid"]) == other["started"] is not None
+        logger.warning("%s: waiting for a sign of life of %s", self._path, _describe(other))
+        until = time.monotonic() + self._silence
+        while time.monotonic() < until:
+            time.sleep(min(self._beat, 1.0))
+            now = self._read()
+            if now is None:
+                return False
+            if now["beat"] != other["beat"] or now["pid"] != other["pid"]:
+                return True
+        return False
+
+    def _live(self) -> None:
+        while not self._over.wait(self._beat):
+            if not self._is_mine():
+                self._lost.set()
+                return
+            self._facts["beat"] += 1
+            # in place and of one length, so that a full disk takes it, too
+            with suppress(OSError), self._path.open("r+b") as file:
+                file.write(self._bytes())
+
+    def _is_mine(self) -> bool:
+        found = self._read()
+        return found is not None and all(found[key] == self._facts[key] for key in ("host", "pid", "started"))
+
+    def _read(self) -> dict[str, Any] | None:
+        """Return what the file says, None where there is none."""
+        for _ in range(5):
+            try:
+                return json.loads(self._path.read_bytes())
+            except FileNotFoundError:
+                return None
+            except ValueError:
+                # caught in the middle of a beat
+                time.sleep(0.05)
+        return {"host": "", "pid": 0, "started": None, "job_id": "", "beat": -1}
+
+    def _bytes(self) -> bytes:
+        self._facts["time"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return json.dumps(self._facts).encode().ljust(_LENGTH - 1) + b"\n"
+
+
+def _start_of(pid: int) -> str | None:
+    """Return when process `pid` of this host started, None if there is none; a number that is used again is told."""
+    if not Path("/proc/self/stat").exists():
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return None
+        except PermissionError:
+            pass
+        return "unknown"
+    try:
+        # the name in parentheses may hold anything; behind it come the state and, 19 fields on, the start
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else fields[19]
+
+
+def _describe(facts: dict[str, Any] | None) -> str:
+    if facts is None:
+        return "a job"
+    job = f"job {facts['job_id']}, " if facts["job_id"] else ""
+    return f"{job}process {facts['pid']} on {facts['host']}"

@@ -1,0 +1,56 @@
+"""Where a run stands: the part of its state that is no tensor. Saved with every checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+
+@dataclass
+class Progression:
+    """Where a run stands.
+
+    Attributes:
+        step: optimizer steps taken.
+        best: the best value of ``trainer.monitor`` so far.
+        best_step: where it was.
+        worse: validations since then.
+        best_saved: [value, step] of the best validations whose checkpoints are kept, best first.
+        streak: the latest steps, if they were not finite.
+        left_out: blocks of samples that the run passes over, because they led it astray.
+        rollbacks: how often non-finite steps led it back to a checkpoint.
+        spikes: how often a jump of the loss did.
+        losses: of the latest steps, as far back as ``trainer.loss_spike`` looks.
+        saved: step of the newest checkpoint.
+        validated: step of the newest validation.
+    """
+
+    step: int = 0
+    best: float = float("inf")
+    best_step: int = 0
+    worse: int = 0
+    best_saved: list[list[float]] = field(default_factory=list)
+    streak: list[int] = field(default_factory=list)
+    left_out: list[int] = field(default_factory=list)
+    rollbacks: int = 0
+    spikes: int = 0
+    losses: list[float] = field(default_factory=list)
+    saved: int = -1
+    validated: int = -1
+
+    def restore(self, stored: Mapping[str, Any]) -> None:
+        """Take over the values of a checkpoint, in place; what an older version did not store is as at the start."""
+        fresh = Progression()
+        for one in fields(self):
+            setattr(self, one.name, stored.get(one.name, getattr(fresh, one.name)))
+
+    def forget_checkpoints(self) -> None:
+        """Begin another run from here: what was best and saved lies elsewhere."""
+        fresh = Progression()
+        for name in ("best", "best_step", "worse", "best_saved", "saved"):
+            setattr(self, name, getattr(fresh, name))
+
+    def meta(self) -> dict[str, Any]:
+        """Return the values for a checkpoint, JSON-ready."""
+        return asdict(self)

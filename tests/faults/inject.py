@@ -1,0 +1,37 @@
+"""A plugin (``plugins: [tests.faults.inject]``) that spoils the loss of chosen steps, as broken data or hardware would.
+
+The environment variable CREDIT_TEST_INJECT holds JSON: ``steps`` (from 0) whose batches are spoiled when they are
+first met, ``rank`` that does it (all without), ``always`` true to spoil the steps whatever their batch, ``factor`` of
+the loss (NaN without).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+
+import torch
+import torch.distributed as dist
+
+from credit.data.batch import Batch
+from credit.train.step import TrainingStep
+
+WHAT = json.loads(os.environ.get("CREDIT_TEST_INJECT", "{}"))
+_met: dict[int, tuple[int, ...]] = {}
+_right = TrainingStep._micro_loss
+
+
+def _micro_loss(self: TrainingStep, batch: Batch, step: int, micro: int, last: bool) -> torch.Tensor:
+    loss = _right(self, batch, step, micro, last)
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    if WHAT.get("rank", rank) != rank:
+        return loss
+    times = tuple(batch.initial_B.tolist())
+    if step in WHAT.get("steps", ()):
+        _met.setdefault(step, times)
+    spoiled = step in WHAT.get("steps", ()) if WHAT.get("always") else times in _met.values()
+    return loss * WHAT.get("factor", math.nan) if spoiled else loss
+
+
+TrainingStep._micro_loss = _micro_loss

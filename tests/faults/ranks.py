@@ -1,0 +1,62 @@
+"""Starts the command on several ranks without a launcher that would look after them, as srun and mpiexec do."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def start(arguments: Sequence[str], ranks: int, log: Path | None = None, **environ: str) -> list[subprocess.Popen]:
+    """Start ``credit ARGUMENTS`` on `ranks` ranks of this host; what they say goes to files ``LOG.RANK`` or pipes."""
+    command = [sys.executable, "-m", "credit.cli.main", *arguments]
+    shared = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY), **environ}
+    if ranks > 1:
+        shared |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost",
+                   "MASTER_PORT": str(free_port())}  # fmt: skip
+    processes = []
+    for rank in range(ranks):
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}
+        with nullcontext(subprocess.PIPE) if log is None else Path(f"{log}.{rank}").open("w") as out:
+            processes.append(
+                subprocess.Popen(command, env=shared | own, stdout=out, stderr=subprocess.STDOUT, text=True)
+            )
+    return processes
+
+
+def finish(arguments: Sequence[str], ranks: int = 1, timeout: float = 300.0, **environ: str) -> tuple[int, str]:
+    """Run the command to its end; return the largest exit code and what all ranks said."""
+    processes = start(arguments, ranks, **environ)
+    try:
+        said = [process.communicate(timeout=timeout)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return max(process.returncode for process in processes), "\n".join(said)
+
+
+def wait_for_end(processes: Sequence[subprocess.Popen], timeout: float) -> list[int]:
+    """Wait for all; after `timeout` seconds those that are left are killed. Return the exit codes."""
+    deadline = time.monotonic() + timeout
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    return [process.returncode for process in processes]
+
+
+def free_port() -> int:
+    """Return a port that nobody listens to."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]

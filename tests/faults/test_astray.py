@@ -1,0 +1,108 @@
+"""A run that is led astray: skipped steps, a way back without the batches that did it, and an end that says why."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from credit.train.presence import Presence
+from tests.faults.ranks import finish
+from tests.smoke.conftest import world
+from tests.smoke.test_train import rows
+
+pytestmark = pytest.mark.slow
+
+STEADY = ("trainer.schedule.kind=constant", "trainer.schedule.warmup=0", "trainer.log_every=4", "trainer.max_steps=12",
+          "trainer.validate_every=12", "trainer.checkpoint_every=4", "plugins=[tests.faults.inject]",
+          "trainer.keep_last=20", "trainer.max_bad_steps=3", "model.attn_dropout=0")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a world, its config and an undisturbed run, `clean`."""
+    folder = world(tmp_path_factory.mktemp("astray"))
+    train(folder, "clean", {})
+    return folder
+
+
+def train(folder: Path, name: str, what: dict, *overrides: str, ranks: int = 1) -> tuple[int, str]:
+    arguments = ["train", str(folder / "config.yml"), f"save_loc={folder / name}", *STEADY, *overrides]
+    return finish(arguments, ranks, CREDIT_TEST_INJECT=json.dumps(what))
+
+
+def meta(folder: Path, name: str, step: int = 12) -> dict:
+    return json.loads((folder / name / "checkpoints" / f"step_{step:08d}" / "meta.json").read_text())["progression"]
+
+
+def test_single_bad_steps_are_skipped_and_counted(runs: Path) -> None:
+    code, said = train(runs, "skipped", {"steps": [2, 6]})
+    assert code == 0, said
+    found, clean = rows(runs / "skipped"), rows(runs / "clean")
+    assert [row[0] for row in found] == list(range(1, 13))
+    assert [step for step, _, loss, *_ in found if loss is None] == [3, 7]
+    assert found[:2] == clean[:2]
+    assert said.count("loss or gradient is not finite; the step was skipped") == 2
+    assert meta(runs, "skipped")["left_out"] == []
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_three_in_a_row_lead_back_without_them(runs: Path, ranks: int) -> None:
+    """Blocks 5, 6, 7 are spoiled on one rank; the run goes back to step 4 and takes block 8 next but one."""
+    name = f"back{ranks}"
+    batch = f"trainer.train_batch_size={4 // ranks}"
+    code, said = train(runs, name, {"steps": [5, 6, 7], "rank": ranks - 1}, batch, ranks=ranks)
+    assert code == 0, said
+    assert "Back at step 4; left out from now on: the samples of 2000-" in said
+    found, clean = rows(runs / name), rows(runs / "clean")
+    assert [row[0] for row in found] == list(range(1, 13)) and all(math.isfinite(row[2]) for row in found)
+    for (step, _, loss, *_), (_, _, other, *_) in zip(found[:5], clean[:5], strict=True):
+        assert loss == pytest.approx(other, rel=1e-5), step
+    assert found[5][2] != pytest.approx(clean[5][2], rel=1e-3), "another batch"
+    assert meta(runs, name) | {"losses": None} == meta(runs, name) | {
+        "left_out": [5, 6, 7], "rollbacks": 1, "streak": [], "losses": None
+    }  # fmt: skip
+    # what is left out stays left out when the run goes on from a checkpoint
+    code, said = train(runs, name, {}, batch, "trainer.max_steps=14", "trainer.validate_every=14", ranks=ranks)
+    assert code == 0 and [row[0] for row in rows(runs / name)] == list(range(1, 15)), said
+    assert meta(runs, name, 14)["left_out"] == [5, 6, 7]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_second_time_it_stops_and_says_where(runs: Path, ranks: int) -> None:
+    name = f"stopped{ranks}"
+    what = {"steps": [5, 6, 7, 8], "always": True, "rank": 0}
+    code, said = train(runs, name, what, f"trainer.train_batch_size={4 // ranks}", ranks=ranks)
+    assert code == 1, said
+    for words in ("step 8: loss or gradient was not finite 3 times in a row", "had gone back for this before",
+                  "Initial times of the batches: 2000-01-", "Not finite at first: the loss"):  # fmt: skip
+        assert words in said, said
+    status = json.loads((runs / name / "STATUS").read_text())
+    assert (status["status"], status["step"]) == ("failed", 4) and "not finite" in status["reason"]
+    log = (runs / name / "logs" / f"rank_{ranks - 1:05d}.log").read_text()
+    assert "Back at step 4" in log and "CreditError" in log
+    assert not (runs / name / "heartbeat.json").exists()
+
+
+def test_a_jump_of_the_loss_leads_back(runs: Path) -> None:
+    spike = "trainer.loss_spike={factor: 20, window: 5}"
+    code, said = train(runs, "spike", {"steps": [6], "factor": 1000}, spike)
+    assert code == 0, said
+    assert "step 7: the loss jumped to" in said and "Back at step 4" in said
+    found, clean = rows(runs / "spike"), rows(runs / "clean")
+    assert found[:6] == clean[:6]
+    assert max(row[2] for row in found) < 20 * clean[0][2]
+    end = meta(runs, "spike")
+    assert (end["left_out"], end["spikes"], end["rollbacks"]) == ([6], 1, 0) and len(end["losses"]) == 5
+
+
+def test_the_folder_of_a_living_job_is_refused(runs: Path) -> None:
+    (runs / "held").mkdir()
+    with Presence(runs / "held", "42"):
+        code, said = train(runs, "held", {})
+        assert code == 2 and f"in use by job 42, process {os.getpid()} on {socket.gethostname()}" in said, said
+        assert not (runs / "held" / "checkpoints").exists()

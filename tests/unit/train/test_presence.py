@@ -1,0 +1,102 @@
+"""One job at a time in a folder: the living are refused nothing less, the dead hold nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from credit.errors import CheckpointError, ConfigError
+from credit.train.presence import Presence
+
+QUICK = {"beat": 0.05, "silence": 0.5}
+HOLDER = """
+import sys, time
+from pathlib import Path
+from credit.train.presence import Presence
+with Presence(Path(sys.argv[1]), "job.1", beat=0.05, silence=0.5):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def beat_of(folder: Path) -> dict:
+    return json.loads((folder / "heartbeat.json").read_text())
+
+
+def test_it_beats_and_goes(tmp_path: Path) -> None:
+    with Presence(tmp_path, "77", **QUICK) as presence:
+        presence.note(12, "step 13")
+        time.sleep(0.3)
+        said = beat_of(tmp_path)
+        assert (said["pid"], said["job_id"], said["step"], said["doing"]) == (os.getpid(), "77", 12, "step 13")
+        assert said["beat"] >= 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_living_process_keeps_its_folder_and_a_killed_one_loses_it(tmp_path: Path) -> None:
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(ConfigError, match=rf"in use by job job\.1, process {holder.pid} on"), Presence(tmp_path):
+            pass
+        holder.send_signal(signal.SIGKILL)
+        # not waited for: a zombie is dead, too
+        deadline = time.monotonic() + 10
+        while Path(f"/proc/{holder.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            assert time.monotonic() < deadline
+        with Presence(tmp_path, **QUICK):
+            assert beat_of(tmp_path)["pid"] == os.getpid()
+    finally:
+        holder.kill()
+        holder.wait()
+        holder.stdout.close()
+
+
+def test_a_number_that_is_used_again_is_another_process(tmp_path: Path) -> None:
+    with Presence(tmp_path, **QUICK):
+        left = beat_of(tmp_path) | {"started": "1"}
+    (tmp_path / "heartbeat.json").write_text(json.dumps(left))
+    with Presence(tmp_path, **QUICK):
+        assert beat_of(tmp_path)["started"] != "1"
+
+
+def test_a_job_on_another_host_is_given_time_to_beat(tmp_path: Path) -> None:
+    path = tmp_path / "heartbeat.json"
+    elsewhere = {"host": "elsewhere", "pid": 5, "started": "9", "job_id": "", "beat": 3}
+    path.write_text(json.dumps(elsewhere))
+    beating = subprocess.Popen(
+        [sys.executable, "-c", "import json, sys, time\nfor n in range(400):\n"
+         "    facts = json.loads(sys.argv[2]) | {'beat': n}\n    open(sys.argv[1], 'w').write(json.dumps(facts))\n"
+         "    time.sleep(0.1)", str(path), json.dumps(elsewhere)]
+    )  # fmt: skip
+    try:
+        with pytest.raises(ConfigError, match="in use by process 5 on elsewhere"), Presence(tmp_path, silence=20):
+            pass
+    finally:
+        beating.kill()
+        beating.wait()
+    with Presence(tmp_path, **QUICK):
+        assert beat_of(tmp_path)["pid"] == os.getpid()
+
+
+def test_who_has_lost_the_folder_leaves_it_alone(tmp_path: Path) -> None:
+    with Presence(tmp_path, **QUICK) as presence:
+        presence.require()
+        (tmp_path / "heartbeat.json").write_text(json.dumps(beat_of(tmp_path) | {"pid": 5}))
+        time.sleep(0.3)
+        with pytest.raises(CheckpointError, match="another job has taken this folder"):
+            presence.require()
+    assert beat_of(tmp_path)["pid"] == 5
+
+
+def test_half_a_file_is_no_sign_of_life(tmp_path: Path) -> None:
+    (tmp_path / "heartbeat.json").write_text('{"host": "el')
+    with Presence(tmp_path, **QUICK):
+        assert beat_of(tmp_path)["pid"] == os.getpid()
