@@ -21,6 +21,8 @@ COMMANDS = {
     "train": "train, or continue a run",
     "rollout": "forecast from a list of initial times",
     "verify": "score forecasts against truth, persistence and climatology",
+    "submit": "write and submit PBS or Slurm jobs from the config",
+    "checkpoint": "list, verify or prune the checkpoints of a run",
     "convert": "import published checkpoints, export ours",
 }
 
@@ -94,6 +96,16 @@ def rollout() -> int:
 def verify() -> int:
     """Entry point of ``credit_verify``."""
     return _entry("verify")
+
+
+def submit() -> int:
+    """Entry point of ``credit_submit``."""
+    return _entry("submit")
+
+
+def checkpoint() -> int:
+    """Entry point of ``credit_checkpoint``."""
+    return _entry("checkpoint")
 
 
 def convert() -> int:

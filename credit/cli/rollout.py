@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from credit.cli.arguments import add_config_arguments as add_arguments
+from credit.cli.arguments import add_config_arguments
 
 HELP = """Forecast from the initial times of inference.initial_times with the checkpoint inference.checkpoint.
 
@@ -15,6 +15,12 @@ store of those is refused: remove it, or choose another inference.folder."""
 __all__ = ["HELP", "add_arguments", "run"]
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add CONFIG, overrides and the part."""
+    add_config_arguments(parser)
+    parser.add_argument("--part", metavar="I/N", help="only the I-th of N parts of the initial times, for job arrays")
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
     from pathlib import Path
@@ -23,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from credit.config import load_config
-    from credit.forecast.initial_times import choose_initial_times
+    from credit.forecast.initial_times import choose_initial_times, take_part
     from credit.forecast.run import forecast, require_finite
     from credit.forecast.writer import ForecastWriter
     from credit.parallel.launch import require_one_process
@@ -57,7 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
         masks=made.assets.masks,
         global_attributes=describe_run(made, reader),
     )
-    todo = [minutes for minutes in initial if not writer.is_complete(minutes)]
+    mine = take_part(initial, arguments.part) if arguments.part else initial
+    todo = [minutes for minutes in mine if not writer.is_complete(minutes)]
     with tqdm(total=len(todo), desc="forecasting", unit="start", disable=None) as bar:
         for first in range(0, len(todo), conf.batch_size):
             batch = todo[first : first + conf.batch_size]
@@ -68,5 +75,5 @@ def run(arguments: argparse.Namespace) -> int:
                 writer.write(minutes, np.stack([field[row] for field in fields]))
                 bar.update()
     writer.close()
-    print(f"{len(todo)} forecasts written, {len(initial) - len(todo)} were there: {folder}")
+    print(f"{len(todo)} forecasts written, {len(mine) - len(todo)} were there: {folder}")
     return 0

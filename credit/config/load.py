@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -16,6 +16,7 @@ from credit.config.schema import Config
 from credit.config.schema_model import ModelSection, model_section, model_section_names
 from credit.errors import ConfigError, did_you_mean
 
+S = TypeVar("S", bound=BaseModel)
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 
@@ -58,6 +59,11 @@ def apply_overrides(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[st
     return result
 
 
+def variables_in(raw: Mapping[str, Any]) -> set[str]:
+    """Return the names of the environment's variables that the strings of a config name."""
+    return {braced or plain for braced, plain in _VARIABLE.findall(yaml.safe_dump(dict(raw), allow_unicode=True))}
+
+
 def build_config(raw: Mapping[str, Any], origin: str = "config") -> Config:
     """Validate a plain mapping; see `load_config`."""
     problems: list[str] = []
@@ -70,14 +76,30 @@ def build_config(raw: Mapping[str, Any], origin: str = "config") -> Config:
     except ValidationError as error:
         problems += [_describe(Config, detail, "") for detail in error.errors()]
     if problems:
-        lines = "\n".join(f"  - {problem}" for problem in problems)
-        raise ConfigError(f"{origin}: {len(problems)} problem{'s' if len(problems) > 1 else ''}\n{lines}")
+        raise _failure(problems, origin)
     return config
+
+
+def build_section(section: type[S], raw: Mapping[str, Any], origin: str) -> S:
+    """Validate a plain mapping as one section, for files that are no config of a run; `origin` names the file.
+
+    Raises:
+        ConfigError: naming every problem.
+    """
+    try:
+        return section.model_validate(raw)
+    except ValidationError as error:
+        raise _failure([_describe(section, detail, "") for detail in error.errors()], origin) from error
 
 
 def dump_config(config: Config) -> str:
     """Return the resolved config as YAML; `load_config` reads it back to an equal object."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=110)
+
+
+def _failure(problems: list[str], origin: str) -> ConfigError:
+    lines = "\n".join(f"  - {problem}" for problem in problems)
+    return ConfigError(f"{origin}: {len(problems)} problem{'s' if len(problems) > 1 else ''}\n{lines}")
 
 
 class _StrictLoader(yaml.SafeLoader):

@@ -7,6 +7,7 @@ from pydantic import Field, SerializeAsAny, model_validator
 from credit.config.base import Section
 from credit.config.schema_data import DataConfig
 from credit.config.schema_forecast import InferenceConfig, VerificationConfig
+from credit.config.schema_hpc import PbsConfig, SlurmConfig
 from credit.config.schema_model import ModelSection
 from credit.config.schema_trainer import LossConfig, TrainerConfig
 from credit.times import parse_duration
@@ -25,6 +26,8 @@ class Config(Section):
     trainer: TrainerConfig = Field(description="How training runs.")
     inference: InferenceConfig = Field(InferenceConfig(), description="How forecasts are made.")
     verification: VerificationConfig = Field(VerificationConfig(), description="How forecasts are scored.")
+    pbs: PbsConfig = Field(PbsConfig(), description="Jobs under PBS.")
+    slurm: SlurmConfig = Field(SlurmConfig(), description="Jobs under Slurm.")
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:

@@ -16,7 +16,7 @@ from credit.config.schema_data import Duration
 class HyperdiffusionConfig(Section):
     """Damping of the shortest waves after each step, in training and in forecasts."""
 
-    time: Duration = Field("6h", description="E-folding time of the shortest wave that the grid carries.")
+    time: Duration = Field("3h", description="E-folding time of the shortest wave that the grid carries.")
     order: int = Field(8, ge=2, multiple_of=2, description="Power of the wave number: 8 is the Laplacian's fourth.")
 
 

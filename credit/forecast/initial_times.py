@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 import numpy as np
 
 from credit.config.schema_forecast import InferenceConfig, InitialTimesConfig
@@ -48,6 +51,18 @@ def choose_initial_times(
         raise ConfigError(f"inference.initial_times: end {wanted.end} is before start {clock.format(first)}")
     _require_frames(chosen, times, clock, step, history_len)
     return chosen
+
+
+def take_part(chosen: Sequence[int], part: str) -> list[int]:
+    """Return the I-th of N parts, written ``I/N``; the N parts are exactly `chosen`, and none is longer by two.
+
+    Raises:
+        ConfigError: if `part` is no such thing.
+    """
+    match = re.fullmatch(r"([0-9]+)/([0-9]+)", part)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise ConfigError(f'--part: "{part}": write I/N with I from 1 to N, for example 2/8')
+    return list(chosen[int(match[1]) - 1 :: int(match[2])])
 
 
 def _require_frames(chosen: list[int], times: np.ndarray, clock: Clock, step: int, history_len: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,7 +43,8 @@ class ZarrStore:
         self._path, self._layout = path, layout
         self._init, self._lead = _NAMES[names]["init"], _NAMES[names]["lead"]
         self._initial = np.asarray(initial_minutes, dtype=np.int64)
-        self._part = path.with_name(f"{path.name}.part{os.getpid()}")
+        # jobs of an array on several hosts may have one process number
+        self._part = path.with_name(f"{path.name}.part.{socket.gethostname()}.{os.getpid()}")
         try:
             if path.exists():
                 self._group = zarr.open_group(path, mode="r+")
@@ -127,8 +129,15 @@ class ZarrStore:
                 dimension_names=(init, lead, *levels, "latitude", "longitude"),
                 attributes={**variable.attributes, "coordinates": "valid_time"},
             )
-        os.replace(self._part, self._path)
+        try:
+            os.replace(self._part, self._path)
+        except OSError:
+            if not self._path.exists():
+                raise
+            # another job of an array was faster
+            shutil.rmtree(self._part)
         self._group = zarr.open_group(self._path, mode="r+")
+        self._check_same(names)
 
     def _put(
         self, name: str, dims: tuple[str, ...], values: np.ndarray, attributes: dict, chunk: int | None = None

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from credit.config import Config
 from credit.data.batch import Batch
 from credit.data.loader import TrainingOrder, block_at
-from credit.errors import CreditError
+from credit.errors import CheckpointError, CreditError
 from credit.models.lora import saved_state
 from credit.parallel.fsdp2 import reshard
 from credit.parallel.launch import Launch
@@ -35,11 +35,15 @@ from credit.train.optim import learning_rate, optimizer_tensors
 from credit.train.preempt import StopRequest
 from credit.train.presence import Presence
 from credit.train.progression import Progression
+from credit.train.record import read_status
 from credit.train.step import StepResult, TrainingStep
 from credit.train.store import CheckpointStore
 from credit.train.verdict import together
 
 logger = logging.getLogger(__name__)
+
+# what another attempt may survive: a rank or a host that is gone, a disk that is full, a hand that interrupts
+_PASSING = (CheckpointError, OSError, RuntimeError, KeyboardInterrupt)
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,7 @@ class Trainer:
                 reason = self._persist(log, bar, stop)
             log.flush()
         except BaseException as error:
-            self._status("failed", next(iter(str(error).splitlines()), type(error).__name__))
+            self._say_why(error)
             raise
         finally:
             bar.close()
@@ -327,8 +331,16 @@ class Trainer:
             reshard(self._parts.model)
             return {name: value.clone() for name, value in saved_state(self._parts.model).items()}
 
+    def _say_why(self, error: BaseException) -> None:
+        """Write into STATUS why the run ends; where a rank has failed, the others only see that it is gone."""
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        if not isinstance(error, _PASSING):
+            self._status("failed", reason)
+        elif read_status(self._folder).get("status") != "failed":
+            self._status("requeue", reason)
+
     def _status(self, state: str, reason: str) -> None:
-        if self._parts.launch.is_main:
+        if self._parts.launch.is_main or state == "failed":
             # only what is on the disk counts
             step = self._at.step if self._store.committed is None else self._store.committed
             write_status(self._folder, state, step, reason, self._parts.launch.job_id)

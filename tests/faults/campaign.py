@@ -63,7 +63,10 @@ def campaign(folder: Path, kills: int, ranks: int, steps: int, draw: random.Rand
             if time.monotonic() - began >= ORPHAN_SECONDS:
                 found.lost.append(f"{name}: a rank did not end by itself, exit codes {codes}")
             inspect(folder / name, found)
-            if read_status(folder / name) == "done":
+            status = read_status(folder / name)
+            if status == "failed":
+                found.lost.append(f"{name}: {(folder / name / 'STATUS').read_text()}")
+            if status == "done":
                 break
         else:
             found.lost.append(f"{name}: not done after {MOST_STARTS} starts")

@@ -2,7 +2,7 @@
 
 The environment variable CREDIT_TEST_INJECT holds JSON: ``steps`` (from 0) whose batches are spoiled when they are
 first met, ``rank`` that does it (all without), ``always`` true to spoil the steps whatever their batch, ``factor`` of
-the loss (NaN without).
+the loss (NaN without), ``error`` true to raise a DataError instead.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from credit.data.batch import Batch
+from credit.errors import DataError
 from credit.train.step import TrainingStep
 
 WHAT = json.loads(os.environ.get("CREDIT_TEST_INJECT", "{}"))
@@ -31,6 +32,8 @@ def _micro_loss(self: TrainingStep, batch: Batch, step: int, micro: int, last: b
     if step in WHAT.get("steps", ()):
         _met.setdefault(step, times)
     spoiled = step in WHAT.get("steps", ()) if WHAT.get("always") else times in _met.values()
+    if spoiled and WHAT.get("error"):
+        raise DataError("era5.nc: t2m cannot be read")
     return loss * WHAT.get("factor", math.nan) if spoiled else loss
 
 

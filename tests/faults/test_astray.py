@@ -88,6 +88,15 @@ def test_the_second_time_it_stops_and_says_where(runs: Path, ranks: int) -> None
     assert not (runs / name / "heartbeat.json").exists()
 
 
+def test_data_that_one_rank_cannot_read_fail_the_run(runs: Path) -> None:
+    """The first rank only sees that another is gone; the other says why, and STATUS keeps that."""
+    what = {"steps": [5], "rank": 1, "error": True}
+    code, said = train(runs, "unread", what, "trainer.train_batch_size=2", ranks=2)
+    assert code == 2 and "era5.nc: t2m cannot be read" in said, said
+    status = json.loads((runs / "unread" / "STATUS").read_text())
+    assert (status["status"], status["reason"]) == ("failed", "era5.nc: t2m cannot be read")
+
+
 def test_a_jump_of_the_loss_leads_back(runs: Path) -> None:
     spike = "trainer.loss_spike={factor: 20, window: 5}"
     code, said = train(runs, "spike", {"steps": [6], "factor": 1000}, spike)

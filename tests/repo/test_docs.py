@@ -23,9 +23,9 @@ PAGES = sorted(
         *(REPOSITORY / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "config/README.md")),
     ]
 )
-SECTIONS = "experiment|save_loc|seed|plugins|data|model|loss|trainer|inference|verification"
+SECTIONS = "experiment|save_loc|seed|plugins|data|model|loss|trainer|inference|verification|pbs|slurm"
 # commands that the pages name in order to say that they are not there
-ABSENT_COMMANDS = {"plan", "submit"}
+ABSENT_COMMANDS = {"plan"}
 # keys that the pages name in order to say that they are not there
 ABSENT_KEYS = {"data.transforms", "trainer.fsdp2_mp_policy"}
 
@@ -131,6 +131,7 @@ def test_the_file_map_is_true(repository: Path, files: list[Path]) -> None:
 def test_every_key_does_something() -> None:
     """A key that no code reads would be a promise that is not kept."""
     readers = [path for path in (REPOSITORY / "credit").rglob("*.py") if not path.name.startswith("schema")]
+    readers += (REPOSITORY / "credit").rglob("*.j2")
     code = "\n".join(path.read_text(encoding="utf-8") for path in readers)
     # handed on whole, or read by name: keys of the model, the groups of variables, the splits
     by_name = ("model.", "plugins", "data.variables.", "data.splits.")

@@ -1,0 +1,100 @@
+"""``credit_submit``: writes a job script from the config and submits it."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from credit.cli.arguments import add_config_arguments
+
+if TYPE_CHECKING:
+    from credit.config import Config
+    from credit.hpc.job import Job
+
+HELP = """Write the script of a job for PBS or Slurm from CONFIG and the site's cluster file, and submit it.
+
+The script goes to save_loc/jobs, logs to save_loc/logs, the jobs' ids to save_loc/jobs.json. Keys of the sections pbs
+and slurm say what is asked for: account, queue, walltime, nodes and so on. --chain K lets training go on in up to K
+jobs, one after another; the chain ends by itself when save_loc/STATUS says done or failed, or when two jobs made no
+step. A rollout on N nodes is an array of N jobs that share the initial times."""
+
+__all__ = ["HELP", "add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add CONFIG, overrides and options."""
+    add_config_arguments(parser)
+    parser.add_argument("--job", default="train", metavar="KIND", help="train (default), preprocess, rollout or verify")
+    parser.add_argument("--cluster", metavar="NAME", help="the site, such as derecho, or the path of a cluster file")
+    parser.add_argument("--nodes", type=int, metavar="N", help="nodes of training; jobs of a rollout's array")
+    parser.add_argument("--chain", type=int, metavar="K", help="how many jobs training may take, one after another")
+    parser.add_argument("--dry-run", action="store_true", help="print the script and write nothing")
+    parser.add_argument("--cancel", action="store_true", help="delete the jobs of this kind, the last of a chain first")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command."""
+    from pathlib import Path
+
+    from credit.config import load_config
+    from credit.errors import ConfigError, did_you_mean
+    from credit.hpc.job import KINDS, ONE_PROCESS
+    from credit.hpc.submit import cancel, preview, submit
+
+    if arguments.job not in KINDS:
+        raise ConfigError(f"--job {arguments.job}: no kind of job{did_you_mean(arguments.job, KINDS)}")
+    if arguments.chain is not None and arguments.job != "train":
+        raise ConfigError(
+            f"--chain: only training is a chain; {arguments.job} submitted again goes on where it stopped"
+        )
+    if arguments.nodes is not None and arguments.job in ONE_PROCESS:
+        raise ConfigError(f"--nodes: {arguments.job} is one process on one node; leave it out")
+    config = load_config(arguments.config, arguments.overrides)
+    if arguments.cancel:
+        print("deleted: " + " ".join(reversed(cancel(Path(config.save_loc).absolute(), arguments.job))))
+        return 0
+    job = _build(config, arguments)
+    if arguments.dry_run:
+        print(preview(job), end="")
+        return 0
+    ids = submit(job)
+    print(f"submitted: {' '.join(ids)}\nscript     {job.script}\nlogs       {job.folder / 'logs'}")
+    print(f"remove it  credit submit {arguments.config} --job {arguments.job} --cancel")
+    return 0
+
+
+def _build(config: Config, arguments: argparse.Namespace) -> Job:
+    import os
+    from pathlib import Path
+
+    from credit.config.load import apply_overrides, build_section, read_yaml, variables_in
+    from credit.errors import ConfigError
+    from credit.hpc.cluster import load_cluster
+    from credit.hpc.job import build_job
+    from credit.parallel.mesh import plan_degrees
+
+    named = [name for name in (config.pbs.cluster, config.slurm.cluster) if name]
+    if arguments.cluster is None and len(named) != 1:
+        raise ConfigError(f"{arguments.config}: give the site with --cluster, or one of pbs.cluster and slurm.cluster")
+    cluster = load_cluster(arguments.cluster or named[0])
+    section = config.pbs if cluster.scheduler == "pbs" else config.slurm
+    if arguments.cluster is None and section.cluster is None:
+        other = "slurm" if cluster.scheduler == "pbs" else "pbs"
+        raise ConfigError(f"{other}.cluster: {named[0]}: {cluster.title} has {cluster.scheduler}; use that section")
+    options = {key: getattr(arguments, key) for key in ("nodes", "chain") if getattr(arguments, key) is not None}
+    section = build_section(type(section), {**section.model_dump(), **options}, origin="credit submit")
+    # PBS starts a job without the environment of its submission
+    named_in_config = variables_in(apply_overrides(read_yaml(arguments.config), arguments.overrides))
+    job = build_job(
+        arguments.job,
+        cluster,
+        section,
+        experiment=config.experiment,
+        folder=Path(config.save_loc),
+        config=Path(arguments.config),
+        overrides=arguments.overrides,
+        variables={name: os.environ[name] for name in sorted(named_in_config & set(os.environ))},
+    )
+    if job.kind == "train":
+        plan_degrees(config.trainer.parallelism, job.ranks)
+    return job

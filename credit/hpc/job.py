@@ -1,0 +1,188 @@
+"""One job, or a chain or array of it: what is asked of the scheduler and what runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from credit.config.schema_hpc import PbsConfig, SlurmConfig
+from credit.errors import ConfigError
+from credit.hpc.chain import SCHEDULERS
+from credit.hpc.cluster import Cluster, resolve
+from credit.times import parse_duration
+
+# what `credit submit` can send, and which of it uses GPUs
+KINDS = {"train": True, "preprocess": False, "rollout": True, "verify": False}
+# what one process does
+ONE_PROCESS = ("preprocess", "verify")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a job script is made of.
+
+    Attributes:
+        kind: the command that runs: train, preprocess, rollout or verify.
+        name: as the scheduler allows it.
+        folder: the run's folder, absolute.
+        workdir: where the command runs; relative paths of the config count from here.
+        arguments: of ``python -m credit.cli.main``.
+        scheduler: pbs or slurm.
+        asked: the section with the cluster's values filled in.
+        start: the words of the command that starts processes on nodes, with placeholders.
+        variables: of the environment that the config names; a job that lacks them gets them.
+    """
+
+    kind: str
+    name: str
+    folder: Path
+    workdir: Path
+    arguments: tuple[str, ...]
+    scheduler: str
+    asked: PbsConfig | SlurmConfig
+    start: tuple[str, ...]
+    variables: Mapping[str, str]
+
+    @property
+    def is_array(self) -> bool:
+        """Whether the nodes are jobs of their own, which share the initial times."""
+        return self.kind == "rollout" and self.size > 1
+
+    @property
+    def size(self) -> int:
+        """Nodes, together or one by one."""
+        return self.asked.nodes or 1
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of one job."""
+        return 1 if self.kind == "rollout" else self.size
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Processes of a node."""
+        return self.asked.ranks_per_node or self.gpus_per_node or 1
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of a node."""
+        return self.asked.gpus_per_node or 0
+
+    @property
+    def ranks(self) -> int:
+        """Processes of one job."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts the initial times of a rollout are split."""
+        return self.size * self.ranks_per_node
+
+    @property
+    def links(self) -> int:
+        """Jobs of the chain; what is no training goes on where it stopped when it is submitted again."""
+        return self.asked.chain or 1 if self.kind == "train" else 1
+
+    @property
+    def seconds(self) -> int:
+        """Time of one job."""
+        assert self.asked.walltime is not None, "resolve() has seen to it"
+        return parse_duration(self.asked.walltime) * 60
+
+    @property
+    def clock(self) -> str:
+        """Time of one job as HH:MM:SS."""
+        return f"{self.seconds // 3600:02d}:{self.seconds // 60 % 60:02d}:00"
+
+    @property
+    def cpus_per_rank(self) -> int | None:
+        """Cores of a process."""
+        return self.asked.cpus_per_node and max(1, self.asked.cpus_per_node // self.ranks_per_node)
+
+    @property
+    def tasks_per_node(self) -> int:
+        """Processes of a node that Slurm starts itself: ranks only where srun is the launcher."""
+        return self.ranks_per_node if self.kind == "train" and self.launch == "srun" else 1
+
+    @property
+    def cpus_per_task(self) -> int | None:
+        """Cores of such a process."""
+        return self.asked.cpus_per_node and max(1, self.asked.cpus_per_node // self.tasks_per_node)
+
+    @property
+    def select(self) -> str:
+        """Nodes and what each has, in PBS's words."""
+        asked = self.asked
+        assert isinstance(asked, PbsConfig)
+        node = {"ncpus": asked.cpus_per_node, "mpiprocs": self.ranks_per_node, "ngpus": asked.gpus_per_node}
+        node |= {"mem": asked.memory, **(asked.chunk or {})}
+        return ":".join([str(self.nodes), *(f"{name}={value}" for name, value in node.items() if value)])
+
+    @property
+    def launch(self) -> str:
+        """Who starts the ranks of training: torchrun, mpiexec or srun."""
+        return self.asked.launch or "torchrun"
+
+    @property
+    def python(self) -> str:
+        """Interpreter of the job."""
+        return self.asked.python or sys.executable
+
+    @property
+    def script(self) -> Path:
+        """Where the script is written."""
+        return self.folder / "jobs" / f"{self.kind}.sh"
+
+    def starter(self, ranks: int, ranks_per_node: int) -> list[str]:
+        """Return the words of the command that starts `ranks` processes, `ranks_per_node` on each node."""
+        try:
+            return [word.format(ranks=ranks, ranks_per_node=ranks_per_node) for word in self.start]
+        except (KeyError, IndexError, ValueError) as error:
+            raise ConfigError(
+                f"cluster file: start: {list(self.start)}: only {{ranks}} and {{ranks_per_node}} can stand in it"
+            ) from error
+
+
+def build_job(
+    kind: str,
+    cluster: Cluster,
+    section: PbsConfig | SlurmConfig,
+    *,
+    experiment: str,
+    folder: Path,
+    config: Path,
+    overrides: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+) -> Job:
+    """Return a job.
+
+    Args:
+        kind: a key of `KINDS`.
+        cluster: the site.
+        section: the config's section of the site's scheduler.
+        experiment: the run's name.
+        folder: the run's folder.
+        config: the config file.
+        overrides: ``section.key=value``, handed on but for those of the sections pbs and slurm.
+        variables: of the environment that the config names.
+
+    Raises:
+        ConfigError: for what the site does not allow.
+    """
+    assert kind in KINDS, kind
+    asked = resolve(cluster, section, KINDS[kind])
+    if kind in ONE_PROCESS:
+        asked = asked.model_copy(update={"nodes": 1, "ranks_per_node": 1})
+    return Job(
+        kind=kind,
+        name=SCHEDULERS[cluster.scheduler].job_name(experiment if kind == "train" else f"{kind}_{experiment}"),
+        folder=folder.absolute(),
+        workdir=Path.cwd(),
+        arguments=(kind, str(config.absolute()), *(o for o in overrides if not o.startswith(("pbs.", "slurm.")))),
+        scheduler=cluster.scheduler,
+        asked=asked,
+        start=tuple(cluster.start),
+        variables=variables or {},
+    )

@@ -1,0 +1,64 @@
+"""PBS: a chain is as many jobs as it has links, each waiting for the one before."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from credit.errors import CreditError
+from credit.hpc.scheduler import call, plain_name
+
+# of qstat and qdel: the job is unknown, or has ended
+_GONE = (35, 153)
+
+
+def job_name(text: str) -> str:
+    """Return a name that PBS takes: older ones allow 15 characters."""
+    return plain_name(text, 15)
+
+
+def command(script: Path, after: str | None = None, held: bool = False) -> list[str]:
+    """Return the command that submits a link of a chain, to run when job `after` has ended in whatever way."""
+    return ["qsub", *(["-h"] if held else []), *(["-W", f"depend=afterany:{after}"] if after else []), str(script)]
+
+
+def commands(script: Path, links: int) -> list[list[str]]:
+    """Return the commands that submit a chain, with ID1, ID2 and so on for what they print."""
+    first = [command(script, held=links > 1)]
+    return first + [command(script, after=f"ID{n}") for n in range(1, links)] + [["qrls", "ID1"]] * (links > 1)
+
+
+def submit(script: Path, folder: Path, links: int) -> list[str]:
+    """Submit a chain from `folder`, where the logs will lie, and return its ids.
+
+    The first link is held until `release`: a link may not wait for one that is gone.
+
+    Raises:
+        CreditError: if a link cannot be submitted; those before it are deleted again.
+    """
+    ids: list[str] = []
+    try:
+        for n in range(links):
+            ids.append(call(command(script, ids[-1] if ids else None, held=n == 0 and links > 1), folder)[1])
+    except CreditError:
+        for job_id in reversed(ids):
+            with suppress(CreditError):
+                delete(job_id)
+        raise
+    return ids
+
+
+def release(ids: list[str]) -> None:
+    """Let a chain begin."""
+    if len(ids) > 1:
+        call(["qrls", ids[0]])
+
+
+def is_alive(job_id: str) -> bool:
+    """Return whether a job waits or runs."""
+    return call(["qstat", job_id], allowed=_GONE)[0] == 0
+
+
+def delete(job_id: str) -> None:
+    """Delete a job; one that has ended already is left alone."""
+    call(["qdel", job_id], allowed=_GONE)

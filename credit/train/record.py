@@ -1,0 +1,40 @@
+"""What a run has left in its folder: the end of its logs, the last rows of metrics.jsonl, its STATUS. Only reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+_MOST_BYTES = 2**18
+
+
+def tail(path: Path, most_bytes: int = _MOST_BYTES) -> list[str]:
+    """Return the last lines of a text file, whole ones; nothing where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - most_bytes))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return []
+    return lines[1:] if size > most_bytes else lines
+
+
+def last_rows(folder: Path) -> list[dict[str, Any]]:
+    """Return the last rows of a run's metrics.jsonl; a torn one is left out."""
+    rows = []
+    for line in tail(folder / "metrics.jsonl"):
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            continue
+    return rows
+
+
+def read_status(folder: Path) -> dict[str, Any]:
+    """Return what STATUS says, nothing where there is none that can be read."""
+    try:
+        return json.loads((folder / "STATUS").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}

@@ -1,0 +1,202 @@
+"""qsub, qstat, qdel and qrls that honour what our scripts use, and run the jobs for real, one after another.
+
+As commands (``python standin_pbs.py qsub ...``) they write and read a folder; `StandInPbs.run` is the scheduler. What
+is not known here is refused, so that a slip in a directive is found.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pytest import MonkeyPatch
+
+WITH_VALUE = ("-N", "-A", "-q", "-S", "-j", "-r", "-k", "-o", "-e", "-W", "-J", "-l")
+# of qstat and qdel
+ENDED, UNKNOWN = 35, 153
+
+
+class StandInPbs:
+    """The server; its commands go to the front of PATH."""
+
+    def __init__(self, folder: Path, monkeypatch: MonkeyPatch) -> None:
+        self.folder = folder
+        commands = folder / "bin"
+        commands.mkdir(parents=True)
+        for name in ("qsub", "qstat", "qdel", "qrls"):
+            program = commands / name
+            program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "{Path(__file__)}" {name} "$@"\n')
+            program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
+        monkeypatch.setenv("STANDIN_PBS", str(folder))
+        # of the jobs; what is exported afterwards does not reach them
+        self.environment = dict(os.environ)
+
+    def jobs(self) -> list[dict]:
+        """Return all jobs in the order of their submission."""
+        return [load(path) for path in sorted(self.folder.glob("*.json"), key=lambda path: int(path.stem))]
+
+    def calls(self) -> list[str]:
+        """Return the commands that were called."""
+        return (self.folder / "calls").read_text().splitlines()
+
+    def run(self, watch: Callable[[dict, subprocess.Popen], None] | None = None, grace: float = 10.0) -> None:
+        """Run what may run until nothing is left; `watch` is called now and then while a job runs.
+
+        A job gets TERM at the end of its walltime, and KILL when the grace is over.
+        """
+        while ready := [job for job in self.jobs() if job["state"] == "Q" and not job["held"] and self._is_free(job)]:
+            for index in ready[0]["indices"]:
+                self._run(ready[0], index, watch, grace)
+            job = load(self.folder / f"{ready[0]['number']}.json")
+            store(self.folder, {**job, "state": "F"})
+        # nothing waits for a job that was deleted before it ran
+        assert all(job["state"] == "F" for job in self.jobs() if not job["held"])
+
+    def _is_free(self, job: dict) -> bool:
+        return job["after"] is None or load(self.folder / f"{job['after']}.json")["state"] == "F"
+
+    def _run(self, job: dict, index: int | None, watch: Callable | None, grace: float) -> None:
+        nodes = self.folder / "nodes"
+        nodes.write_text("localhost\n")
+        variables = {"PBS_JOBID": job["id"], "PBS_O_WORKDIR": job["cwd"], "PBS_NODEFILE": str(nodes)}
+        if index is not None:
+            variables |= {"PBS_ARRAY_INDEX": str(index)}
+        log = Path(job["cwd"]) / f"{job['name']}.o{job['number']}"
+        with log.open("ab") as out:
+            # like PBS, not where it was submitted
+            process = subprocess.Popen(
+                ["bash", job["script"]], cwd="/", env={**self.environment, **variables}, stdout=out, stderr=out,
+                start_new_session=True,
+            )  # fmt: skip
+        store(self.folder, {**job, "state": "R", "pid": process.pid})
+        began = time.monotonic()
+        asked = None
+        while process.poll() is None:
+            if watch is not None:
+                watch(job, process)
+            if asked is None and time.monotonic() - began > job["walltime"]:
+                asked = time.monotonic()
+                os.killpg(process.pid, signal.SIGTERM)
+            if asked is not None and time.monotonic() - asked > grace:
+                os.killpg(process.pid, signal.SIGKILL)
+            time.sleep(0.02)
+
+
+def load(path: Path) -> dict:
+    return json.loads(path.read_text())
+
+
+def store(folder: Path, job: dict) -> None:
+    part = folder / "part"
+    part.write_text(json.dumps(job))
+    part.replace(folder / f"{job['number']}.json")
+
+
+def find(folder: Path, job_id: str) -> dict:
+    """Return a job, or leave as PBS does."""
+    path = folder / f"{re.split(r'[.[]', job_id)[0]}.json"
+    if not path.exists():
+        leave(UNKNOWN, f"Unknown Job Id {job_id}")
+    job = load(path)
+    if job["state"] == "F":
+        leave(ENDED, f"{job_id} Job has finished")
+    return job
+
+
+def leave(code: int, why: str) -> None:
+    print(why, file=sys.stderr)
+    sys.exit(code)
+
+
+def options(words: list[str]) -> dict[str, list[str]]:
+    """Return option -> values; the script's place is under the empty name."""
+    found: dict[str, list[str]] = {}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if word == "-h":
+            found["-h"] = [""]
+        elif word in WITH_VALUE:
+            found.setdefault(word, []).append(rest.pop(0))
+        elif word.startswith("-"):
+            leave(2, f"illegal option {word}")
+        else:
+            found.setdefault("", []).append(word)
+    return found
+
+
+def directives(script: Path) -> list[str]:
+    """Return the words of the directives: those before the first command."""
+    words: list[str] = []
+    for line in script.read_text().splitlines():
+        if not line.startswith("#"):
+            break
+        if line.startswith("#PBS "):
+            words += line.split()[1:]
+    return words
+
+
+def qsub(folder: Path, words: list[str]) -> None:
+    if (folder / "refuse").exists() and len(list(folder.glob("*.json"))) >= int((folder / "refuse").read_text()):
+        leave(1, "qsub: would exceed the queue's limit")
+    given = options(words)
+    (script,) = given[""]
+    found = {**options(directives(Path(script))), **given}
+    limits = dict(item.split("=", 1) for item in found["-l"])
+    assert re.fullmatch(r"[A-Za-z][\w.-]{0,14}", found["-N"][0]), f"illegal -N value {found['-N']}"
+    assert found["-j"] == ["oe"] and limits["select"]
+    hours, minutes, seconds = map(int, limits["walltime"].split(":"))
+    after = None
+    for value in found.get("-W", []):
+        kind, after_id = re.fullmatch(r"depend=(afterany):(.+)", value).groups()
+        after = find(folder, after_id)["number"]
+    number = len(list(folder.glob("*.json"))) + 1
+    first, last = map(int, found["-J"][0].split("-")) if "-J" in found else (0, 0)
+    copy = folder / f"{number}.SC"
+    copy.write_bytes(Path(script).read_bytes())
+    job = {
+        "number": number, "id": f"{number}[].head" if "-J" in found else f"{number}.head", "name": found["-N"][0],
+        "script": str(copy), "cwd": os.getcwd(), "after": after, "held": "-h" in found, "state": "Q",
+        "walltime": hours * 3600 + minutes * 60 + seconds,
+        "indices": list(range(first, last + 1)) if "-J" in found else [None],
+    }  # fmt: skip
+    store(folder, job)
+    print(job["id"])
+
+
+def qstat(folder: Path, words: list[str]) -> None:
+    print(find(folder, words[0])["state"])
+
+
+def qrls(folder: Path, words: list[str]) -> None:
+    store(folder, {**find(folder, words[0]), "held": False})
+
+
+def qdel(folder: Path, words: list[str]) -> None:
+    job = find(folder, words[0])
+    if job["state"] == "R":
+        os.killpg(job["pid"], signal.SIGTERM)
+        return
+    store(folder, {**job, "state": "F"})
+    for path in folder.glob("*.json"):
+        # what waits for a job that never ran will never run
+        later = load(path)
+        if later["after"] == job["number"] and later["state"] == "Q":
+            qdel(folder, [later["id"]])
+
+
+if __name__ == "__main__":
+    place = Path(os.environ["STANDIN_PBS"])
+    with (place / "calls").open("a") as calls:
+        calls.write(" ".join(sys.argv[1:]).replace("\n", "?") + "\n")
+    {"qsub": qsub, "qstat": qstat, "qrls": qrls, "qdel": qdel}[sys.argv[1]](place, sys.argv[2:])

@@ -1,0 +1,265 @@
+"""Chains and arrays under PBS: the scripts run for real, under a PBS that stands in."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from credit.cli.main import main
+from tests.hpc.standin_launcher import interpreter
+from tests.hpc.standin_pbs import StandInPbs
+from tests.smoke.conftest import CONFIG
+from tests.smoke.test_train import rows
+
+HOSTILE = "a b'c\"d; $(touch pwned) `touch pwned`\n#PBS -l walltime=99:00:00\n$HOME *é{{ 7*7 }}"
+
+
+class Run:
+    """A config whose training is planned."""
+
+    def __init__(self, folder: Path, name: str = "run", **pbs: object) -> None:
+        self.folder, self.save_loc = folder, folder / name
+        self.tools = folder / "tools"
+        self.tools.mkdir(parents=True)
+        section = {"cluster": "pbs", "walltime": "1h", "python": str(interpreter(self.tools, self.save_loc)), **pbs}
+        raw = {**CONFIG, "save_loc": str(self.save_loc), "pbs": section}
+        raw["data"] = {**raw["data"], "sources": [{"path": "nowhere.nc"}]}
+        self.config = folder / "config.yml"
+        self.config.write_text(yaml.safe_dump(raw))
+
+    def submit(self, *arguments: str, plan: tuple[str, ...] = ()) -> int:
+        (self.tools / "plan").write_text("\n".join(plan))
+        return main(["submit", str(self.config), *arguments])
+
+    def launches(self) -> list[dict]:
+        path = self.tools / "calls.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def log(self) -> str:
+        return "".join(path.read_text() for path in sorted((self.save_loc / "logs").glob("*.o*")))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def test_a_chain_that_finishes(run: Run, pbs: StandInPbs, capsys: pytest.CaptureFixture) -> None:
+    assert run.submit("--chain", "4", plan=("requeue 10", "done 20", "never")) == 0
+    assert "submitted: 1.head 2.head 3.head 4.head" in capsys.readouterr().out
+    jobs = json.loads((run.save_loc / "jobs.json").read_text())
+    assert jobs == {"train": {"scheduler": "pbs", "ids": ["1.head", "2.head", "3.head", "4.head"]}}
+    assert [job["after"] for job in pbs.jobs()] == [None, 1, 2, 3]
+    pbs.run()
+    assert len(run.launches()) == 2
+    assert [call for call in pbs.calls() if call.startswith("qdel")] == ["qdel 4.head", "qdel 3.head"]
+    assert {path.name for path in (run.save_loc / "logs").iterdir()} == {"small.o1", "small.o2"}
+    assert "the run is done" in run.log()
+
+
+@pytest.mark.parametrize(
+    ("plan", "launched", "says"),
+    [
+        (("nothing",), 1, "training did not begin"),
+        (("failed 0",), 1, "the run is failed: as planned"),
+        (("requeue 10", "failed 20"), 2, "the run is failed"),
+        (("crash 10", "crash 20", "done 30"), 3, "the run is done"),
+        (("requeue 10", "requeue 10", "requeue 10", "never"), 3, "two jobs made no step beyond 10"),
+        (("crash 0", "crash 0", "never"), 2, "two jobs made no step beyond 0"),
+        (("requeue 10", "requeue 10", "requeue 20", "done 30"), 4, "the run is done"),
+    ],
+)
+def test_when_a_chain_ends(run: Run, pbs: StandInPbs, plan: tuple[str, ...], launched: int, says: str) -> None:
+    run.submit("--chain", "6", plan=plan)
+    pbs.run()
+    assert len(run.launches()) == launched
+    assert says in run.log()
+
+
+def test_jobs_that_cannot_delete_others_end_by_themselves(run: Run, pbs: StandInPbs) -> None:
+    """Compute nodes of some sites have no qdel."""
+    run.submit("--chain", "4", plan=("requeue 5", "done 10", "never"))
+    (pbs.folder / "bin" / "qdel").unlink()
+    pbs.run()
+    assert len(run.launches()) == 2
+    assert len(list((run.save_loc / "logs").iterdir())) == 4
+    assert run.log().count("qdel is not on this machine") == 2
+
+
+def test_a_signal_becomes_a_stop_and_the_chain_goes_on(run: Run, pbs: StandInPbs) -> None:
+    run.submit("--chain", "3", plan=("stop 10", "done 20"))
+
+    asked = []
+
+    def preempt(job: dict, process: subprocess.Popen) -> None:
+        if not asked and (run.save_loc / "STATUS").exists():
+            asked.append(job["id"])
+            os.killpg(process.pid, signal.SIGTERM)
+
+    pbs.run(watch=preempt)
+    assert len(run.launches()) == 2
+    assert not (run.save_loc / "STOP").exists(), "the next job would stop at once"
+
+
+def test_a_killed_job_counts_as_a_link(run: Run, pbs: StandInPbs) -> None:
+    run.submit("--chain", "4", plan=("stop 10", "stop 10", "never"))
+
+    def kill(job: dict, process: subprocess.Popen) -> None:
+        if (run.save_loc / "STATUS").exists() and json.loads((run.save_loc / "STATUS").read_text())["job_id"] == job[
+            "id"
+        ]:
+            os.killpg(process.pid, signal.SIGKILL)
+
+    pbs.run(watch=kill)
+    assert len(run.launches()) == 2
+    assert "the two jobs before this made no step beyond 0" in run.log()
+
+
+def test_the_job_s_own_environment_wins(run: Run, pbs: StandInPbs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", "of the login node")
+    monkeypatch.setenv("LEVELS", "here only")
+    pbs.environment["TMPDIR"] = "of the job"
+    run.submit("experiment=$TMPDIR-${LEVELS}", plan=("done 1",))
+    pbs.run()
+    (call,) = run.launches()
+    assert (call["environment"]["TMPDIR"], call["environment"]["LEVELS"]) == ("of the job", "here only")
+
+
+def test_the_job_knows_its_end(run: Run, pbs: StandInPbs) -> None:
+    run.submit("pbs.walltime=90min", plan=("done 1",))
+    pbs.run()
+    (call,) = run.launches()
+    assert float(call["environment"]["CREDIT_JOB_END"]) == pytest.approx(time.time() + 5400, abs=60)
+    assert pbs.jobs()[0]["walltime"] == 5400
+    # one GPU, one process: no launcher
+    assert call["arguments"] == ["-m", "credit.cli.main", "train", str(run.config)]
+
+
+def test_names_and_paths_cannot_break_out(tmp_path: Path, pbs: StandInPbs, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / HOSTILE.replace("/", "_")
+    run = Run(folder, name=HOSTILE.replace("/", "_"), environment={"NAME": HOSTILE.replace("$HOME", "")})
+    # no $ in a config's own values: those are expanded; the command line's are not looked at
+    raw = yaml.safe_load(run.config.read_text())
+    hostile_config = folder / "it's $(touch pwned).yml"
+    raw |= {"experiment": "${STRANGE}"}
+    raw["save_loc"], raw["pbs"]["python"], raw["pbs"]["environment"] = "$PLACE", "$TOOL", {"NAME": "$VALUE"}
+    hostile_config.write_text(yaml.safe_dump(raw))
+    for name, value in {"STRANGE": HOSTILE, "PLACE": str(run.save_loc), "VALUE": HOSTILE}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TOOL", str(run.tools / "python"))
+    monkeypatch.chdir(folder)
+    (run.tools / "plan").write_text("requeue 1\ndone 2")
+    override = 'trainer.resume=it\'s "$(touch pwned)"\n'
+    assert main(["submit", hostile_config.name, override, "--chain", "3"]) == 0
+    pbs.run()
+    assert len(run.launches()) == 2
+    for call in run.launches():
+        assert call["arguments"] == ["-m", "credit.cli.main", "train", str(hostile_config), override]
+        assert call["cwd"] == str(folder)
+        assert call["environment"]["NAME"] == HOSTILE
+        # the config needs them, and PBS does not hand them on
+        assert call["environment"]["STRANGE"] == HOSTILE and call["environment"]["PLACE"] == str(run.save_loc)
+    assert pbs.jobs()[0]["walltime"] == 3600
+    assert not list(tmp_path.rglob("pwned")) and not Path("/pwned").exists()
+
+
+def test_cancel_takes_the_last_link_first(run: Run, pbs: StandInPbs, capsys: pytest.CaptureFixture) -> None:
+    run.submit("--chain", "3")
+    assert run.submit("--cancel") == 0
+    assert "deleted: 3.head 2.head 1.head" in capsys.readouterr().out
+    assert [call for call in pbs.calls() if call.startswith("qdel")] == ["qdel 3.head", "qdel 2.head", "qdel 1.head"]
+    assert all(job["state"] == "F" for job in pbs.jobs())
+    # what is gone already is no error
+    assert run.submit("--cancel") == 0
+    assert run.submit("--cancel", "--job", "rollout") == 2
+    assert "there are ['train']" in capsys.readouterr().err
+
+
+def test_a_second_run_in_the_same_folder_is_refused(run: Run, pbs: StandInPbs, capsys: pytest.CaptureFixture) -> None:
+    run.submit("--chain", "2")
+    assert run.submit() == 1
+    assert "train waits or runs already: 1.head, 2.head" in capsys.readouterr().err
+    assert len(pbs.jobs()) == 2
+    # other kinds are other jobs
+    assert run.submit("--job", "preprocess") == 0
+    run.submit("--cancel")
+    assert run.submit() == 0
+    kept = json.loads((run.save_loc / "jobs.json").read_text())
+    assert {kind: entry["ids"] for kind, entry in kept.items()} == {"train": ["4.head"], "preprocess": ["3.head"]}
+
+
+def test_half_a_chain_is_taken_back(run: Run, pbs: StandInPbs, capsys: pytest.CaptureFixture) -> None:
+    (pbs.folder / "refuse").write_text("2")
+    assert run.submit("--chain", "4") == 1
+    assert "would exceed the queue's limit" in capsys.readouterr().err
+    assert [job["state"] for job in pbs.jobs()] == ["F", "F"]
+    assert not (run.save_loc / "jobs.json").exists()
+
+
+def test_no_scheduler_here(run: Run, capsys: pytest.CaptureFixture) -> None:
+    assert run.submit() == 1
+    assert "qsub is not on this machine" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_real_run_in_two_jobs(small_run: Path, pbs: StandInPbs) -> None:
+    """All processes of the first get TERM, torchrun among them; the run is one run all the same."""
+    raw = yaml.safe_load((small_run / "config.yml").read_text())
+    raw["pbs"] = {"cluster": "pbs", "walltime": "1h", "chain": 5, "gpus_per_node": 0, "ranks_per_node": 2}
+    raw["trainer"] |= {"log_every": 1, "max_steps": 20, "train_batch_size": 2}
+    (small_run / "config.yml").write_text(yaml.safe_dump(raw))
+    assert main(["submit", str(small_run / "config.yml")]) == 0
+    metrics, asked = small_run / "run" / "metrics.jsonl", []
+
+    def preempt(job: dict, process: subprocess.Popen) -> None:
+        if not asked and metrics.exists() and '"step": 5,' in metrics.read_text():
+            asked.append(job["number"])
+            os.killpg(process.pid, signal.SIGTERM)
+
+    pbs.run(watch=preempt, grace=200)
+    log = "".join(path.read_text() for path in sorted((small_run / "run" / "logs").glob("*.o*")))
+    assert asked == [1]
+    assert [row[0] for row in rows(small_run / "run")] == list(range(1, 21)), log
+    assert json.loads((small_run / "run" / "STATUS").read_text())["status"] == "done"
+    assert len(list((small_run / "run" / "logs").glob("*.o*"))) == 2, log
+
+
+@pytest.mark.slow
+def test_a_broken_config_stops_at_the_first_job(small_run: Path, pbs: StandInPbs) -> None:
+    arguments = ["submit", str(small_run / "config.yml"), "--cluster", "pbs", "pbs.walltime=1h", "--chain", "3"]
+    assert main(arguments) == 0
+    (small_run / "data.nc").rename(small_run / "elsewhere.nc")
+    pbs.run()
+    (log,) = (small_run / "run" / "logs").glob("*.o*")
+    assert "data.nc" in log.read_text() and "training did not begin" in log.read_text()
+
+
+def test_an_array_starts_every_part_once(run: Run, pbs: StandInPbs) -> None:
+    """Three jobs of two processes, each with a GPU of its own of those that the scheduler has given."""
+    run.submit("--job", "rollout", "--nodes", "3", "pbs.gpus_per_node=2")
+    assert [job["indices"] for job in pbs.jobs()] == [[1, 2, 3]]
+    pbs.environment["CUDA_VISIBLE_DEVICES"] = "3,5"
+    pbs.run()
+    parts = [(call["arguments"][-1], call["environment"]["CUDA_VISIBLE_DEVICES"]) for call in run.launches()]
+    assert sorted(parts) == [(f"--part={k}/6", "3" if k % 2 else "5") for k in range(1, 7)]
+
+
+@pytest.mark.slow
+def test_the_parts_of_a_rollout_are_the_rollout(small_run: Path, capsys: pytest.CaptureFixture) -> None:
+    config = str(small_run / "config.yml")
+    assert main(["train", config, "trainer.max_steps=1", "trainer.validate_every=1"]) == 0
+    counts = []
+    for k in (1, 2):
+        assert main(["rollout", config, "inference.lead_time=24h", f"--part={k}/2"]) == 0
+        counts.append(int(capsys.readouterr().out.splitlines()[-1].split()[0]))
+    files = list((small_run / "run" / "forecasts").iterdir())
+    assert sum(counts) == len(files) == 11 and max(counts) - min(counts) == 1
+    assert main(["rollout", config, "inference.lead_time=24h"]) == 0
+    assert "0 forecasts written, 11 were there" in capsys.readouterr().out

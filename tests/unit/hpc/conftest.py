@@ -1,0 +1,18 @@
+"""The linter of scripts."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def shellcheck() -> str:
+    """The linter's program."""
+    found = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))
+    if found is None:
+        pytest.skip("shellcheck is not installed; the extra test brings it")
+    return found

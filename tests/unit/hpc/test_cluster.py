@@ -1,0 +1,142 @@
+"""Cluster files: what they hold, what a config may change, what they refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from credit.cli.main import main
+from credit.config import load_config
+from credit.config.schema_hpc import PbsConfig, SlurmConfig
+from credit.errors import ConfigError
+from credit.hpc.cluster import cluster_names, load_cluster, resolve
+
+REPOSITORY = Path(__file__).parents[3]
+FILES = REPOSITORY / "credit" / "hpc" / "clusters"
+
+
+def test_each_is_linked_in_config() -> None:
+    links = sorted((REPOSITORY / "config" / "clusters").iterdir())
+    assert [link.stem for link in links] == cluster_names() == ["casper", "derecho", "pbs", "perlmutter", "slurm"]
+    assert all(link.is_symlink() and link.resolve() == FILES / link.name for link in links)
+
+
+@pytest.mark.parametrize("name", ["casper", "derecho", "pbs", "perlmutter", "slurm"])
+def test_each_says_where_its_facts_are_from(name: str) -> None:
+    cluster = load_cluster(name)
+    assert cluster == load_cluster(str(FILES / f"{name}.yml"))
+    assert "Sources: " in (FILES / f"{name}.yml").read_text().split("title:")[0]
+    section = type(cluster.defaults)(account="x", walltime="30min")
+    for uses_gpus in (True, False):
+        asked = resolve(cluster, section, uses_gpus)
+        assert (asked.gpus_per_node > 0) == uses_gpus and asked.walltime == "30min"
+
+
+def test_templates_hold_no_site() -> None:
+    for path in (REPOSITORY / "credit" / "hpc" / "templates").iterdir():
+        text = path.read_text().lower()
+        assert not any(
+            word in text for word in ("nccl", "hsn", "derecho", "casper", "perlmutter", "ncar", "module purge")
+        )
+
+
+def test_the_config_wins_and_mappings_are_merged() -> None:
+    derecho = load_cluster("derecho")
+    section = PbsConfig(account="P1", gpus_per_node=2, modules=["mine"], environment={"NCCL_DEBUG": "INFO"})
+    asked = resolve(derecho, section, uses_gpus=True)
+    assert (asked.gpus_per_node, asked.modules, asked.queue, asked.cpus_per_node) == (2, ["mine"], "main", 64)
+    assert asked.environment["NCCL_DEBUG"] == "INFO" and asked.environment["NCCL_SOCKET_IFNAME"] == "hsn"
+    # what belongs to GPU nodes is not asked for where no GPU is used
+    asked = resolve(load_cluster("casper"), PbsConfig(account="P1"), uses_gpus=False)
+    assert asked.chunk is None and asked.gpus_per_node == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "section", "message"),
+    [
+        ("derecho", PbsConfig(), "pbs.account: this key is missing; Derecho asks for it"),
+        ("slurm", SlurmConfig(), "slurm.walltime: this key is missing"),
+        ("derecho", PbsConfig(account="x", walltime="13h"), "pbs.walltime: 13h: main of Derecho allows 12h"),
+        ("derecho", PbsConfig(account="x", queue="develop"), "12h: develop of Derecho allows 6h"),
+        ("perlmutter", SlurmConfig(qos="debug"), "slurm.walltime: 12h: debug of Perlmutter allows 30min"),
+    ],
+)
+def test_what_the_site_does_not_allow(name: str, section: PbsConfig | SlurmConfig, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(load_cluster(name), section, uses_gpus=True)
+
+
+def test_a_queue_that_the_file_does_not_know_is_the_scheduler_s_matter() -> None:
+    asked = resolve(load_cluster("derecho"), PbsConfig(account="x", queue="R123", walltime="99h"), uses_gpus=True)
+    assert asked.queue == "R123"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"scheduler": "lsf"}, "scheduler: 'lsf': must be pbs or slurm"),
+        ({"tittle": "x"}, 'tittle: unknown key; did you mean "title"'),
+        ({"defaults": {"ques": "main"}}, 'defaults.ques: unknown key; did you mean "queue"'),
+        ({"defaults": {"queue": "a b"}}, "defaults.queue: 'a b'"),
+        ({"defaults": {"directives": ["x\ny"]}}, "defaults.directives"),
+        ({"defaults": {"launch": "srun"}}, "defaults.launch: 'srun'"),
+        ({"queues": {"q": {"max_walltime": "soon"}}}, "queues.q.max_walltime"),
+        ({"start": None}, "start"),
+    ],
+)
+def test_a_wrong_file(tmp_path: Path, changes: dict, message: str) -> None:
+    raw = yaml.safe_load((FILES / "pbs.yml").read_text()) | changes
+    (tmp_path / "here.yml").write_text(yaml.safe_dump(raw))
+    with pytest.raises(ConfigError) as caught:
+        load_cluster(str(tmp_path / "here.yml"))
+    assert message in str(caught.value) and "here.yml" in str(caught.value)
+
+
+@pytest.fixture
+def quickstart(tmp_path: Path, capsys: pytest.CaptureFixture) -> str:
+    """A config file."""
+    main(["init", "quickstart"])
+    (tmp_path / "q.yml").write_text(capsys.readouterr().out)
+    return str(tmp_path / "q.yml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--cluster", "derech"], 'cluster "derech": no such site; did you mean "derecho"'),
+        (["--cluster", "nowhere/here.yml"], "nowhere/here.yml: cannot be read"),
+        ([], "give the site with --cluster"),
+        (["pbs.cluster=pbs", "slurm.cluster=slurm"], "give the site with --cluster"),
+        (["pbs.cluster=perlmutter"], "pbs.cluster: perlmutter: Perlmutter has slurm; use that section"),
+        (["--cluster", "pbs", "pbs.acount=x"], 'pbs.acount: unknown key; did you mean "account"'),
+        (["--cluster", "pbs", "pbs.account='a b'"], "pbs.account: 'a b'"),
+        (["--cluster", "pbs", 'pbs.queue="a\\n#PBS -q b"'], "pbs.queue"),
+        (["--cluster", "pbs", "--job", "trian"], 'no kind of job; did you mean "train"'),
+        (["--cluster", "pbs", "--job", "rollout", "--chain", "2"], "only training is a chain"),
+        (["--cluster", "pbs", "--job", "verify", "--nodes", "2"], "verify is one process"),
+        (["--cluster", "pbs", "--nodes", "0"], "nodes: 0"),
+        (["--cluster", "pbs", "pbs.walltime=1h", "trainer.parallelism.tensor=2"], "tensor 2 on 1 ranks"),
+        (["--cluster", "pbs", "pbs.walltime=1h", "pbs.template=none.j2"], "pbs.template: none.j2: cannot be read"),
+    ],
+)
+def test_bad_arguments(quickstart: str, capsys: pytest.CaptureFixture, arguments: list[str], message: str) -> None:
+    assert main(["submit", quickstart, "--dry-run", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_dry_run_writes_nothing(quickstart: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    arguments = ["--cluster", "perlmutter", "--dry-run", "--nodes", "2", f"save_loc={tmp_path}/run"]
+    assert main(["submit", quickstart, *arguments]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("#!/bin/bash\n#SBATCH ") and f"# sbatch --parsable {tmp_path}/run/jobs/train.sh" in shown
+    assert [path.name for path in tmp_path.iterdir()] == ["q.yml"]
+
+
+def test_the_sections_survive_the_file_of_the_run(quickstart: str, tmp_path: Path) -> None:
+    from credit.config import dump_config
+
+    config = load_config(quickstart, ["pbs.cluster=derecho", "slurm.environment={A: 'b c'}"])
+    (tmp_path / "again.yml").write_text(dump_config(config))
+    assert load_config(tmp_path / "again.yml") == config

@@ -1,0 +1,123 @@
+"""Job scripts: every template for every site is sound shell, and says to the scheduler what was asked for."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from credit.config.schema_hpc import PbsConfig, SlurmConfig
+from credit.errors import ConfigError
+from credit.hpc import pbs, slurm
+from credit.hpc.cluster import cluster_names, load_cluster
+from credit.hpc.job import KINDS, Job, build_job
+from credit.hpc.script import render
+
+NAMES = ["", "run", "1st", "a b", "it's", "$(x)", "_x-", "e" * 99, "äöü", "x\n#PBS -q y"]
+
+
+def job(cluster: str, kind: str = "train", folder: Path = Path("runs/x"), **asked: object) -> Job:
+    site = load_cluster(cluster)
+    section = PbsConfig if site.scheduler == "pbs" else SlurmConfig
+    return build_job(
+        kind, site, section(**{"account": "P1", "walltime": "90min", **asked}), experiment="my run", folder=folder,
+        config=Path("my config.yml"), overrides=["seed=1", "pbs.queue=x"],
+    )  # fmt: skip
+
+
+def directives(text: str) -> list[str]:
+    """Return what the scheduler reads: nothing after the first command."""
+    lines = text.splitlines()[1:]
+    return lines[: next(number for number, line in enumerate(lines) if not line.startswith("#"))]
+
+
+@pytest.mark.parametrize("cluster", cluster_names())
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_script_is_sound(cluster: str, kind: str, shellcheck: str, tmp_path: Path) -> None:
+    launchers = ("torchrun", "mpiexec" if load_cluster(cluster).scheduler == "pbs" else "srun")
+    scripts = []
+    for number, (nodes, launch) in enumerate((n, launch) for n in (1, 3) for launch in launchers):
+        asked = {"nodes": nodes, "launch": launch, "chain": 4, "setup": ["ulimit -c 0"], "environment": {"A": "it's"}}
+        scripts.append(tmp_path / f"{number}.sh")
+        scripts[-1].write_text(render(job(cluster, kind, tmp_path / "a run's folder", **asked)))
+    for path in scripts:
+        subprocess.run(["bash", "-n", path], check=True)
+    checked = subprocess.run([shellcheck, *scripts], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_derecho_on_four_nodes() -> None:
+    text = render(job("derecho", nodes=4, resources={"job_priority": "economy"}))
+    assert directives(text) == [
+        "#PBS -S /bin/bash", "#PBS -N my_run", "#PBS -j oe", "#PBS -r y", "#PBS -A P1", "#PBS -q main",
+        "#PBS -l select=4:ncpus=64:mpiprocs=4:ngpus=4", "#PBS -l walltime=01:30:00", "#PBS -l job_priority=economy",
+        "#PBS -k eod",
+    ]  # fmt: skip
+    first = next(line for line in text.splitlines()[1:] if not line.startswith("#"))
+    assert first == "export CREDIT_JOB_END=$(($(date +%s) + 5400))"
+    assert "exec mpiexec -n 4 --ppn 1 --cpu-bind none " in text
+    assert "-m torch.distributed.run --signals-to-handle=SIGINT \\\n    --nnodes=4 --nproc-per-node=4 " in text
+    command = f"-m credit.cli.main train '{Path.cwd()}/my config.yml' seed=1\n"
+    assert command in text, "keys of the job itself are not the run's"
+    text = render(job("derecho", nodes=4, launch="mpiexec"))
+    assert "exec mpiexec -n 16 --ppn 4 --cpu-bind none " in text and "torch.distributed" not in text
+
+
+def test_perlmutter_with_srun() -> None:
+    text = render(job("perlmutter", nodes=2, chain=5, constraint="gpu&hbm80g"))
+    assert directives(text) == [
+        "#SBATCH --job-name=my_run", "#SBATCH --output=%x-%j.out", "#SBATCH --open-mode=append", "#SBATCH --requeue",
+        "#SBATCH --account=P1", "#SBATCH --qos=regular", "#SBATCH --constraint=gpu&hbm80g", "#SBATCH --nodes=2",
+        "#SBATCH --ntasks-per-node=4", "#SBATCH --cpus-per-task=32", "#SBATCH --gpus-per-node=4",
+        "#SBATCH --time=01:30:00", "#SBATCH --signal=B:USR2@300",
+    ]  # fmt: skip
+    assert "exec srun --ntasks 8 --ntasks-per-node 4 --gpu-bind none " in text
+    assert '"${SLURM_RESTART_COUNT:-0}" -lt 4 ]' in text
+    assert "scontrol" not in render(job("perlmutter", nodes=2)), "one job is no chain"
+
+
+def test_what_needs_no_gpu_asks_for_none() -> None:
+    for kind in ("preprocess", "verify"):
+        text = render(job("derecho", kind, nodes=4, chain=3))
+        assert "#PBS -l select=1:ncpus=128:mpiprocs=1\n" in text
+        assert text.rstrip().endswith(f"-m credit.cli.main {kind} '{Path.cwd()}/my config.yml' seed=1")
+        assert "--gpus" not in render(job("slurm", kind)) and "--constraint=cpu" in render(job("perlmutter", kind))
+
+
+def test_a_rollout_is_an_array_of_whole_nodes() -> None:
+    text = render(job("derecho", "rollout", nodes=3))
+    assert "#PBS -J 1-3\n" in text and "#PBS -l select=1:ncpus=64:mpiprocs=4:ngpus=4\n" in text and "/12\n" in text
+    text = render(job("slurm", "rollout", nodes=3))
+    assert "#SBATCH --array=1-3\n" in text and "#SBATCH --nodes=1\n" in text and "%x-%A_%a.out" in text
+    # PBS has no array of one
+    assert "#PBS -J" not in render(job("derecho", "rollout"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_that_schedulers_take(name: str) -> None:
+    for scheduler, longest in ((pbs, 15), (slurm, 64)):
+        made = scheduler.job_name(name)
+        assert 0 < len(made) <= longest and made[0].isascii() and made[0].isalpha()
+        assert all(c.isascii() and (c.isalnum() or c in "._-") for c in made)
+
+
+def test_a_template_of_one_s_own(tmp_path: Path) -> None:
+    own = tmp_path / "mine.j2"
+    own.write_text(
+        '{% extends "slurm.sh.j2" %}\n{% block environment %}{{ super() }}echo {{ job.folder }}\n{% endblock %}'
+    )
+    text = render(job("slurm", folder=Path("a b"), template=str(own), environment={"A": "x y"}))
+    assert f"export OMP_NUM_THREADS=8\nexport A='x y'\necho '{Path.cwd()}/a b'\n" in text
+    assert text.startswith("#!/bin/bash\n#SBATCH ")
+    for wrong in ("{{ job.nothing }}", "{% if %}", '{% extends "none.j2" %}'):
+        own.write_text(wrong)
+        with pytest.raises(ConfigError, match=r"slurm\.template"):
+            render(job("slurm", template=str(own)))
+
+
+def test_a_start_that_cannot_be_filled_in(tmp_path: Path) -> None:
+    text = Path(__file__).parents[3].joinpath("credit/hpc/clusters/pbs.yml").read_text()
+    (tmp_path / "here.yml").write_text(text.replace("{ranks_per_node}", "{ppn}"))
+    with pytest.raises(ConfigError, match=r"only \{ranks\} and \{ranks_per_node\} can stand in it"):
+        render(job(str(tmp_path / "here.yml"), nodes=2))
