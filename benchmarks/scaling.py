@@ -1,8 +1,10 @@
-"""Time and collectives of an optimizer step, by mesh.
+"""Time, collectives and memory of an optimizer step, by mesh.
 
-The 1 degree starter's network on a grid of 48 x 96 (or --grid), one sample a data rank, spectral norm on, float32.
-Every mesh of the ranks trains in the same run, so their times compare; on cores that the ranks share, only the
-collectives say something about a cluster. The time is the median over steps of the slowest rank.
+The 1 degree starter's network (or one of other widths, --dim) on a grid of 48 x 96 (or --grid), one sample a data rank,
+spectral norm on, float32. Every mesh of the ranks trains in the same run, so their times compare; on cores that the
+ranks share, only the collectives say something about a cluster. The time is the median over steps of the slowest rank.
+The peak is what the step takes beside weights and optimizer state that stay. --units compares sharding units: a
+transformer layer, which is what the package has, a whole stage, or each attention and feed-forward (4 x 1 alone).
 
     torchrun --standalone --nproc-per-node=4 benchmarks/scaling.py [--steps 5] [--grid 48 96] [--checkpoint]
 """
@@ -21,42 +23,56 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
 from collectives import CollectiveCounter
+from live_memory import LiveMemory
 from memory import MESHES
 
 from credit.config.schema_trainer import ParallelismConfig, TrainerConfig
 from credit.models.initialise import initial_values
 from credit.models.registry import build_model
 from credit.models.wxformer import spectral_norm
+from credit.models.wxformer.attention import Attention, FeedForward, TransformerLayer
+from credit.models.wxformer.model import EncoderStage
 from credit.parallel.apply import parallelize
 from credit.parallel.launch import process_group, read_launch
 from credit.parallel.materialise import allocate_, fill_
 from credit.parallel.mesh import RunMesh, build_mesh, plan_degrees
-from credit.parallel.reduce import clip_gradients_
+from credit.parallel.reduce import clip_gradients_, local_part
 from credit.train.optim import build_optimizer
 
 CHANNELS = 80
+UNITS = {"layer": (TransformerLayer,), "stage": (EncoderStage,), "part": (Attention, FeedForward)}
 
 
-def build(mesh: RunMesh, data: str, grid: list[int], checkpoint: bool) -> nn.Module:
+def mark(model: nn.Module, unit: str) -> None:
+    """Make `unit` the sharding unit of the encoder."""
+    for module in model.modules():
+        for name, kinds in UNITS.items():
+            if isinstance(module, kinds):
+                module._fsdp2_shard = name == unit
+
+
+def build(mesh: RunMesh, data: str, asked: argparse.Namespace) -> nn.Module:
     with torch.device("meta"):
         model = build_model(
-            "wxformer", image_height=grid[0], image_width=grid[1], in_channels=CHANNELS, out_channels=CHANNELS,
-            dim=[32, 64, 128, 256], depth=[2, 2, 8, 2], dim_head=8, global_window_size=[4, 2, 2, 1],
+            "wxformer", image_height=asked.grid[0], image_width=asked.grid[1],
+            in_channels=CHANNELS, out_channels=CHANNELS,
+            dim=[asked.dim * 2**i for i in range(4)], depth=[2, 2, 8, 2], dim_head=8, global_window_size=[4, 2, 2, 1],
             local_window_size=[4, 4, 2, 1], padding={"mode": "earth", "lat": [8, 8], "lon": [16, 16]},
             decoder="pixel_shuffle",
         )  # fmt: skip
-    parallelize(model, mesh, shard=data != "none", checkpoint=checkpoint)
+    mark(model, asked.units)
+    parallelize(model, mesh, shard=data != "none", checkpoint=asked.checkpoint)
     allocate_(model, torch.device("cpu"))
     fill_(model, initial_values(model, seed=0))
     spectral_norm.iterate_per_step(model)
     return model.train()
 
 
-def measure(mesh: RunMesh, data: str, grid: list[int], checkpoint: bool, steps: int) -> tuple[float, CollectiveCounter]:
-    """Return the median seconds of a step and the collectives of one."""
-    model = build(mesh, data, grid, checkpoint)
+def measure(mesh: RunMesh, data: str, asked: argparse.Namespace) -> tuple[float, CollectiveCounter, int]:
+    """Return the median seconds of a step, the collectives of one, and its peak of memory in bytes."""
+    model = build(mesh, data, asked)
     optimizer = build_optimizer(model, TrainerConfig(max_steps=1))
-    fields = torch.randn(1, CHANNELS, 1, *grid, generator=torch.Generator().manual_seed(mesh.data_rank))
+    fields = torch.randn(1, *model.in_shape, generator=torch.Generator().manual_seed(mesh.data_rank))
 
     def step() -> None:
         spectral_norm.arm(model)
@@ -67,22 +83,29 @@ def measure(mesh: RunMesh, data: str, grid: list[int], checkpoint: bool, steps: 
 
     step()
     times = []
-    for _ in range(steps):
+    for _ in range(asked.steps):
         dist.barrier()
         began = time.perf_counter()
         step()
         taken = torch.tensor(time.perf_counter() - began)
         dist.all_reduce(taken, dist.ReduceOp.MAX)
         times.append(taken.item())
-    with CollectiveCounter() as counted:
+    staying = [
+        *model.parameters(),
+        *model.buffers(),
+        *(v for state in optimizer.state.values() for v in state.values()),
+    ]
+    with CollectiveCounter() as counted, LiveMemory(known=map(local_part, staying)) as live:
         step()
-    return statistics.median(times), counted
+    return statistics.median(times), counted, live.peak
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--grid", type=int, nargs=2, default=[48, 96])
+    parser.add_argument("--dim", type=int, default=32, help="channels of the first stage")
+    parser.add_argument("--units", default="layer", choices=UNITS)
     parser.add_argument("--checkpoint", action="store_true", help="activation checkpointing")
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -91,17 +114,20 @@ def main() -> None:
         parser.error("start it with torchrun on two ranks or more")
     with process_group(launch, torch.device("cpu"), timeout_minutes=10):
         if launch.is_main:
-            print("| data | replicate x shard x tensor | s a step | gathers | reduce-scatters | all-reduces | MB |")
-            print("|---|---|---|---|---|---|---|")
-        for conf in MESHES:
+            print("| data | replicate x shard x tensor | s | gathers | reduce-scatters | all-reduces | MB | peak MB |")
+            print("|---|---|---|---|---|---|---|---|")
+        for conf in MESHES if asked.units == "layer" else [{"data": "fsdp2"}]:
             degrees = plan_degrees(ParallelismConfig(**conf), launch.world)
             mesh = build_mesh(degrees, launch.rank, "cpu")
-            seconds, counted = measure(mesh, conf["data"], asked.grid, asked.checkpoint, asked.steps)
+            seconds, counted, peak = measure(mesh, conf["data"], asked)
             if launch.is_main:
                 calls = " | ".join(str(counted.calls[kind]) for kind in ("all-gather", "reduce-scatter", "all-reduce"))
                 grid = f"{degrees.replicate} x {degrees.shard} x {degrees.tensor}"
                 total = sum(counted.bytes.values()) / 1e6
-                print(f"| {conf['data']} | {grid} | {seconds:.2f} | {calls} | {total:.1f} |", flush=True)
+                print(
+                    f"| {conf['data']} | {grid} | {seconds:.2f} | {calls} | {total:.1f} | {peak / 1e6:.0f} |",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ COMMANDS = {
     "verify": "score forecasts against truth, persistence and climatology",
     "submit": "write and submit PBS or Slurm jobs from the config",
     "checkpoint": "list, verify or prune the checkpoints of a run",
+    "doctor": "collect what a bug report needs in one text file",
     "convert": "import published checkpoints, export ours",
 }
 
@@ -106,6 +107,11 @@ def submit() -> int:
 def checkpoint() -> int:
     """Entry point of ``credit_checkpoint``."""
     return _entry("checkpoint")
+
+
+def doctor() -> int:
+    """Entry point of ``credit_doctor``."""
+    return _entry("doctor")
 
 
 def convert() -> int:

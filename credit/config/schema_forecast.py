@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from credit.config.base import Section
 from credit.config.schema_data import Duration
+from credit.config.schema_model import HyperdiffusionConfig
 
 
 class InitialTimesConfig(Section):
@@ -30,6 +31,11 @@ class InferenceConfig(Section):
     lead_time: Duration = Field("72h", description="Length of a forecast.")
     batch_size: int = Field(8, ge=1, description="Initial times at once.")
     amp: bool = Field(False, description="Compute in bfloat16.")
+    hyperdiffusion: HyperdiffusionConfig | None = Field(
+        None,
+        description="Damping of the shortest waves in place of the model's own. A network learns to undo what it is "
+        "trained with, so runs of weeks want about half of model.hyperdiffusion.time. Default: as in training.",
+    )
     folder: str = Field("forecasts", description="Where they go, below save_loc; credit_verify scores this folder.")
     format: Literal["netcdf", "zarr"] = Field("netcdf", description="One netCDF file an initial time, or one store.")
     layout: Literal["cf", "weatherbench2"] = Field("cf", description="Names of zarr's dimensions.")

@@ -10,7 +10,8 @@ A block says what may be split in its class attribute ``_tp_plan``, from submodu
 Between a colwise layer and its rowwise partner, activations belong to the rank: dropout draws differently on each.
 The split weights are DTensors on the ``tp`` mesh, computed with as local tensors. A parametrized weight (spectral norm)
 keeps its parametrizations: ``original`` is split, and the method ``share`` of each is told how to add up over the parts
-and says which of its own tensors are split with the weight.
+and says which of its own tensors are split with the weight. If it has a static method ``share_sums``, that is given the
+block, so that it can add up for all its weights at once.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> list[str]:
             if _divides(block, group, mesh.size()):
                 _split_group(block, group, mesh)
                 split += [f"{path}.{name}" if path else name for name, kind in group.items() if kind != "replicated"]
+        _share_sums(block)
     if not split:
         widths = {n for _, block in plans for n in _units(block, block._tp_plan)}
         raise ConfigError(
@@ -138,6 +140,14 @@ def _split_parameters(layer: nn.Linear, dim: int, mesh: DeviceMesh) -> None:
         _replace(layer, "weight", Shard(dim), mesh)
     if layer.bias is not None and dim == 0:
         _replace(layer, "bias", Shard(0), mesh)
+
+
+def _share_sums(block: nn.Module) -> None:
+    """Tell the parametrizations that can to add up for all of the block's weights at once."""
+    chains = [m.parametrizations.weight for m in block.modules() if parametrize.is_parametrized(m, "weight")]
+    for share_sums in {getattr(link, "share_sums", None): None for chain in chains for link in chain}:
+        if share_sums is not None:
+            share_sums(block)
 
 
 def _replace(module: nn.Module, name: str, placement: Shard | Replicate, mesh: DeviceMesh) -> None:

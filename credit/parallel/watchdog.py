@@ -133,7 +133,9 @@ def describe_lag(
     for group, ranks in groups.items():
         most = max(number for number, _ in ranks.values())
         waiting = [rank for rank, (number, _) in ranks.items() if number == most]
-        missing = [rank for rank in ranks if rank not in waiting]
+        # all ranks belong to the default group, also those that had no time to say so
+        members = now if "default_pg" in group else ranks
+        missing = [rank for rank in members if rank not in waiting]
         name = ranks[waiting[0]][1]
         lines.append(
             f"group {group}: {_ranks(waiting)} in {name}, number {most}"

@@ -176,14 +176,16 @@ def assemble_forecaster(config: Config, reader: FieldReader, which: str) -> Fore
 
 
 def as_trained(config: Config, trained: Config) -> Config:
-    """Return `config` with everything that the weights were trained with; only sources and forecasting are its own."""
+    """Return `config` with everything that the weights were trained with; sources and forecasting are its own."""
     names = trained.data.fields.keys() | config.data.fields.keys()
     fields = {
         name: trained.data.field(name).model_copy(update={"in_forecast": config.data.field(name).in_forecast})
         for name in names
     }
     data = config.data.model_copy(update={"fields": fields, "solar": trained.data.solar})
-    return config.model_copy(update={"model": trained.model, "data": data})
+    damping = config.inference.hyperdiffusion or trained.model.hyperdiffusion
+    model = trained.model.model_copy(update={"hyperdiffusion": damping})
+    return config.model_copy(update={"model": model, "data": data})
 
 
 def describe_run(made: Forecaster, reader: FieldReader) -> dict[str, str | int]:
@@ -192,6 +194,7 @@ def describe_run(made: Forecaster, reader: FieldReader) -> dict[str, str | int]:
     for channel in made.assets.channels.group("dynamic_forcing"):
         how = made.config.data.field(channel.variable).in_forecast if channel.source == "data" else "computed"
         forcing.append(f"{channel.name}: {how}")
+    damping = made.config.model.hyperdiffusion
     return {
         "title": f"Forecasts of {made.config.experiment}",
         "experiment": made.config.experiment,
@@ -200,14 +203,12 @@ def describe_run(made: Forecaster, reader: FieldReader) -> dict[str, str | int]:
         "checkpoint_step": made.step_taken,
         "weights": checkpoint.fingerprint(made.path, "forecast"),
         "forcing": "; ".join(forcing) or "none",
+        "hyperdiffusion": f"{damping.time}, order {damping.order}" if damping is not None else "none",
     }
 
 
 def assemble_training(config: Config, launch: Launch, device: torch.device, watchdog: Watchdog) -> Trainer:
-    """Return the trainer of a run, continued from its checkpoint where ``trainer.resume`` finds one; collective.
-
-    The run's folder must be there (`prepare_folder`).
-    """
+    """Return the trainer of a run, continued from the checkpoint that ``trainer.resume`` finds; collective."""
     data = config.data
     torch.use_deterministic_algorithms(config.trainer.deterministic)
     mesh = build_mesh(plan_degrees(config.trainer.parallelism, launch.world), launch.rank, device.type)

@@ -55,12 +55,13 @@ def campaign(folder: Path, kills: int, ranks: int, steps: int, draw: random.Rand
         name = f"run{found.runs}"
         for _ in range(MOST_STARTS):
             processes = train(folder, name, ranks, steps)
-            if sum(found.kills.values()) < kills:
-                disturb(folder / name, processes, found, draw)
+            disturbed = sum(found.kills.values()) < kills and disturb(folder / name, processes, found, draw)
             began = time.monotonic()
-            codes = wait_for_end(processes, ORPHAN_SECONDS)
-            found.slowest_end = max(found.slowest_end, time.monotonic() - began)
-            if time.monotonic() - began >= ORPHAN_SECONDS:
+            codes = wait_for_end(processes, ORPHAN_SECONDS if disturbed else 600)
+            waited = time.monotonic() - began
+            if disturbed:
+                found.slowest_end = max(found.slowest_end, waited)
+            if waited >= (ORPHAN_SECONDS if disturbed else 600):
                 found.lost.append(f"{name}: a rank did not end by itself, exit codes {codes}")
             inspect(folder / name, found)
             status = read_status(folder / name)
@@ -83,8 +84,8 @@ def train(folder: Path, name: str, ranks: int, steps: int) -> list:
     return start(arguments, ranks, log=folder / f"{name}.log")
 
 
-def disturb(folder: Path, processes: list, found: Findings, draw: random.Random) -> None:
-    """Wait for a new step or a save, and send a signal."""
+def disturb(folder: Path, processes: list, found: Findings, draw: random.Random) -> bool:
+    """Wait for a new step or a save, and send a signal; return whether it came before the end of the run."""
     before = newest_row(folder)
     in_save = draw.random() < 0.4
     deadline = time.monotonic() + 120
@@ -96,13 +97,14 @@ def disturb(folder: Path, processes: list, found: Findings, draw: random.Random)
             break
         time.sleep(0.002)
     if any(process.poll() is not None for process in processes):
-        return
+        return False
     found.inside_saves += any(folder.glob("checkpoints/.step_*.part"))
     number = draw.choice(SIGNALS)
     # a request to stop that only one rank hears is agreed by all
     for process in processes if draw.random() < 0.5 else [draw.choice(processes)]:
         process.send_signal(number)
     found.kills[number.name] += 1
+    return True
 
 
 def inspect(folder: Path, found: Findings) -> None:

@@ -5,18 +5,26 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from credit.config.schema_trainer import ParallelismConfig
 from credit.errors import ConfigError
-from credit.models.wxformer import WXFormer
+from credit.models.wxformer import WXFormer, spectral_norm
 from credit.parallel import fsdp2
+from credit.parallel.activation import plain_name
+from credit.parallel.apply import parallelize
+from credit.parallel.mesh import build_mesh, plan_degrees
 from credit.parallel.tensor_parallel import apply_tensor_parallel
+from credit.train.network import compile_blocks
+from tests.parallel.cases import whole
 from tests.parallel.outside import (
     Block,
     Entries,
@@ -309,3 +317,35 @@ def split_and_sharded() -> None:
     assert Replicate() not in model.down.weight.placements
     squares(model, samples().chunk(2)[grid["dp"].get_local_rank()]).backward()
     require_close(gradients(model), gradients(alone))
+
+
+def split_blocks() -> nn.Module:
+    """Return two blocks to be split, spectrally normalised, as a trainer has them."""
+    model = nn.Sequential(*[Planned({"up": "colwise", "down": "rowwise"}) for _ in range(2)])
+    for block in model:
+        block._fsdp2_shard = True
+    spectral_norm.apply_spectral_norm(model)
+    spectral_norm.iterate_per_step(model)
+    return model.train()
+
+
+@case
+def split_normalised_and_compiled() -> None:
+    """Two forwards before one backward, in two steps; vectors that move in a recomputation would show in both."""
+    mesh = build_mesh(plan_degrees(ParallelismConfig(tensor=2), 4), dist.get_rank(), "cpu")
+    for checkpoint in (False, True):
+        model = built(split_blocks)
+        alone = copy.deepcopy(model)
+        compiled = partial(compile_blocks, backend="aot_eager")
+        parallelize(model, mesh, checkpoint=checkpoint, compile_blocks=compiled)
+        for seed in (1, 2):
+            for each, x in ((alone, samples(seed)), (model, samples(seed).chunk(2)[mesh.data_rank])):
+                spectral_norm.arm(each)
+                each.zero_grad()
+                (squares(each, x) + squares(each, 2 * x)).backward()
+            require_close(gradients(model), gradients(alone))
+        moved, expected = (
+            {plain_name(name): whole(vector) for name, vector in spectral_norm.vectors(each).items()}
+            for each in (model, alone)
+        )
+        require_close(moved, expected)

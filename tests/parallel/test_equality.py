@@ -74,14 +74,15 @@ def test_fsdp2_gathers_and_reduces_no_more_than_it_must(four_ranks: Path, number
     assert counted["bytes"]["all-gather"] < 2.1 * forwards * counted["parameter_bytes"]
 
 
-def test_tensor_parallel_layers_talk_as_often_as_their_plan_asks(four_ranks: Path) -> None:
+@pytest.mark.parametrize(("number", "forwards"), [(0, 1), (1, 4)])
+def test_tensor_parallel_layers_talk_as_often_as_their_plan_asks(four_ranks: Path, number: int, forwards: int) -> None:
     """A layer adds up four results forward; four inputs' gradients and two biases' backward.
 
-    Spectral norm adds up sigma of its eight matrices, forward and backward, and two sums an iteration.
+    Spectral norm adds up for eight matrices at once: sigma forward and backward, and twice for the step's iteration.
     """
-    counted = facts(four_ranks)["2x2"][0]
-    assert counted["calls"]["all-reduce"] == 1 + counted["layers"] * (4 + 4 + 2 + 8 * 4)
-    assert counted["calls"]["all-gather"] == 2 * counted["units"] - 2
+    counted = facts(four_ranks)["2x2"][number]
+    assert counted["calls"]["all-reduce"] == 1 + counted["layers"] * (forwards * (4 + 4 + 2 + 2) + 2)
+    assert counted["calls"]["all-gather"] == forwards * (2 * counted["units"] - 2)
 
 
 def test_what_is_whole_on_tensor_peers_stays_equal_on_them(four_ranks: Path) -> None:

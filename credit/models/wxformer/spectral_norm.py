@@ -9,12 +9,17 @@ needs an explicit order:
 - A bare model orders one iteration per training forward (`arm_for_forward`, called by the model's own forward).
   Recomputation under activation checkpointing calls blocks, not the model, so it never iterates.
 - A trainer takes over with `iterate_per_step(model)` and then calls `arm(model)` at the start of each optimizer step.
+
+Where weights are split over ranks, sigma and the products of an iteration are sums over the ranks. They are taken for
+all weights of a block together, before its forward (`prepare_before_forward`): one sum for all sigmas, one for their
+gradients, two for all iterations. A weight that is read at another time has sums of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -39,11 +44,6 @@ def power_iteration(matrix: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     return F.normalize(torch.mv(matrix, v), dim=0, eps=EPS), v
 
 
-def itself(part: Tensor) -> Tensor:
-    """Return the sum over the parts of a weight that is whole."""
-    return part
-
-
 class SpectralNorm(nn.Module):
     """Parametrization that divides a weight by an estimate of its largest singular value.
 
@@ -60,8 +60,10 @@ class SpectralNorm(nn.Module):
         self.out_dim = out_dim
         self.armed = False
         self.per_step = False
-        self._total: Callable[[Tensor], Tensor] = itself
-        self._split: int | None = None
+        self.split: int | None = None
+        self.total: Callable[[Tensor], Tensor] | None = None
+        # weight and sigma for the forward that is under way, where they were prepared
+        self.prepared: tuple[Tensor, Tensor] | None = None
         rows = weight.shape[out_dim]
         # Any unit vector will do here: `initialise` or a state dict sets the real ones.
         self.register_buffer("u", torch.full((rows,), rows**-0.5, device=weight.device))
@@ -69,8 +71,8 @@ class SpectralNorm(nn.Module):
         self.register_buffer("v", torch.full((columns,), columns**-0.5, device=weight.device))
 
     def matrix(self, weight: Tensor) -> Tensor:
-        """Return `weight` as a float32 matrix (out, rest)."""
-        return weight.transpose(0, self.out_dim).flatten(1).float()
+        """Return `weight`, or this rank's part of it, as a float32 matrix (out, rest)."""
+        return local(weight).transpose(0, self.out_dim).flatten(1).float()
 
     def share(
         self, split: int, total: Callable[[Tensor], Tensor], common: Callable[[Tensor], Tensor]
@@ -85,8 +87,13 @@ class SpectralNorm(nn.Module):
         Returns:
             The dimension along which each buffer is split with the matrix, None for the one that stays whole.
         """
-        self._split, self._total = split, total
+        self.split, self.total = split, total
         return {"u": 0 if split == 0 else None, "v": 0 if split == 1 else None}
+
+    @staticmethod
+    def share_sums(block: nn.Module) -> None:
+        """Add up for all split weights of `block` together from now on."""
+        prepare_before_forward(block)
 
     def initial_buffers(self, weight: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
         """Return settled u and v for a whole initial `weight`, starting from a random u drawn from `generator`."""
@@ -96,43 +103,96 @@ class SpectralNorm(nn.Module):
             u, v = power_iteration(matrix, u)
         return {"u": u, "v": v}
 
-    @torch.no_grad()
-    def settle_(self, weight: Tensor, iterations: int) -> None:
-        """Run `iterations` power iterations of u and v for `weight`, in place."""
-        matrix, u, v = self.matrix(local(weight)), local(self.u), local(self.v)
-        for _ in range(iterations):
-            if self._split is None:
-                new_u, new_v = power_iteration(matrix, u)
-            else:
-                new_v = self._unit(torch.mv(matrix.t(), u), along=1)
-                new_u = self._unit(torch.mv(matrix, new_v), along=0)
-            u.copy_(new_u)
-            v.copy_(new_v)
-
-    def _unit(self, product: Tensor, along: int) -> Tensor:
-        """Return a product with the matrix, scaled to length 1; `along` says whether it runs along rows or columns."""
-        if self._split == along:
-            return product / self._total(product.square().sum()).sqrt().clamp(min=EPS)
-        return F.normalize(self._total(product), dim=0, eps=EPS)
-
-    def iterate_if_armed(self, weight: Tensor) -> None:
-        """Take the ordered power iteration for `weight` if training and gradients are on."""
-        # The flag comes last: so a compiled forward depends on it in training alone, and there it is always down.
-        if self.training and torch.is_grad_enabled() and self.armed:
-            with without_autocast(weight):
-                self.settle_(weight.detach(), 1)
-            self.armed = False
-
     def forward(self, weight: Tensor) -> Tensor:
         """Return `weight` / sigma in the dtype of `weight`; iterates first if armed, training and gradients are on."""
-        self.iterate_if_armed(weight)
+        if self.prepared is None:
+            iterate_if_armed([(self, weight)])
+            (sigma,) = sigmas([(self, weight)])
+        else:
+            # an equal weight, but the one that sigma's gradient goes to
+            weight, sigma = self.prepared
         weight = local(weight)
         with without_autocast(weight):
-            # Clones, because backward needs the values of this forward while the buffers move on in place.
-            u, v = local(self.u).clone(), local(self.v).clone()
-            sigma = self._total(torch.dot(u, torch.mv(self.matrix(weight), v)))
             # A product with 1 / sigma: the backward of a division makes several more passes over the weight.
             return (weight.float() * sigma.reciprocal()).to(weight.dtype)
+
+
+# Parametrizations, each with the weight that it is given: a single whole one, or any number that are split over ranks.
+Weights = Sequence[tuple[SpectralNorm, Tensor]]
+
+
+def together(weights: Iterable[tuple[SpectralNorm, Tensor]]) -> Iterator[Weights]:
+    """Yield the whole weights one by one, then all that are split."""
+    split = []
+    for norm, weight in weights:
+        if norm.split is None:
+            yield [(norm, weight)]
+        else:
+            split.append((norm, weight))
+    if split:
+        yield split
+
+
+def sigmas(weights: Weights) -> Sequence[Tensor]:
+    """Return the sigma of each weight, scalars; over ranks, by one sum forward and one backward."""
+    total = weights[0][0].total
+    with without_autocast(weights[0][1]):
+        # Clones, because backward needs the values of this forward while the buffers move on in place.
+        parts = [
+            torch.dot(local(norm.u).clone(), torch.mv(norm.matrix(weight), local(norm.v).clone()))
+            for norm, weight in weights
+        ]
+        return parts if total is None else total(torch.stack(parts)).unbind()
+
+
+@torch.no_grad()
+def iterate_(weights: Weights, iterations: int = 1) -> None:
+    """Run power iterations of the weights' u and v, in place; over ranks, by two sums each."""
+    norms = [norm for norm, _ in weights]
+    with without_autocast(weights[0][1]):
+        matrices = [norm.matrix(weight) for norm, weight in weights]
+        for _ in range(iterations):
+            us = [local(norm.u) for norm in norms]
+            if norms[0].split is None:
+                moved = [power_iteration(matrices[0], us[0])]
+            else:
+                moved = _split_power_iterations(norms, matrices, us)
+            for norm, u, (new_u, new_v) in zip(norms, us, moved, strict=True):
+                u.copy_(new_u)
+                local(norm.v).copy_(new_v)
+
+
+def _split_power_iterations(
+    norms: Sequence[SpectralNorm], matrices: Sequence[Tensor], us: Sequence[Tensor]
+) -> list[tuple[Tensor, Tensor]]:
+    """Return the new (u, v) of one power iteration on each of several matrices of which each rank has a part."""
+    vs = _unit_vectors(norms, [torch.mv(matrix.t(), u) for matrix, u in zip(matrices, us, strict=True)], along=1)
+    us = _unit_vectors(norms, [torch.mv(matrix, v) for matrix, v in zip(matrices, vs, strict=True)], along=0)
+    return list(zip(us, vs, strict=True))
+
+
+def _unit_vectors(norms: Sequence[SpectralNorm], products: Sequence[Tensor], along: int) -> list[Tensor]:
+    """Return products with split matrices, scaled to length 1; `along` says whether they run along rows or columns.
+
+    Of a matrix that is split along its product, a rank has a part of the product, else a summand of the whole product.
+    """
+    ours = [norm.split == along for norm in norms]
+    parts = [p.square().sum()[None] if part else p for p, part in zip(products, ours, strict=True)]
+    sums = norms[0].total(torch.cat(parts)).split([len(part) for part in parts])
+    return [
+        p / s.sqrt().clamp(min=EPS) if part else F.normalize(s, dim=0, eps=EPS)
+        for p, s, part in zip(products, sums, ours, strict=True)
+    ]
+
+
+def iterate_if_armed(weights: Weights) -> None:
+    """Take the ordered power iterations of the weights if training and gradients are on."""
+    # The flag comes last: so a compiled forward depends on it in training alone, and there it is always down.
+    ordered = [(norm, weight) for norm, weight in weights if norm.training and torch.is_grad_enabled() and norm.armed]
+    if ordered:
+        iterate_(ordered)
+        for norm, _ in ordered:
+            norm.armed = False
 
 
 def apply_spectral_norm(model: nn.Module) -> nn.Module:
@@ -191,9 +251,44 @@ def arm_for_forward(model: nn.Module) -> None:
 
 def iterate_before_forward(module: nn.Module, args: tuple) -> None:
     """Take the ordered power iterations of all weights in `module`; a forward pre-hook, for compiled forwards."""
-    for _, norm, chain in parametrizations(module):
-        if norm.armed:
-            norm.iterate_if_armed(unnormalised(chain))
+    for weights in together((norm, unnormalised(chain)) for _, norm, chain in parametrizations(module) if norm.armed):
+        iterate_if_armed(weights)
+
+
+def prepare_before_forward(module: nn.Module) -> None:
+    """Make `module`, before each forward, take the ordered iterations of all weights inside and the split ones' sigmas.
+
+    For blocks with split weights, whose sums over ranks are put together so, and for modules whose forward is compiled,
+    where an iteration must not be. A sharded module's weights must be whole by then: FSDP2 puts its own hook first.
+    """
+    # looked for once: it takes as long as the sums
+    inside = [(norm, chain) for _, norm, chain in parametrizations(module)]
+    module.register_forward_pre_hook(functools.partial(_prepare, inside))
+    # also after an exception, such as the one that ends a recomputation early
+    module.register_forward_hook(functools.partial(_forget, inside), always_call=True)
+
+
+Chains = Sequence[tuple[SpectralNorm, parametrize.ParametrizationList]]
+
+
+def _prepare(inside: Chains, module: nn.Module, args: tuple) -> None:
+    if torch.compiler.is_compiling():
+        return  # a block inside of what is compiled, which has prepared it
+    for weights in together(
+        (norm, unnormalised(chain))
+        for norm, chain in inside
+        if norm.armed or (norm.split is not None and norm.prepared is None)
+    ):
+        iterate_if_armed(weights)
+        if weights[0][0].split is not None:
+            for (norm, weight), sigma in zip(weights, sigmas(weights), strict=True):
+                norm.prepared = weight, sigma
+
+
+def _forget(inside: Chains, module: nn.Module, args: tuple, output: object) -> None:
+    if not torch.compiler.is_compiling():
+        for norm, _ in inside:
+            norm.prepared = None
 
 
 def vectors(model: nn.Module) -> dict[str, Tensor]:
@@ -208,7 +303,7 @@ def settle_(modules: Iterable[nn.Module], iterations: int = SETTLE_ITERATIONS) -
     In place, as after putting in averaged weights; of a sharded model, while the weights are whole. Weights that do
     not train keep their vectors.
     """
-    for module in modules:
-        for _, norm, chain in parametrizations(module) if parametrize.is_parametrized(module, "weight") else ():
-            if trains(chain):
-                norm.settle_(unnormalised(chain), iterations)
+    own = (module for module in modules if parametrize.is_parametrized(module, "weight"))
+    chains = ((norm, chain) for module in own for _, norm, chain in parametrizations(module) if trains(chain))
+    for weights in together((norm, unnormalised(chain)) for norm, chain in chains):
+        iterate_(weights, iterations)

@@ -3,112 +3,169 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
+from collections.abc import Callable
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
+from safetensors import safe_open
 
 from credit.cli import main
 from credit.cli.check import check
-from credit.config import Config, build_config
-from credit.data.preprocess import preprocess
-from tests.unit.data.files_on_the_fly import SPLITS, random_fields, write_file
+from credit.config import load_config
+from credit.data.sources import open_sources
+from credit.train.dry_run import blank_assets, try_step
+from tests.unit.cli.faults import FAULTS, SEEDED, Fault, patch
+from tests.unit.cli.world import plugin
 
-H, W = 32, 64
-CONFIG = """
-save_loc: {save_loc}
-data:
-  sources: [{{path: "{path}"}}]
-  variables:
-    prognostic: {{vars_3D: [t], vars_2D: [t2m]}}
-    dynamic_forcing: {{vars_2D: [sin_year, cos_year]}}
-    static: {{vars_2D: [ground, sin_latitude]}}
-  levels: [500, 850]
-  splits: {splits}
-  split_gap: 24h
-  store: {store}
-model:
-  type: wxformer
-  dim: [8, 16, 32, 64]
-  depth: [1, 1, 1, 1]
-  dim_head: 8
-  global_window_size: [4, 2, 1, 1]
-  local_window_size: 2
-trainer: {{max_steps: 1}}
-inference: {{lead_time: 6h, initial_times: {{every: 6h}}}}
-"""
+CONFIGS = sorted((Path(__file__).parents[3] / "config").glob("*.yml"))
 
 
-@pytest.fixture
-def config_file(tmp_path: Path) -> Path:
-    """A config whose data are all right."""
-    fields = {"t": random_fields(40, 2, H, W), "t2m": random_fields(40, H, W), "ground": random_fields(H, W)}
-    write_file(tmp_path / "a.nc", fields, [6 * n for n in range(40)], levels=[500, 850])
-    settings = {"save_loc": tmp_path / "run", "path": tmp_path / "a.nc", "store": tmp_path / "store.zarr"}
-    file = tmp_path / "config.yml"
-    file.write_text(CONFIG.format(splits=SPLITS, **settings))
-    return file
+def run_check(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[str], str]:
+    """Return the exit code, the problems and what was said."""
+    capsys.readouterr()
+    code = main._run("check", ["config.yml", *arguments], "credit_check")
+    said, *problems = re.split(r"^PROBLEM: ", capsys.readouterr().out, flags=re.MULTILINE)
+    return code, problems, said
 
 
-def load(config_file: Path, *overrides: str) -> Config:
-    """Return the config with overrides."""
-    from credit.config import load_config
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_each_fault_is_found(
+    fault: Fault,
+    tmp_path: Path,
+    worlds: Callable[[str], Path],
+    plugins: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(worlds(fault.needs), tmp_path, symlinks=True, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    fault.spoil(tmp_path)
+    patch(fault, monkeypatch)
+    code, problems, _ = run_check(capsys, *fault.overrides, *fault.arguments)
+    assert code == 2
+    assert any(all(word in problem for word in fault.words) for problem in problems), problems
+    assert len(problems) == fault.count, problems
 
-    return load_config(config_file, overrides)
+
+def test_the_list_is_long_and_without_repetition() -> None:
+    assert len(FAULTS) > 100
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS)
 
 
-def test_all_is_well(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main._run("check", [str(config_file)], "credit_check") == 0
-    out = capsys.readouterr().out
-    assert "data.splits.train 2000-01-01T00:00..2000-01-04T23:59: 16 times, 15 samples; there is no gap" in out
-    assert "is to be written (credit_preprocess), at most" in out
-    assert "wxformer" in out and out.endswith("no problem found\n")
+@pytest.mark.parametrize("needs", ["", "store", "run"])
+def test_no_alarm_without_a_fault(
+    needs: str,
+    tmp_path: Path,
+    worlds: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(worlds(needs), tmp_path, symlinks=True, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    code, problems, said = run_check(capsys, *(["data.store=store.zarr"] if needs == "store" else []))
+    assert (code, problems) == (0, []), problems
+    assert said.endswith("no problem found\n")
+    assert "data.splits.train 2000-01-01T00:00..2000-01-04T23:59: 16 times, 15 samples; there is no gap" in said
+    assert "training: 2 steps of 2 samples; an epoch has 7" in said
+    assert ("store: store.zarr is complete" in said) == (needs == "store")
+    assert ("the run begins with run/checkpoints/step_00000002, step 2" in said) == (needs == "run")
+    assert ("nothing is left" in said) == (needs == "run")
     # nothing is written
-    assert sorted(path.name for path in config_file.parent.iterdir()) == ["a.nc", "config.yml"]
-    config = load(config_file)
-    preprocess(config.data)
-    lines: list[str] = []
-    assert check(config, lines.append) == []
-    assert any("is complete" in line for line in lines)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
-def test_problems_of_every_kind_at_once(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_no_false_alarm_on_the_configs(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    folders = {"SPEEDY": "speedy", "GFS_WIND": "gfs_wind10m"}
+    there = path.stem == "quickstart"
+    for name in re.findall(r"\$\{?(\w+)", path.read_text(encoding="utf-8")):
+        there |= name in folders
+        where = request.getfixturevalue("shared_data") / folders[name] if name in folders else tmp_path / name
+        monkeypatch.setenv(name, str(where))
+    places = [f"save_loc={tmp_path}/run", f"data.store={tmp_path}/store.zarr"]
+    config = load_config(path, places if "store:" in path.read_text(encoding="utf-8") else places[:1])
+    problems = check(config)
+    # what is not here is what the sources are
+    assert [problem for problem in problems if there or not re.match(r"data\.sources\.\d\.path: ", problem)] == []
+    assert there or len(problems) == len(config.data.sources)
+
+
+def test_problems_of_every_kind_at_once(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     overrides = [
         "data.levels=[500, 700]",
         "data.variables.prognostic.vars_2D=[t2n]",
         "data.splits.valid=['2000-01-04T12:00', '2000-01-06']",
-        "model.padding=null",
         "model.local_window_size=5",
-        f"save_loc={config_file}/run",
+        "trainer.monitor=rmse/z500/6h",
+        "loss.weights={z: 1}",
+        "trainer.walltime=1min",
+        "trainer.resume=/nowhere",
+        "save_loc=config.yml/run",
     ]
-    assert main._run("check", [str(config_file), *overrides], "credit_check") == 2
-    found = [line for line in capsys.readouterr().out.splitlines() if line.startswith("PROBLEM: ")]
-    for words in ("t has no level 700", '"t2n" is in no file', "data.split_gap", "window", "save_loc"):
-        assert any(words in line for line in found), (words, found)
+    code, problems, _ = run_check(capsys, *overrides)
+    expected = ("t has no level 700", '"t2n" is in no file', "data.split_gap", "model.local_window_size",
+                "rmse/z500/6h", "loss.weights", "/nowhere", "save_loc")  # fmt: skip
+    assert code == 2
+    for words in expected:
+        assert sum(words in problem for problem in problems) == 1, (words, problems)
+    assert len(problems) == len(expected)
 
 
-def test_problems_that_need_the_fields(config_file: Path) -> None:
-    folder = config_file.parent
-    hours = [6 * n for n in range(40) if n not in range(20, 24)]
-    t = random_fields(36, 2, H, W)
-    t[0, 0, 0, 0] = float("nan")
-    fields = {"t": t, "t2m": random_fields(36, H, W), "ground": random_fields(H, W)}
-    write_file(folder / "a.nc", fields, hours, levels=[500, 850])
-    problems = check(load(config_file, "inference.lead_time=48h"))
-    assert len(problems) == 3
-    assert "level 500 at 2000-01-01T00:00: 1 of 2048 values are missing" in problems[0]
-    assert "data.splits.valid 2000-01-06T00:00..2000-01-06T23:59: no data in this period" in problems[1]
-    assert "inference.lead_time 48h" in problems[2]
+def test_sizes_are_those_of_the_checkpoint(worlds: Callable[[str], Path]) -> None:
+    with chdir(worlds("run")):
+        config = load_config("config.yml")
+        reader = open_sources(config.data)
+        tried = try_step(config, blank_assets(reader.channels, reader.grid, reader.attributes, reader.masks))
+        written = steps = 0
+        for file in Path("run/checkpoints/step_00000002").glob("*/*.safetensors"):
+            with safe_open(file, "pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118
+                    tensor = tensors.get_tensor(name)
+                    written += tensor.numel() * tensor.element_size()
+                    steps += 4 * name.endswith("/step")
+    assert tried.checkpoint_bytes == written - steps > 10**5
+
+
+def test_a_model_that_needs_values_is_no_problem(
+    world: Path, plugins: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plugin("y = y if y.isfinite().all() else y * 0")(world)
+    code, problems, said = run_check(capsys, *SEEDED, "trainer.amp=true")
+    assert (code, problems) == (0, [])
+    assert "could not be tried without values" in said
+
+
+def test_ranks_that_fit(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = ["trainer.parallelism.tensor=2", "trainer.amp=true", "trainer.activation_checkpoint=true"]
+    code, problems, said = run_check(capsys, *overrides, "--world-size", "4")
+    assert (code, problems) == (0, []), problems
+    assert "ranks: 4 = replicate 1 x shard 2 x tensor 2" in said
+    assert "training: 2 steps of 4 samples" in said
+    assert not dist.is_initialized()
+
+
+def test_one_rank_of_many_checks(
+    world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "MASTER_ADDR": "a", "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    assert run_check(capsys, "data.levels=[1]") == (0, [], "")
+
+
+def test_a_number_of_ranks_that_is_none(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main._run("check", ["config.yml", "--world-size", "0"], "credit_check") == 2
+    assert "--world-size: 0" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_save_loc_without_permission(config_file: Path) -> None:
-    closed = config_file.parent / "closed"
-    closed.mkdir(mode=0o500)
-    (problem,) = check(load(config_file, f"save_loc={closed}/run"))
-    assert "cannot be written" in problem
-
-
-def test_a_config_from_python(config_file: Path) -> None:
-    import yaml
-
-    assert check(build_config(yaml.safe_load(config_file.read_text()))) == []
+def test_a_save_loc_without_permission(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("closed").mkdir(mode=0o500)
+    code, problems, _ = run_check(capsys, "save_loc=closed/run")
+    assert code == 2 and "cannot be written" in problems[0]

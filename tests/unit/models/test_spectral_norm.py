@@ -180,7 +180,7 @@ def test_sigma_is_float32_under_autocast_and_for_bfloat16_weights() -> None:
     layer = nn.Linear(64, 64)
     spectral_norm.apply_spectral_norm(nn.Sequential(layer))
     norm = layer.parametrizations.weight[0]
-    norm.settle_(layer.parametrizations.weight.original.detach(), 20)
+    spectral_norm.iterate_([(norm, layer.parametrizations.weight.original.detach())], 20)
     weight = layer.weight
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(layer.weight, weight)
@@ -228,3 +228,56 @@ def test_a_compiled_layer_has_one_graph_with_the_iteration_and_one_without() -> 
         layer(x_BHWC)
         assert not moved(layer, before)
     assert counter.frame_count == 2
+
+
+class Sums:
+    """Adds up over ranks of which there is one, and counts."""
+
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+
+    def __call__(self, part: torch.Tensor) -> torch.Tensor:
+        self.lengths.append(part.numel())
+        return part.clone()
+
+
+def summed(model: WXFormer) -> tuple[nn.Module, Sums]:
+    """Let the linear layers of the model's last transformer layer be split over one rank, by rows and by columns."""
+    layer, sums = model.stages[3].layers[0], Sums()
+    for name, norm, _ in spectral_norm.parametrizations(layer):
+        if "position_bias" not in name:
+            norm.share(int("to_out" in name or "contract" in name), sums, sums)
+    spectral_norm.SpectralNorm.share_sums(layer)
+    return layer, sums
+
+
+@pytest.mark.parametrize("prepare", [lambda model: None, checkpoint_layers])
+def test_a_block_adds_up_for_all_its_weights_at_once(prepare: Callable[[WXFormer], None]) -> None:
+    plain, model = build(), build()
+    layer, sums = summed(model)
+    assert_close(rollout_gradients(model, prepare), rollout_gradients(plain, lambda model: None))
+    # two sums for the iterations of eight weights and their sigmas in both forwards; recomputation takes its sigmas
+    assert sums.lengths[2:] == [8] * (4 if prepare is checkpoint_layers else 2) and len(sums.lengths[:2]) == 2
+    for name, vector in spectral_norm.vectors(model).items():
+        name = name.replace("_checkpoint_wrapped_module.", "")
+        torch.testing.assert_close(vector, spectral_norm.vectors(plain)[name], msg=name)
+
+
+def test_what_was_added_up_for_a_forward_is_gone_after_it() -> None:
+    model = build().eval()
+    layer, sums = summed(model)
+    x_BHWC = torch.randn(1, 2, 2, 64)
+    layer(x_BHWC)
+    linear = layer.long_feed_forward.expand
+    with torch.no_grad():
+        linear.parametrizations.weight.original.mul_(2)
+    torch.testing.assert_close(linear.weight, linear.parametrizations.weight.original / sigma_of(linear))
+    assert sums.lengths == [8, 1]
+    with pytest.raises(RuntimeError):
+        layer(x_BHWC[..., 1:])
+    assert all(norm.prepared is None for _, norm, _ in spectral_norm.parametrizations(layer))
+
+
+def sigma_of(layer: nn.Linear) -> torch.Tensor:
+    norm = layer.parametrizations.weight[0]
+    return torch.dot(norm.u, layer.parametrizations.weight.original @ norm.v)

@@ -1,0 +1,109 @@
+"""Memory of a training step of one sample, by the number of tensor-parallel ranks and by checkpointing.
+
+The step runs on the meta device, in float32, with rank 0's part of the split layers and as on a GPU, where attention
+keeps no probabilities. Kept is what the forward pass leaves for the backward pass; the peak has the gradients of this
+rank's weights in it. The weights themselves are not counted: what is called so are those divided by sigma. Fields are
+input, padding and output.
+
+    python benchmarks/activations.py [--network published]
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+sys.path.insert(0, str(Path(__file__).parent))
+from live_memory import LiveMemory
+from memory import PUBLISHED
+
+from credit.models.registry import build_model
+from credit.models.wxformer.attention import TransformerLayer
+from credit.models.wxformer.decoder import Decoder
+from credit.models.wxformer.embed import CrossScaleEmbedding
+from credit.models.wxformer.spectral_norm import SpectralNorm
+from credit.parallel.activation import checkpoint_blocks
+from credit.parallel.reduce import local_part
+from credit.parallel.tensor_parallel import apply_tensor_parallel
+
+STARTER = {
+    "image_height": 181, "image_width": 360, "in_channels": 80, "out_channels": 84, "dim": [32, 64, 128, 256],
+    "depth": [2, 2, 8, 2], "dim_head": 32, "global_window_size": [8, 4, 2, 1], "local_window_size": 4,
+    "padding": {"mode": "earth", "lat": [37, 38], "lon": [12, 12]}, "decoder": "pixel_shuffle",
+}  # fmt: skip
+PARTS = {TransformerLayer: "layers", CrossScaleEmbedding: "embeddings", Decoder: "decoder", SpectralNorm: "weights"}
+
+
+def attention_of_a_gpu(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor, dropout_p: float) -> Tensor:
+    bias = attn_mask.expand(*q.shape[:2], *attn_mask.shape)
+    return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, dropout_p)[0]
+
+
+def name_parts(model: nn.Module, live: LiveMemory) -> None:
+    """Count what each module makes under its own name."""
+    outside: list[str] = []
+
+    def enter(part: str, *_: object) -> None:
+        outside.append(live.part)
+        live.part = part
+
+    def leave(*_: object) -> None:
+        live.part = outside.pop()
+
+    for module in model.modules():
+        if type(module) in PARTS:
+            module.register_forward_pre_hook(functools.partial(enter, PARTS[type(module)]), prepend=True)
+            module.register_forward_hook(leave, always_call=True)
+
+
+def measure(settings: dict, ranks: int, checkpoint: bool | str) -> tuple[dict[str, int], int]:
+    """Return the bytes that a forward pass leaves, by part, and the peak of the step."""
+    with torch.device("meta"):
+        model = build_model("wxformer", **settings)
+        fields = torch.empty(1, *model.in_shape)
+    if ranks > 1:
+        apply_tensor_parallel(model, init_device_mesh("cpu", (ranks,)))
+    if checkpoint:
+        checkpoint_blocks(model, checkpoint)
+    live = LiveMemory(known=map(local_part, (*model.parameters(), *model.buffers())))
+    name_parts(model, live)
+    live.part = "fields"
+    with live:
+        result = model.train()(fields)
+        kept = dict(live.now)
+        live.part = "backward"
+        result.square().mean().backward()
+    return kept, live.peak
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--network", default="published", choices=("published", "starter"))
+    settings = {"published": PUBLISHED, "starter": STARTER}[parser.parse_args().network]
+    F.scaled_dot_product_attention = attention_of_a_gpu
+    dist.all_reduce = lambda *_, **__: None
+    parts = [*PARTS.values(), "fields"]
+    print(f"| tensor | checkpointing | {' | '.join(parts)} | kept [MB] | peak [MB] |\n|{'---|' * (len(parts) + 4)}")
+    for ranks in (1, 2, 4):
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+        for checkpoint in (False, "selective", True):
+            kept, peak = measure(settings, ranks, checkpoint)
+            by_part = " | ".join(f"{kept.get(part, 0) / 1e6:.0f}" for part in parts)
+            print(
+                f"| {ranks} | {checkpoint} | {by_part} | {sum(kept.values()) / 1e6:.0f} | {peak / 1e6:.0f} |",
+                flush=True,
+            )
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""The part of ``credit_check`` that looks at the data: files, variables, levels, units, times, splits, the store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from credit.channels import ChannelMap
+from credit.cli.findings import Findings
+from credit.config.schema_data import DataConfig
+from credit.data.files import OpenFiles
+from credit.data.frames import Frames
+from credit.data.plausible import find_contradictions
+from credit.data.problems import Problems
+from credit.data.reader import FieldReader
+from credit.data.scan import Scan, scan_sources
+from credit.data.sources import open_sources
+from credit.data.splits import Split, build_splits, describe_gaps, require_samples
+from credit.data.store import open_configured_store
+from credit.grid import LatLonGrid
+from credit.times import Clock
+
+_HIGHEST_HPA = 1100.0
+
+
+@dataclass(frozen=True)
+class DataFound:
+    """What the data are, as far as it could be found out; has the attributes of a `FieldReader` that need no reading.
+
+    Attributes:
+        channels: of the config.
+        grid: of the files or the store.
+        clock: their calendar.
+        times: (N,) int64 minutes.
+        attributes: variable -> units, standard_name, long_name; empty where the sources are not in order.
+        masks: variable -> (H, W) bool; empty where the sources are not in order.
+        splits: by name; empty where they are not in order.
+        samples: split -> (M,) initial times of its samples, of the splits that have some.
+        reader: what reads the fields, None where the sources are not in order.
+    """
+
+    channels: ChannelMap
+    grid: LatLonGrid
+    clock: Clock
+    times: np.ndarray
+    attributes: dict[str, dict]
+    masks: dict[str, np.ndarray]
+    splits: dict[str, Split]
+    samples: dict[str, np.ndarray]
+    reader: FieldReader | None
+
+
+def look_at_data(conf: DataConfig, findings: Findings) -> DataFound | None:
+    """Look at everything that the data section describes; None where not even a grid is known."""
+    _check_level_units(conf, findings)
+    reader = _open(conf, findings)
+    if reader is not None:
+        grid, clock, times = reader.grid, reader.clock, reader.times
+    else:
+        scan = scan_sources(conf, OpenFiles(), Problems())
+        if scan is None:
+            _split(conf, Clock(), findings)
+            return None
+        grid, clock, times = scan.grid, scan.clock, _times_of(scan)
+    splits = _split(conf, clock, findings)
+    samples = _count_samples(conf, clock, times, splits, findings) if len(times) else {}
+    found = DataFound(
+        conf.channel_map(), grid, clock, times, getattr(reader, "attributes", {}), getattr(reader, "masks", {}),
+        splits, samples, reader,
+    )  # fmt: skip
+    if reader is not None:
+        _read_samples(conf, reader, samples, findings)
+    return found
+
+
+def _check_level_units(conf: DataConfig, findings: Findings) -> None:
+    """Levels above any pressure in hPa are in Pa; files whose units are wrong, too, would agree with them."""
+    channels = conf.channel_map()
+    high = [c.level for c in channels.stored + channels.static_stored if (c.level or 0.0) > _HIGHEST_HPA]
+    if conf.level_units == "hPa" and high:
+        findings.add(
+            f"data.levels: {high[0]:g} hPa is more than any pressure on Earth; set data.level_units: Pa, or write hPa"
+        )
+
+
+def _open(conf: DataConfig, findings: Findings) -> FieldReader | None:
+    """Open the store where there is one that fits, else the sources that it is to be made from."""
+    reader: FieldReader | None = None
+    if conf.store is not None and Path(conf.store).exists():
+        with findings.collect():
+            reader = open_configured_store(conf)
+            findings.say(f"store: {conf.store} is complete, statistics included")
+    if reader is None:
+        with findings.collect():
+            reader = open_sources(conf)
+    if reader is not None:
+        height, width = reader.grid.shape
+        names = ", ".join(channel.name for channel in reader.channels.stored + reader.channels.static_stored)
+        findings.say(
+            f"data: {len(reader.times)} times, calendar {reader.clock.calendar}, {height} x {width} cells; {names}"
+        )
+    return reader
+
+
+def _times_of(scan: Scan) -> np.ndarray:
+    """Return the times of the sources where they are not in order as a whole; none if a file did not tell its own."""
+    pieces = [piece for of_variable in scan.pieces.values() for piece in of_variable]
+    timed = {piece.source for piece in pieces if piece.layout.times is not None}
+    told = {piece.path for piece in pieces if piece.layout.times is not None or piece.source not in timed}
+    if not timed or set(scan.paths) - told:
+        return np.empty(0, dtype=np.int64)
+    # the variable with the most times is the one without a fault
+    every = [
+        np.unique(np.concatenate([piece.layout.times for piece in of_variable if piece.layout.times is not None]))
+        for of_variable in scan.pieces.values()
+        if any(piece.layout.times is not None for piece in of_variable)
+    ]
+    return max(every, key=len)
+
+
+def _split(conf: DataConfig, clock: Clock, findings: Findings) -> dict[str, Split]:
+    splits: dict[str, Split] = {}
+    with findings.collect():
+        splits = build_splits(conf, clock)
+    return splits
+
+
+def _count_samples(
+    conf: DataConfig, clock: Clock, times: np.ndarray, splits: dict[str, Split], findings: Findings
+) -> dict[str, np.ndarray]:
+    """Count the samples of each split and name its gaps; how long forecasts of the test period are is seen later."""
+    samples = {}
+    lengths = {"train": conf.forecast_len, "valid": conf.valid_forecast_len, "test": 1}
+    for name, split in splits.items():
+        with findings.collect():
+            initial = require_samples(times, split, clock, conf.step_minutes, conf.history_len, lengths[name])
+            samples[name] = initial
+            inside = times[(times >= split.first) & (times <= split.last)]
+            gaps = describe_gaps(inside, clock, conf.step_minutes)
+            findings.say(f"{split.describe(clock)}: {len(inside)} times, {len(initial)} samples; {gaps}")
+    return samples
+
+
+def _read_samples(conf: DataConfig, reader: FieldReader, samples: dict[str, np.ndarray], findings: Findings) -> None:
+    """Read the first, a middle and the last sample's initial time of each split, and the forcing of the last."""
+    steps = {"train": conf.forecast_len, "valid": conf.valid_forecast_len, "test": 1}
+    ranges: list[tuple[np.ndarray, np.ndarray]] = []
+    for name, initial in samples.items():
+        with findings.collect():
+            for minutes in initial[sorted({0, len(initial) // 2, len(initial) - 1})]:
+                fields = reader.read(reader.index_of(int(minutes)))
+                if name != "train":
+                    continue
+                if not ranges:
+                    arguments = (reader.channels.stored, reader.attributes, conf.level_units)
+                    for message in find_contradictions(fields, *arguments, reader.clock.format(minutes)):
+                        findings.add(message)
+                ranges.append((np.nanmin(fields, axis=(1, 2)), np.nanmax(fields, axis=(1, 2))))
+            last = int(initial[-1]) + (steps[name] - 1) * conf.step_minutes
+            # a window that ends after the last input needs a later time than the sample itself
+            Frames(reader, conf, None).forcing(last)
+    if ranges:
+        least, most = (np.stack(values) for values in zip(*ranges, strict=True))
+        _check_constant(reader.channels, least.min(axis=0), most.max(axis=0), findings)
+
+
+def _check_constant(channels: ChannelMap, least: np.ndarray, most: np.ndarray, findings: Findings) -> None:
+    """A run refuses an output that has one value all through the training period."""
+    same = [c.name for c, low, high in zip(channels.output, least, most, strict=False) if low == high]
+    if same:
+        findings.add(
+            f"{', '.join(same)}: one value everywhere at the sampled times of data.splits.train; there is nothing to "
+            "learn: take it out of data.variables, or look at the files"
+        )

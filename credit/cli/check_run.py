@@ -1,0 +1,277 @@
+"""The part of ``credit_check`` that looks at the run's folder, its checkpoints, its ranks, its room and its time."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+
+from credit.cli.check_data import DataFound
+from credit.cli.findings import Findings
+from credit.config import Config
+from credit.data.loader import PositionSampler
+from credit.data.preprocess import bytes_needed, times_within
+from credit.data.sources import SourceReader
+from credit.errors import ConfigError
+from credit.hpc.cluster import load_cluster
+from credit.hpc.job import Job, build_job
+from credit.hpc.script import render
+from credit.models.lora import base_state, saved_state
+from credit.parallel.launch import read_launch
+from credit.parallel.mesh import Degrees, RunMesh, plan_degrees
+from credit.times import format_duration, parse_duration
+from credit.train import checkpoint
+from credit.train.assemble import take_over
+from credit.train.continuation import find_start, require_same_run
+from credit.train.dry_run import Tried
+from credit.train.fine_tuning import find_base
+from credit.train.optim import forecast_len_at
+from credit.train.record import last_rows, read_status
+
+# of metrics.jsonl's last rows, so many tell the speed
+_SPEED_ROWS = 200
+# a run stops so long before its end, to save
+_MARGIN_MINUTES = 1
+
+
+def check_folder(config: Config, findings: Findings) -> None:
+    """Try to write where the run will write."""
+    folder = Path(config.save_loc).absolute()
+    while not folder.exists():
+        folder = folder.parent
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            findings.say(f"save_loc: {config.save_loc} can be written")
+    except OSError as error:
+        findings.add(
+            f"save_loc: {config.save_loc}: {folder} cannot be written ({error.strerror}); choose another folder"
+        )
+    status = read_status(Path(config.save_loc))
+    if status.get("status") == "failed":
+        findings.say(f"save_loc: the run there failed at step {status.get('step')}: {status.get('reason')}")
+
+
+def plan_job(config: Config, findings: Findings) -> Job | None:
+    """Write, for nobody, the script of the site that the config names; None where it names none."""
+    named = [section for section in (config.pbs, config.slurm) if section.cluster is not None]
+    if len(named) != 1:
+        return None
+    job, section = None, named[0]
+    with findings.collect():
+        cluster = load_cluster(section.cluster)
+        other = config.pbs if cluster.scheduler == "pbs" else config.slurm
+        if other is not section:
+            raise ConfigError(
+                f"{'slurm' if other is config.pbs else 'pbs'}.cluster: {section.cluster}: {cluster.title} has "
+                f"{cluster.scheduler}; use that section"
+            )
+        folder = Path(config.save_loc)
+        job = build_job(
+            "train", cluster, section, experiment=config.experiment, folder=folder, config=folder / "config.yml"
+        )
+        render(job)
+    return job
+
+
+def plan_ranks(config: Config, world_size: int | None, job: Job | None, findings: Findings) -> Degrees:
+    """Return the mesh of `world_size` ranks; by default the launcher's, the job's, or the least that the config allows.
+
+    Args:
+        config: of the run.
+        world_size: number of ranks, None for the default.
+        job: of the site that the config names.
+        findings: receives what the run itself would say of a mesh that does not fit.
+    """
+    conf = config.trainer.parallelism
+    least = conf.tensor * (conf.replicate if conf.data == "fsdp2" else 1)
+    degrees = Degrees()
+    with findings.collect():
+        launch = read_launch()
+        launched = launch.world if launch.launcher != "none" else None
+        world = world_size or launched or (job.ranks if job is not None else least)
+        degrees = plan_degrees(conf, world)
+        findings.say(f"ranks: {RunMesh(degrees).describe()} (--world-size N checks another number)")
+    return degrees
+
+
+def check_start(
+    config: Config, found: DataFound | None, tried: Tried | None, degrees: Degrees, findings: Findings
+) -> tuple[Config, int]:
+    """Look whether the run could go on from the checkpoints that it would find.
+
+    Returns:
+        The config as the run would have it, which keeps a checkpoint's global batch, and the step that it begins with.
+    """
+    folder = Path(config.save_loc)
+    step = 0
+    with findings.collect():
+        origin = find_start(config, folder)
+        _name_damaged(folder / "checkpoints", origin, findings)
+        base = find_base(config, origin)
+        if origin is None:
+            return config, 0
+        meta = checkpoint.load_meta(origin)
+        goes_on = base is None or origin.resolve() != base
+        step = meta["step"] if goes_on else 0
+        if found is None:
+            require_same_run(config, meta["config"], origin)
+            return config, step
+        config, _ = take_over(config, found, RunMesh(degrees), origin, goes_on)
+        if tried is not None:
+            own = saved_state(tried.model) if goes_on else base_state(tried.model)
+            checkpoint.require_same(own, checkpoint.stored_shapes(origin, "model" if goes_on else "forecast"), origin)
+        findings.say(f"checkpoint: the run begins with {origin}, step {step}")
+    return config, step
+
+
+def _name_damaged(folder: Path, origin: Path | None, findings: Findings) -> None:
+    """Name the run's own checkpoints that would be passed over."""
+    own = origin is not None and origin.resolve().parent == folder.resolve()
+    for path in checkpoint.list_checkpoints(folder):
+        if own and checkpoint.step_of(path) <= checkpoint.step_of(origin):
+            continue
+        findings.add(
+            f"{path}: {checkpoint.find_damage(path)}; training would pass over it and "
+            f"{f'begin with {origin}' if origin is not None else 'begin anew'}; remove it, or copy it again"
+        )
+
+
+def check_length(config: Config, found: DataFound, degrees: Degrees, findings: Findings) -> tuple[int, int]:
+    """Return the optimizer steps of the whole run and the samples of each; zeros where a step has too many samples."""
+    conf, steps, samples = config.trainer, 0, 0
+    with findings.collect():
+        ranks = RunMesh(degrees).data_ranks
+        sampler = PositionSampler(
+            len(found.samples["train"]), conf.train_batch_size, conf.grad_accum_every, config.seed, 0, 0,
+            data_ranks=ranks,
+        )  # fmt: skip
+        samples = sampler.block
+        steps = conf.max_steps or conf.num_epoch * sampler.steps_per_epoch
+        findings.say(f"training: {steps} steps of {samples} samples; an epoch has {sampler.steps_per_epoch}")
+        ramp = conf.forecast_len_from
+        if forecast_len_at(steps - 1, steps, config.data.forecast_len, ramp) != config.data.forecast_len:
+            raise ConfigError(
+                f"trainer.forecast_len_from: {ramp}: the last share begins after the last of {steps} steps, so no step "
+                f"would train on data.forecast_len {config.data.forecast_len}; begin it earlier"
+            )
+    return steps, samples
+
+
+def check_time(config: Config, job: Job | None, left: int, samples: int, findings: Findings) -> None:
+    """Compare the steps that are left with the job's time, where an earlier part of the run has shown its speed.
+
+    Args:
+        config: of the run.
+        job: of the site that the config names.
+        left: optimizer steps.
+        samples: of each.
+        findings: receives what was found.
+    """
+    own = None if config.trainer.walltime is None else parse_duration(config.trainer.walltime)
+    asked = None if job is None else job.seconds // 60
+    scheduler = "slurm" if job is None else job.scheduler
+    if own is not None and asked is not None and own > asked:
+        findings.add(
+            f"trainer.walltime: {config.trainer.walltime} is longer than {scheduler}.walltime {format_duration(asked)}, at "
+            "which the scheduler ends the job; leave it out, as the job's script tells the run when its job ends"
+        )
+    ends = [(minutes, key) for minutes, key in ((own, "trainer"), (asked, scheduler)) if minutes is not None]
+    if left <= 0:
+        findings.say("training: nothing is left; trainer.max_steps or num_epoch would have to be more")
+    if left <= 0 or not ends:
+        return
+    minutes, key = min(ends)
+    walltime = f"{key}.walltime: {format_duration(minutes)}"
+    if minutes <= _MARGIN_MINUTES:
+        findings.add(f"{walltime}: a run stops a minute before its end, to save; give it more")
+        return
+    rows = last_rows(Path(config.save_loc))[-_SPEED_ROWS:]
+    speeds = [row["samples_per_s"] for row in rows if row.get("samples_per_s")]
+    if not speeds:
+        return
+    hours = left * samples / median(speeds) / 3600
+    jobs = math.ceil(hours * 60 / (minutes - _MARGIN_MINUTES))
+    links = max(config.pbs.chain or 1, config.slurm.chain or 1, job.links if job is not None else 1)
+    text = f"{left} steps take about {hours:.1f} h at {median(speeds):.3g} samples/s (metrics.jsonl)"
+    findings.say(f"time: {text}")
+    if jobs > links:
+        findings.add(
+            f"{walltime} and {links} job{'s' if links > 1 else ''} are too little: {text}, which is {jobs} jobs; set "
+            f"{scheduler}.chain: {jobs}, take more time or more ranks, or train fewer steps"
+        )
+
+
+def check_room(
+    config: Config, found: DataFound, tried: Tried | None, forecast_bytes: int, steps: int, findings: Findings
+) -> None:
+    """Compare what the run will write with what is free, disk by disk.
+
+    Args:
+        config: of the run.
+        found: the data.
+        tried: the network, None where it cannot be built.
+        forecast_bytes: of all forecasts.
+        steps: optimizer steps of the run, 0 where that is not known.
+        findings: receives what was found.
+    """
+    conf, folder = config.trainer, Path(config.save_loc)
+    forecasts, store = folder / config.inference.folder, _store_bytes(config, found)
+    needs = [("forecasts", forecasts, max(0, forecast_bytes - _bytes_below(forecasts)))]
+    if store:
+        needs.append(("data.store", Path(config.data.store), store))
+        findings.say(
+            f"store: {config.data.store} is to be written (credit_preprocess), at most {store / 2**30:.2f} GiB"
+        )
+    if tried is not None:
+        milestones = steps // conf.keep_every if conf.keep_every else 0
+        # one more is written before the oldest goes
+        most, size = min(conf.keep_last + conf.keep_best + milestones + 1, max(steps, 1)), tried.checkpoint_bytes
+        left = max(0, most * size - _bytes_below(folder / "checkpoints"))
+        needs.append(("checkpoints", folder, left))
+        findings.say(
+            f"checkpoints: at most {most} of {size / 2**20:.1f} MiB (trainer.keep_last, keep_best, keep_every)"
+        )
+    disks: dict[int, list[tuple[str, Path, int]]] = {}
+    for item in needs:
+        disks.setdefault(_existing(item[1]).stat().st_dev, []).append(item)
+    for items in disks.values():
+        where, need = _existing(items[0][1]), sum(size for _, _, size in items)
+        free = shutil.disk_usage(where).free
+        parts = ", ".join(f"{what} {size / 2**30:.2f}" for what, _, size in items)
+        text = f"up to {need / 2**30:.2f} GiB more are needed ({parts}), {free / 2**30:.2f} GiB are free"
+        findings.say(f"disk of {where}: {text}")
+        if need > free:
+            findings.add(
+                f"save_loc, data.store: on the disk of {where} {text}; make room, choose another place, keep fewer "
+                "checkpoints (trainer.keep_last), or write fewer fields (inference.variables, output_every)"
+            )
+
+
+def _store_bytes(config: Config, found: DataFound) -> int:
+    """Return the most that the store will still take; 0 where it is complete, or the sources are not in order."""
+    if config.data.store is None or not found.splits or not isinstance(found.reader, SourceReader):
+        return 0
+    whole = bytes_needed(found.reader, len(times_within(found.reader, found.splits)))
+    return max(0, whole - _bytes_below(Path(config.data.store)))
+
+
+def _existing(path: Path) -> Path:
+    """Return the nearest folder above that is there."""
+    path = path.absolute()
+    while not path.is_dir():
+        path = path.parent
+    return path
+
+
+def _bytes_below(folder: Path) -> int:
+    total = 0
+    for where, _, names in os.walk(folder):
+        for name in names:
+            # a run that is under way removes files
+            with suppress(OSError):
+                total += os.lstat(os.path.join(where, name)).st_size
+    return total

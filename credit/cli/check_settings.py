@@ -1,0 +1,161 @@
+"""The part of ``credit_check`` that builds from the config what training, forecasts and scores build later."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+from torch import nn
+
+from credit.cli.check_data import DataFound
+from credit.cli.findings import Findings
+from credit.config import Config
+from credit.config.schema_forecast import InitialTimesConfig
+from credit.errors import ConfigError, DataError
+from credit.forecast.archive import open_forecasts
+from credit.forecast.initial_times import choose_initial_times
+from credit.forecast.layout import build_layout
+from credit.losses import build_loss
+from credit.times import parse_duration
+from credit.train.assemble import require_monitor
+from credit.train.assets import _LEAST_CLIMATOLOGY_MINUTES
+from credit.train.optim import build_optimizer
+from credit.verify.baselines import build_climatology
+from credit.verify.scoring import figure_channels
+
+# a climatology's file is read whole; that of a larger grid is only looked for
+_LARGEST_FILE_BYTES = 2**30
+
+
+def check_training(config: Config, found: DataFound, findings: Findings) -> None:
+    """Build the loss, the optimizer and what else training takes from the config alone."""
+    conf = config.trainer
+    with findings.collect():
+        require_monitor(config, found.channels)
+    with findings.collect():
+        scale = np.ones(len(found.channels.group("prognostic")))
+        with np.errstate(invalid="ignore"):
+            loss = build_loss(config.loss, found.channels, found.grid.area_weights(), scale, found.masks)
+        if not loss.share_C.min() >= 0:
+            raise ConfigError(
+                f"loss.weights: {config.loss.weights}: no weight may be below 0, and one at least must be above"
+            )
+    with findings.collect():
+        try:
+            build_optimizer(nn.Linear(1, 1), conf)
+        except ValueError as error:
+            raise ConfigError(f"trainer.betas: {list(conf.betas)}: {error}; both must lie from 0 to below 1") from error
+    if conf.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        findings.add("trainer.tensorboard: true needs the extra: pip install 'credit[tensorboard]'")
+    train = found.splits.get("train")
+    for channel in found.channels.group("dynamic_forcing"):
+        wants = channel.source == "data" and config.data.field(channel.variable).in_forecast == "climatology"
+        if wants and train is not None and train.last - train.first < _LEAST_CLIMATOLOGY_MINUTES:
+            findings.add(
+                f"data.fields.{channel.variable}.in_forecast: climatology cannot be fitted to data.splits.train, which "
+                f"has {(train.last - train.first) / 1440:.0f} days and needs {_LEAST_CLIMATOLOGY_MINUTES // 1440}; use "
+                "persist"
+            )
+
+
+def check_forecasts(config: Config, found: DataFound, findings: Findings) -> int:
+    """Choose the initial times, lay out the files and look at what scoring needs.
+
+    Returns:
+        Bytes that the forecasts take at most.
+    """
+    conf, step, initial = config.inference, config.data.step_minutes, []
+    _check_checkpoint(config, findings)
+    # a test period without a sample has been named
+    chosen_by_split = isinstance(conf.initial_times, InitialTimesConfig)
+    if len(found.times) and "test" in (found.samples if chosen_by_split else found.splits):
+        with findings.collect():
+            initial = choose_initial_times(
+                conf, found.times, found.clock, found.splits["test"], step, config.data.history_len
+            )
+            first, last = found.clock.format(initial[0]), found.clock.format(initial[-1])
+            whole = _count_scored(config, found, initial)
+            findings.say(f"inference.initial_times: {len(initial)}, {first} to {last}; {whole} of them can be scored")
+            _require_observed(config, found, initial)
+    cells = 0
+    with findings.collect():
+        layout = build_layout(
+            found.channels, found.grid, found.clock, found.attributes, step, [step], config.data.level_units,
+            conf.variables,
+        )  # fmt: skip
+        cells = sum(len(variable.index) for variable in layout.variables) * found.grid.area_weights().size
+    with findings.collect():
+        figure_channels(config, found.channels.output)
+    if "train" in found.samples:
+        with findings.collect():
+            _try_climatology(config, found)
+    for name, path in config.verification.other_forecasts.items():
+        with findings.collect():
+            try:
+                open_forecasts(path)
+            except DataError as error:
+                raise DataError(f"verification.other_forecasts.{name}: {error}") from error
+    leads = parse_duration(conf.lead_time) // parse_duration(conf.output_every or config.data.timestep)
+    return 4 * cells * leads * len(initial)
+
+
+def _check_checkpoint(config: Config, findings: Findings) -> None:
+    """A checkpoint of another run must be there; those of this run may be to come."""
+    which = config.inference.checkpoint
+    own = (Path(config.save_loc) / "checkpoints").resolve()
+    if which not in ("best", "latest") and own not in Path(which).resolve().parents and not Path(which).is_dir():
+        findings.add(
+            f"inference.checkpoint: {which}: no such checkpoint; write best, latest or the path of a step_XXXXXXXX "
+            "folder"
+        )
+
+
+def _count_scored(config: Config, found: DataFound, initial: list[int]) -> int:
+    """Count the initial times that have truth at every lead time in the test period."""
+    test, step = found.splits["test"], config.data.step_minutes
+    truth = set(found.times[(found.times >= test.first) & (found.times <= test.last)].tolist())
+    leads = range(0, parse_duration(config.inference.lead_time) + 1, step)
+    return sum(all(minutes + lead in truth for lead in leads) for minutes in initial)
+
+
+def _require_observed(config: Config, found: DataFound, initial: list[int]) -> None:
+    """A forecast with observed forcing needs data up to its last step.
+
+    Raises:
+        DataError: naming the first initial time whose forcing ends too early.
+    """
+    observed = [
+        channel.variable
+        for channel in found.channels.group("dynamic_forcing")
+        if channel.source == "data" and config.data.field(channel.variable).in_forecast == "observed"
+    ]
+    have, step = set(found.times.tolist()), config.data.step_minutes
+    steps = range(0, parse_duration(config.inference.lead_time), step)
+    for minutes in initial if observed else ():
+        lacking = next((minutes + lead for lead in steps if minutes + lead not in have), None)
+        if lacking is not None:
+            raise DataError(
+                f"inference.initial_times: the forecast from {found.clock.format(minutes)} needs {observed[0]} "
+                f"(in_forecast: observed) at {found.clock.format(lacking)}, which the data do not have; shorten "
+                "inference.lead_time, name other times, or use persist"
+            )
+
+
+def _try_climatology(config: Config, found: DataFound) -> None:
+    """Fit the climatology of the scores to the training period's times, or read its file."""
+    conf = config.verification.climatology
+    names = [channel.name for channel in found.channels.output]
+    if conf.method == "file" and Path(conf.path).exists() and Path(conf.path).stat().st_size > _LARGEST_FILE_BYTES:
+        return
+    # whether it can be fitted depends on the times alone, so one cell does
+    one_cell = SimpleNamespace(
+        times=found.times,
+        clock=found.clock,
+        channels=found.channels,
+        attributes=found.attributes,
+        grid=found.grid if conf.method == "file" else SimpleNamespace(shape=(1, 1)),
+        read=lambda index: np.zeros((len(found.channels.stored), 1, 1), dtype=np.float32),
+    )
+    build_climatology(conf, one_cell, names, found.splits["train"])

@@ -1,0 +1,225 @@
+"""A small world without a fault: two netCDF files and a config; and what spoils it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from tests.unit.data.files_on_the_fly import SPLITS, random_fields, write_file
+
+H, W = 16, 32
+CONFIG: dict[str, Any] = {
+    "save_loc": "run",
+    "data": {
+        "sources": [{"path": "data_*.nc"}],
+        "variables": {
+            "prognostic": {"vars_3D": ["t"], "vars_2D": ["t2m"]},
+            "dynamic_forcing": {"vars_2D": ["sst", "sin_year"]},
+            "static": {"vars_2D": ["ground", "sin_latitude"]},
+        },
+        "levels": [500, 850],
+        "splits": SPLITS,
+        "split_gap": "24h",
+    },
+    "model": {
+        "type": "wxformer",
+        "dim": [8, 16, 32, 64],
+        "depth": [1, 1, 1, 1],
+        "dim_head": 8,
+        "global_window_size": [4, 2, 1, 1],
+        "local_window_size": [4, 2, 1, 1],
+        "cross_embed_kernel_sizes": [[2, 4], [2, 4], [2, 4], [2, 4]],
+        "padding": {"lat": [8, 8], "lon": [8, 8]},
+        "use_spectral_norm": False,
+    },
+    "trainer": {"device": "cpu", "max_steps": 2, "train_batch_size": 2, "valid_samples": 2},
+    "inference": {"lead_time": "6h", "initial_times": {"every": "6h"}},
+    "verification": {"climatology": {"harmonics": 0}},
+}
+
+
+def fields(times: int = 20, seed: int = 0) -> dict[str, np.ndarray]:
+    """Return the fields of one file."""
+    made = {
+        "t": random_fields(times, 2, H, W, seed=seed),
+        "t2m": random_fields(times, H, W, seed=seed + 1),
+        "sst": random_fields(times, H, W, seed=seed + 2),
+    }
+    return {**made, "ground": random_fields(H, W, seed=99)}
+
+
+def hours(file: int) -> list[int]:
+    """Return the times of file 1 or 2."""
+    return [6 * n for n in range(20 * (file - 1), 20 * file)]
+
+
+def write_half(folder: Path, file: int, values: dict[str, np.ndarray] | None = None, **options: Any) -> None:
+    """Write one of the two files anew; `options` are those of `write_file`."""
+    values = {**fields(seed=10 * file), **(values or {})}
+    options = {"hours": hours(file), "levels": [500, 850], **options}
+    write_file(folder / f"data_{file}.nc", values, **options)
+
+
+def write_world(folder: Path) -> None:
+    """Write two files and a config without a fault."""
+    for file in (1, 2):
+        write_half(folder, file)
+    (folder / "config.yml").write_text(yaml.safe_dump(CONFIG))
+
+
+def with_value(name: str, place: tuple, value: float) -> Callable[[Path], None]:
+    """Put one value into a variable of the first file."""
+
+    def spoil(folder: Path) -> None:
+        values = fields(seed=10)[name]
+        values[place] = value
+        write_half(folder, 1, {name: values})
+
+    return spoil
+
+
+def rewritten(file: int = 2, values: Callable[[], dict] = dict, **options: Any) -> Callable[[Path], None]:
+    """Write a file with other options or values."""
+    return lambda folder: write_half(folder, file, values(), **options)
+
+
+def in_both(values: Callable[[int], dict] = lambda file: {}, **options: Any) -> Callable[[Path], None]:
+    """Write both files with other options or values."""
+
+    def spoil(folder: Path) -> None:
+        for file in (1, 2):
+            write_half(folder, file, values(file), **options)
+
+    return spoil
+
+
+def cut(folder: Path) -> None:
+    """Truncate the second file."""
+    path = folder / "data_2.nc"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def coarser(folder: Path) -> None:
+    """Put the second file on another grid."""
+    values = {name: value[..., ::2, ::2] for name, value in fields(seed=20).items()}
+    write_file(folder / "data_2.nc", values, hours(2), levels=[500, 850])
+
+
+def overlapping(folder: Path) -> None:
+    """Give the second file a time of the first, with other values."""
+    write_half(folder, 2, hours=[hours(1)[-1], *hours(2)[1:]])
+
+
+def regional(folder: Path) -> None:
+    """Cut both files to the northern hemisphere."""
+    for file in (1, 2):
+        values = {name: value[..., : H // 2, :] for name, value in fields().items()}
+        lat = np.linspace(90 - 90 / H, -90 + 90 / H, H)[: H // 2]
+        write_file(folder / f"data_{file}.nc", values, hours(file), levels=[500, 850], lat=lat)
+
+
+def drop(*names: str) -> Callable[[Path], None]:
+    """Leave variables out of both files."""
+
+    def spoil(folder: Path) -> None:
+        for file in (1, 2):
+            values = {name: value for name, value in fields(seed=10 * file).items() if name not in names}
+            write_file(folder / f"data_{file}.nc", values, hours(file), levels=[500, 850])
+
+    return spoil
+
+
+def in_celsius(file: int) -> dict[str, np.ndarray]:
+    return {"t2m": fields(seed=10 * file)["t2m"] - 273.15}
+
+
+def uniform(file: int) -> dict[str, np.ndarray]:
+    return {"t2m": np.full((20, H, W), 280.0, dtype=np.float32)}
+
+
+def moving_static(file: int) -> dict[str, np.ndarray]:
+    return {"ground": random_fields(20, H, W)}
+
+
+def text(name: str, content: str) -> Callable[[Path], object]:
+    """Write a text file."""
+    return lambda folder: (folder / name).write_text(content)
+
+
+def change_meta(key: str, change: Callable[[dict], object]) -> Callable[[Path], None]:
+    """Change the description of the store, or what its arrays hold."""
+
+    def spoil(folder: Path) -> None:
+        path = folder / "store.zarr" / "zarr.json"
+        description = json.loads(path.read_text())
+        change(description["attributes"][key])
+        path.write_text(json.dumps(description))
+
+    return spoil
+
+
+def lose_a_chunk(folder: Path) -> None:
+    """Remove the first time's fields from the store."""
+    shutil.rmtree(folder / "store.zarr" / "fields" / "c" / "0")
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Return the run's checkpoints, oldest first."""
+    return sorted((folder / "run" / "checkpoints").glob("step_*"))
+
+
+def damage(*numbers: int) -> Callable[[Path], None]:
+    """Flip a byte in these checkpoints."""
+
+    def spoil(folder: Path) -> None:
+        for number in numbers:
+            file = next((checkpoints(folder)[number] / "model").glob("*.safetensors"))
+            content = bytearray(file.read_bytes())
+            content[-1] ^= 1
+            file.write_bytes(content)
+
+    return spoil
+
+
+def unfinished(folder: Path) -> None:
+    (checkpoints(folder)[-1] / "manifest.json").unlink()
+
+
+def slow(folder: Path) -> None:
+    """Leave the metrics of a slow run."""
+    (folder / "run").mkdir(exist_ok=True)
+    rows = [{"step": n, "loss": 1.0, "samples_per_s": 0.1} for n in (1, 2)]
+    (folder / "run" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+MODEL = """
+import torch
+from torch import nn
+from credit.config.schema_model import ModelSection, register_model_section
+from credit.models.registry import register_model
+
+register_model_section("seeded", ModelSection)
+
+@register_model("seeded")
+class Seeded(nn.Module):
+    def __init__(self, *, image_height, image_width, in_channels, out_channels, frames, output_frames):
+        super().__init__()
+        self.out = nn.Conv2d(in_channels * frames, out_channels, 1)
+        {init}
+
+    def forward(self, x):
+        y = self.out(x.flatten(1, 2))
+        {forward}
+        return y[:, :, None]
+"""
+
+
+def plugin(forward: str = "pass", init: str = "pass") -> Callable[[Path], object]:
+    """Write a plugin with a model."""
+    return text("seeded_model.py", MODEL.format(forward=forward, init=init))
