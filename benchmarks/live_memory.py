@@ -1,0 +1,73 @@
+"""Counts the memory that a piece of code takes, on any device, the meta device included."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class LiveMemory(TorchDispatchMode):
+    """Adds up, while it is entered, the storages that torch's operations make, until they are freed.
+
+    Args:
+        known: tensors that are there before and are not to be counted.
+
+    Attributes:
+        part: what storages made now are counted under; to be set by the caller.
+        now: part -> bytes that are there.
+        peak: the most bytes that were there at a time, all parts together.
+    """
+
+    def __init__(self, known: Iterable[torch.Tensor] = ()) -> None:
+        super().__init__()
+        self.part = ""
+        self.now: Counter[str] = Counter()
+        self.peak = 0
+        self._sizes: dict[int, tuple[str, int]] = {}
+        self._known = {storage._cdata: storage for storage in (tensor.untyped_storage() for tensor in known)}
+
+    def __enter__(self) -> LiveMemory:
+        self._resize = torch.UntypedStorage.resize_
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> None:  # how FSDP2 frees whole weights
+            self._resize(storage, size)
+            self._count(storage)
+
+        torch.UntypedStorage.resize_ = resize_
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        torch.UntypedStorage.resize_ = self._resize
+        super().__exit__(*raised)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                # a DTensor's own storage is empty, but says that it has the size of the whole
+                part = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+                self._count(part.untyped_storage())
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key in self._known:
+            return
+        if key not in self._sizes:
+            self._sizes[key] = (self.part, 0)
+            weakref.finalize(storage, self._drop, key).atexit = False
+        part, before = self._sizes[key]
+        self._sizes[key] = (part, storage.nbytes())
+        self.now[part] += storage.nbytes() - before
+        self.peak = max(self.peak, self.now.total())
+
+    def _drop(self, key: int) -> None:
+        part, size = self._sizes.pop(key)
+        self.now[part] -= size
