@@ -176,8 +176,8 @@ def check_time(config: Config, job: Job | None, left: int, samples: int, finding
     scheduler = "slurm" if job is None else job.scheduler
     if own is not None and asked is not None and own > asked:
         findings.add(
-            f"trainer.walltime: {config.trainer.walltime} is longer than {scheduler}.walltime {format_duration(asked)}, "
-            "when the scheduler ends the job; leave it out, as the job's script tells the run when its job ends"
+            f"trainer.walltime: {config.trainer.walltime} exceeds {scheduler}.walltime {format_duration(asked)}, "
+            "after which the scheduler ends the job; leave it out, as the job's script tells the run when its job ends"
         )
     ends = [(minutes, key) for minutes, key in ((own, "trainer"), (asked, scheduler)) if minutes is not None]
     if left <= 0:
