@@ -202,7 +202,7 @@ def test_names_of_others(name: str) -> None:
             "credit_doctor c.yml slurm.environment.A_KEY=x1 seed=1",
             "credit_doctor c.yml slurm.environment.A_KEY=*** seed=1",
         ),
-        ("file:///u/alice/a /mnt/u/alice/b", "file://~/a /mnt/u/alice/b"),
+        ("file:///u/alice/a /data/u/alice/b", "file://~/a /data/u/alice/b"),
         ("KeyError: 'z500'", "KeyError: 'z500'"),
         ("trainer.learning_rat: unknown key; did you mean", "trainer.learning_rat: unknown key; did you mean"),
         ("https://docs.example.org/a?page=2", "https://docs.example.org/a?page=2"),
