@@ -109,7 +109,7 @@ class SpectralNorm(nn.Module):
             iterate_if_armed([(self, weight)])
             (sigma,) = sigmas([(self, weight)])
         else:
-            # an equal weight, but the one that sigma's gradient goes to
+            # the same value; sigma's gradient flows to the one that was prepared, so the weight's own had better, too
             weight, sigma = self.prepared
         weight = local(weight)
         with without_autocast(weight):
@@ -119,6 +119,7 @@ class SpectralNorm(nn.Module):
 
 # Parametrizations, each with the weight that it is given: a single whole one, or any number that are split over ranks.
 Weights = Sequence[tuple[SpectralNorm, Tensor]]
+Chains = Sequence[tuple[SpectralNorm, parametrize.ParametrizationList]]
 
 
 def together(weights: Iterable[tuple[SpectralNorm, Tensor]]) -> Iterator[Weights]:
@@ -266,9 +267,6 @@ def prepare_before_forward(module: nn.Module) -> None:
     module.register_forward_pre_hook(functools.partial(_prepare, inside))
     # also after an exception, such as the one that ends a recomputation early
     module.register_forward_hook(functools.partial(_forget, inside), always_call=True)
-
-
-Chains = Sequence[tuple[SpectralNorm, parametrize.ParametrizationList]]
 
 
 def _prepare(inside: Chains, module: nn.Module, args: tuple) -> None:

@@ -114,6 +114,7 @@ FILES = [
           spoil=rewritten(levels=[500, 700])),
     Fault("levels in Pa called hPa", ["data.levels", "50000 hPa", "level_units: Pa"], ["data.levels=[50000, 85000]"],
           count=2),
+    Fault("one variable's levels in Pa", ["data.levels", "50000 hPa"], ["data.fields.t.levels=[50000]"], count=2),
     Fault("files in Pa that say hPa", ["t has no level 500"], spoil=in_both(levels=[50000, 85000])),
     Fault("levels of a model", ["level", "not in units of pressure"], spoil=in_both(level_units="1")),
     Fault("pressure levels taken for a model's", ["data.level_units is model_level"],
@@ -248,6 +249,10 @@ MODELS = [
           [*SEEDED, "trainer.activation_checkpoint=true"], spoil=plugin()),
     Fault("a plugin that fails", ["plugins", "seeded_model", "missing_package"], SEEDED[:1],
           spoil=text("seeded_model.py", "import missing_package")),
+    Fault("a plugin with a slip", ["plugins", "SyntaxError", "seeded_model.py"], SEEDED[:1],
+          spoil=text("seeded_model.py", "x = = 1")),
+    Fault("a plugin that raises", ["plugins", "ValueError: no", "seeded_model.py, line 1"], SEEDED[:1],
+          spoil=text("seeded_model.py", "raise ValueError('no')")),
 ]  # fmt: skip
 
 TRAINING = [
@@ -301,6 +306,8 @@ FOLDERS = [
           ["data.variables.prognostic={vars_3D: [t]}"], needs="run"),
     Fault("a checkpoint of another training period", ["step_00000002", "data.splits.train"],
           ["data.splits.train=['2000-01-01', '2000-01-03']"], needs="run"),
+    Fault("a checkpoint of another step", ["step_00000002", "data.timestep: 6h in the checkpoint, 12h in the config"],
+          ["data.timestep=12h", "inference={lead_time: 12h, initial_times: {every: 12h}}"], needs="run"),
     Fault("a checkpoint of another grid", ["another grid", "step_00000002"], needs="run", spoil=lambda folder: [
           write_file(folder / f"data_{file}.nc", {n: v[..., ::2] for n, v in fields(seed=10 * file).items()},
                      hours(file), levels=[500, 850]) for file in (1, 2)]),
@@ -317,7 +324,7 @@ FOLDERS = [
 TIMES = [
     Fault("less time than the steps take", ["trainer.walltime", "0.1 samples/s", "slurm.chain: 2"],
           ["trainer.walltime=1h", "trainer.max_steps=200"], spoil=slow),
-    Fault("a chain that is too short", ["trainer.walltime", "slurm.chain: 12"], spoil=slow, overrides=[
+    Fault("a chain that is too short", ["slurm.walltime: 1h and 3 jobs", "slurm.chain: 12"], spoil=slow, overrides=[
           "slurm={cluster: slurm, walltime: 1h, chain: 3, ranks_per_node: 1}", "trainer.max_steps=2000"]),
     Fault("a minute", ["trainer.walltime: 1min"], ["trainer.walltime=1min"]),
     Fault("a run that outlasts its job", ["trainer.walltime: 6h", "slurm.walltime 4h"],
