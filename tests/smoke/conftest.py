@@ -25,7 +25,7 @@ def write_world(path: Path, first: str = "2000-01-01", times: int = 200, calenda
         np.deg2rad(3 * lon)[None, None, :] - 2 * np.pi * hours[:, None, None] / 60
     )
     noise = np.random.default_rng(5).normal(0, 0.02, wave.shape)
-    z = np.stack([1500 + 30 * (wave + noise), 5500 + 80 * (wave + noise)], axis=1).astype(np.float32)
+    z = 9.80665 * np.stack([1500 + 30 * (wave + noise), 5500 + 80 * (wave + noise)], axis=1).astype(np.float32)
     land = (np.cos(np.deg2rad(lon))[None, :] * np.ones(ROWS)[:, None] > 0.6).astype(np.float32)
     sst = np.where(land[None] > 0.5, np.nan, 290 + 5 * wave).astype(np.float32)
     cells = ("latitude", "longitude")

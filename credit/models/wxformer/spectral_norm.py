@@ -90,6 +90,11 @@ class SpectralNorm(nn.Module):
         self.split, self.total = split, total
         return {"u": 0 if split == 0 else None, "v": 0 if split == 1 else None}
 
+    def is_ordered(self) -> bool:
+        """Whether the forward under way is to iterate."""
+        # The flag comes last: so a compiled forward depends on it in training alone, and there it is always down.
+        return self.training and torch.is_grad_enabled() and self.armed
+
     @staticmethod
     def share_sums(block: nn.Module) -> None:
         """Add up for all split weights of `block` together from now on."""
@@ -106,7 +111,9 @@ class SpectralNorm(nn.Module):
     def forward(self, weight: Tensor) -> Tensor:
         """Return `weight` / sigma in the dtype of `weight`; iterates first if armed, training and gradients are on."""
         if self.prepared is None:
-            iterate_if_armed([(self, weight)])
+            if self.is_ordered():
+                iterate_([(self, weight)])
+                self.armed = False
             (sigma,) = sigmas([(self, weight)])
         else:
             # the same value; sigma's gradient flows to the one that was prepared, so the weight's own had better, too
@@ -186,14 +193,14 @@ def _unit_vectors(norms: Sequence[SpectralNorm], products: Sequence[Tensor], alo
     ]
 
 
-def iterate_if_armed(weights: Weights) -> None:
-    """Take the ordered power iterations of the weights if training and gradients are on."""
-    # The flag comes last: so a compiled forward depends on it in training alone, and there it is always down.
-    ordered = [(norm, weight) for norm, weight in weights if norm.training and torch.is_grad_enabled() and norm.armed]
-    if ordered:
-        iterate_(ordered)
-        for norm, _ in ordered:
-            norm.armed = False
+def iterate_if_ordered(chains: Chains) -> None:
+    """Take the ordered power iterations of the weights."""
+    ordered = [(norm, chain) for norm, chain in chains if norm.is_ordered()]
+    with torch.no_grad():  # nothing is kept for backward: a recomputation, where none is ordered, must keep as much
+        for weights in together((norm, unnormalised(chain)) for norm, chain in ordered):
+            iterate_(weights)
+            for norm, _ in weights:
+                norm.armed = False
 
 
 def apply_spectral_norm(model: nn.Module) -> nn.Module:
@@ -252,8 +259,7 @@ def arm_for_forward(model: nn.Module) -> None:
 
 def iterate_before_forward(module: nn.Module, args: tuple) -> None:
     """Take the ordered power iterations of all weights in `module`; a forward pre-hook, for compiled forwards."""
-    for weights in together((norm, unnormalised(chain)) for _, norm, chain in parametrizations(module) if norm.armed):
-        iterate_if_armed(weights)
+    iterate_if_ordered([(norm, chain) for _, norm, chain in parametrizations(module)])
 
 
 def prepare_before_forward(module: nn.Module) -> None:
@@ -272,15 +278,10 @@ def prepare_before_forward(module: nn.Module) -> None:
 def _prepare(inside: Chains, module: nn.Module, args: tuple) -> None:
     if torch.compiler.is_compiling():
         return  # a block inside of what is compiled, which has prepared it
-    for weights in together(
-        (norm, unnormalised(chain))
-        for norm, chain in inside
-        if norm.armed or (norm.split is not None and norm.prepared is None)
-    ):
-        iterate_if_armed(weights)
-        if weights[0][0].split is not None:
-            for (norm, weight), sigma in zip(weights, sigmas(weights), strict=True):
-                norm.prepared = weight, sigma
+    iterate_if_ordered(inside)
+    split = [(norm, unnormalised(chain)) for norm, chain in inside if norm.split is not None and norm.prepared is None]
+    for (norm, weight), sigma in zip(split, sigmas(split) if split else (), strict=True):
+        norm.prepared = weight, sigma
 
 
 def _forget(inside: Chains, module: nn.Module, args: tuple, output: object) -> None:
