@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-# torch names them differently from release to release
-_KINDS = {"allgather": "all-gather", "all_gather": "all-gather", "reduce_scatter": "reduce-scatter",
-          "allreduce": "all-reduce", "all_reduce": "all-reduce", "broadcast": "broadcast"}  # fmt: skip
+from credit.hpc.plan_trace import collective_of
 
 
 class CollectiveCounter(TorchDispatchMode):
@@ -29,12 +25,9 @@ class CollectiveCounter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func.namespace in ("c10d", "_c10d_functional"):
-            name = func._schema.name.split("::")[1].strip("_")
-            for start, kind in _KINDS.items():
-                if name.startswith(start):
-                    tensors = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
-                    self.calls[kind] += 1
-                    self.bytes[kind] += sum(t.numel() * t.element_size() for t in tensors)
-                    break
+        collective = collective_of(func, result)
+        if collective is not None:
+            kind, size = collective
+            self.calls[kind] += 1
+            self.bytes[kind] += size
         return result

@@ -17,6 +17,7 @@ from credit.errors import CreditError
 COMMANDS = {
     "init": "write a starter config",
     "check": "check a config and its data before anything is queued",
+    "plan": "predict memory, traffic, time and energy on so many GPUs, without them",
     "preprocess": "turn source files into the training store and fit the statistics",
     "train": "train, or continue a run",
     "rollout": "forecast from a list of initial times",
@@ -77,6 +78,11 @@ def init() -> int:
 def check() -> int:
     """Entry point of ``credit_check``."""
     return _entry("check")
+
+
+def plan() -> int:
+    """Entry point of ``credit_plan``."""
+    return _entry("plan")
 
 
 def preprocess() -> int:

@@ -12,6 +12,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from credit.errors import ConfigError
 
@@ -132,6 +133,22 @@ def process_group(launch: Launch, device: torch.device, timeout_minutes: int) ->
         yield store
         # gloo's threads may still free a tensor while a process that is done early shuts Python down
         dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def fake_ranks(world: int) -> Iterator[None]:
+    """Hold a process group of `world` ranks of which this process is rank 0 and the others do not exist.
+
+    Collectives return at once and communicate nothing. One process needs none.
+    """
+    if world == 1:
+        yield
+        return
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+    try:
+        yield
     finally:
         dist.destroy_process_group()
 

@@ -12,10 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses import fake_tensor
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 from credit.channels import ChannelMap
@@ -28,6 +26,7 @@ from credit.losses import WeightedLoss
 from credit.models.lora import apply_lora, saved_state
 from credit.models.wxformer import spectral_norm
 from credit.parallel.activation import checkpoint_blocks
+from credit.parallel.launch import fake_ranks
 from credit.parallel.mesh import Degrees, build_mesh
 from credit.train.assemble import build_run_loss, build_stepper
 from credit.train.assets import Assets
@@ -153,7 +152,7 @@ def try_mesh(config: Config, assets: Assets, degrees: Degrees) -> None:
     """
     parallelism = config.trainer.parallelism.model_copy(update={"cpu_offload": False})
     trainer = config.trainer.model_copy(update={"parallelism": parallelism})
-    with _pretended_ranks(degrees.world):
+    with fake_ranks(degrees.world):
         mesh = build_mesh(degrees, 0, "cpu")
         with _blame(config.model.type, f"cannot be split over {degrees.world} ranks"):
             allocate_network(config.model_copy(update={"trainer": trainer}), assets, mesh, _META)
@@ -207,13 +206,3 @@ def _blame(kind: str, what: str) -> Iterator[None]:
         if isinstance(error, _NO_VALUES) or "meta tensor" in str(error):
             raise _NeedsValues(said) from error
         raise ConfigError(f"model.type: {kind} {what}: {said}") from error
-
-
-@contextmanager
-def _pretended_ranks(world: int) -> Iterator[None]:
-    """Be rank 0 of `world` ranks that are not there."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()

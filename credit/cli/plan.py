@@ -1,0 +1,213 @@
+"""``credit_plan``: memory, traffic, time and energy of a run on so many GPUs, without the GPUs and without the data."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from credit.cli.arguments import add_config_arguments
+from credit.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from credit.config import Config
+    from credit.data.batch import Batch
+    from credit.grid import LatLonGrid
+    from credit.hpc.plan_mesh import Checkpointing
+    from credit.parallel.mesh import RunMesh
+    from credit.train.assets import Assets
+
+HELP = """Predict what the training of CONFIG needs on N GPUs: memory a rank by kind, bytes communicated, time and
+energy of the run, for every mesh of the ranks (replicas x shards x tensor parallelism), and recommend one. It needs
+no GPU.
+Grid and times come from the data; without the data give the grid: credit_plan CONFIG --world-size 64 --grid 721x1440
+
+The training step itself is run, on tensors without memory. The output says what is exact and what is assumed.
+Exit codes: 0 a mesh fits, 2 none does or the config is wrong."""
+
+_COARSE = "8x16"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add CONFIG, overrides and the machine."""
+    add_config_arguments(parser)
+    parser.add_argument("--world-size", type=int, required=True, metavar="N", help="GPUs, one a rank")
+    parser.add_argument("--gpu", default="h100", metavar="NAME", help="a100-40, a100-80, h100, h200 or b200")
+    parser.add_argument("--per-node", type=int, metavar="N", help="GPUs a node; default: as usual for the GPU")
+    parser.add_argument("--network", type=float, metavar="GBS", help="GB/s a GPU and direction between nodes")
+    parser.add_argument("--grid", metavar="ROWSxCOLUMNS", help="plan for this global grid, and open no data")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command."""
+    from credit.hpc.gpus import find_gpu
+    from credit.hpc.plan import make_plan
+    from credit.hpc.plan_mesh import Run
+    from credit.hpc.plan_report import describe, to_dict
+
+    gpu = find_gpu(arguments.gpu, arguments.per_node, arguments.network)
+    logging.getLogger("credit").setLevel(logging.WARNING)
+    config, assets, samples = gather(arguments.config, arguments.overrides, arguments.grid)
+    rollout = config.trainer.forecast_len_from or {0.0: config.data.forecast_len}
+    planned = Run(config.trainer, rollout, samples, RunRehearsal(config, assets))
+    plan = make_plan(planned, arguments.world_size, gpu)
+    print(json.dumps(to_dict(plan, planned), indent=2) if arguments.json else describe(plan, planned))
+    return 0
+
+
+def gather(path: str, overrides: Sequence[str], grid: str | None) -> tuple[Config, Assets, int]:
+    """Return the config, assets of the right shapes, and the samples of the training period.
+
+    Raises:
+        ConfigError: if the data cannot be opened and no grid is given.
+    """
+    from credit.config import load_config
+    from credit.data.splits import build_splits, require_samples
+    from credit.times import Clock
+    from credit.train.assemble import open_fields
+
+    if grid is not None:
+        config = load_without_places(path, overrides)
+        split = build_splits(config.data, Clock())["train"]
+        every, needed = config.data.step_minutes, config.data.history_len + config.data.forecast_len
+        return config, blank_assets(config, build_grid(grid), {}), (split.last - split.first) // every + 2 - needed
+    config = load_config(path, overrides)
+    try:
+        reader, splits = open_fields(config)
+    except DataError as error:
+        raise ConfigError(f"{error}\nwithout the data, give the grid's size: --grid ROWSxCOLUMNS") from error
+    data = config.data
+    found = require_samples(
+        reader.times, splits["train"], reader.clock, data.step_minutes, data.history_len, data.forecast_len
+    )
+    return config, blank_assets(config, reader.grid, reader.attributes), len(found)
+
+
+def load_without_places(path: str, overrides: Sequence[str]) -> Config:
+    """Return a config whose paths need not exist, nor the environment variables in them: none is opened."""
+    from credit.config.load import apply_overrides, build_config, read_yaml
+
+    raw = apply_overrides(read_yaml(path), overrides)
+    raw = {key: value for key, value in raw.items() if key not in ("pbs", "slurm")} | {"save_loc": "."}
+    data = raw.get("data")
+    if isinstance(data, dict) and isinstance(data.get("sources"), list):
+        sources = [source | {"path": "."} if isinstance(source, dict) else source for source in data["sources"]]
+        raw["data"] = data | {"sources": sources, "store": None}
+    return build_config(raw, origin=path)
+
+
+def build_grid(text: str) -> LatLonGrid:
+    """Return the global grid of ``ROWSxCOLUMNS``: an odd number of rows has rows on the poles, an even one has not."""
+    import numpy as np
+
+    from credit.grid import LatLonGrid
+
+    match = re.fullmatch(r"([0-9]+)x([0-9]+)", text)
+    if match is None or min(map(int, match.groups())) < 4:
+        raise ConfigError(f'--grid: "{text}": write ROWSxCOLUMNS, for example 721x1440, each at least 4')
+    rows, columns = map(int, match.groups())
+    edge = 90.0 if rows % 2 else 90.0 - 90.0 / rows
+    return LatLonGrid.from_coords(np.linspace(edge, -edge, rows), np.arange(columns) * 360.0 / columns)[0]
+
+
+def blank_assets(config: Config, grid: LatLonGrid, attributes: dict) -> Assets:
+    """Return assets with the shapes of the run's: their values decide nothing."""
+    import numpy as np
+
+    from credit.data.statistics import Statistics
+    from credit.train.assets import Assets
+
+    channels = config.data.channel_map()
+    names = tuple(c.name for c in (*channels.stored, *channels.static_stored))
+    zero, one = np.zeros(len(names)), np.ones(len(names))
+    statistics = Statistics(names, zero, one, zero, one, zero, one, one)
+    static = np.zeros((len(channels.group("static")), *grid.shape), dtype=np.float32)
+    masks = {c.variable: np.zeros(grid.shape, dtype=bool) for c in channels.input if c.source == "mask"}
+    return Assets(channels, grid, statistics, attributes, static, masks, None)
+
+
+class RunRehearsal:
+    """The run's own network and training step, for `credit.hpc.plan_mesh`."""
+
+    def __init__(self, config: Config, assets: Assets) -> None:
+        import torch
+
+        from credit.train.assemble import build_run_loss
+
+        self._config, self._assets = config, assets
+        # on the run's own grid its weights would take gigabytes of this machine's memory
+        self._coarse_loss = build_run_loss(config, blank_assets(config, build_grid(_COARSE), {}), torch.device("cpu"))
+
+    def network(self, mesh: RunMesh, sharded: bool, checkpointing: Checkpointing) -> tuple[nn.Module, bool]:
+        """See `credit.hpc.plan_mesh.Rehearsal`."""
+        import torch
+
+        from credit.train.network import allocate_network
+
+        trainer = self._config.trainer
+        parallelism = trainer.parallelism if sharded else trainer.parallelism.model_copy(update={"data": "none"})
+        changes = {"parallelism": parallelism, "activation_checkpoint": checkpointing, "compile": False}
+        config = self._config.model_copy(update={"trainer": trainer.model_copy(update=changes)})
+        return allocate_network(config, self._assets, mesh, torch.device("meta"))
+
+    def start(
+        self, model: nn.Module, autocast: bool, rollout: int, micro_steps: int
+    ) -> tuple[torch.optim.Optimizer, Callable[[Callable[[], None]], object]]:
+        """See `credit.hpc.plan_mesh.Rehearsal`."""
+        import torch
+
+        from credit.train.assemble import build_stepper
+        from credit.train.optim import build_optimizer
+        from credit.train.step import TrainingStep
+
+        conf = self._config.trainer
+        stepper = build_stepper(self._config, self._assets, model, torch.device("cpu"), autocast)
+        optimizer = build_optimizer(model, conf)
+        step = TrainingStep(
+            stepper,
+            self._loss(),
+            optimizer,
+            average=None,
+            seed=0,
+            accumulation=micro_steps,
+            grad_max_norm=conf.grad_max_norm,
+            forecast_len=lambda _: rollout,
+            counted_steps=None,
+            recompute=conf.recompute_steps,
+        )
+        return optimizer, lambda begin: step(self._batches(rollout, begin), 0, conf.learning_rate)
+
+    def _loss(self) -> nn.Module:
+        """Return the loss with fields of the run's size; called where tensors have no memory."""
+        loss, coarse, cells = copy.copy(self._coarse_loss), build_grid(_COARSE).shape, self._assets.grid.shape
+        loss._buffers = {
+            name: field.new_empty(*field.shape[:-2], *cells) if field.shape[-2:] == coarse else field
+            for name, field in loss.named_buffers()
+        }
+        return loss
+
+    def _batches(self, rollout: int, begin: Callable[[], None]) -> Iterator[Batch]:
+        """Yield batches, and call `begin` before each."""
+        import torch
+
+        from credit.data.batch import Batch
+
+        samples, frames = self._config.trainer.train_batch_size, self._config.data.history_len
+        channels, cells = self._assets.channels, self._assets.grid.shape
+        of = {name: len(channels.group(name)) for name in ("prognostic", "dynamic_forcing")}
+        while True:
+            begin()
+            yield Batch(
+                history_BCTHW=torch.zeros(samples, of["prognostic"], frames, *cells),
+                forcing_BCTHW=torch.zeros(samples, of["dynamic_forcing"], frames + rollout - 1, *cells),
+                target_BCTHW=torch.zeros(samples, len(channels.output), rollout, *cells),
+                initial_B=torch.zeros(samples, dtype=torch.int64),
+            )

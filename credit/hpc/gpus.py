@@ -1,0 +1,101 @@
+"""What is known of the GPUs and of the links between them: peak rates from data sheets, and what of them is reached.
+
+Sources: NVIDIA's data sheets of A100 (2021), H100, H200 and HGX B200 (2023 to 2025), dense rates of the SXM modules;
+memory is what `torch.cuda.get_device_properties` reports as total. Nodes: A100 as in NSF NCAR's Derecho and NERSC's
+Perlmutter (four a node, one 200 Gb/s Slingshot port each), the others as in NVIDIA's DGX (eight a node, one 400 Gb/s
+InfiniBand port each). A site that differs says so on the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from credit.errors import ConfigError, did_you_mean
+
+# Shares of the peak that kernels, memory and links are taken to reach. Assumed: nothing here was measured on a GPU.
+COMPUTE_SHARE, MEMORY_SHARE, LINK_SHARE = 0.5, 0.8, 0.8
+# No kernel takes less than what its launch takes. Assumed.
+KERNEL_SECONDS = 5e-6
+# The context of CUDA, NCCL's buffers, the libraries' workspaces, and what the allocator cannot use. Assumed.
+RESERVED_GIB, RESERVED_SHARE = 2.0, 0.05
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU and its place in a node.
+
+    Attributes:
+        name: as on the command line.
+        memory_gib: memory in GiB.
+        bfloat16: peak of bfloat16 matrix products, TFLOP/s.
+        tf32: the same of float32 convolutions, for which torch uses TF32, TFLOP/s.
+        float32: the same of float32 matrix products, for which it does not, TFLOP/s.
+        memory_gbs: memory bandwidth, GB/s.
+        node_gbs: bandwidth to the node's other GPUs in one direction, GB/s.
+        network_gbs: bandwidth to other nodes in one direction, a GPU's share of the node's ports, GB/s.
+        per_node: GPUs a node.
+        watts: highest power of the board.
+    """
+
+    name: str
+    memory_gib: float
+    bfloat16: float
+    tf32: float
+    float32: float
+    memory_gbs: float
+    node_gbs: float
+    network_gbs: float
+    per_node: int
+    watts: float
+
+    @property
+    def usable(self) -> int:
+        """Bytes that a run may plan with."""
+        return int(2**30 * (self.memory_gib * (1 - RESERVED_SHARE) - RESERVED_GIB))
+
+    def kernel_seconds(self, rate: str, flops: float, moved: float) -> float:
+        """Return the time of one kernel: the longest of arithmetic, memory and launch (Williams et al. 2009)."""
+        peak = getattr(self, rate) * 1e12
+        return max(
+            flops / (peak * COMPUTE_SHARE),
+            moved / (self.memory_gbs * 1e9 * MEMORY_SHARE),
+            KERNEL_SECONDS,
+        )
+
+
+_GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        Gpu("a100-40", 39.4, 312, 156, 19.5, 1555, 300, 25, 4, 400),
+        Gpu("a100-80", 79.1, 312, 156, 19.5, 2039, 300, 25, 4, 400),
+        Gpu("h100", 79.1, 989, 494, 66.9, 3350, 450, 50, 8, 700),
+        Gpu("h200", 139.8, 989, 494, 66.9, 4800, 450, 50, 8, 700),
+        Gpu("b200", 178.3, 2250, 1100, 80, 8000, 900, 50, 8, 1000),
+    )
+}
+
+
+def gpu_names() -> Sequence[str]:
+    """Return the names of the GPUs that are known."""
+    return list(_GPUS)
+
+
+def find_gpu(name: str, per_node: int | None = None, network_gbs: float | None = None) -> Gpu:
+    """Return a GPU by name.
+
+    Args:
+        name: one of `gpu_names`.
+        per_node: GPUs a node, where the site has another number.
+        network_gbs: GB/s to other nodes in one direction a GPU, where the site has others.
+
+    Raises:
+        ConfigError: for an unknown name, or a number that is not positive.
+    """
+    if name not in _GPUS:
+        raise ConfigError(f'--gpu: "{name}" is not known{did_you_mean(name, _GPUS)}')
+    for option, value in (("--per-node", per_node), ("--network", network_gbs)):
+        if value is not None and value <= 0:
+            raise ConfigError(f"{option}: {value} must be more than 0")
+    known = _GPUS[name]
+    return replace(known, per_node=per_node or known.per_node, network_gbs=network_gbs or known.network_gbs)

@@ -1,0 +1,91 @@
+"""A run small enough for this machine, planned and taken for real: what the plan says and what the allocator says."""
+
+from __future__ import annotations
+
+import functools
+import gc
+from typing import Any
+
+import torch
+import yaml
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
+
+from credit.cli.init import templates
+from credit.cli.plan import RunRehearsal, blank_assets, build_grid
+from credit.config import Config, build_config
+from credit.config.load import _StrictLoader, apply_overrides
+from credit.hpc.plan_trace import Trace, trace_step
+from credit.models.initialise import initial_values
+from credit.parallel.materialise import allocate_, fill_
+from credit.parallel.mesh import RunMesh
+
+# few weights on many cells, so that activations are most of the memory
+SMALL = [
+    "model={type: wxformer, dim: [16, 32, 64, 128], depth: [1, 1, 1, 1], dim_head: 8, decoder: pixel_shuffle, "
+    "global_window_size: [4, 4, 2, 1], local_window_size: [4, 4, 2, 1], padding: {mode: earth, lat: auto, lon: auto}}",
+    "trainer={max_steps: 10, use_ema: true}",
+]
+GRID = "48x96"
+
+
+def small_config(*overrides: str) -> Config:
+    """Return the quickstart with a small network."""
+    raw = yaml.load(templates()["quickstart"], Loader=_StrictLoader)
+    return build_config(apply_overrides(raw, [*SMALL, *overrides]))
+
+
+def rehearsal_of(config: Config, grid: str = GRID) -> RunRehearsal:
+    """Return what plans `config` on a grid."""
+    return RunRehearsal(config, blank_assets(config, build_grid(grid), {}))
+
+
+def traced(config: Config, rollout: int = 1, gpu: bool = False, grid: str = GRID) -> Trace:
+    """Return the trace of a micro-step on one process."""
+    rehearsal = rehearsal_of(config, grid)
+    model, autocast = rehearsal.network(RunMesh(), False, config.trainer.activation_checkpoint)
+    start = functools.partial(rehearsal.start, model, autocast, rollout)
+    return trace_step(model, start, gpu=gpu, autocast=autocast)
+
+
+def real(config: Config, rollout: int = 1, grid: str = GRID) -> tuple[nn.Module, Any]:
+    """Return the filled network and what takes a step with it."""
+    rehearsal = rehearsal_of(config, grid)
+    model, autocast = rehearsal.network(RunMesh(), False, config.trainer.activation_checkpoint)
+    allocate_(model, torch.device("cpu"))
+    fill_(model, initial_values(model, seed=0))
+    model.train()
+    _, step = rehearsal.start(model, autocast, rollout, 1)
+    return model, lambda: step(lambda: None)
+
+
+def allocated(config: Config, rollout: int = 1, grid: str = GRID) -> int:
+    """Return the most bytes that torch's CPU allocator gave out at once in a step, gradients not counted."""
+    model, step = real(config, rollout, grid)
+    step()
+    first, *others = model.parameters()  # one is left for clipping to have something
+    for parameter in others:
+        parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        step()
+    return allocations(profiled)
+
+
+def allocations(profiled: profile) -> int:
+    """Return the most bytes that were allocated at once since profiling began."""
+    events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most
+
+
+def counted_flops(config: Config) -> int:
+    """Return the floating point operations of a step by torch's own counter."""
+    _, step = real(config)
+    with FlopCounterMode(display=False) as counter:
+        step()
+    return counter.get_total_flops()
