@@ -165,6 +165,8 @@ def _import_plugins(plugins: Any, problems: list[str]) -> None:
             importlib.import_module(name)
         except ImportError as error:
             problems.append(f'plugins: "{name}" cannot be imported ({error}); is it installed or on PYTHONPATH?')
+        except Exception as error:  # a module may raise anything
+            problems.append(f'plugins: "{name}" fails when it is imported ({type(error).__name__}: {error}); mend it')
 
 
 def _build_model_section(raw: Any, problems: list[str]) -> ModelSection | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from credit.config.base import Section
 from credit.config.schema_data import Duration
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
+Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class LossConfig(Section):
@@ -29,7 +32,7 @@ class LossConfig(Section):
         "are a few hundredths of those in a cell, too small to be seen, and add up over a long free run; 100 shows "
         "them.",
     )
-    weights: dict[str, float] = Field({}, description="Weight of a variable (z) or channel (z500); default 1.")
+    weights: dict[str, Weight] = Field({}, description="Weight of a variable (z) or channel (z500); default 1.")
 
 
 class ScheduleConfig(Section):
@@ -102,7 +105,7 @@ class TrainerConfig(Section):
     )
     learning_rate: float = Field(1e-3, gt=0, description="Peak learning rate.")
     weight_decay: float = Field(0.0, ge=0, description="AdamW's decay; never on norms and biases.")
-    betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW's betas.")
+    betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="AdamW's betas.")
     schedule: ScheduleConfig = Field(ScheduleConfig(), description="Learning rate over the run.")
     amp: bool = Field(
         False,

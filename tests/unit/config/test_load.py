@@ -115,10 +115,18 @@ def test_unknown_model_names_the_nearest() -> None:
         ("data.variables.diagnostic", {"vars_2D": ["t2m"]}, "listed twice"),
         ("plugins", ["no_such_module_anywhere"], "cannot be imported"),
         ("data.variables.prognostic", {}, "at least one variable"),
+        ("trainer.betas", [0.9, 1.0], "trainer.betas.1: 1.0"),
+        ("loss.weights", {"z": -1.0}, "loss.weights.z: -1.0"),
     ],
 )
 def test_combinations(key: str, value: object, says: str) -> None:
     assert says in problems_of(with_key(key, value))
+
+
+def test_a_plugin_that_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a_plugin_that_raises.py").write_text("raise RuntimeError('half done')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "RuntimeError: half done" in problems_of(with_key("plugins", ["a_plugin_that_raises"]))
 
 
 def test_daily_sun_excludes_the_time_of_day() -> None:
