@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 # room for coordinates and descriptions beside the fields
 _SPARE_BYTES = 16 * 2**20
 _SECONDS_BETWEEN_LOOKS = 2.0
+_COMPRESSORS = {"lz4": [BloscCodec(cname="lz4", clevel=1, shuffle="shuffle")], "none": []}
 # of all times, so many may be skipped as bad
 _MOST_BAD = 0.05
 _VERSIONS = ("numpy", "xarray", "netCDF4", "zarr")
@@ -64,15 +65,18 @@ def preprocess(conf: DataConfig, settings: PreprocessConfig | None = None, progr
     """
     if conf.store is None:
         raise DataError("data.store: not set; name the store to write, for example data.store=runs/my_run/store.zarr")
-    path = Path(conf.store)
+    path, settings = Path(conf.store), settings or PreprocessConfig()
     if path.exists():
         store.require_same_identity(path, store.read_description(path), conf)
     sources = open_sources(conf)
     splits = build_splits(conf, sources.clock)
     with _disk_errors_of(path):
         with parts.lock(parts.lock_folder(path) / "create.lock"):
-            group = _continue(path, sources, splits) if path.exists() else _create(path, conf, sources, splits)
-        _write_fields(path, group, conf, sources, settings or PreprocessConfig(), progress)
+            if path.exists():
+                group = _continue(path, sources, splits)
+            else:
+                group = _create(path, conf, sources, splits, settings.compression)
+        _write_fields(path, group, conf, sources, settings, progress)
         _close(path, group, conf, splits["train"], progress)
     return path
 
@@ -106,7 +110,9 @@ def require_space(path: Path, need: int) -> None:
         )
 
 
-def _create(path: Path, conf: DataConfig, sources: SourceReader, splits: Mapping[str, Split]) -> zarr.Group:
+def _create(
+    path: Path, conf: DataConfig, sources: SourceReader, splits: Mapping[str, Split], compression: str
+) -> zarr.Group:
     """Make the store without fields, beside its place, and move it there."""
     times = times_within(sources, splits)
     if len(times) == 0:
@@ -116,7 +122,7 @@ def _create(path: Path, conf: DataConfig, sources: SourceReader, splits: Mapping
     beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         group = zarr.open_group(beside, mode="w", zarr_format=3)
-        _add_arrays(group, sources, times, conf.step_minutes)
+        _add_arrays(group, sources, times, conf.step_minutes, compression)
         group.attrs["credit"] = {
             "format": store.FORMAT,
             "complete": False,
@@ -139,7 +145,9 @@ def _create(path: Path, conf: DataConfig, sources: SourceReader, splits: Mapping
     return zarr.open_group(path, mode="r+")
 
 
-def _add_arrays(group: zarr.Group, sources: SourceReader, times: np.ndarray, step_minutes: int) -> None:
+def _add_arrays(
+    group: zarr.Group, sources: SourceReader, times: np.ndarray, step_minutes: int, compression: str
+) -> None:
     grid, channels, cells = sources.grid, sources.channels, ("latitude", "longitude")
     time_axis = {"units": EPOCH, "calendar": sources.clock.calendar, "standard_name": "time", "axis": "T"}
     _add(group, "time", times, ("time",), time_axis)
@@ -173,7 +181,7 @@ def _add_arrays(group: zarr.Group, sources: SourceReader, times: np.ndarray, ste
         dtype=np.float32,
         fill_value=np.nan,
         # the checksum is verified at every read
-        compressors=[BloscCodec(cname="lz4", clevel=1, shuffle="shuffle"), Crc32cCodec()],
+        compressors=[*_COMPRESSORS[compression], Crc32cCodec()],
         dimension_names=("time", "channel", *cells),
         config={"write_empty_chunks": True},
         attributes={"channel": [channel.name for channel in channels.stored]},

@@ -214,9 +214,10 @@ def test_bad_times(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
         make(folder, bad_times="skip", store=None)
 
 
-def test_a_changed_byte_is_seen(folder: Path) -> None:
+@pytest.mark.parametrize("compression", ["lz4", "none"])
+def test_a_changed_byte_is_seen(folder: Path, compression: str) -> None:
     conf = make(folder)
-    preprocess(conf)
+    preprocess(conf, PreprocessConfig(compression=compression))
     before = open_store(conf.store)
     content = dict(zarr.open_group(conf.store, mode="r").attrs)["credit"]["content"]
     chunk = Path(conf.store) / "fields" / "c" / "5" / "0" / "0" / "0"
@@ -259,7 +260,7 @@ def test_on_a_cluster(folder: Path) -> None:
     preprocess(alone)
     sources = open_sources(conf)
     splits = module.build_splits(conf, sources.clock)
-    group = module._create(Path(conf.store), conf, sources, splits)
+    group = module._create(Path(conf.store), conf, sources, splits, "lz4")
     job = parts.Writing(Path(conf.store), sources, 360, {}, False)
     with (
         distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
