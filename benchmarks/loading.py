@@ -1,0 +1,237 @@
+"""Throughput of the loader, beside a plain read of the same bytes and what other packages do; and of preprocessing.
+
+Fields of one simulated atmosphere are brought to 1 degree and written into two stores, with and without compression,
+and into one zarr a variable group as other packages keep them. Then each way reads the same samples (two times each, in
+random order), interleaved, from the page cache and, where the system lets go of it, from the disk. A last run takes
+samples while a step of 200 ms sleeps. The folder is removed at the end.
+
+    SPEEDY=FOLDER python benchmarks/loading.py [--times 1200] [--samples 60] [--folder FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+import xarray as xr
+
+from credit.config import load_config
+from credit.config.schema_data import DataConfig, PreprocessConfig
+from credit.data.dataset import ForecastDataset
+from credit.data.frames import Frames
+from credit.data.loader import build_loader
+from credit.data.preprocess import preprocess
+from credit.data.reader import open_reader
+from credit.data.splits import initial_times
+
+CONFIG = Path(__file__).parents[1] / "config" / "speedy_5p6deg.yml"
+ROUNDS = 5
+
+
+def configure(folder: Path, name: str, times: int) -> DataConfig:
+    """Return the data section for so many times of 1 degree."""
+    split = "splits={{train: [2000-01-01, {}], valid: {}, test: {}}}"
+    last = np.datetime64("2000-01-01") + np.timedelta64(max(1, times // 4 - 14), "D")
+    other = [str(last + np.timedelta64(days, "D")) for days in (6, 12)]
+    split = split.format(last, *([day, day] for day in other)).replace("'", "")
+    return load_config(
+        CONFIG,
+        [
+            f"data.{split}", "data.split_gap=1d", "data.grid={rows: 181, columns: 360, poles: true}",
+            f"data.store={folder / name}", "data.forecast_len=1", "data.valid_forecast_len=1", "data.cache=none",
+            "trainer.forecast_len_from=null", f"save_loc={folder / 'run'}",
+        ],
+    ).data  # fmt: skip
+
+
+def chunk_files(conf: DataConfig, indices: list[int]) -> list[Path]:
+    """Return the files that hold the fields of the samples that begin at some times of a store."""
+    return [
+        Path(conf.store) / "fields" / "c" / str(index + one) / "0" / "0" / "0" for index in indices for one in (0, 1)
+    ]
+
+
+def plain(conf: DataConfig, indices: list[int]) -> int:
+    """Read the bytes of samples into one buffer."""
+    files = chunk_files(conf, indices)
+    buffer = bytearray(max(file.stat().st_size for file in files))
+    total = 0
+    for file in files:
+        with file.open("rb", buffering=0) as opened:
+            total += opened.readinto(buffer)
+    return total
+
+
+def ours(dataset: ForecastDataset, indices: list[int], workers: int = 0) -> int:
+    """Read samples through the loader, one a batch."""
+    total = 0
+    for batch in build_loader(dataset, [[index] for index in indices], workers):
+        total += sum(t.numel() * t.element_size() for t in (batch.history_BCTHW, batch.target_BCTHW))
+    return total
+
+
+def write_layout(reader: object, path: Path, count: int) -> None:
+    """Write the first times as other packages keep them: a zarr with an array a variable, a chunk a time."""
+    fields = np.stack([reader.read(index) for index in range(count)])
+    variables, row = {}, 0
+    for name in dict.fromkeys(channel.variable for channel in reader.channels.stored):
+        levels = [channel.level for channel in reader.channels.stored if channel.variable == name]
+        block = fields[:, row : row + len(levels)]
+        row += len(levels)
+        dims = ("time", "level", "latitude", "longitude")
+        variables[name] = (dims, block) if levels[0] is not None else (("time", *dims[2:]), block[:, 0])
+    dataset = xr.Dataset(variables, {"latitude": reader.grid.lat, "longitude": reader.grid.lon})
+    encoding = {name: {"chunks": (1, *data.shape[1:])} for name, data in dataset.data_vars.items()}
+    dataset.to_zarr(path, encoding=encoding, consolidated=True)
+
+
+def per_sample(path: Path, indices: list[int]) -> int:
+    """Open the dataset anew for each sample, select two times and put the variables together."""
+    total = 0
+    for index in indices:
+        with xr.open_zarr(path) as dataset:
+            part = dataset.isel(time=slice(index, index + 2)).load()
+        blocks = [part[name].values.reshape(2, -1, *part[name].shape[-2:]) for name in part.data_vars]
+        total += torch.from_numpy(np.concatenate(blocks, axis=1)).nbytes
+    return total
+
+
+def xbatcher_reads(path: Path) -> Callable[[list[int]], int] | None:
+    """Return what reads samples by xbatcher, None where it is not installed."""
+    try:
+        import xbatcher
+    except ImportError:
+        return None
+    dataset = xr.open_zarr(path)
+    made = xbatcher.BatchGenerator(
+        dataset, input_dims={**dataset.sizes, "time": 2}, input_overlap={"time": 1}, preload_batch=False
+    )
+
+    def read(indices: list[int]) -> int:
+        total = 0
+        for index in indices:
+            part = made[index].load()
+            blocks = [part[name].values.reshape(2, -1, *part[name].shape[-2:]) for name in part.data_vars]
+            total += torch.from_numpy(np.concatenate(blocks, axis=1)).nbytes
+        return total
+
+    return read
+
+
+def drop_cache(paths: Iterator[Path]) -> None:
+    """Ask the system to forget files; they must have been written to the disk."""
+    for path in paths:
+        if path.is_file():
+            handle = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(handle)
+
+
+def timed(run: Callable[[list[int]], int], indices: list[int]) -> float:
+    began = time.perf_counter()
+    run(indices)
+    return (time.perf_counter() - began) / len(indices)
+
+
+def waiting_share(dataset: ForecastDataset, indices: list[int], workers: int, step: float = 0.2) -> float:
+    """Return the share of the time that a loop with such a step waits for data, the first two samples left out."""
+    waited = []
+    began = time.perf_counter()
+    for _ in build_loader(dataset, [[index] for index in indices], workers):
+        waited.append(time.perf_counter() - began)
+        time.sleep(step)
+        began = time.perf_counter()
+    return sum(waited[2:]) / (sum(waited[2:]) + step * len(waited[2:]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--times", type=int, default=1200)
+    parser.add_argument("--samples", type=int, default=60)
+    parser.add_argument("--folder", type=Path)
+    asked = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(dir=asked.folder))
+    try:
+        measure(folder, asked.times, asked.samples)
+    finally:
+        shutil.rmtree(folder)
+
+
+def measure(folder: Path, times: int, samples: int) -> None:
+    confs = {}
+    for compression in ("lz4", "none"):
+        confs[compression] = conf = configure(folder, f"{compression}.zarr", times)
+        began = time.perf_counter()
+        preprocess(conf, PreprocessConfig(compression=compression), progress=False)
+        seconds = time.perf_counter() - began
+        size = sum(file.stat().st_size for file in Path(conf.store).rglob("*") if file.is_file())
+        os.sync()
+        began = time.perf_counter()
+        shutil.copytree(conf.store, folder / "copy")
+        copied = time.perf_counter() - began
+        shutil.rmtree(folder / "copy")
+        print(
+            f"preprocessing, {compression}: {seconds:.0f} s, {size / 1e9:.2f} GB; copying them {copied:.0f} s",
+            flush=True,
+        )
+    readers = {name: open_reader(conf) for name, conf in confs.items()}
+    reader = readers["lz4"]
+    datasets = {}
+    for name, conf in confs.items():
+        initial = initial_times(readers[name].times, whole(readers[name]), 360, 1, 1)
+        datasets[name] = ForecastDataset(Frames(readers[name], conf, None), initial, 360, 1, 1)
+    few = min(96, len(reader.times))
+    write_layout(reader, folder / "layout.zarr", few)
+    os.sync()
+    chosen = np.random.default_rng(0).permutation(few - 1)[:samples].tolist()
+    ways: dict[str, Callable[[list[int]], int]] = {
+        "plain read, none": lambda i: plain(confs["none"], i),
+        "plain read, lz4": lambda i: plain(confs["lz4"], i),
+        "ours, none": lambda i: ours(datasets["none"], i),
+        "ours, lz4": lambda i: ours(datasets["lz4"], i),
+        "ours, none, 1 process": lambda i: ours(datasets["none"], i, 1),
+        "ours, lz4, 1 process": lambda i: ours(datasets["lz4"], i, 1),
+        "open_zarr + isel a sample": lambda i: per_sample(folder / "layout.zarr", i),
+    }
+    other = xbatcher_reads(folder / "layout.zarr")
+    if other is not None:
+        ways["xbatcher"] = other
+    size = 2 * 4 * len(reader.channels.stored) * 181 * 360 / 1e6
+    print(f"\n{len(chosen)} samples of {size:.1f} MB, ms a sample, median of {ROUNDS}")
+    print("| | warm | from the disk |\n|---|---|---|")
+    warm: dict[str, list[float]] = {name: [] for name in ways}
+    cold: dict[str, list[float]] = {name: [] for name in ways}
+    for run in ways.values():
+        run(chosen)
+    for _ in range(ROUNDS):
+        for name, run in ways.items():
+            warm[name].append(timed(run, chosen))
+    for _ in range(2):
+        for name, run in ways.items():
+            drop_cache(folder.rglob("*"))
+            cold[name].append(timed(run, chosen))
+    for name in ways:
+        print(f"| {name} | {1e3 * statistics.median(warm[name]):.1f} | {1e3 * statistics.median(cold[name]):.1f} |")
+    long = np.random.default_rng(1).permutation(len(datasets["lz4"]))[:60].tolist()
+    for name, dataset in datasets.items():
+        shares = ", ".join(f"{workers} processes {waiting_share(dataset, long, workers):.4f}" for workers in (0, 1, 2))
+        print(f"share of the time that steps of 200 ms wait, {name}: {shares}")
+
+
+def whole(reader: object):
+    """Return a split with all times."""
+    from credit.data.splits import Split
+
+    return Split("train", int(reader.times[0]), int(reader.times[-1]))
+
+
+if __name__ == "__main__":
+    main()
