@@ -75,8 +75,16 @@ class FieldConfig(Section):
         description="`fill_mean`: cells that are always missing (sst over land) are filled with the mean, masked in "
         "loss and scores, and shown to the model as a static channel NAME_mask. `error`: a missing value stops.",
     )
-    temporal: Literal["instant", "mean", "accumulate"] = Field(
-        "instant", description="What a value stands for; mean and accumulate carry the label of their window's end."
+    temporal: Literal["instant", "mean", "accumulate", "deaccumulate"] = Field(
+        "instant",
+        description="What a value in the files stands for; all but `instant` carry the label of their window's end. "
+        "Means and sums of shorter intervals than the time step are put together; `deaccumulate` is for values that "
+        "run from the start of a forecast.",
+    )
+    restarts: list[Hour] | None = Field(
+        None,
+        min_length=1,
+        description="Hours (UTC) at which such a value starts from 0 again; none: from the files' time bounds.",
     )
     window: Literal["past", "next"] = Field(
         "past",
@@ -241,6 +249,8 @@ class DataConfig(Section):
             ):
                 if getattr(field, key) != FieldConfig.model_fields[key].default and name not in members:
                     raise ValueError(f"fields.{name}.{key} has no effect: it is for {which}")
+            if field.restarts is not None and field.temporal != "deaccumulate":
+                raise ValueError(f"fields.{name}.restarts has no effect without temporal: deaccumulate")
             if field.window == "next" and field.temporal == "instant":
                 raise ValueError(f"fields.{name}.window has no effect with temporal: instant; set mean or accumulate")
 

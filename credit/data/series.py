@@ -1,4 +1,4 @@
-"""A variable along time over several files, and the times that all variables have."""
+"""A variable along time over several files."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from credit.config.schema_data import DataConfig
 from credit.data.files import OpenFiles
 from credit.data.scan import Piece
 from credit.errors import CreditError, DataError
-from credit.times import Clock, format_duration
+from credit.times import Clock
 
 logger = logging.getLogger(__name__)
 
@@ -113,61 +112,6 @@ def _check_overlap(name: str, whole: Series, again: np.ndarray, files: OpenFiles
     logger.info("%s: %d times are in two files with equal fields; the first is used", name, len(again))
 
 
-def common_times(series: dict[str, Series], clock: Clock) -> np.ndarray:
-    """Return the times that every variable has; what is dropped is logged.
-
-    Raises:
-        DataError: if there is none.
-    """
-    every = list(series.values())
-    common = every[0].times
-    for one in every[1:]:
-        common = np.intersect1d(common, one.times, assume_unique=True)
-    if len(common) == 0:
-        spans = (
-            f"{name} {clock.format(one.times[0])}..{clock.format(one.times[-1])} ({len(one.times)} times)"
-            for name, one in series.items()
-        )
-        raise DataError(f"data.sources: the variables have no time in common: {'; '.join(spans)}")
-    total = len(np.unique(np.concatenate([one.times for one in every])))
-    if total > len(common):
-        short = ", ".join(name for name, one in series.items() if len(one.times) < total)
-        logger.warning("%d of %d times are left out, because %s do not have them", total - len(common), total, short)
-    return common
-
-
-def check_interval(name: str, series: Series, conf: DataConfig, clock: Clock) -> None:
-    """Stop where a mean or an accumulation is not over one time step that ends at its label.
-
-    Raises:
-        DataError: naming the interval that the files have.
-    """
-    temporal = conf.field(name).temporal
-    methods = series.pieces[0].layout.attributes.get("cell_methods", "")
-    if temporal == "instant":
-        if "time: mean" in methods or "time: sum" in methods:
-            logger.warning('%s is taken as instantaneous; its cell_methods say "%s" (data.fields)', name, methods)
-        return
-    rule = f"data.fields.{name}.temporal is {temporal}, so every value must cover one data.timestep {conf.timestep}"
-    spacing = int(np.diff(series.times).min()) if len(series.times) > 1 else conf.step_minutes
-    if spacing != conf.step_minutes:
-        raise DataError(
-            f"{name}: {rule}, but its times are {format_duration(spacing)} apart "
-            f"({series.pieces[0].path}); sum or average it to the step first"
-        )
-    for piece in series.pieces:
-        bounds, times = piece.layout.window_bounds, piece.layout.times
-        if bounds is None:
-            continue
-        wrong = np.flatnonzero((bounds[:, 1] - bounds[:, 0] != conf.step_minutes) | (bounds[:, 1] != times))
-        if len(wrong):
-            begin, end = (clock.format(minutes) for minutes in bounds[wrong[0]])
-            raise DataError(
-                f"{piece.path}: {rule} and end at its label, but the value at {clock.format(times[wrong[0]])} covers "
-                f"{begin} to {end}; rewrite it to the step first"
-            )
-
-
 def shared_attributes(name: str, pieces: list[Piece], temporal: str) -> dict[str, str]:
     """Return units, standard_name, long_name and, unless instantaneous, temporal; units must be the same in all files.
 
@@ -183,4 +127,6 @@ def shared_attributes(name: str, pieces: list[Piece], temporal: str) -> dict[str
                 "files to one unit"
             )
     kept = {key: value for key, value in first.items() if key != "cell_methods"}
-    return kept if temporal == "instant" else {**kept, "temporal": temporal}
+    if temporal == "instant":
+        return kept
+    return {**kept, "temporal": "accumulate" if temporal == "deaccumulate" else temporal}

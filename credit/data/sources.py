@@ -13,12 +13,11 @@ from credit.data.scan import Scan, scan_sources
 from credit.data.series import (
     Series,
     build_series,
-    check_interval,
-    common_times,
     read_constant,
     read_piece,
     shared_attributes,
 )
+from credit.data.windows import Windows, build_windows, common_times
 from credit.grid import LatLonGrid
 from credit.times import Clock
 
@@ -30,6 +29,7 @@ class SourceReader:
         channels: the channels.
         scan: what the files hold.
         series: variable -> its times and files, for every time-varying variable in the order of the channels.
+        windows: variable -> how its values come from those of its files.
         attributes: variable -> its attributes.
         files: opens the files.
         declared: variables whose missing values are declared.
@@ -47,6 +47,7 @@ class SourceReader:
         channels: ChannelMap,
         scan: Scan,
         series: dict[str, Series],
+        windows: dict[str, Windows],
         attributes: dict[str, dict],
         files: OpenFiles,
         declared: list[str],
@@ -54,15 +55,15 @@ class SourceReader:
         self.grid: LatLonGrid = scan.grid
         self.clock: Clock = scan.clock
         self.channels = channels
-        self.times: np.ndarray = common_times(series, scan.clock)
+        self.times: np.ndarray = common_times(windows, scan.clock)
         self.attributes = attributes
         self.paths = scan.paths
         steps = {name: max(part.layout.packing_step for part in parts) for name, parts in scan.pieces.items()}
         self.packing_steps = {name: step for name, step in steps.items() if step > 0}
         self._files = files
-        self._series = series
+        self._series, self._windows = series, windows
         # where the common times lie among each variable's own
-        self._places = {name: np.searchsorted(one.times, self.times) for name, one in series.items()}
+        self._places = {name: np.searchsorted(one.times, self.times) for name, one in windows.items()}
         self._static = self._read_static(scan)
         self.masks = find_masks(self._static, channels.static_stored, declared)
         check_values(self._static, channels.static_stored, self.masks, self.grid, "any time")
@@ -90,9 +91,16 @@ class SourceReader:
     def _assemble(self, index: int) -> np.ndarray:
         parts = []
         for name, one in self._series.items():
-            place = self._places[name][index]
-            parts.append(read_piece(self._files, one.pieces[one.piece[place]], int(one.position[place])))
+            terms = self._windows[name].at(int(self._places[name][index]))
+            values = [self._read_place(one, place) for _, place in terms]
+            if len(values) > 1:
+                weights = [weight for weight, _ in terms]
+                values = [np.tensordot(weights, np.asarray(values, dtype=np.float64), axes=1)]
+            parts += values
         return np.concatenate(parts, dtype=np.float32, casting="same_kind")
+
+    def _read_place(self, series: Series, place: int) -> np.ndarray:
+        return read_piece(self._files, series.pieces[series.piece[place]], int(series.position[place]))
 
     def _read_static(self, scan: Scan) -> np.ndarray:
         names = dict.fromkeys(channel.variable for channel in self.channels.static_stored)
@@ -118,10 +126,11 @@ def open_sources(conf: DataConfig) -> SourceReader:
         with problems.collect():
             attributes[name] = shared_attributes(name, pieces, conf.field(name).temporal)
     series: dict[str, Series] = {}
+    windows: dict[str, Windows] = {}
     for name in dict.fromkeys(channel.variable for channel in channels.stored):
         with problems.collect():
             series[name] = build_series(name, scan.pieces[name], files, scan.clock)
-            check_interval(name, series[name], conf, scan.clock)
+            windows[name] = build_windows(name, series[name], conf, scan.clock)
     problems.raise_any()
     declared = [name for name, field in conf.fields.items() if field.missing == "fill_mean"]
-    return SourceReader(channels, scan, series, attributes, files, declared)
+    return SourceReader(channels, scan, series, windows, attributes, files, declared)

@@ -193,6 +193,7 @@ def identity(conf: DataConfig) -> dict[str, Any]:
         "data.sources": [source.model_dump(mode="json") for source in conf.sources],
         **{f"data.fields.{name}.missing": conf.field(name).missing for name in names},
         **{f"data.fields.{name}.temporal": conf.field(name).temporal for name in names},
+        **{f"data.fields.{name}.restarts": conf.field(name).restarts for name in names if conf.field(name).restarts},
     }
 
 

@@ -319,20 +319,6 @@ def test_static_fields(tmp_path: Path) -> None:
     np.testing.assert_array_equal(reader.static(), ground[None])
 
 
-def test_means_and_accumulations_cover_one_step(tmp_path: Path) -> None:
-    fields = {"tp": random_fields(4, H, W)}
-    summed = {"fields": {"tp": {"temporal": "accumulate"}}}
-    hourly = write_file(tmp_path / "a.nc", fields, hours=[0, 1, 2, 3])
-    with pytest.raises(DataError, match="tp: .*temporal is accumulate, .*data.timestep 6h, but its times are 1h apart"):
-        open_sources(make_config(hourly, p2=["tp"], **summed))
-    ends = np.array([0, 6, 12, 18])
-    since_midnight = write_file(tmp_path / "b.nc", fields, time_bounds=np.stack([ends * 0, ends], axis=1))
-    with pytest.raises(DataError, match="the value at 2000-01-01T00:00 covers 2000-01-01T00:00 to 2000-01-01T00:00"):
-        open_sources(make_config(since_midnight, p2=["tp"], **summed))
-    right = write_file(tmp_path / "c.nc", fields, time_bounds=np.stack([ends - 6, ends], axis=1))
-    assert open_sources(make_config(right, p2=["tp"], **summed)).attributes["tp"]["temporal"] == "accumulate"
-
-
 @pytest.mark.parametrize("version", [2, 3])
 def test_zarr_gives_what_netcdf_gives(tmp_path: Path, version: int) -> None:
     t = np.round(random_fields(4, 2, H, W) * 2) / 2
