@@ -113,6 +113,12 @@ class FieldConfig(Section):
     vector: Literal["auto", "yes", "no"] = Field(
         "auto", description="Whether it changes sign across a pole; `auto` decides by standard_name."
     )
+    units: str | None = Field(
+        None,
+        min_length=1,
+        description="Units to convert to (`K`, `Pa`, `mm`); default: those of the files. Where a file has others, the "
+        "extra `units` is needed.",
+    )
     regrid: Literal["bilinear", "conservative", "nearest"] | None = Field(
         None, description="Its own `data.regrid`; `nearest` for masks and categories."
     )
@@ -215,6 +221,7 @@ class DataConfig(Section):
                 ("minimum", outputs, "prognostic and diagnostic variables"),
                 ("in_forecast", read, "dynamic forcing that is read from data"),
                 ("window", read, "dynamic forcing that is read from data"),
+                ("units", from_files, "variables that are read from data"),
                 ("regrid", from_files if self.grid else (), "variables that are read from data, with data.grid"),
             ):
                 if getattr(field, key) != FieldConfig.model_fields[key].default and name not in members:

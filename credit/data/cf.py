@@ -9,6 +9,7 @@ import numpy as np
 import xarray as xr
 
 from credit.data.regrid import Regridder
+from credit.data.units import Conversion
 from credit.errors import DataError
 from credit.grid import LatLonGrid, Orientation
 
@@ -50,10 +51,11 @@ class Layout:
         level_rows: for each wanted level its row in the file; None for a 2-D variable.
         orientation: brings the file's fields into the package's order.
         regridder: brings them to the run's grid; None where they are on it.
+        conversion: to the units of the config; None where they are the file's.
         times: (N,) int64 minutes of the positions along time; None where the file gives no time.
         window_bounds: (N, 2) int64 minutes of the time bounds, where the file gives them.
-        attributes: units, standard_name, long_name, cell_methods where given.
-        packing_step: the step of packed integers, 0 where the variable is not packed.
+        attributes: units (converted), standard_name, long_name, cell_methods where given.
+        packing_step: the step of packed integers in these units, 0 where the variable is not packed.
     """
 
     name: str
@@ -61,13 +63,14 @@ class Layout:
     level_rows: tuple[int, ...] | None
     orientation: Orientation
     regridder: Regridder | None
+    conversion: Conversion | None
     times: np.ndarray | None
     window_bounds: np.ndarray | None
     attributes: dict[str, str]
     packing_step: float
 
     def read(self, dataset: xr.Dataset, position: int) -> np.ndarray:
-        """Return the fields of one time, (levels or 1, H, W), on the run's grid, missing values as NaN."""
+        """Return the fields of one time, (levels or 1, H, W), on the run's grid and in its units, missing ones NaN."""
         variable = dataset.variables[self.name]
         index: dict[str, object] = {dim: 0 for dim in variable.dims if dim not in self.dims.values()}
         if "time" in self.dims:
@@ -81,7 +84,9 @@ class Layout:
             index[self.dims["level"]] = rows
             values = variable.isel(index).transpose(self.dims["level"], *order).values[inverse]
         fields = self.orientation.apply(values)
-        return fields if self.regridder is None else self.regridder.apply(fields)
+        if self.regridder is not None:
+            fields = self.regridder.apply(fields)
+        return fields if self.conversion is None else self.conversion.apply(fields)
 
 
 class Coordinates:

@@ -17,6 +17,7 @@ from credit.data.cf import Coordinates, Layout, is_vector_component, level_value
 from credit.data.files import OpenFiles, expand_path, expand_paths, open_file
 from credit.data.problems import Problems
 from credit.data.regrid import Regridder
+from credit.data.units import find_conversion
 from credit.errors import DataError, did_you_mean
 from credit.grid import LatLonGrid, Orientation
 from credit.times import Clock
@@ -263,7 +264,7 @@ class _FileScanner:
         """Return how a variable lies in the file.
 
         Raises:
-            DataError: for a missing level, a grid or a calendar that does not fit, dimensions that are not understood.
+            DataError: for a missing level; a grid, a calendar or units that do not fit; dimensions not known.
         """
         variable = self._dataset.variables[theirs]
         coordinates = self._coordinates
@@ -277,7 +278,12 @@ class _FileScanner:
         kept = {key: str(variable.attrs[key]) for key in _KEPT_ATTRIBUTES if key in variable.attrs}
         packed = np.dtype(variable.encoding.get("dtype", float)).kind in "iu"
         step = abs(float(variable.encoding.get("scale_factor", 0.0))) if packed else 0.0
-        return Layout(theirs, dims, rows, orientation, regridder, times, window_bounds, kept, step)
+        conversion = None
+        if field.units is not None:
+            conversion = find_conversion(kept.get("units", ""), field.units, ours, self._where)
+            kept["units"] = field.units
+            step *= abs(conversion.scale) if conversion else 1.0
+        return Layout(theirs, dims, rows, orientation, regridder, conversion, times, window_bounds, kept, step)
 
     def _rows_2d(self, ours: str, dims: dict[str, str]) -> tuple[int, ...] | None:
         length = self._dataset.sizes[dims["level"]] if "level" in dims else 0

@@ -165,6 +165,7 @@ def identity(conf: DataConfig) -> dict[str, Any]:
         "data.sources": [source.model_dump(mode="json") for source in conf.sources],
         **{f"data.fields.{name}.missing": field.missing for name, field in fields.items()},
         **{f"data.fields.{name}.temporal": field.temporal for name, field in fields.items()},
+        **{f"data.fields.{name}.units": field.units for name, field in fields.items() if field.units},
         **(_regridding(conf, fields) if conf.grid else {}),
     }
 
