@@ -101,6 +101,8 @@ def load_without_places(path: str, overrides: Sequence[str]) -> Config:
     if isinstance(data, dict) and isinstance(data.get("sources"), list):
         sources = [source | {"path": "."} if isinstance(source, dict) else source for source in data["sources"]]
         raw["data"] = data | {"sources": sources, "store": None}
+        if isinstance(data.get("grid"), dict) and "like" in data["grid"]:
+            raw["data"]["grid"] = data["grid"] | {"like": "."}
     return build_config(raw, origin=path)
 
 

@@ -270,12 +270,12 @@ class _FileScanner:
         coordinates = self._coordinates
         dims = coordinates.roles(theirs, self._where)
         field = self._conf.field(ours)
-        vector = is_vector_component(field.vector, variable.attrs.get("standard_name", ""))
+        kept = {key: str(variable.attrs[key]) for key in _KEPT_ATTRIBUTES if key in variable.attrs}
+        vector = is_vector_component(field.vector, kept.get("standard_name", ""))
         method = field.regrid or self._conf.regrid
         orientation, regridder = self._shared.way(coordinates, dims, method, vector, self._where)
         times, window_bounds = self._times(dims)
         rows = self._rows_2d(ours, dims) if levels is None else self._rows_3d(ours, dims, levels)
-        kept = {key: str(variable.attrs[key]) for key in _KEPT_ATTRIBUTES if key in variable.attrs}
         packed = np.dtype(variable.encoding.get("dtype", float)).kind in "iu"
         step = abs(float(variable.encoding.get("scale_factor", 0.0))) if packed else 0.0
         conversion = None

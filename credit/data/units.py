@@ -1,4 +1,4 @@
-"""Units: one spelling of the usual ones, and conversion by UDUNITS, the library behind the units of the CF conventions."""
+"""Units: one spelling of the usual ones, and conversion by UDUNITS, the library behind the units of CF."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def find_conversion(have: str, wanted: str, name: str, where: str) -> Conversion
             f"the units in the file, or {key}"
         )
     zero, one, two = (float(there.convert(value, here)) for value in (0.0, 1.0, 2.0))
-    if not np.isclose(two - one, one - zero, rtol=1e-9):
+    if not np.isclose(two - one, one - zero, rtol=1e-9, atol=0.0):
         raise DataError(
             f'{where}: {name} is in "{have}", which is not proportional to "{wanted}" ({key}); leave it out'
         )
