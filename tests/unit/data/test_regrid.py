@@ -178,14 +178,17 @@ def test_missing_values_have_no_weight(method: str) -> None:
     assert np.mean(np.isnan(made[1]) != inside) < 0.01
 
 
-def test_less_than_half_is_missing() -> None:
-    source, target = LatLonGrid.equiangular(4, 8, poles=False), LatLonGrid.equiangular(4, 4, poles=False)
+@pytest.mark.parametrize(
+    ("columns", "lost", "missing"),
+    [(8, [2], False), (8, [1, 3], False), (8, [1, 2], True), (20, [3, 4], False), (20, [3, 5, 7], True)],
+)
+def test_less_than_half_is_missing(columns: int, lost: list[int], missing: bool) -> None:
+    """Column 1 of the target, 45 to 135 degrees, is a quarter, a half and a quarter of 8, and five fifths of 20."""
+    source, target = LatLonGrid.equiangular(4, columns, poles=False), LatLonGrid.equiangular(4, 4, poles=False)
     values = np.ones(source.shape, np.float32)
-    # column 1 of the target, 45 to 135 degrees, is half of 45, all of 90, half of 135
-    values[0, 2], values[1, 1], values[2, [1, 3]], values[3, [1, 2]] = np.nan, np.nan, np.nan, np.nan
-    made = Regridder(source, target, "conservative").apply(values)
-    assert np.isnan(made[:, 1]).tolist() == [False, False, False, True]
-    np.testing.assert_allclose(made[:3, 1], 1.0, rtol=1e-6)
+    values[:, lost] = np.nan
+    made = Regridder(source, target, "conservative").apply(values)[:, 1]
+    assert np.isnan(made).all() if missing else np.allclose(made, 1.0, rtol=1e-6)
 
 
 def test_values_that_are_infinite_stay_visible() -> None:
