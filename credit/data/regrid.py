@@ -115,7 +115,9 @@ class Regridder:
             parts.append(fields[..., -1:, :] @ pole.T @ pole)
         if len(parts) > 1:
             fields = np.concatenate(parts, axis=-2)
-        return self._columns.times(self._rows.times(fields, axis=-2), axis=-1)
+        # infinite values become infinite or missing ones, which the reader refuses
+        with np.errstate(invalid="ignore"):
+            return self._columns.times(self._rows.times(fields, axis=-2), axis=-1)
 
 
 def _overlaps(target: np.ndarray, source: np.ndarray) -> np.ndarray:
