@@ -38,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
-    import traceback
     from contextlib import suppress
 
     from credit.config import load_config
@@ -54,11 +53,6 @@ def run(arguments: argparse.Namespace) -> int:
         config = load_config(arguments.config, arguments.overrides)
     except ConfigError as error:
         problems = [str(error), *_check_what_is_left(arguments.config, arguments.overrides)]
-    except Exception as error:
-        # only a plugin's own code can raise this
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        what = f"{type(error).__name__}: {error}; {place.filename}, line {place.lineno}"
-        problems = [f"plugins: one of them cannot be imported ({what}); correct it"]
     else:
         problems = check(config, print, arguments.world_size)
     for problem in problems:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from credit.cli.arguments import add_config_arguments as add_arguments
+from credit.cli.arguments import add_config_arguments
 
 HELP = """Write the training store data.store of CONFIG from data.sources, and fit the statistics of data.splits.train.
 
@@ -13,7 +13,13 @@ or jobs of a cluster (preprocess.cluster); so do several of this command at once
 where it stopped; a complete store is left as it is. A store of other channels, levels, sources or grid is refused:
 delete it first."""
 
-__all__ = ["HELP", "add_arguments", "run"]
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add CONFIG, overrides and the report."""
+    add_config_arguments(parser)
+    parser.add_argument(
+        "--report", action="store_true", help="also write STORE.report.html: a map and a histogram of each channel"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -26,4 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.config, arguments.overrides)
     path = preprocess(config.data, config.preprocess)
     print(f"complete: {path}")
+    if arguments.report:
+        from credit.verify.data_report import write_data_report
+
+        print(f"report: {write_data_report(config.data)}")
     return 0

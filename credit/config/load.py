@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -166,7 +167,9 @@ def _import_plugins(plugins: Any, problems: list[str]) -> None:
         except ImportError as error:
             problems.append(f'plugins: "{name}" cannot be imported ({error}); is it installed or on PYTHONPATH?')
         except Exception as error:  # a module may raise anything
-            problems.append(f'plugins: "{name}" fails when it is imported ({type(error).__name__}: {error}); mend it')
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            what = f"{type(error).__name__}: {error}; {place.filename}, line {place.lineno}"
+            problems.append(f'plugins: "{name}" fails when it is imported ({what}); correct it')
 
 
 def _build_model_section(raw: Any, problems: list[str]) -> ModelSection | None:

@@ -223,6 +223,18 @@ def loss_curve(train: Sequence[tuple[int, float]], valid: Sequence[tuple[int, fl
     return figure
 
 
+def portrait(field: np.ndarray, values: np.ndarray, background: Background, units: str) -> Figure:
+    """A field (H, W) as a map, and how often each of `values` occurs, with a logarithmic count."""
+    figure = _figure(9.6, 2.9)
+    left, right = figure.subplots(1, 2, width_ratios=[5, 3])
+    mesh = _draw_map(left, field, background, "viridis", *_limits([field]))
+    figure.colorbar(mesh, ax=left, shrink=0.9, pad=0.02)
+    right.hist(values[np.isfinite(values)].ravel(), bins=60, color="#0072B2", log=True)
+    right.set_xlabel(pretty_units(units))
+    right.set_ylabel("cells")
+    return figure
+
+
 def _figure(width: float, height: float) -> Figure:
     figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
     figure.get_layout_engine().set(w_pad=0.07, h_pad=0.06)

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import os
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
-
-import jinja2
 
 from credit import __version__
 from credit.config import Config, dump_config
 from credit.data.reader import FieldReader
 from credit.data.splits import SPLITS
-from credit.errors import CreditError
 from credit.forecast.archive import ForecastArchive
 from credit.verify.facts import describe_data, prescribed_forcing, read_training_log
+from credit.verify.page import embed, render, write_page
 from credit.verify.plots import label
 from credit.verify.scoring import Verification
 from credit.verify.table import WIND, ScoreTable
@@ -46,10 +41,8 @@ def write_report(
     Raises:
         CreditError: if it cannot be written.
     """
-    template = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
-        resources.files("credit.verify").joinpath("report.html.j2").read_text(encoding="utf-8")
-    )
-    text = template.render(
+    text = render(
+        "report.html.j2",
         title=config.experiment,
         version=__version__,
         notices=_notices(found, archive),
@@ -60,17 +53,10 @@ def write_report(
         forecasts=[label(name) for name in found.table.forecasts],
         scores=_scores(found.table),
         winds=_winds(found.table),
-        figures=[(caption, base64.b64encode(path.read_bytes()).decode()) for caption, path in figures],
+        figures=embed(figures),
         config=dump_config(config),
     )
-    path, beside = folder / "report.html", folder / ".report.html.part"
-    try:
-        beside.write_text(text, encoding="utf-8")
-        os.replace(beside, path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise CreditError(f"{path}: cannot be written ({error.strerror}); is the disk full?") from error
-    return path
+    return write_page(folder / "report.html", text)
 
 
 def _notices(found: Verification, archive: ForecastArchive) -> list[str]:

@@ -62,7 +62,7 @@ def _draw(found: Verification, reader: FieldReader, folder: Path) -> list[tuple[
             plots.draw(figures / "skill.png", plots.skill_curves, table, found.figure_channels),
         )
     ]
-    background = plots.Background(reader.grid, _land(reader))
+    background = plots.Background(reader.grid, land_fraction(reader))
     for name in found.figure_channels:
         pairs = {lead: found.maps[name, lead] for lead in found.figure_leads}
         path = figures / f"maps_{name}.png"
@@ -78,7 +78,7 @@ def _draw(found: Verification, reader: FieldReader, folder: Path) -> list[tuple[
     return drawn
 
 
-def _land(reader: FieldReader) -> np.ndarray | None:
+def land_fraction(reader: FieldReader) -> np.ndarray | None:
     """Return the land fraction where a static field of the data is one."""
     for number, channel in enumerate(reader.channels.static_stored):
         if reader.attributes.get(channel.variable, {}).get("standard_name") in _LAND_STANDARD_NAMES:

@@ -1,0 +1,42 @@
+"""Self-contained HTML pages: templates of this folder, figures inside, replaced whole."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from credit.errors import CreditError
+
+
+def render(template: str, **values: Any) -> str:
+    """Return a page from a template of this folder; values are escaped."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("credit.verify", ""), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template(template).render(**values)
+
+
+def embed(figures: Sequence[tuple[str, Path]]) -> list[tuple[str, str]]:
+    """Return (caption, base64 of the PNG) of figures given as (caption, path)."""
+    return [(caption, base64.b64encode(path.read_bytes()).decode()) for caption, path in figures]
+
+
+def write_page(path: Path, text: str) -> Path:
+    """Write a page, replaced whole.
+
+    Raises:
+        CreditError: if it cannot be written.
+    """
+    beside = path.with_name(f".{path.name}.part")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        os.replace(beside, path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise CreditError(f"{path}: cannot be written ({error.strerror}); is the disk full?") from error
+    return path
