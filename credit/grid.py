@@ -78,6 +78,12 @@ class LatLonGrid:
             bounds = _bounds_from_file(np.asarray(lat_bounds, dtype=np.float64), rows, ordered, origin)
         return cls(ordered, eastward, bounds), Orientation(rows, columns)
 
+    @classmethod
+    def equiangular(cls, rows: int, columns: int, poles: bool) -> LatLonGrid:
+        """Return the grid with equally spaced rows, the outermost on the poles or half a cell off."""
+        edge = 90.0 if poles else 90.0 - 90.0 / rows
+        return cls.from_coords(np.linspace(edge, -edge, rows), np.arange(columns) * 360.0 / columns)[0]
+
     @property
     def shape(self) -> tuple[int, int]:
         """(rows, columns)."""

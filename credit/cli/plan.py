@@ -102,21 +102,20 @@ def load_without_places(path: str, overrides: Sequence[str]) -> Config:
     if isinstance(data, dict) and isinstance(data.get("sources"), list):
         sources = [source | {"path": "."} if isinstance(source, dict) else source for source in data["sources"]]
         raw["data"] = data | {"sources": sources, "store": None}
+        if isinstance(data.get("grid"), dict) and "like" in data["grid"]:
+            raw["data"]["grid"] = data["grid"] | {"like": "."}
     return build_config(raw, origin=path)
 
 
 def build_grid(text: str) -> LatLonGrid:
     """Return the global grid of ``ROWSxCOLUMNS``: an odd number of rows has rows on the poles, an even one has not."""
-    import numpy as np
-
     from credit.grid import LatLonGrid
 
     match = re.fullmatch(r"([0-9]+)x([0-9]+)", text)
     if match is None or min(map(int, match.groups())) < 4:
         raise ConfigError(f'--grid: "{text}": write ROWSxCOLUMNS, for example 721x1440, each at least 4')
     rows, columns = map(int, match.groups())
-    edge = 90.0 if rows % 2 else 90.0 - 90.0 / rows
-    return LatLonGrid.from_coords(np.linspace(edge, -edge, rows), np.arange(columns) * 360.0 / columns)[0]
+    return LatLonGrid.equiangular(rows, columns, poles=bool(rows % 2))
 
 
 def blank_assets(config: Config, grid: LatLonGrid, attributes: dict) -> Assets:

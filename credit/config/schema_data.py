@@ -39,6 +39,26 @@ class SourceConfig(Section):
     rename: dict[str, str] = Field({}, description="Our name -> name in the files.")
 
 
+class GridConfig(Section):
+    """The run's grid, where sources are on others: `rows`, `columns` and `poles`, or `like`."""
+
+    rows: int | None = Field(None, ge=2, description="Rows of a global grid with equal spacing.")
+    columns: int | None = Field(None, ge=2, description="Its columns; the first is at longitude 0.")
+    poles: bool | None = Field(
+        None, description="Whether the outermost rows lie on the poles (181 x 360) or half a cell off (180 x 360)."
+    )
+    like: str | None = Field(
+        None, description="A file with the grid, or several with the same, written as in `data.sources.N.path`."
+    )
+
+    @model_validator(mode="after")
+    def _one_way(self) -> GridConfig:
+        numbers = (self.rows, self.columns, self.poles)
+        if numbers.count(None) != (0 if self.like is None else 3):
+            raise ValueError("name rows, columns and poles, or like alone")
+        return self
+
+
 class GroupConfig(Section):
     """Variables of one group."""
 
@@ -102,6 +122,15 @@ class FieldConfig(Section):
     vector: Literal["auto", "yes", "no"] = Field(
         "auto", description="Whether it changes sign across a pole; `auto` decides by standard_name."
     )
+    units: str | None = Field(
+        None,
+        min_length=1,
+        description="Units to convert to (`K`, `Pa`, `mm`); default: those of the files. Where a file has others, the "
+        "extra `units` is needed.",
+    )
+    regrid: Literal["bilinear", "conservative", "nearest"] | None = Field(
+        None, description="Its own `data.regrid`; `nearest` for masks and categories."
+    )
 
 
 class TransformConfig(Section):
@@ -162,6 +191,14 @@ class DataConfig(Section):
     """Where the data are and what they mean."""
 
     sources: list[SourceConfig] = Field(min_length=1, description="Where the fields come from.")
+    grid: GridConfig | None = Field(
+        None, description="The grid that all sources are brought to; none: that of the files, which must share one."
+    )
+    regrid: Literal["bilinear", "conservative"] = Field(
+        "bilinear",
+        description="How: between the four nearest cells, or by covered area, which keeps global means and is the "
+        "choice for coarser grids.",
+    )
     variables: VariablesConfig = Field(description="Which variables play which part.")
     levels: list[Level] = Field([], description="Levels of the 3-D variables, matched exactly, in `level_units`.")
     level_units: Literal["hPa", "Pa", "model_level"] = Field("hPa", description="Units of `levels`.")
@@ -240,12 +277,18 @@ class DataConfig(Section):
         on_levels = [name for group in groups.model_dump().values() for name in group["vars_3D"]]
         forcing = [*groups.dynamic_forcing.vars_3D, *groups.dynamic_forcing.vars_2D]
         read = [name for name in forcing if name not in COMPUTED_DYNAMIC]
+        static = [*groups.static.vars_3D, *groups.static.vars_2D]
+        from_files = [*outputs, *read, *(name for name in static if name not in COMPUTED_STATIC)]
+        if self.grid is None and self.regrid != "bilinear":
+            raise ValueError("regrid has no effect without grid; set data.grid")
         for name, field in self.fields.items():
             for key, members, which in (
                 ("levels", on_levels, "variables on levels"),
                 ("minimum", outputs, "prognostic and diagnostic variables"),
                 ("in_forecast", read, "dynamic forcing that is read from data"),
                 ("window", read, "dynamic forcing that is read from data"),
+                ("units", from_files, "variables that are read from data"),
+                ("regrid", from_files if self.grid else (), "variables that are read from data, with data.grid"),
             ):
                 if getattr(field, key) != FieldConfig.model_fields[key].default and name not in members:
                     raise ValueError(f"fields.{name}.{key} has no effect: it is for {which}")

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import xarray as xr
 
+from credit.data.regrid import Regridder
+from credit.data.units import Conversion
 from credit.errors import DataError
-from credit.grid import Orientation
+from credit.grid import LatLonGrid, Orientation
 
 _STANDARD_NAMES = {
     "time": "time",
@@ -47,24 +49,28 @@ class Layout:
         name: the variable's name in the file.
         dims: role (``time``, ``level``, ``lat``, ``lon``) -> dimension; other dimensions have length 1.
         level_rows: for each wanted level its row in the file; None for a 2-D variable.
-        orientation: brings the file's fields to the grid.
+        orientation: brings the file's fields into the package's order.
+        regridder: brings them to the run's grid; None where they are on it.
+        conversion: to the units of the config; None where they are the file's.
         times: (N,) int64 minutes of the positions along time; None where the file gives no time.
         window_bounds: (N, 2) int64 minutes of the time bounds, where the file gives them.
-        attributes: units, standard_name, long_name, cell_methods where given.
-        packing_step: the step of packed integers, 0 where the variable is not packed.
+        attributes: units (converted), standard_name, long_name, cell_methods where given.
+        packing_step: the step of packed integers in these units, 0 where the variable is not packed.
     """
 
     name: str
     dims: dict[str, str]
     level_rows: tuple[int, ...] | None
     orientation: Orientation
+    regridder: Regridder | None
+    conversion: Conversion | None
     times: np.ndarray | None
     window_bounds: np.ndarray | None
     attributes: dict[str, str]
     packing_step: float
 
     def read(self, dataset: xr.Dataset, position: int) -> np.ndarray:
-        """Return the fields of one time, (levels or 1, H, W), in the grid's order, missing values as NaN."""
+        """Return the fields of one time, (levels or 1, H, W), on the run's grid and in its units, missing ones NaN."""
         variable = dataset.variables[self.name]
         index: dict[str, object] = {dim: 0 for dim in variable.dims if dim not in self.dims.values()}
         if "time" in self.dims:
@@ -77,7 +83,10 @@ class Layout:
             rows, inverse = np.unique(self.level_rows, return_inverse=True)
             index[self.dims["level"]] = rows
             values = variable.isel(index).transpose(self.dims["level"], *order).values[inverse]
-        return self.orientation.apply(values)
+        fields = self.orientation.apply(values)
+        if self.regridder is not None:
+            fields = self.regridder.apply(fields)
+        return fields if self.conversion is None else self.conversion.apply(fields)
 
 
 class Coordinates:
@@ -132,6 +141,11 @@ class Coordinates:
         """Return the coordinate of a dimension."""
         return self._dataset.variables[self.of_dim[dim][1]].values
 
+    def grid(self, lat: str, lon: str, where: str) -> tuple[LatLonGrid, Orientation]:
+        """Return the grid of two dimensions and what brings fields on them into its order."""
+        bounds = self.bounds(self.of_dim[lat][1])
+        return LatLonGrid.from_coords(self.values(lat), self.values(lon), bounds, where)
+
     def bounds(self, name: str) -> np.ndarray | None:
         """Return the bounds (N, 2) of a coordinate where the file has them."""
         bounds = self._dataset.variables[name].attrs.get("bounds")
@@ -155,6 +169,11 @@ def role_of(name: str, variable: xr.Variable) -> str | None:
     if attributes.get("axis") in _AXES and units in ("", "1", "degree", "degrees", "level", *_PRESSURE_IN_HPA):
         return _AXES[attributes["axis"]]
     return next((role for role, names in _NAMES.items() if name.lower() in names), None)
+
+
+def is_vector_component(choice: str, standard_name: str) -> bool:
+    """Whether a variable is a component of a vector, by ``data.fields.NAME.vector`` and, for ``auto``, by its name."""
+    return choice == "yes" or (choice == "auto" and ("eastward" in standard_name or "northward" in standard_name))
 
 
 def level_values(coordinate: xr.Variable, name: str, wanted_units: str, where: str) -> np.ndarray:

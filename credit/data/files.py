@@ -37,13 +37,15 @@ def expand_paths(source: SourceConfig, key: str) -> list[Path]:
     patterns = [source.path] if isinstance(source.path, str) else source.path
     found: dict[Path, None] = {}
     for pattern in patterns:
-        found.update(dict.fromkeys(_expand(os.path.expanduser(pattern), f"{key}.path")))
+        found.update(dict.fromkeys(expand_path(pattern, f"{key}.path")))
     if not found:
         raise DataError(f"{key}.path: the list is empty; name at least one file")
     return list(found)
 
 
-def _expand(pattern: str, key: str) -> list[Path]:
+def expand_path(pattern: str, key: str) -> list[Path]:
+    """Return the files and zarr stores that one path stands for, at least one; see `expand_paths`."""
+    pattern = os.path.expanduser(pattern)
     if pattern.startswith("sample:"):
         return _sample_files(pattern.removeprefix("sample:"), key)
     if not _TOKEN.search(pattern) and "[" not in pattern:

@@ -1,8 +1,8 @@
 """Units that contradict their variable or their values: Celsius called K, a height called geopotential, hPa called Pa.
 
-Units are kept as the files have them; a model learns in any. But scores, figures and least values are read in the units
-that the files state, and a file of another unit that joins later would go unnoticed. The ranges are wide: what falls
-outside is not unusual weather.
+Units are kept as the files have them, or converted from what these say; a model learns in any. But scores, figures and
+least values are read in the units that the files state, and a file of another unit that joins later would go unnoticed.
+The ranges are wide: what falls outside is not unusual weather.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from credit.channels import Channel
+from credit.data.units import plain
 
 # quantity -> unit -> range of a field's mean
 _RANGES = {
@@ -23,12 +24,6 @@ _RANGES = {
     "geopotential height": {"m": (-1e4, 1e5)},
 }
 _UNITS = {unit for units in _RANGES.values() for unit in units}
-_SPELLINGS = {
-    "kelvin": "K", "k": "K", "celsius": "degC", "c": "degC", "degc": "degC", "deg_c": "degC", "degree_celsius": "degC",
-    "degrees_celsius": "degC", "pascal": "Pa", "pa": "Pa", "hpa": "hPa", "millibar": "hPa", "mbar": "hPa", "mb": "hPa",
-    "m/s": "m s-1", "m2/s2": "m2 s-2", "j kg-1": "m2 s-2", "j/kg": "m2 s-2", "gpm": "m", "metre": "m", "meter": "m",
-    "kg/kg": "kg kg-1", "g/kg": "g kg-1",
-}  # fmt: skip
 # by standard_name, and where a file has none by the usual short name
 _QUANTITIES = {
     "temperature": ("air_temperature", "surface_temperature", "sea_surface_temperature", "t", "t2m", "sst", "skt"),
@@ -65,7 +60,7 @@ def find_contradictions(
     for field, channel in zip(fields_CHW, channels, strict=True):
         own = attributes.get(channel.variable, {})
         called = own.get("standard_name") or channel.variable
-        quantity, units = _QUANTITY_OF.get(called), _plain(own.get("units", ""))
+        quantity, units = _QUANTITY_OF.get(called), plain(own.get("units", ""))
         if quantity is None or units not in _UNITS or channel.variable in found:
             continue
         known = _RANGES[quantity]
@@ -83,12 +78,6 @@ def find_contradictions(
                 f"{quantity} in {units} ({low:g} to {high:g}); correct the units in the files"
             )
     return list(found.values())
-
-
-def _plain(units: str) -> str:
-    """Return one spelling of units."""
-    text = " ".join(units.replace("**", "").replace("^", "").split())
-    return _SPELLINGS.get(text.lower(), text)
 
 
 def _height_range(channel: Channel, level_units: str, units: str) -> tuple[float, float] | None:

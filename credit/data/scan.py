@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +12,17 @@ import xarray as xr
 from tqdm import tqdm
 
 from credit.channels import ChannelMap
-from credit.config.schema_data import DataConfig, SourceConfig
-from credit.data.cf import Coordinates, Layout, level_values, match_levels
-from credit.data.files import OpenFiles, expand_paths
+from credit.config.schema_data import DataConfig, GridConfig, SourceConfig
+from credit.data.cf import Coordinates, Layout, is_vector_component, level_values, match_levels
+from credit.data.files import OpenFiles, expand_path, expand_paths, open_file
 from credit.data.problems import Problems
+from credit.data.regrid import Regridder
+from credit.data.units import find_conversion
 from credit.errors import DataError, did_you_mean
 from credit.grid import LatLonGrid, Orientation
 from credit.times import Clock
+
+logger = logging.getLogger(__name__)
 
 _KEPT_ATTRIBUTES = ("units", "standard_name", "long_name", "cell_methods")
 # these two differ only before October 1582
@@ -50,7 +55,7 @@ class Scan:
     """What the sources hold.
 
     Attributes:
-        grid: the grid that all files share.
+        grid: the run's grid.
         clock: the calendar that all files share.
         pieces: variable -> its files, in the order of the config.
         paths: every file.
@@ -83,7 +88,13 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: Problems) -> Scan
         What was found, perhaps not all; None without a grid or a time.
     """
     wanted = wanted_variables(conf.channel_map())
-    shared = _Shared()
+    grid = None
+    if conf.grid is not None:
+        with problems.collect():
+            grid = load_grid(conf.grid)
+        if grid is None:
+            return None
+    shared = _Shared(grid)
     pieces: dict[str, list[Piece]] = {name: [] for name in wanted}
     paths: list[Path] = []
     present: list[set[str]] = [set() for _ in conf.sources]
@@ -98,7 +109,7 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: Problems) -> Scan
         for path in tqdm(found, "looking at files", unit="file", disable=len(found) < _FILES_WITH_BAR or None):
             scanner = None
             with problems.collect():
-                scanner = _FileScanner(path, files.get(path, source.format), conf.level_units, shared)
+                scanner = _FileScanner(path, files.get(path, source.format), conf, shared)
             if scanner is None:
                 unread += 1
                 continue
@@ -118,6 +129,27 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: Problems) -> Scan
         problems.add("no file of data.sources has a time axis (standard_name time); prognostic variables need one")
     known = shared.grid is not None and shared.clock is not None
     return Scan(shared.grid, shared.clock, pieces, paths) if known else None
+
+
+def load_grid(conf: GridConfig) -> LatLonGrid:
+    """Return the grid that ``data.grid`` describes.
+
+    Raises:
+        DataError: where the file of ``like`` does not have one latitude and one longitude of a global grid.
+    """
+    if conf.like is None:
+        return LatLonGrid.equiangular(conf.rows, conf.columns, conf.poles)
+    path = expand_path(conf.like, "data.grid.like")[0]
+    with open_file(path) as dataset:
+        coordinates = Coordinates(dataset)
+        roles = {dim: role for dim, (role, _) in coordinates.of_dim.items()}
+        lat, lon = ([dim for dim in roles if roles[dim] == role] for role in ("lat", "lon"))
+        if len(lat) != 1 or len(lon) != 1:
+            raise DataError(
+                f"data.grid.like: {path} has {len(lat)} latitude and {len(lon)} longitude coordinates, one of each is "
+                "needed; name another file, or rows, columns and poles"
+            )
+        return coordinates.grid(lat[0], lon[0], str(path))[0]
 
 
 def _names_of(source: SourceConfig, wanted: dict[str, Levels]) -> dict[str, str]:
@@ -148,28 +180,50 @@ def _require_all(conf: DataConfig, wanted: dict[str, Levels], present: list[set[
 
 
 class _Shared:
-    """The grid and the calendar that all files must share; the first file decides."""
+    """The grid and the calendar of all files; the first file decides, of the grid only where none is given.
 
-    def __init__(self) -> None:
-        self.grid: LatLonGrid | None = None
+    Args:
+        grid: the grid that all files are brought to; None if they must share one.
+    """
+
+    def __init__(self, grid: LatLonGrid | None = None) -> None:
+        self.grid = grid
         self.clock: Clock | None = None
+        self._regrids = grid is not None
         self._grid_origin = self._clock_origin = ""
-        self._orientations: dict[tuple[bytes, bytes], Orientation] = {}
+        self._grids: dict[tuple[bytes, ...], tuple[LatLonGrid, Orientation, bool]] = {}
+        self._regridders: dict[tuple, Regridder] = {}
 
-    def orientation(self, lat: np.ndarray, lon: np.ndarray, bounds: np.ndarray | None, where: str) -> Orientation:
-        """Return what brings a file's fields to the grid; equal coordinates are looked at once."""
-        key = (lat.tobytes(), lon.tobytes())
-        if key not in self._orientations:
-            grid, orientation = LatLonGrid.from_coords(lat, lon, bounds, where)
-            if self.grid is None:
-                self.grid, self._grid_origin = grid, where
-            difference = self.grid.difference(grid)
-            if difference:
-                raise DataError(
-                    f"{self._grid_origin} and {where} are on different grids: {difference}; bring all files to one grid"
-                )
-            self._orientations[key] = orientation
-        return self._orientations[key]
+    def way(
+        self, coordinates: Coordinates, dims: dict[str, str], method: str, vector: bool, where: str
+    ) -> tuple[Orientation, Regridder | None]:
+        """Return what brings a file's fields to the run's grid; equal coordinates are looked at once."""
+        lat, lon = dims["lat"], dims["lon"]
+        bounds = coordinates.bounds(coordinates.of_dim[lat][1])
+        arrays = (coordinates.values(lat), coordinates.values(lon), *(() if bounds is None else (bounds,)))
+        key = tuple(array.tobytes() for array in arrays)
+        if key not in self._grids:
+            grid, orientation = coordinates.grid(lat, lon, where)
+            self._grids[key] = grid, orientation, self._is_the_runs(grid, where)
+        grid, orientation, same = self._grids[key]
+        if same:
+            return orientation, None
+        if (key, method, vector) not in self._regridders:
+            self._regridders[key, method, vector] = Regridder(grid, self.grid, method, vector)
+        return orientation, self._regridders[key, method, vector]
+
+    def _is_the_runs(self, grid: LatLonGrid, where: str) -> bool:
+        if self.grid is None:
+            self.grid, self._grid_origin = grid, where
+        difference = self.grid.difference(grid)
+        if difference and not self._regrids:
+            raise DataError(
+                f"{self._grid_origin} and {where} are on different grids: {difference}; set data.grid to the one that "
+                "all are to be brought to"
+            )
+        if difference:
+            logger.info("%s and files like it are brought to the grid of data.grid: %s", where, difference)
+        return difference is None
 
     def minutes(self, coordinate: xr.Variable, values: np.ndarray, where: str) -> np.ndarray:
         """Return minutes of encoded times."""
@@ -197,11 +251,11 @@ class _Shared:
 class _FileScanner:
     """Finds how variables lie in one file."""
 
-    def __init__(self, path: Path, dataset: xr.Dataset, level_units: str, shared: _Shared) -> None:
+    def __init__(self, path: Path, dataset: xr.Dataset, conf: DataConfig, shared: _Shared) -> None:
         self.names = {str(name) for name, variable in dataset.variables.items() if variable.ndim >= 2}
         self._where = str(path)
         self._dataset = dataset
-        self._level_units = level_units
+        self._conf = conf
         self._shared = shared
         self._coordinates = Coordinates(dataset)
         self._decoded: dict[str, tuple[np.ndarray, np.ndarray | None]] = {}
@@ -210,21 +264,26 @@ class _FileScanner:
         """Return how a variable lies in the file.
 
         Raises:
-            DataError: for a missing level, a grid or a calendar that does not fit, dimensions that are not understood.
+            DataError: for a missing level; a grid, a calendar or units that do not fit; dimensions not known.
         """
         variable = self._dataset.variables[theirs]
         coordinates = self._coordinates
         dims = coordinates.roles(theirs, self._where)
-        bounds = coordinates.bounds(coordinates.of_dim[dims["lat"]][1])
-        orientation = self._shared.orientation(
-            coordinates.values(dims["lat"]), coordinates.values(dims["lon"]), bounds, self._where
-        )
+        field = self._conf.field(ours)
+        kept = {key: str(variable.attrs[key]) for key in _KEPT_ATTRIBUTES if key in variable.attrs}
+        vector = is_vector_component(field.vector, kept.get("standard_name", ""))
+        method = field.regrid or self._conf.regrid
+        orientation, regridder = self._shared.way(coordinates, dims, method, vector, self._where)
         times, window_bounds = self._times(dims)
         rows = self._rows_2d(ours, dims) if levels is None else self._rows_3d(ours, dims, levels)
-        kept = {key: str(variable.attrs[key]) for key in _KEPT_ATTRIBUTES if key in variable.attrs}
         packed = np.dtype(variable.encoding.get("dtype", float)).kind in "iu"
         step = abs(float(variable.encoding.get("scale_factor", 0.0))) if packed else 0.0
-        return Layout(theirs, dims, rows, orientation, times, window_bounds, kept, step)
+        conversion = None
+        if field.units is not None:
+            conversion = find_conversion(kept.get("units", ""), field.units, ours, self._where)
+            kept["units"] = field.units
+            step *= abs(conversion.scale) if conversion else 1.0
+        return Layout(theirs, dims, rows, orientation, regridder, conversion, times, window_bounds, kept, step)
 
     def _rows_2d(self, ours: str, dims: dict[str, str]) -> tuple[int, ...] | None:
         length = self._dataset.sizes[dims["level"]] if "level" in dims else 0
@@ -239,8 +298,8 @@ class _FileScanner:
         name = coordinates.of_dim[dims["level"]][1] if "level" in dims else coordinates.scalar.get("level")
         if name is None:
             raise DataError(f"{self._where}: {ours} is in vars_3D but has no levels there; list it in vars_2D")
-        have = level_values(self._dataset.variables[name], name, self._level_units, self._where)
-        return match_levels(have, levels, ours, self._level_units, self._where)
+        have = level_values(self._dataset.variables[name], name, self._conf.level_units, self._where)
+        return match_levels(have, levels, ours, self._conf.level_units, self._where)
 
     def _times(self, dims: dict[str, str]) -> tuple[np.ndarray | None, np.ndarray | None]:
         """Return minutes of the times and of their bounds; a scalar time stands for one field."""

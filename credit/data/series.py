@@ -123,8 +123,8 @@ def shared_attributes(name: str, pieces: list[Piece], temporal: str) -> dict[str
         units = piece.layout.attributes.get("units")
         if units != first.get("units"):
             raise DataError(
-                f'{name} is in "{first.get("units")}" in {pieces[0].path} and in "{units}" in {piece.path}; bring all '
-                "files to one unit"
+                f'{name} is in "{first.get("units")}" in {pieces[0].path} and in "{units}" in {piece.path}; set '
+                f"data.fields.{name}.units to what all are to be converted to"
             )
     kept = {key: value for key, value in first.items() if key != "cell_methods"}
     if temporal == "instant":

@@ -31,7 +31,7 @@ import numpy as np
 import zarr
 
 from credit.channels import ChannelMap
-from credit.config.schema_data import DataConfig
+from credit.config.schema_data import DataConfig, FieldConfig
 from credit.data.splits import Split, build_splits
 from credit.data.statistics import Statistics
 from credit.errors import DataError
@@ -187,13 +187,25 @@ def identity(conf: DataConfig) -> dict[str, Any]:
     """Return what of the config a store's content depends on, by key."""
     channels = conf.channel_map()
     names = sorted({channel.variable for channel in channels.stored + channels.static_stored})
+    fields = {name: conf.field(name) for name in names}
     return {
         "data.timestep": f"{conf.step_minutes} min",
         "data.level_units": conf.level_units,
         "data.sources": [source.model_dump(mode="json") for source in conf.sources],
-        **{f"data.fields.{name}.missing": conf.field(name).missing for name in names},
-        **{f"data.fields.{name}.temporal": conf.field(name).temporal for name in names},
-        **{f"data.fields.{name}.restarts": conf.field(name).restarts for name in names if conf.field(name).restarts},
+        **{f"data.fields.{name}.missing": field.missing for name, field in fields.items()},
+        **{f"data.fields.{name}.temporal": field.temporal for name, field in fields.items()},
+        **{f"data.fields.{name}.restarts": field.restarts for name, field in fields.items() if field.restarts},
+        **{f"data.fields.{name}.units": field.units for name, field in fields.items() if field.units},
+        **(_regridding(conf, fields) if conf.grid else {}),
+    }
+
+
+def _regridding(conf: DataConfig, fields: Mapping[str, FieldConfig]) -> dict[str, Any]:
+    return {
+        "data.grid": conf.grid.model_dump(mode="json", exclude_none=True),
+        "data.regrid": conf.regrid,
+        **{f"data.fields.{name}.regrid": field.regrid for name, field in fields.items()},
+        **{f"data.fields.{name}.vector": field.vector for name, field in fields.items()},
     }
 
 
@@ -208,9 +220,10 @@ def require_same_identity(path: Path, meta: Mapping[str, Any], conf: DataConfig)
     if theirs.stored != ours.stored or theirs.static_stored != ours.static_stored:
         differences.append(f"channels: {theirs.difference(ours)}")
     before, now = meta["identity"], identity(conf)
-    for key in sorted(set(before) & set(now)):
-        if before[key] != now[key]:
-            differences.append(f"{key}: {_brief(before[key])} in the store, {_brief(now[key])} in the config")
+    # of other channels other keys are known; of the same ones a key that is not known was not given
+    for key in sorted(set(before) & set(now) if differences else set(before) | set(now)):
+        if before.get(key) != now.get(key):
+            differences.append(f"{key}: {_brief(before.get(key))} in the store, {_brief(now.get(key))} in the config")
     if differences:
         raise DataError(f"data.store: {path} was made from another config; {'; '.join(differences)}; {WAY_OUT}")
 

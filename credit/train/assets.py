@@ -14,6 +14,7 @@ import torch
 from credit.channels import Channel, ChannelMap
 from credit.config import Config
 from credit.config.schema_data import DataConfig
+from credit.data import cf
 from credit.data.climatology import Climatology, fit_climatology
 from credit.data.frames import Frames
 from credit.data.reader import FieldReader
@@ -117,9 +118,8 @@ def center_vectors(statistics: Statistics, conf: DataConfig, reader: FieldReader
 
 def is_vector_component(conf: DataConfig, channel: Channel, attributes: Mapping[str, Mapping[str, str]]) -> bool:
     """Whether a channel is a component of a vector and changes sign across a pole."""
-    choice = conf.field(channel.variable).vector
     name = attributes.get(channel.variable, {}).get("standard_name", "")
-    return choice == "yes" or (choice == "auto" and ("eastward" in name or "northward" in name))
+    return cf.is_vector_component(conf.field(channel.variable).vector, name)
 
 
 def require_same_fields(assets: Assets, reader: FieldReader, path: Path) -> None:

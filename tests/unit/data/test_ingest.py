@@ -79,6 +79,24 @@ def test_hybrid_levels(ingest: Path) -> None:
     np.testing.assert_array_equal(reader.read(0)[0], values_of(ingest / "83.nc", "T")[0, -1, ::-1])
 
 
+def test_a_climate_model_on_one_degree(ingest: Path) -> None:
+    """The global mean is that of the file with the file's own cell areas, which are not quite ours."""
+    path = ingest / "sresa1b_ncar_ccsm3-example.nc"
+    options = {"p2": ["tas"], "grid": {"rows": 181, "columns": 360, "poles": True}, "regrid": "conservative"}
+    reader = open_sources(make_config(path, **options))
+    expected = np.average(values_of(path, "tas")[0], weights=values_of(path, "area"))
+    assert (reader.read(0)[0] * reader.grid.area_weights()).sum() == pytest.approx(expected, rel=1e-5)
+
+
+def test_celsius_to_kelvin_and_from_gaussian_to_equiangular(ingest: Path) -> None:
+    path = ingest / "t_in_Celsius_1.nc"
+    grid = {"rows": 32, "columns": 64, "poles": False}
+    reader = open_sources(make_config(path, p2=["tC"], grid=grid, fields={"tC": {"units": "K"}}))
+    assert reader.attributes["tC"]["units"] == "K" and reader.grid.shape == (32, 64)
+    values = values_of(path, "tC")[7]
+    assert values.min() + 273.1 < reader.read(7)[0].min() < reader.read(7)[0].max() < values.max() + 273.2
+
+
 @pytest.mark.parametrize(
     ("name", "variable", "reason"),
     [

@@ -1,0 +1,90 @@
+"""Units: one spelling of the usual ones, and conversion by UDUNITS, the library behind the units of CF."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from credit.errors import ConfigError, DataError
+
+# what UDUNITS does not know, or takes for something else (C is coulomb, mb millibarn)
+_SPELLINGS = {
+    "kelvin": "K", "k": "K", "celsius": "degC", "c": "degC", "degc": "degC", "deg_c": "degC", "degree_celsius": "degC",
+    "degrees_celsius": "degC", "pascal": "Pa", "pa": "Pa", "hpa": "hPa", "millibar": "hPa", "mbar": "hPa", "mb": "hPa",
+    "m/s": "m s-1", "m2/s2": "m2 s-2", "j kg-1": "m2 s-2", "j/kg": "m2 s-2", "gpm": "m", "metre": "m", "meter": "m",
+    "gpdm": "dam", "gpdam": "dam", "dagpm": "dam", "m of water equivalent": "m", "kg/kg": "kg kg-1", "g/kg": "g kg-1",
+    "(0 - 1)": "1", "fraction": "1",
+}  # fmt: skip
+
+
+def plain(units: str) -> str:
+    """Return one spelling of units."""
+    text = " ".join(units.replace("**", "").replace("^", "").split())
+    return _SPELLINGS.get(text.lower(), text)
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """From one unit to another: ``scale * value + offset``."""
+
+    scale: float
+    offset: float
+
+    def apply(self, fields: np.ndarray) -> np.ndarray:
+        """Return converted fields, float32."""
+        return (np.asarray(fields, dtype=np.float64) * self.scale + self.offset).astype(np.float32)
+
+
+def find_conversion(have: str, wanted: str, name: str, where: str) -> Conversion | None:
+    """Return the conversion of a variable to the units of the config, None where nothing changes.
+
+    Args:
+        have: its units in the file, empty where the file has none.
+        wanted: ``data.fields.NAME.units``.
+        name: the variable.
+        where: the file.
+
+    Raises:
+        ConfigError: if `wanted` is no unit, or cf-units is needed and not installed.
+        DataError: if the file has no units, or such that cannot be converted.
+    """
+    key = f"data.fields.{name}.units"
+    if not have.strip():
+        raise DataError(
+            f'{where}: {name} has no units, so it cannot be converted to "{wanted}" ({key}); write its units into the '
+            f"file, or leave {key} out if you are sure of them"
+        )
+    if plain(have) == plain(wanted):
+        return None
+    there, here = _parse(have, key), _parse(wanted, key)
+    if here is None:
+        raise ConfigError(f'{key}: "{wanted}" is no unit that UDUNITS knows; write for example K, Pa, m s-1 or kg m-2')
+    if there is None or not there.is_convertible(here):
+        why = "is no unit that UDUNITS knows" if there is None else f'and "{wanted}" measure different quantities'
+        raise DataError(
+            f'{where}: {name} is in "{have}" and cannot be converted to "{wanted}" ({key}): "{have}" {why}; correct '
+            f"the units in the file, or {key}"
+        )
+    zero, one, two = (float(there.convert(value, here)) for value in (0.0, 1.0, 2.0))
+    if not np.isclose(two - one, one - zero, rtol=1e-9, atol=0.0):
+        raise DataError(
+            f'{where}: {name} is in "{have}", which is not proportional to "{wanted}" ({key}); leave it out'
+        )
+    return None if (zero, one) == (0.0, 1.0) else Conversion(one - zero, zero)
+
+
+def _parse(units: str, key: str) -> Any | None:
+    """Return a unit of cf-units, None where UDUNITS does not know it."""
+    try:
+        import cf_units
+    except ImportError as error:
+        raise ConfigError(
+            f"{key}: converting units needs the package cf-units, which is not installed; pip install 'credit[units]'"
+        ) from error
+    try:
+        with cf_units.suppress_errors():
+            return cf_units.Unit(_SPELLINGS.get(" ".join(units.split()).lower(), units))
+    except ValueError:
+        return None
