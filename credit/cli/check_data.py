@@ -59,7 +59,7 @@ def look_at_data(conf: DataConfig, findings: Findings) -> DataFound | None:
     if reader is not None:
         grid, clock, times = reader.grid, reader.clock, reader.times
     else:
-        scan = scan_sources(conf, OpenFiles(), Problems())
+        scan = scan_sources(conf, OpenFiles(conf.sources), Problems())
         if scan is None:
             _split(conf, Clock(), findings)
             return None

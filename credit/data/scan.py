@@ -34,13 +34,11 @@ class Piece:
 
     Attributes:
         path: the file.
-        file_format: as the config says.
         source: the number of its source in the config.
         layout: how the variable lies in it.
     """
 
     path: Path
-    file_format: str
     source: int
     layout: Layout
 
@@ -98,7 +96,7 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: Problems) -> Scan
         for path in tqdm(found, "looking at files", unit="file", disable=len(found) < _FILES_WITH_BAR or None):
             scanner = None
             with problems.collect():
-                scanner = _FileScanner(path, files.get(path, source.format), conf.level_units, shared)
+                scanner = _FileScanner(path, files.get(path, number), conf.level_units, shared)
             if scanner is None:
                 unread += 1
                 continue
@@ -109,7 +107,7 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: Problems) -> Scan
                     faulty.add(ours)
                     with problems.collect():
                         layout = scanner.layout(ours, theirs, wanted[ours])
-                        pieces[ours].append(Piece(path, source.format, number, layout))
+                        pieces[ours].append(Piece(path, number, layout))
                         faulty.discard(ours)
     # what a file may hold that could not be read is not known to be missing
     if not unread:
@@ -141,9 +139,10 @@ def _require_all(conf: DataConfig, wanted: dict[str, Levels], present: list[set[
     for ours in wanted:
         if ours not in offered:
             theirs = next((source.rename[ours] for source in conf.sources if ours in source.rename), ours)
+            cut = "; data.sources.N.select may leave it out" if any(source.select for source in conf.sources) else ""
             problems.add(
                 f'data.variables: "{theirs}" is in no file of data.sources{did_you_mean(theirs, everything)} '
-                "(data.sources.N.rename maps our name to that in the files)"
+                f"(data.sources.N.rename maps our name to that in the files{cut})"
             )
 
 

@@ -1,4 +1,4 @@
-"""SourceReader: fields straight from netCDF files and zarr stores, on the times that all variables have."""
+"""SourceReader: fields straight from netCDF, zarr and GRIB, on the times that all variables have."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def open_sources(conf: DataConfig) -> SourceReader:
         DataError: naming every problem that was found: files, variables, levels, grids, units, calendars, times.
     """
     problems = Problems()
-    files = OpenFiles()
+    files = OpenFiles(conf.sources)
     scan = scan_sources(conf, files, problems)
     problems.raise_any()
     channels = conf.channel_map()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from credit.config.schema_data import SourceConfig
 from credit.data.files import OpenFiles
 from credit.data.sources import open_sources
 from credit.errors import ConfigError, DataError
@@ -351,7 +352,7 @@ def test_few_files_stay_open_and_workers_open_their_own(tmp_path: Path) -> None:
     t = random_fields(6, H, W)
     paths = [write_file(tmp_path / f"{n}.nc", {"t2m": t[n : n + 1]}, hours=[6 * n]) for n in range(6)]
     reader = open_sources(make_config(paths, p2=["t2m"]))
-    reader._files = OpenFiles(most=2)
+    reader._files = OpenFiles([SourceConfig(path="")], most=2)
     np.testing.assert_array_equal([reader.read(index)[0] for index in range(6)], t)
     assert len(reader._files._open) == 2
     again = pickle.loads(pickle.dumps(reader))
