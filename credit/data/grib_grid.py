@@ -32,7 +32,7 @@ class GribGrid:
 def read_grid(handle: int) -> GribGrid:
     """Return the grid of a message.
 
-    Rows and columns come from the place of every point, so that all eight scanning modes need no care.
+    Rows and columns come from the place of every point, so that directions and order of scanning need no care.
     """
     import eccodes
 
@@ -48,8 +48,20 @@ def read_grid(handle: int) -> GribGrid:
     name = f"{kind} {len(lat)}x{len(lon)}"
     if len(lat) * len(lon) != len(lat_of_point):
         return GribGrid(name, problem=f"has {len(lat_of_point)} points, which are not {len(lat)} rows of {len(lon)}")
+    if _get_flag(handle, "alternativeRowScanning"):
+        # every other line runs backwards, which ecCodes leaves out of account
+        line = len(lat) if _get_flag(handle, "jPointsAreConsecutive") else len(lon)
+        there_and_back = np.arange(len(lat_of_point)).reshape(-1, line)
+        there_and_back[1::2] = there_and_back[1::2, ::-1]
+        lat_of_point, lon_of_point = lat_of_point[there_and_back.ravel()], lon_of_point[there_and_back.ravel()]
     order = np.lexsort((lon_of_point, -lat_of_point))
     return GribGrid(name, lat, lon, None if np.array_equal(order, np.arange(len(order))) else order)
+
+
+def _get_flag(handle: int, key: str) -> bool:
+    import eccodes
+
+    return bool(eccodes.codes_is_defined(handle, key) and eccodes.codes_get(handle, key, int))
 
 
 def _why_not(kind: str) -> str:

@@ -47,21 +47,23 @@ def test_levels_times_and_names(tmp_path: Path, edition: int) -> None:
     np.testing.assert_array_equal(again.read(1), reader.read(1))
 
 
-@pytest.mark.parametrize("edition", [1, 2])
-@pytest.mark.parametrize("mode", range(8))
+@pytest.mark.parametrize(("edition", "mode"), [(1, mode) for mode in range(8)] + [(2, mode) for mode in range(16)])
 def test_every_scanning_mode(tmp_path: Path, edition: int, mode: int) -> None:
-    """The scanning mode's bits: westward, northward, columns first."""
-    westward, northward, columns_first = mode & 1, mode & 2, mode & 4
+    """The bits of the scanning mode: westward, northward, columns first, every other line backwards (GRIB 2)."""
+    westward, northward, columns_first, alternating = (mode >> bit & 1 for bit in range(4))
     values = field_number(1)
     stored = values[:: -1 if northward else 1, :: -1 if westward else 1]
-    stored = (stored.T if columns_first else stored).reshape(H, W)  # in the order of the message
-    keys = {"iScansNegatively": int(bool(westward)), "jScansPositively": int(bool(northward))}
-    keys |= {"jPointsAreConsecutive": int(bool(columns_first))}
+    stored = (stored.T if columns_first else stored).copy()
+    if alternating:
+        stored[1::2] = stored[1::2, ::-1]
+    keys = {"iScansNegatively": westward, "jScansPositively": northward, "jPointsAreConsecutive": columns_first}
+    if alternating:
+        keys["alternativeRowScanning"] = 1
     if westward:
         keys |= {"longitudeOfFirstGridPointInDegrees": 337.5, "longitudeOfLastGridPointInDegrees": 0}
     if northward:
         keys |= {"latitudeOfFirstGridPointInDegrees": -90, "latitudeOfLastGridPointInDegrees": 90}
-    path = write_grib(tmp_path / "a.grib", message(stored, edition=edition, **keys))
+    path = write_grib(tmp_path / "a.grib", message(stored.reshape(H, W), edition=edition, **keys))
     np.testing.assert_allclose(open_sources(config(path, p2=["t"])).read(0)[0], values, atol=PACKING, rtol=1e-7)
 
 
