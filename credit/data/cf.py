@@ -130,7 +130,8 @@ class Coordinates:
             dims = ", ".join(map(str, variable.dims))
             raise DataError(
                 f"{where}: {name} has no latitude and longitude (its dimensions are {dims}); only fields on a "
-                "latitude-longitude grid with 1-D coordinates can be read"
+                "latitude-longitude grid with 1-D coordinates can be read: interpolate the file to one first, or add "
+                "its coordinates"
             )
         if unknown:
             raise DataError(

@@ -113,7 +113,10 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: Problems) -> Scan
     if not unread:
         _require_all(conf, wanted, present, problems)
     if shared.clock is None and not problems.messages:
-        problems.add("no file of data.sources has a time axis (standard_name time); prognostic variables need one")
+        problems.add(
+            f"no file of data.sources has a time axis (standard_name time), {paths[0]} neither; prognostic variables "
+            "need one: add it, for example with cdo settaxis,2000-01-01,00:00,6hour IN OUT"
+        )
     known = shared.grid is not None and shared.clock is not None
     return Scan(shared.grid, shared.clock, pieces, paths) if known else None
 

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from credit.config.schema_data import DataConfig
+from credit.data.preprocess import preprocess
+from credit.data.reader import open_reader
 from credit.data.sources import open_sources
 from credit.errors import DataError
 from tests.unit.data.files_on_the_fly import make_config, write_file
@@ -236,3 +238,13 @@ def test_without_eccodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "eccodes", None)
     with pytest.raises(DataError, match=r"pip install 'credit\[grib\]'"):
         open_sources(config(path, p2=["t"]))
+
+
+def test_the_store_made_of_grib(tmp_path: Path) -> None:
+    messages = [message(field_number(n), dataDate=20000101 + n // 4, dataTime=n % 4 * 600) for n in range(32)]
+    path = write_grib(tmp_path / "a.grib", *messages)
+    conf = config(path, p3=["t"], levels=[500], store=str(tmp_path / "store.zarr"))
+    preprocess(conf, progress=False)
+    reader = open_reader(conf)
+    assert len(reader.times) == 32
+    np.testing.assert_allclose(reader.read(17)[0], field_number(17), atol=PACKING, rtol=1e-7)
