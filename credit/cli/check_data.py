@@ -135,7 +135,7 @@ def _count_samples(
     lengths = {"train": conf.forecast_len, "valid": conf.valid_forecast_len, "test": 1}
     for name, split in splits.items():
         with findings.collect():
-            initial = require_samples(times, split, clock, conf.step_minutes, conf.history_len, lengths[name])
+            initial = require_samples(times, split, clock, conf, lengths[name])
             samples[name] = initial
             inside = times[(times >= split.first) & (times <= split.last)]
             gaps = describe_gaps(inside, clock, conf.step_minutes)

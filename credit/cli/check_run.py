@@ -201,7 +201,8 @@ def check_time(config: Config, job: Job | None, left: int, samples: int, finding
     if jobs > links:
         findings.add(
             f"{walltime} and {links} job{'s' if links > 1 else ''} are too little: {text}, which is {jobs} jobs; set "
-            f"{scheduler}.chain: {jobs} (credit submit --chain is not seen here), take more time or more ranks, or train fewer steps"
+            f"{scheduler}.chain: {jobs} (a check does not see the --chain of credit submit), take more time or more "
+            "ranks, or train fewer steps"
         )
 
 

@@ -69,6 +69,8 @@ def gather(path: str, overrides: Sequence[str], grid: str | None) -> tuple[Confi
     Raises:
         ConfigError: if the data cannot be opened and no grid is given.
     """
+    import numpy as np
+
     from credit.config import load_config
     from credit.data.splits import build_splits, require_samples
     from credit.times import Clock
@@ -76,18 +78,17 @@ def gather(path: str, overrides: Sequence[str], grid: str | None) -> tuple[Confi
 
     if grid is not None:
         config = load_without_places(path, overrides)
-        split = build_splits(config.data, Clock())["train"]
-        every, needed = config.data.step_minutes, config.data.history_len + config.data.forecast_len
-        return config, blank_assets(config, build_grid(grid), {}), (split.last - split.first) // every + 2 - needed
+        clock, data = Clock(), config.data
+        split = build_splits(data, clock)["train"]
+        times = np.arange(split.first, split.last + 1, data.step_minutes)
+        found = require_samples(times, split, clock, data, data.forecast_len)
+        return config, blank_assets(config, build_grid(grid), {}), len(found)
     config = load_config(path, overrides)
     try:
         reader, splits = open_fields(config)
     except DataError as error:
         raise ConfigError(f"{error}\nwithout the data, give the grid's size: --grid ROWSxCOLUMNS") from error
-    data = config.data
-    found = require_samples(
-        reader.times, splits["train"], reader.clock, data.step_minutes, data.history_len, data.forecast_len
-    )
+    found = require_samples(reader.times, splits["train"], reader.clock, config.data, config.data.forecast_len)
     return config, blank_assets(config, reader.grid, reader.attributes), len(found)
 
 

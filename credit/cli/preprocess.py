@@ -8,8 +8,10 @@ from credit.cli.arguments import add_config_arguments as add_arguments
 
 HELP = """Write the training store data.store of CONFIG from data.sources, and fit the statistics of data.splits.train.
 
-One chunk a time, channels in the model's order, float32. Interrupted, the same command goes on where it stopped; a
-complete store is left as it is. A store of other channels, levels, sources or grid is refused: delete it first."""
+One chunk a time, channels in the model's order, float32, with checksums. preprocess.workers processes share the work,
+or jobs of a cluster (preprocess.cluster); so do several of this command at once. Interrupted, the same command goes on
+where it stopped; a complete store is left as it is. A store of other channels, levels, sources or grid is refused:
+delete it first."""
 
 __all__ = ["HELP", "add_arguments", "run"]
 
@@ -22,6 +24,6 @@ def run(arguments: argparse.Namespace) -> int:
 
     require_one_process("preprocess")
     config = load_config(arguments.config, arguments.overrides)
-    path = preprocess(config.data)
+    path = preprocess(config.data, config.preprocess)
     print(f"complete: {path}")
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field, SerializeAsAny, model_validator
 
 from credit.config.base import Section
-from credit.config.schema_data import DataConfig
+from credit.config.schema_data import DataConfig, PreprocessConfig
 from credit.config.schema_forecast import InferenceConfig, VerificationConfig
 from credit.config.schema_hpc import PbsConfig, SlurmConfig
 from credit.config.schema_model import ModelSection
@@ -21,6 +21,7 @@ class Config(Section):
     seed: int = Field(1000, ge=0, description="Every random draw derives from it.")
     plugins: list[str] = Field([], description="Modules to import first: models, losses, sources of your own.")
     data: DataConfig = Field(description="Where the data are and what they mean.")
+    preprocess: PreprocessConfig = Field(PreprocessConfig(), description="How the training store is written.")
     model: SerializeAsAny[ModelSection] = Field(description="The network; keys depend on `type`.")
     loss: LossConfig = Field(LossConfig(), description="Training loss.")
     trainer: TrainerConfig = Field(description="How training runs.")

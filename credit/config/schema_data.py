@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -23,6 +23,7 @@ def _check_duration(value: object) -> object:
 
 
 Duration = Annotated[str, BeforeValidator(_check_duration)]
+Hour = Annotated[int, Field(ge=0, le=23)]
 Level = Annotated[float, Field(gt=0)]
 
 
@@ -102,6 +103,15 @@ class FieldConfig(Section):
     )
 
 
+class TransformConfig(Section):
+    """A pointwise function of a skewed variable, applied before it is normalised and undone in every output."""
+
+    kind: Literal["log1p", "sqrt"] = Field(
+        description="`log1p`: ln(1 + x / unit); `sqrt`: the square root of x / unit; both with the sign of x."
+    )
+    unit: float = Field(1.0, gt=0, description="Where the logarithm begins to bend, in units of the variable.")
+
+
 class SolarConfig(Section):
     """Top-of-atmosphere solar radiation."""
 
@@ -124,6 +134,29 @@ class SplitsConfig(Section):
     test: list[str] = Field(min_length=2, max_length=2)
 
 
+class PreprocessConfig(Section):
+    """How credit_preprocess does its work; the values that it writes do not depend on it."""
+
+    workers: int = Field(1, ge=1, description="Processes on this machine, or jobs of the cluster.")
+    compression: Literal["lz4", "none"] = Field(
+        "lz4",
+        description="Of the store's fields: LZ4 takes about half the room, none is read two to three times as fast.",
+    )
+    cluster: Literal["none", "pbs", "slurm"] = Field(
+        "none", description="Write the store in jobs of a PBS or Slurm cluster (extra `cluster`)."
+    )
+    cluster_options: dict[str, Any] = Field(
+        {},
+        description="Arguments of dask_jobqueue's PBSCluster or SLURMCluster: cores, memory, walltime, account, queue.",
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> PreprocessConfig:
+        if self.cluster_options and self.cluster == "none":
+            raise ValueError("cluster_options have no effect without cluster: pbs or slurm")
+        return self
+
+
 class DataConfig(Section):
     """Where the data are and what they mean."""
 
@@ -132,6 +165,9 @@ class DataConfig(Section):
     levels: list[Level] = Field([], description="Levels of the 3-D variables, matched exactly, in `level_units`.")
     level_units: Literal["hPa", "Pa", "model_level"] = Field("hPa", description="Units of `levels`.")
     fields: dict[str, FieldConfig] = Field({}, description="Options of single variables, by name.")
+    transforms: dict[str, TransformConfig] = Field(
+        {}, description="Transforms of single variables, by name, for skewed ones: tp: {kind: log1p, unit: 0.001}."
+    )
     input_order: list[Literal["prognostic", "dynamic_forcing", "static"]] = Field(
         ["prognostic", "dynamic_forcing", "static"], description="Order of the groups in the model's input."
     )
@@ -139,10 +175,23 @@ class DataConfig(Section):
     history_len: int = Field(1, ge=1, description="Time frames in the input.")
     forecast_len: int = Field(1, ge=1, description="Steps of a training rollout.")
     valid_forecast_len: int = Field(1, ge=1, description="Steps of a validation rollout.")
+    sample_every: Duration | None = Field(
+        None,
+        description="Spacing of the initial times of training and validation samples, counted from the split's first "
+        "time (6h with hourly data and a time step of 6 h: no overlapping windows); none: every time of the data.",
+    )
+    init_hours: list[Hour] | None = Field(
+        None, description="Hours (UTC) at which training and validation samples may begin; none: any."
+    )
     splits: SplitsConfig = Field(description="Training, validation and test periods.")
     split_gap: Duration = Field("10d", description="Least distance between two splits.")
     store: str | None = Field(
         None, description="The training store that credit_preprocess writes; none: train from the sources."
+    )
+    bad_times: Literal["fail", "skip"] = Field(
+        "fail",
+        description="A time whose fields have missing or infinite values or cannot be read: stop, or leave it out of "
+        "the store and list it (at most one in twenty).",
     )
     solar: SolarConfig = Field(SolarConfig(), description="Options of toa_incident_solar_radiation.")
     cache: Literal["none", "memory"] = Field("none", description="`memory`: keep every field that was read.")
@@ -164,6 +213,15 @@ class DataConfig(Section):
             if name not in every:
                 raise ValueError(f'fields names "{name}", which is not in data.variables ({", ".join(sorted(every))})')
         self._refuse_options_without_effect()
+        if self.bad_times == "skip" and self.store is None:
+            raise ValueError(
+                "bad_times: skip needs a data.store, in which the bad times are noted; or correct the files"
+            )
+        computed = {*COMPUTED_DYNAMIC, *COMPUTED_STATIC}
+        for name in self.transforms:
+            if name not in every - computed:
+                known = ", ".join(sorted(every - computed))
+                raise ValueError(f'transforms names "{name}", which is not read from data ({known})')
         if sorted(self.input_order) != ["dynamic_forcing", "prognostic", "static"]:
             raise ValueError("input_order must name prognostic, dynamic_forcing and static once each")
         if self.solar.mean == "daily" and {"sin_day", "cos_day"} & set(groups.dynamic_forcing.vars_2D):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-import numpy as np
 import torch
 
 
@@ -36,9 +35,3 @@ class Batch:
         """Return the batch on `device`."""
         moved = {f.name: getattr(self, f.name).to(device, non_blocking=True) for f in fields(self)}
         return replace(self, **moved)
-
-
-def collate(samples: list[dict[str, np.ndarray]]) -> Batch:
-    """Stack the samples that a dataset returned."""
-    stacked = {name: torch.from_numpy(np.stack([sample[name] for sample in samples])) for name in samples[0]}
-    return Batch(**stacked)

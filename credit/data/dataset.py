@@ -1,12 +1,14 @@
-"""A torch dataset of samples: history, forcing and targets of one initial time."""
+"""A torch dataset of samples: history, forcing and targets of some initial times."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
-from torch.utils.data import Dataset
+import torch
+from torch.utils.data import Dataset, get_worker_info
 
+from credit.data.batch import Batch
 from credit.data.frames import Frames
 
 
@@ -41,16 +43,28 @@ class ForecastDataset(Dataset):
     def __len__(self) -> int:
         return len(self.initial)
 
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        """Return the members of a `Batch` without the batch dimension."""
-        start = int(self.initial[index])
-        past = [start + offset * self._step for offset in range(1 - self._history, 1)]
-        inputs = past + [start + offset * self._step for offset in range(1, self._forecast)]
-        targets = [start + offset * self._step for offset in range(1, self._forecast + 1)]
-        known = start if self._as_forecast else None
-        return {
-            "history_BCTHW": np.stack([self._frames.prognostic(time) for time in past], axis=1),
-            "forcing_BCTHW": np.stack([self._frames.forcing(time, known) for time in inputs], axis=1),
-            "target_BCTHW": np.stack([self._frames.state(time) for time in targets], axis=1),
-            "initial_B": np.int64(start),
-        }
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        """Return some samples as one batch; each field is read once and copied once, to its place."""
+        channels, cells = self._frames.reader.channels, self._frames.reader.grid.shape
+        history_BCTHW = _empty(len(indices), len(channels.group("prognostic")), self._history, *cells)
+        inputs = self._history + self._forecast - 1
+        forcing_BCTHW = _empty(len(indices), len(channels.group("dynamic_forcing")), inputs, *cells)
+        target_BCTHW = _empty(len(indices), len(channels.output), self._forecast, *cells)
+        for row, start in enumerate(self.initial[list(indices)].tolist()):
+            known = start if self._as_forecast else None
+            # in order of time, so that a frame is at hand for all that it is needed for
+            for frame in range(self._history + self._forecast):
+                time = start + (frame - self._history + 1) * self._step
+                if frame < self._history:
+                    history_BCTHW[row, :, frame] = torch.from_numpy(self._frames.prognostic(time))
+                else:
+                    target_BCTHW[row, :, frame - self._history] = torch.from_numpy(self._frames.state(time))
+                if frame < inputs:
+                    forcing_BCTHW[row, :, frame] = torch.from_numpy(self._frames.forcing(time, known))
+        return Batch(history_BCTHW, forcing_BCTHW, target_BCTHW, torch.from_numpy(self.initial[list(indices)]))
+
+
+def _empty(*shape: int) -> torch.Tensor:
+    """Return a float32 tensor; in a loader process in the memory that it has in common with the training process."""
+    tensor = torch.empty(shape)
+    return tensor if get_worker_info() is None else tensor.share_memory_()

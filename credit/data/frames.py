@@ -6,6 +6,7 @@ A forecast must not be fed the analysed future. Beyond its initial time, forcing
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 import numpy as np
@@ -15,6 +16,9 @@ from credit.data.climatology import Climatology
 from credit.data.forcing import computed_dynamic, computed_static
 from credit.data.reader import FieldReader
 from credit.errors import DataError
+
+# fields of a time that a process keeps: as many as a sample needs at once, or a gibibyte of them
+_LEAST_KEPT, _MOST_KEPT, _KEPT_BYTES = 4, 16, 2**30
 
 
 class Frames:
@@ -34,7 +38,9 @@ class Frames:
         stored = [channel.name for channel in reader.channels.stored]
         self._read_forcing = [c for c in reader.channels.group("dynamic_forcing") if c.source == "data"]
         self._forcing_rows = [stored.index(c.name) for c in self._read_forcing]
-        self._read = lru_cache(maxsize=None if conf.cache == "memory" else 16)(reader.read)
+        size = 4 * len(stored) * math.prod(reader.grid.shape)
+        kept = min(_MOST_KEPT, max(_LEAST_KEPT, _KEPT_BYTES // size))
+        self._read = lru_cache(maxsize=None if conf.cache == "memory" else kept)(reader.read)
         self._computed = lru_cache(maxsize=None if conf.cache == "memory" else 64)(self._compute)
 
     def state(self, minutes: int) -> np.ndarray:

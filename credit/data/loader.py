@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from credit.data.batch import collate
+from credit.data.batch import Batch
 from credit.data.dataset import ForecastDataset
 from credit.errors import ConfigError
 
@@ -147,11 +147,15 @@ def build_loader(dataset: ForecastDataset, batches: Sampler[list[int]] | list[li
         dataset,
         batch_sampler=batches,
         num_workers=workers,
-        collate_fn=collate,
+        collate_fn=_as_it_is,
         pin_memory=torch.cuda.is_available(),
         worker_init_fn=_ignore_signals if workers else None,
         persistent_workers=False,
     )
+
+
+def _as_it_is(batch: Batch) -> Batch:
+    return batch
 
 
 def _ignore_signals(worker: int) -> None:

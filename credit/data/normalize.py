@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import nn
 
 from credit.channels import Channel, ChannelMap
+from credit.config.schema_data import TransformConfig
 from credit.data.statistics import Statistics
+from credit.data.transforms import apply, invert
 
 
 class Normalizer(nn.Module):
     """Scales channels to mean 0 and standard deviation 1 over the training period; float32 throughout.
+
+    Variables with a transform are transformed first; their statistics are those of transformed values.
 
     Channels with declared missing values come as NaN there and are filled with the mean, that is 0.
 
@@ -21,13 +25,28 @@ class Normalizer(nn.Module):
         channels: the channels.
         statistics: of every channel that is read from data.
         fixed: mean and standard deviation of channels that `statistics` does not have, by name.
+        transforms: variable -> its transform, where it has one.
 
     Attributes:
         tendency_scale_C: (C_prognostic,) standard deviation of a step's change over that of the state.
     """
 
-    def __init__(self, channels: ChannelMap, statistics: Statistics, fixed: Mapping[str, tuple[float, float]]) -> None:
+    def __init__(
+        self,
+        channels: ChannelMap,
+        statistics: Statistics,
+        fixed: Mapping[str, tuple[float, float]],
+        transforms: Mapping[str, TransformConfig],
+    ) -> None:
         super().__init__()
+        self._transforms: dict[str, dict[int, TransformConfig]] = {}
+        for group in ("prognostic", "diagnostic", "dynamic_forcing", "static", "output"):
+            own = channels.output if group == "output" else channels.group(group)
+            self._transforms[group] = {
+                row: transforms[channel.variable]
+                for row, channel in enumerate(own)
+                if channel.variable in transforms and channel.source == "data"
+            }
         for group in ("prognostic", "diagnostic", "dynamic_forcing", "static"):
             mean, std = _mean_and_std(channels.group(group), statistics, fixed)
             self.register_buffer(f"{group}_mean", mean, persistent=False)
@@ -42,16 +61,30 @@ class Normalizer(nn.Module):
         `group` may be ``output`` for prognostic and diagnostic channels together.
         """
         mean, std = self._of(group, x.dim())
-        return torch.nan_to_num((x.float() - mean) / std, nan=0.0, posinf=torch.inf, neginf=-torch.inf)
+        x = self._each(apply, x.float(), group)
+        return torch.nan_to_num((x - mean) / std, nan=0.0, posinf=torch.inf, neginf=-torch.inf)
 
     def decode(self, x: torch.Tensor, group: str) -> torch.Tensor:
         """Return physical values of normalised `x` (B, C, ...)."""
         mean, std = self._of(group, x.dim())
-        return x.float() * std + mean
+        return self._each(invert, x.float() * std + mean, group)
 
-    def std(self, group: str) -> torch.Tensor:
-        """Return the (C,) standard deviations of a group, physical units."""
-        return self._of(group, 2)[1].reshape(-1)
+    def decode_differences(self, x: torch.Tensor, group: str) -> torch.Tensor:
+        """Return values whose differences are those of physical values: without the mean, which would cost digits."""
+        mean, std = self._of(group, x.dim())
+        scaled = x.float() * std
+        if self._transforms[group]:
+            rows = list(self._transforms[group])
+            scaled[:, rows] += mean[:, rows]
+        return self._each(invert, scaled, group)
+
+    def _each(self, function: Callable, x: torch.Tensor, group: str) -> torch.Tensor:
+        """Return `x` (B, C, ...) with `function` applied to the channels of the group that have a transform."""
+        own = self._transforms[group]
+        if not own:
+            return x
+        parts = [function(part, own[row]) if row in own else part for row, part in enumerate(x.unbind(1))]
+        return torch.stack(parts, dim=1)
 
     def _of(self, group: str, dims: int) -> tuple[torch.Tensor, torch.Tensor]:
         shape = (1, -1) + (1,) * (dims - 2)

@@ -1,41 +1,59 @@
-"""Turns source files into the training store, resumably, and fits the statistics of the training period."""
+"""Turns source files into the training store, resumably, and fits the statistics of the training period.
+
+The store is made without fields; then its parts are written (`credit.data.parts`), in any order; then it is closed:
+statistics, what was left out, checksum of the whole.
+"""
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import logging
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import zarr
 from tqdm import tqdm
-from zarr.codecs import BloscCodec
+from zarr.codecs import BloscCodec, Crc32cCodec
 
-from credit.config.schema_data import DataConfig
-from credit.data import store
+from credit import __version__
+from credit.config.schema_data import DataConfig, PreprocessConfig
+from credit.data import parts, store
 from credit.data.sources import SourceReader, open_sources
 from credit.data.splits import Split, build_splits
-from credit.data.statistics import fit_statistics
+from credit.data.statistics import Statistics, fit_statistics, summarise
+from credit.data.workers import run_parts
 from credit.errors import DataError
 from credit.grid import LatLonGrid
-from credit.times import EPOCH
+from credit.times import EPOCH, Clock
 
 logger = logging.getLogger(__name__)
 
 # room for coordinates and descriptions beside the fields
 _SPARE_BYTES = 16 * 2**20
+_SECONDS_BETWEEN_LOOKS = 2.0
+_COMPRESSORS = {"lz4": [BloscCodec(cname="lz4", clevel=1, shuffle="shuffle")], "none": []}
+# of all times, so many may be skipped as bad
+_MOST_BAD = 0.05
+_VERSIONS = ("numpy", "xarray", "netCDF4", "zarr")
 
 
-def preprocess(conf: DataConfig, progress: bool = True) -> Path:
+def preprocess(conf: DataConfig, settings: PreprocessConfig | None = None, progress: bool = True) -> Path:
     """Write the training store of a config, or finish one that was begun; a finished one is left as it is.
+
+    Several processes may do it at once: each writes parts that no other has.
 
     Args:
         conf: the data section; `store` must be set.
+        settings: how the work is shared out; by default this process does it.
         progress: show bars on a terminal.
 
     Returns:
@@ -47,15 +65,19 @@ def preprocess(conf: DataConfig, progress: bool = True) -> Path:
     """
     if conf.store is None:
         raise DataError("data.store: not set; name the store to write, for example data.store=runs/my_run/store.zarr")
-    path = Path(conf.store)
+    path, settings = Path(conf.store), settings or PreprocessConfig()
     if path.exists():
         store.require_same_identity(path, store.read_description(path), conf)
     sources = open_sources(conf)
     splits = build_splits(conf, sources.clock)
     with _disk_errors_of(path):
-        group = _continue(path, sources, splits) if path.exists() else _create(path, conf, sources, splits)
-        _write_fields(path, group, sources, progress)
-        _write_statistics(path, group, conf.step_minutes, splits["train"], progress)
+        with parts.lock(parts.lock_folder(path) / "create.lock"):
+            if path.exists():
+                group = _continue(path, sources, splits)
+            else:
+                group = _create(path, conf, sources, splits, settings.compression)
+        _write_fields(path, group, conf, sources, settings, progress)
+        _close(path, group, conf, splits["train"], progress)
     return path
 
 
@@ -88,7 +110,9 @@ def require_space(path: Path, need: int) -> None:
         )
 
 
-def _create(path: Path, conf: DataConfig, sources: SourceReader, splits: Mapping[str, Split]) -> zarr.Group:
+def _create(
+    path: Path, conf: DataConfig, sources: SourceReader, splits: Mapping[str, Split], compression: str
+) -> zarr.Group:
     """Make the store without fields, beside its place, and move it there."""
     times = times_within(sources, splits)
     if len(times) == 0:
@@ -98,7 +122,7 @@ def _create(path: Path, conf: DataConfig, sources: SourceReader, splits: Mapping
     beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         group = zarr.open_group(beside, mode="w", zarr_format=3)
-        _add_arrays(group, sources, times)
+        _add_arrays(group, sources, times, conf.step_minutes, compression)
         group.attrs["credit"] = {
             "format": store.FORMAT,
             "complete": False,
@@ -113,6 +137,7 @@ def _create(path: Path, conf: DataConfig, sources: SourceReader, splits: Mapping
             "period": list(store.period(splits)),
             "statistics": None,
             "statistics_period": None,
+            "moments_transforms": store.describe_statistics(conf, splits["train"])["statistics_transforms"],
         }
         os.replace(beside, path)
     finally:
@@ -120,7 +145,9 @@ def _create(path: Path, conf: DataConfig, sources: SourceReader, splits: Mapping
     return zarr.open_group(path, mode="r+")
 
 
-def _add_arrays(group: zarr.Group, sources: SourceReader, times: np.ndarray) -> None:
+def _add_arrays(
+    group: zarr.Group, sources: SourceReader, times: np.ndarray, step_minutes: int, compression: str
+) -> None:
     grid, channels, cells = sources.grid, sources.channels, ("latitude", "longitude")
     time_axis = {"units": EPOCH, "calendar": sources.clock.calendar, "standard_name": "time", "axis": "T"}
     _add(group, "time", times, ("time",), time_axis)
@@ -129,14 +156,32 @@ def _add_arrays(group: zarr.Group, sources: SourceReader, times: np.ndarray) -> 
     masks = [sources.masks[name] for name in sorted(sources.masks)]
     _add(group, "masks", np.array(masks, dtype=np.uint8).reshape(-1, *grid.shape), ("masked_variable", *cells))
     _add(group, "static_fields", sources.static(), ("static_channel", *cells))
-    _add(group, "done", np.zeros(len(times), dtype=np.uint8), ("time",))
+    count = len(channels.stored)
+    length = parts.part_length(4 * count * grid.shape[0] * grid.shape[1])
+    for name, rest, dtype, dims in (
+        ("done", (), np.uint8, ()),
+        ("digest", (), np.uint64, ()),
+        ("moments", (10, count), np.float64, ("moment", "channel")),
+    ):
+        # a chunk is a part's, so that no two processes write the same
+        group.create_array(
+            name,
+            shape=(len(times), *rest),
+            chunks=(length, *rest),
+            dtype=dtype,
+            fill_value=0,
+            dimension_names=("time", *dims),
+            config={"write_empty_chunks": True},
+            attributes={"step_minutes": step_minutes} if name == "moments" else None,
+        )
     group.create_array(
         "fields",
         shape=(len(times), len(channels.stored), *grid.shape),
         chunks=(1, len(channels.stored), *grid.shape),
         dtype=np.float32,
         fill_value=np.nan,
-        compressors=BloscCodec(cname="lz4", clevel=1, shuffle="shuffle"),
+        # the checksum is verified at every read
+        compressors=[*_COMPRESSORS[compression], Crc32cCodec()],
         dimension_names=("time", "channel", *cells),
         config={"write_empty_chunks": True},
         attributes={"channel": [channel.name for channel in channels.stored]},
@@ -157,6 +202,8 @@ def _add(
 def _continue(path: Path, sources: SourceReader, splits: Mapping[str, Split]) -> zarr.Group:
     """Open a store that was begun; grid, times and files must be those of now."""
     meta = store.read_description(path)
+    if meta["format"] != store.FORMAT and not meta["complete"]:
+        raise DataError(f"data.store: {path} was begun by another version, in format {meta['format']}; {store.WAY_OUT}")
     group = zarr.open_group(path, mode="r+")
     difference = LatLonGrid.from_dict(meta["grid"]).difference(sources.grid)
     then, now = group["time"][:], times_within(sources, splits)
@@ -167,35 +214,95 @@ def _continue(path: Path, sources: SourceReader, splits: Mapping[str, Split]) ->
         difference = f"{len(changed)} source files are new or changed since, the first is {changed[0]}"
     if difference:
         raise DataError(f"data.store: {path} does not fit the sources: {difference}; {store.WAY_OUT}")
-    left = int((group["done"][:] == 0).sum())
+    left = int((group["done"][:] == parts.WANTED).sum())
     if left:
         require_space(path, bytes_needed(sources, left))
     return group
 
 
-def _write_fields(path: Path, group: zarr.Group, sources: SourceReader, progress: bool) -> None:
-    """Write what is not there yet; a time is marked done after its fields."""
-    fields, marks, times = group["fields"], group["done"], group["time"][:]
-    done = marks[:]
-    todo = np.flatnonzero(done == 0)
-    if 0 < len(todo) < len(done):
-        logger.info("%s: %d of %d times are there, going on", path, len(done) - len(todo), len(done))
-    for index in tqdm(todo, desc=f"writing {path.name}", unit="time", disable=None if progress else True):
-        fields[index] = sources.read(sources.index_of(int(times[index])))
-        done[index] = 1
-        marks[:] = done
+def _write_fields(
+    path: Path, group: zarr.Group, conf: DataConfig, sources: SourceReader, settings: PreprocessConfig, progress: bool
+) -> None:
+    """Write the parts that are not there yet, and wait for those that other processes are at.
+
+    Raises:
+        DataError: for bad fields, or more bad times than may be skipped.
+    """
+    job = parts.Writing(path, sources, conf.step_minutes, conf.transforms, conf.bad_times == "skip")
+    marks, length = group["done"][:], group["done"].chunks[0]
+    there = int((marks != parts.WANTED).sum())
+    if 0 < there < len(marks):
+        logger.info("%s: %d of %d times are there, going on", path, there, len(marks))
+    hidden = None if progress and there < len(marks) else True
+    with tqdm(desc=f"writing {path.name}", unit="time", initial=there, total=len(marks), disable=hidden) as bar:
+        while (marks == parts.WANTED).any():
+            for count in run_parts(job, parts.open_parts(marks, length), settings):
+                bar.update(count)
+            marks = group["done"][:]
+            if (marks == parts.WANTED).any():
+                time.sleep(_SECONDS_BETWEEN_LOOKS)  # another process is at what is left
+    bad = int((marks == parts.BAD).sum())
+    if bad > _MOST_BAD * len(marks):
+        first = next(iter(parts.read_notes(path).values()), "")
+        raise DataError(
+            f"data.store: {path}: {bad} of {len(marks)} times are bad; data.bad_times: skip is for at most one in "
+            f"{1 / _MOST_BAD:.0f}: correct the files, delete the store and write it again. The first: {first}"
+        )
 
 
-def _write_statistics(path: Path, group: zarr.Group, step_minutes: int, train: Split, progress: bool) -> None:
-    """Fit the statistics from the store's fields and declare the store complete."""
-    meta = dict(group.attrs["credit"])
-    if meta["complete"] and meta["statistics_period"] == [train.first, train.last]:
-        logger.info("%s is complete", path)
-        return
-    reader = store.StoreReader(path, meta)
-    statistics = fit_statistics(reader, train.first, train.last, step_minutes, meta["packing_steps"], progress)
-    meta |= {"complete": True, "statistics": statistics.to_dict(), "statistics_period": [train.first, train.last]}
-    group.attrs["credit"] = meta
+def _close(path: Path, group: zarr.Group, conf: DataConfig, train: Split, progress: bool) -> None:
+    """Declare a store complete whose fields are all there, with statistics and what was left out."""
+    fitted_as = store.describe_statistics(conf, train)
+    with parts.lock(parts.lock_folder(path) / "close.lock"):
+        meta = dict(zarr.open_group(path, mode="r").attrs)["credit"]
+        if meta["complete"] and store.statistics_changes(meta, fitted_as) == []:
+            logger.info("%s is complete", path)
+        else:
+            if not meta["complete"]:
+                meta |= _summary(path, group, meta)
+            reader = store.StoreReader(path, meta)
+            statistics = _fit(group, reader, meta, conf, train, progress)
+            group.attrs["credit"] = meta | {"complete": True, "statistics": statistics.to_dict(), **fitted_as}
+    shutil.rmtree(parts.lock_folder(path), ignore_errors=True)
+
+
+def _fit(
+    group: zarr.Group,
+    reader: store.StoreReader,
+    meta: Mapping[str, Any],
+    conf: DataConfig,
+    train: Split,
+    progress: bool,
+) -> Statistics:
+    """Return the statistics of the training period, from the moments of its times where the store has them."""
+    period, step, packing = (train.first, train.last), conf.step_minutes, meta["packing_steps"]
+    transforms = store.describe_statistics(conf, train)["statistics_transforms"]
+    if meta.get("moments_transforms") != transforms:
+        return fit_statistics(reader, *period, step, packing, progress, conf.transforms)
+    moments = parts.merge_moments(group["moments"], group["time"][:], group["done"][:], *period)
+    return summarise(reader, *moments, period, step, packing, conf.transforms)
+
+
+def _summary(path: Path, group: zarr.Group, meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is known of a store when all its fields are there: bad and missing times, checksum of the whole."""
+    times, marks = group["time"][:], group["done"][:]
+    clock = Clock(meta["calendar"])
+    bad = {clock.format(minutes): text for minutes, text in parts.read_notes(path).items()}
+    for when, text in bad.items():
+        logger.warning("%s is left out: %s", when, text)
+    kept = times[marks == parts.WRITTEN]
+    steps = np.diff(kept)
+    gaps = np.flatnonzero(steps > steps.min()) if len(steps) else []
+    whole = hashlib.blake2b(digest_size=16)
+    for name in ("time", "done", "digest", "static_fields", "masks"):
+        whole.update(np.ascontiguousarray(group[name][:]))
+    whole.update(json.dumps([meta["channels"], meta["grid"]], sort_keys=True).encode())
+    return {
+        "bad_times": bad,
+        "gaps": [[clock.format(kept[place]), clock.format(kept[place + 1])] for place in gaps],
+        "content": whole.hexdigest(),
+        "versions": {"credit": __version__, **{name: version(name) for name in _VERSIONS}},
+    }
 
 
 def _describe_files(sources: SourceReader) -> dict[str, list[int]]:

@@ -11,6 +11,7 @@ from credit.errors import ConfigError, DataError
 from credit.times import Clock, format_duration, parse_duration
 
 SPLITS = ("train", "valid", "test")
+_DAY = 1440
 
 
 @dataclass(frozen=True)
@@ -80,17 +81,27 @@ def initial_times(times: np.ndarray, split: Split, step: int, history_len: int, 
     return inside[complete]
 
 
-def require_samples(
-    times: np.ndarray, split: Split, clock: Clock, step: int, history_len: int, forecast_len: int
-) -> np.ndarray:
-    """Like `initial_times`, but no initial time at all is an error.
+def require_samples(times: np.ndarray, split: Split, clock: Clock, conf: DataConfig, forecast_len: int) -> np.ndarray:
+    """Return the initial times of a split's samples: those of `initial_times` at which samples are to begin.
+
+    ``data.sample_every`` and ``data.init_hours`` choose among those for training and validation; a test period has
+    ``inference.initial_times``.
 
     Raises:
-        DataError: naming the split, what the data have in it, the gaps, and what one sample needs.
+        DataError: if there is none; naming the split, what the data have in it, the gaps, and what one sample needs.
     """
-    found = initial_times(times, split, step, history_len, forecast_len)
+    step, history_len = conf.step_minutes, conf.history_len
+    whole = initial_times(times, split, step, history_len, forecast_len)
+    found = whole if split.name == "test" else _chosen(whole, split, conf)
     if len(found):
         return found
+    if len(whole):
+        hours = sorted({int(minutes % _DAY) // 60 for minutes in whole})
+        raise DataError(
+            f"{split.describe(clock)}: none of {len(whole)} samples begins as data.sample_every "
+            f"{conf.sample_every or 'any'} and data.init_hours {conf.init_hours or 'any'} say; they begin at "
+            f"{', '.join(map(str, hours))} UTC"
+        )
     inside = times[(times >= split.first) & (times <= split.last)]
     if len(inside) == 0:
         have = "no data"
@@ -103,6 +114,16 @@ def require_samples(
         f"{forecast_len} steps of {format_duration(step)} need {history_len + forecast_len} times in a row without a "
         f"gap; {describe_gaps(inside, clock, step)}; name more files in data.sources, or a longer period"
     )
+
+
+def _chosen(initial: np.ndarray, split: Split, conf: DataConfig) -> np.ndarray:
+    """Return the initial times at which samples are to begin."""
+    kept = np.ones(len(initial), dtype=bool)
+    if conf.sample_every is not None:
+        kept &= (initial - split.first) % parse_duration(conf.sample_every) == 0
+    if conf.init_hours is not None:
+        kept &= np.isin(initial % _DAY, [hour * 60 for hour in conf.init_hours])
+    return initial[kept]
 
 
 def describe_gaps(times: np.ndarray, clock: Clock, step: int, most: int = 3) -> str:

@@ -17,6 +17,8 @@ import numpy as np
 from tqdm import tqdm
 
 from credit.channels import Channel
+from credit.config.schema_data import TransformConfig
+from credit.data.transforms import transform_channels
 from credit.errors import DataError
 from credit.times import format_duration
 
@@ -30,7 +32,7 @@ TENDENCY_FLOOR = 0.01
 
 @dataclass(frozen=True)
 class Statistics:
-    """Statistics of channels over a period, in physical units.
+    """Statistics of channels over a period, in physical units; of transformed values where a variable has a transform.
 
     Attributes:
         names: (C,) the channels: those that vary in time, then static ones.
@@ -102,6 +104,15 @@ class Moments:
             values.max(axis=1, initial=-np.inf, **kept),
         )
 
+    def rows(self) -> np.ndarray:
+        """Return everything as one array (5, C) float64."""
+        return np.stack([self.count.astype(np.float64), self.mean, self.squares, self.minimum, self.maximum])
+
+    @classmethod
+    def of_rows(cls, rows: np.ndarray) -> Moments:
+        """Inverse of `rows`."""
+        return cls(rows[0].astype(np.int64), *rows[1:])
+
     def merge(self, other: Moments) -> Moments:
         """Return the moments of both together."""
         total = self.count + other.count
@@ -127,6 +138,7 @@ def fit_statistics(
     step_minutes: int,
     packing_steps: Mapping[str, float] | None = None,
     progress: bool = True,
+    transforms: Mapping[str, TransformConfig] | None = None,
 ) -> Statistics:
     """Estimate the statistics of a period.
 
@@ -137,36 +149,68 @@ def fit_statistics(
         step_minutes: the time step; changes are taken over pairs of times exactly so far apart.
         packing_steps: variable -> step of its packed integers; warns where rounding is a good part of a change.
         progress: show a bar on a terminal.
+        transforms: variable -> its transform, where it has one.
 
     Raises:
         DataError: if the period has no pair of times one step apart, or an output channel is constant.
     """
+    transforms = transforms or {}
+    channels = reader.channels.stored
     chosen = np.flatnonzero((reader.times >= first_minutes) & (reader.times <= last_minutes))
-    valid = _valid_cells(reader, reader.channels.stored)
+    valid = valid_cells(reader, channels)
     state = tendency = Moments.empty(len(valid))
     recent: deque[tuple[int, np.ndarray]] = deque()
     for index in tqdm(chosen, desc="statistics", unit="time", disable=None if progress else True):
-        minutes, now = int(reader.times[index]), reader.read(int(index))
+        minutes = int(reader.times[index])
+        now = transform_channels(reader.read(int(index)), channels, transforms)
         state = state.merge(Moments.of_fields(now, valid))
         while recent and recent[0][0] < minutes - step_minutes:
             recent.popleft()
         if recent and recent[0][0] == minutes - step_minutes:
             tendency = tendency.merge(Moments.of_fields(now.astype(np.float64) - recent[0][1], valid))
         recent.append((minutes, now))
+    return summarise(reader, state, tendency, (first_minutes, last_minutes), step_minutes, packing_steps, transforms)
+
+
+def summarise(
+    reader: FieldReader,
+    state: Moments,
+    tendency: Moments,
+    period: tuple[int, int],
+    step_minutes: int,
+    packing_steps: Mapping[str, float] | None,
+    transforms: Mapping[str, TransformConfig],
+) -> Statistics:
+    """Return the statistics of a period of which the moments are known; see `fit_statistics`.
+
+    Args:
+        reader: gives static fields, masks and names.
+        state: moments of the fields.
+        tendency: moments of their changes over one time step.
+        period: first and last minutes.
+        step_minutes: the time step.
+        packing_steps: see `fit_statistics`.
+        transforms: see `fit_statistics`.
+    """
     if not tendency.count.all():
-        period = f"{reader.clock.format(first_minutes)}..{reader.clock.format(last_minutes)}"
+        inside = (reader.times >= period[0]) & (reader.times <= period[1])
+        span = "..".join(map(reader.clock.format, period))
         raise DataError(
-            f"statistics of {period}: {len(chosen)} times, no two of them {format_duration(step_minutes)} apart; check "
+            f"statistics of {span}: {inside.sum()} times, no two of them {format_duration(step_minutes)} apart; check "
             "data.splits.train and data.timestep"
         )
-    static = Moments.of_fields(reader.static(), _valid_cells(reader, reader.channels.static_stored))
+    fixed = transform_channels(reader.static(), reader.channels.static_stored, transforms)
+    static = Moments.of_fields(fixed, valid_cells(reader, reader.channels.static_stored))
     _refuse_constant(reader, state)
-    for line in coarse_packing(reader.channels.stored, tendency.std(), packing_steps or {}):
+    # a step of the packing is no step of transformed values
+    steps = {name: step for name, step in (packing_steps or {}).items() if name not in transforms}
+    for line in coarse_packing(reader.channels.stored, tendency.std(), steps):
         logger.warning(line)
     return _join(reader, state, tendency, static)
 
 
-def _valid_cells(reader: FieldReader, channels: tuple[Channel, ...]) -> np.ndarray:
+def valid_cells(reader: FieldReader, channels: tuple[Channel, ...]) -> np.ndarray:
+    """Return (C, H, W) bool: True where a channel has values."""
     valid = np.ones((len(channels), *reader.grid.shape), dtype=bool)
     for row, channel in enumerate(channels):
         if channel.variable in reader.masks:

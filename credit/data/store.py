@@ -1,6 +1,6 @@
 """The training store: every field that training reads, one chunk a time, in the order of the channels.
 
-Format 1, a zarr 3 group that xarray and other tools open as well:
+Format 2, a zarr 3 group that xarray and other tools open as well:
 
 | array | shape | what |
 |---|---|---|
@@ -9,13 +9,16 @@ Format 1, a zarr 3 group that xarray and other tools open as well:
 | ``masks`` | (masked_variable, latitude, longitude) uint8 | 1 where a declared variable is always missing |
 | ``time`` | (time,) int64 | minutes since 1900-01-01 in the calendar of its attributes |
 | ``latitude``, ``longitude`` | float64 | north to south, eastward from the smallest in [0, 360) |
-| ``done`` | (time,) uint8 | 1 where the fields of that time are written |
+| ``done`` | (time,) uint8 | 1 where the fields of that time are written, 2 where they are bad and left out |
+| ``digest`` | (time,) uint64 | checksum of the fields, the first 8 bytes of BLAKE2b |
+| ``moments`` | (time, 10, channel) float64 | of the fields and of their change over a step: count, mean, ... |
 
 A chunk of ``fields`` is one time, compressed by LZ4 with shuffled bytes: as fast to read as no compression, and half
-the size for data that were packed. The group's attribute ``credit`` holds the format's number, channels, grid,
+the size for data that were packed. It ends with a CRC32C that is verified at every read. Format 1 had neither that nor
+the last two arrays. The group's attribute ``credit`` holds the format's number, channels, grid,
 calendar, attributes of the variables, packing steps, the sources with their sizes and times of change, the identity
-(what of the config the content depends on), the period, ``complete`` and the statistics with their period. It is
-replaced in one rename, after everything it speaks of is there.
+(what of the config the content depends on), the period, ``complete`` and the statistics with their period and
+transforms. It is replaced in one rename, after everything it speaks of is there.
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ from credit.errors import DataError
 from credit.grid import LatLonGrid
 from credit.times import Clock
 
-FORMAT = 1
+FORMAT = 2
+# what was complete in these can be read
+_KNOWN_FORMATS = (1, FORMAT)
 WAY_OUT = "delete it and run credit_preprocess, or name another data.store"
 
 
@@ -59,7 +64,9 @@ class StoreReader:
         self.attributes: dict[str, dict] = meta["attributes"]
         self.statistics = Statistics.from_dict(meta["statistics"]) if meta["complete"] else None
         group = zarr.open_group(path, mode="r")
-        self.times: np.ndarray = group["time"][:]
+        # the places of the times that were not left out as bad
+        self._places = np.flatnonzero(group["done"][:] == 1)
+        self.times: np.ndarray = group["time"][:][self._places]
         masked = meta["masked_variables"]
         self.masks = {name: mask.astype(bool) for name, mask in zip(masked, group["masks"][:], strict=True)}
         self._fields = group["fields"]
@@ -74,7 +81,7 @@ class StoreReader:
             DataError: if the chunk is lost or damaged.
         """
         try:
-            fields = self._fields[index]
+            fields = self._fields[int(self._places[index])]
         except (OSError, ValueError, RuntimeError) as error:
             raise self._damaged(index, str(error)) from error
         if self._whole is not None and np.isnan(fields[self._whole]).any():
@@ -107,8 +114,9 @@ def read_description(path: Path) -> dict[str, Any]:
         meta = dict(zarr.open_group(path, mode="r").attrs)["credit"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"data.store: {path} is no training store ({error}); {WAY_OUT}") from error
-    if meta["format"] != FORMAT:
-        raise DataError(f"data.store: {path} has format {meta['format']}, this version reads {FORMAT}; {WAY_OUT}")
+    if meta["format"] not in _KNOWN_FORMATS:
+        known = " and ".join(map(str, _KNOWN_FORMATS))
+        raise DataError(f"data.store: {path} has format {meta['format']}, this version reads {known}; {WAY_OUT}")
     return meta
 
 
@@ -140,11 +148,11 @@ def open_configured_store(conf: DataConfig) -> StoreReader:
             f"data.store: {path} holds {_span(meta, meta['period'])}, data.splits need {_span(meta, (first, last))}; "
             f"{WAY_OUT}"
         )
-    train = [splits["train"].first, splits["train"].last]
-    if train != meta["statistics_period"]:
+    changes = statistics_changes(meta, describe_statistics(conf, splits["train"]))
+    if changes:
         raise DataError(
-            f"data.store: the statistics of {path} are those of {_span(meta, meta['statistics_period'])}, "
-            f"data.splits.train is {_span(meta, train)}; run credit_preprocess CONFIG again, it keeps the fields"
+            f"data.store: the statistics of {path} are others: {'; '.join(changes)}; run credit_preprocess CONFIG "
+            "again, it keeps the fields"
         )
     return StoreReader(path, meta, conf.channel_map())
 
@@ -152,6 +160,27 @@ def open_configured_store(conf: DataConfig) -> StoreReader:
 def period(splits: Mapping[str, Split]) -> tuple[int, int]:
     """Return the first and the last minute of all splits."""
     return min(split.first for split in splits.values()), max(split.last for split in splits.values())
+
+
+def describe_statistics(conf: DataConfig, train: Split) -> dict[str, Any]:
+    """Return what the statistics of a store depend on besides its fields, as the store's description holds it."""
+    return {
+        "statistics_period": [train.first, train.last],
+        "statistics_transforms": {name: one.model_dump(mode="json") for name, one in sorted(conf.transforms.items())},
+    }
+
+
+def statistics_changes(meta: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """Return in what a store's statistics are not the wanted ones, in words."""
+    changes = []
+    before, now = meta["statistics_period"], wanted["statistics_period"]
+    if before != now:
+        changes.append(f"they are of {_span(meta, before)}, data.splits.train is {_span(meta, now)}")
+    # stores of before there were transforms do not mention any
+    before, now = meta.get("statistics_transforms", {}), wanted["statistics_transforms"]
+    if before != now:
+        changes.append(f"they are with data.transforms {before or 'none'}, the config has {now or 'none'}")
+    return changes
 
 
 def identity(conf: DataConfig) -> dict[str, Any]:

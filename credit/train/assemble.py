@@ -72,7 +72,7 @@ def build_normalizer(config: Config, assets: Assets) -> Normalizer:
     for channel in assets.channels.input:
         if channel.source == "computed":
             fixed[channel.name] = fixed_statistics(channel.name, config.data.step_minutes, config.data.solar)
-    return Normalizer(assets.channels, assets.statistics, fixed)
+    return Normalizer(assets.channels, assets.statistics, fixed, config.data.transforms)
 
 
 def build_stepper(config: Config, assets: Assets, model: nn.Module, device: torch.device, amp: bool) -> Stepper:
@@ -182,7 +182,8 @@ def as_trained(config: Config, trained: Config) -> Config:
         name: trained.data.field(name).model_copy(update={"in_forecast": config.data.field(name).in_forecast})
         for name in names
     }
-    data = config.data.model_copy(update={"fields": fields, "solar": trained.data.solar})
+    kept = {"solar": trained.data.solar, "transforms": trained.data.transforms}
+    data = config.data.model_copy(update={"fields": fields, **kept})
     damping = config.inference.hyperdiffusion or trained.model.hyperdiffusion
     model = trained.model.model_copy(update={"hyperdiffusion": damping})
     return config.model_copy(update={"model": model, "data": data})
@@ -311,7 +312,7 @@ def build_training_order(
 ) -> TrainingOrder:
     """Return which samples this rank takes at each step."""
     data, conf = config.data, config.trainer
-    initial = require_samples(reader.times, split, reader.clock, data.step_minutes, data.history_len, data.forecast_len)
+    initial = require_samples(reader.times, split, reader.clock, data, data.forecast_len)
     dataset = ForecastDataset(frames, initial, data.step_minutes, data.history_len, data.forecast_len)
     return TrainingOrder(
         dataset,
@@ -329,9 +330,7 @@ def build_valid_loader(
 ) -> tuple[DataLoader, ValidationShare]:
     """Return this rank's share of initial times spread over the whole of `split`, with forcing a forecast may know."""
     data = config.data
-    found = require_samples(
-        reader.times, split, reader.clock, data.step_minutes, data.history_len, data.valid_forecast_len
-    )
+    found = require_samples(reader.times, split, reader.clock, data, data.valid_forecast_len)
     initial = spread_evenly(found, config.trainer.valid_samples)
     dataset = ForecastDataset(
         frames, initial, data.step_minutes, data.history_len, data.valid_forecast_len, as_forecast=True

@@ -94,7 +94,9 @@ def fit_assets(config: Config, reader: FieldReader, train: Split) -> Assets:
     statistics = getattr(reader, "statistics", None)
     if statistics is None:
         packing = getattr(reader, "packing_steps", None)
-        statistics = fit_statistics(reader, train.first, train.last, config.data.step_minutes, packing)
+        statistics = fit_statistics(
+            reader, train.first, train.last, config.data.step_minutes, packing, transforms=config.data.transforms
+        )
     statistics = center_vectors(statistics, config.data, reader)
     climatology = None
     forcing = [c.name for c in reader.channels.group("dynamic_forcing") if c.source == "data"]

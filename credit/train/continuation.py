@@ -15,7 +15,7 @@ from credit.train import checkpoint
 logger = logging.getLogger(__name__)
 
 # what the weights' function depends on beside their shapes; channels, grid and units are compared elsewhere
-_FUNCTION = ("model", "data.timestep", "data.history_len", "data.solar")
+_FUNCTION = ("model", "data.timestep", "data.history_len", "data.solar", "data.transforms")
 # what one run keeps beside it
 _SAME = (*_FUNCTION, "data.splits.train", "trainer.lora")
 _FREE = ("model.attn_dropout", "model.ff_dropout")

@@ -115,14 +115,13 @@ def _batch(
     history = normalizer.encode(batch.history_BCTHW, "prognostic")
     windows = forcing_windows(normalizer.encode(batch.forcing_BCTHW, "dynamic_forcing"), history.shape[2])
     target = normalizer.encode(batch.target_BCTHW, "output")
-    std = normalizer.std("output")[None, :, None, None]
     start = history[:, :, -1]
     # diagnostics have no initial value, so persistence is their mean
-    persistence = torch.cat([start, torch.zeros_like(target[:, start.shape[1] :, 0])], dim=1)
+    persistence = torch.cat([start, torch.zeros_like(target[:, start.shape[1] :, 0])], dim=1)[:counted]
     total = 0.0
     for number, output in enumerate(stepper.rollout(history, windows, target.shape[2])):
         output, truth = output[:counted], target[:counted, :, number]
-        sums.add(number, output * std, persistence[:counted] * std, truth * std)
+        sums.add(number, *(normalizer.decode_differences(x, "output") for x in (output, persistence, truth)))
         if number < loss_steps and counted:
             total += loss(output, truth).double() * counted / loss_steps
     return total

@@ -108,7 +108,7 @@ def build_step(case: Case, model: nn.Module, autocast: bool, mesh: RunMesh) -> t
     zeros = np.zeros(5)
     std, tendency = numbers.uniform(1, 3, 5), numbers.uniform(0.2, 0.5, 5)
     statistics = Statistics(("a", "b", "rain", "sun", "land"), zeros, std, zeros, zeros, zeros, tendency, zeros)
-    normalizer = Normalizer(CHANNELS, statistics, {})
+    normalizer = Normalizer(CHANNELS, statistics, {}, {})
     least = torch.tensor([-torch.inf] * 3)
     static = torch.randn(1, ROWS, COLUMNS, generator=torch.Generator().manual_seed(5))
     stepper = Stepper(

@@ -25,7 +25,7 @@ PAGES = sorted(
 )
 SECTIONS = "experiment|save_loc|seed|plugins|data|model|loss|trainer|inference|verification|pbs|slurm"
 # keys that the pages name in order to say that they are not there
-ABSENT_KEYS = {"data.transforms", "trainer.fsdp2_mp_policy"}
+ABSENT_KEYS = {"trainer.fsdp2_mp_policy"}
 
 
 def page_name(page: Path) -> str:

@@ -57,6 +57,7 @@ CONFIG = {
             "static": {"vars_2D": ["land", "sin_latitude"]},
         },
         "fields": {"sst": {"missing": "fill_mean"}, "rain": {"minimum": 0}},
+        "transforms": {"rain": {"kind": "log1p", "unit": 0.2}},
         "splits": {
             "train": ["2000-01-01", "2000-01-28"],
             "valid": ["2000-02-01", "2000-02-06"],

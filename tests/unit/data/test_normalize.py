@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from credit.channels import ChannelMap
+from credit.config.schema_data import TransformConfig
 from credit.data.normalize import Normalizer
 from credit.data.statistics import Statistics
 
@@ -26,9 +27,13 @@ MEAN, STD = np.array([5e-3, 8e-5, 0.5, 290.0, 0.3]), np.array([4e-3, 1e-4, 1.5, 
 
 @pytest.fixture
 def normalizer() -> Normalizer:
+    return build({})
+
+
+def build(transforms: dict[str, TransformConfig]) -> Normalizer:
     unknown = np.zeros(5)
     statistics = Statistics(NAMES, MEAN, STD, unknown, unknown, unknown, 0.1 * STD, unknown)
-    return Normalizer(CHANNELS, statistics, {"sin_year": (0.0, 1.0), "sst_mask": (0.0, 1.0)})
+    return Normalizer(CHANNELS, statistics, {"sin_year": (0.0, 1.0), "sst_mask": (0.0, 1.0)}, transforms)
 
 
 def test_round_trip_in_float32(normalizer: Normalizer) -> None:
@@ -50,3 +55,22 @@ def test_missing_becomes_the_mean_and_infinity_stays(normalizer: Normalizer) -> 
 def test_masks_and_encodings_stay_as_they_are(normalizer: Normalizer) -> None:
     x = torch.tensor([0.7, 1.0])[None, :, None, None]
     assert normalizer.encode(x, "static")[0, :, 0, 0].tolist() == pytest.approx([1.0, 1.0])
+
+
+def test_transforms_are_of_their_channels_alone() -> None:
+    normalizer = build({"tp": TransformConfig(kind="log1p", unit=0.1), "q": TransformConfig(kind="sqrt", unit=1e-3)})
+    x = torch.tensor([4e-3, 9e-5, 12.3], dtype=torch.float32)[None, :, None, None]
+    encoded = normalizer.encode(x, "output").flatten().double()
+    expected = (np.array([4.0**0.5, 0.09**0.5, np.log(1 + 12.3 / 0.1)]) - MEAN[:3]) / STD[:3]
+    assert encoded.tolist() == pytest.approx(expected.tolist(), rel=1e-5)
+    assert torch.allclose(normalizer.decode(normalizer.encode(x, "output"), "output"), x, rtol=1e-4)
+    assert normalizer.encode(x[:, :2], "prognostic").flatten().tolist() == pytest.approx(
+        expected[:2].tolist(), rel=1e-5
+    )
+
+
+def test_differences_are_physical() -> None:
+    normalizer = build({"tp": TransformConfig(kind="log1p", unit=0.1)})
+    one, other = (torch.tensor(values)[None, :, None, None] for values in ([4e-3, 9e-5, 12.3], [3e-3, 8e-5, 2.1]))
+    difference = [normalizer.decode_differences(normalizer.encode(x, "output"), "output") for x in (one, other)]
+    assert torch.allclose(difference[0] - difference[1], one - other, rtol=1e-4)

@@ -60,6 +60,31 @@ def test_no_sample_says_why() -> None:
     split = build_splits(conf(), CLOCK)["train"]
     times = split.first + 720 * np.arange(30)
     with pytest.raises(DataError, match=r"need 2 times in a row.*29 gaps: 2000-01-01T00:00 to 2000-01-01T12:00"):
-        require_samples(times, split, CLOCK, 360, 1, 1)
+        require_samples(times, split, CLOCK, conf(), 1)
     with pytest.raises(DataError, match="no data in this period; the data have 1999"):
-        require_samples(np.array([CLOCK.parse("1999-01-01")]), split, CLOCK, 360, 1, 1)
+        require_samples(np.array([CLOCK.parse("1999-01-01")]), split, CLOCK, conf(), 1)
+
+
+def test_samples_begin_where_they_are_asked_to() -> None:
+    hourly = conf(timestep="6h", sample_every="6h")
+    split = build_splits(hourly, CLOCK)["train"]
+    times = np.arange(split.first, split.last + 1, 60)
+    every = require_samples(times, split, CLOCK, conf(), 1)
+    found = require_samples(times, split, CLOCK, hourly, 1)
+    assert len(every) == len(times) - 6 and len(found) == 31 * 4 - 1
+    assert {int(t % 1440) // 60 for t in found.tolist()} == {0, 6, 12, 18}
+    twice = require_samples(times, split, CLOCK, conf(init_hours=[3, 15]), 1)
+    assert [CLOCK.format(t)[-5:] for t in twice[:3]] == ["03:00", "15:00", "03:00"]
+    both = require_samples(times, split, CLOCK, conf(init_hours=[0, 12], sample_every="18h"), 1)
+    assert np.unique(np.diff(both)).tolist() == [36 * 60]
+    test = build_splits(hourly, CLOCK)["test"]
+    later = np.arange(test.first, test.last + 1, 60)
+    assert len(require_samples(later, test, CLOCK, hourly, 1)) == len(later) - 6, "forecasts have their own times"
+    with pytest.raises(DataError, match=r"data.init_hours \[1\].*they begin at 0, 6, 12, 18 UTC"):
+        require_samples(times[::6], split, CLOCK, conf(init_hours=[1]), 1)
+
+
+@pytest.mark.parametrize("bad", [{"sample_every": "0h"}, {"sample_every": "often"}, {"init_hours": [24]}])
+def test_impossible_beginnings(bad: dict) -> None:
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        conf(**bad)

@@ -6,17 +6,12 @@ import errno
 import os
 import pickle
 import shutil
-import signal
-import subprocess
-import sys
-import textwrap
 from collections import namedtuple
 from pathlib import Path
 
 import numpy as np
 import pytest
 import xarray as xr
-import zarr
 
 from credit.config.schema_data import DataConfig
 from credit.data import preprocess as module
@@ -102,46 +97,6 @@ def test_a_store_is_wanted_but_not_there(tmp_path: Path, conf: DataConfig) -> No
     assert isinstance(open_reader(make(tmp_path, store=None)), SourceReader)
 
 
-def test_killed_and_gone_on(tmp_path: Path, conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = """
-        import os, signal, sys
-        from credit.config.schema_data import DataConfig
-        from credit.data import preprocess, sources
-        read, count = sources.SourceReader.read, 0
-        def killed(self, index):
-            global count
-            count += 1
-            if count == 12:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return read(self, index)
-        sources.SourceReader.read = killed
-        preprocess.preprocess(DataConfig.model_validate_json(sys.argv[1]))
-    """
-    command = [sys.executable, "-c", textwrap.dedent(script), conf.model_dump_json()]
-    assert subprocess.run(command, capture_output=True).returncode == -signal.SIGKILL
-    with pytest.raises(DataError, match="not complete; run credit_preprocess CONFIG to finish it"):
-        open_reader(conf)
-    done = zarr.open_group(conf.store, mode="r")["done"][:]
-    assert done.tolist() == [1] * 11 + [0] * 21
-    reads = []
-    original = SourceReader.read
-    monkeypatch.setattr(SourceReader, "read", lambda self, index: reads.append(index) or original(self, index))
-    preprocess(conf)
-    assert reads == list(range(11, 32))
-    whole = make(tmp_path, store=str(tmp_path / "whole.zarr"))
-    preprocess(whole)
-    assert same_files(Path(conf.store), Path(whole.store))
-    reads.clear()
-    preprocess(conf)
-    assert reads == []
-
-
-def same_files(one: Path, other: Path) -> bool:
-    """Whether two folders hold the same bytes."""
-    names = [sorted(str(p.relative_to(root)) for p in root.rglob("*") if p.is_file()) for root in (one, other)]
-    return names[0] == names[1] and all((one / n).read_bytes() == (other / n).read_bytes() for n in names[0])
-
-
 def test_a_full_disk_while_writing(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     from zarr.storage import _local
 
@@ -218,6 +173,26 @@ def test_another_training_period_needs_new_statistics_only(
     monkeypatch.setattr(SourceReader, "read", None)
     preprocess(other)
     assert open_reader(other).statistics.count[0] == 12 * H * W
+
+
+def test_a_transform_needs_new_statistics_only(
+    tmp_path: Path, conf: DataConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preprocess(conf)
+    before = open_reader(conf)
+    other = make(tmp_path, transforms={"t2m": {"kind": "sqrt"}})
+    with pytest.raises(DataError, match=r"data.transforms none, the config has .*sqrt.*keeps the fields"):
+        open_reader(other)
+    monkeypatch.setattr(SourceReader, "read", None)
+    preprocess(other)
+    reader = open_reader(other)
+    row = [channel.name for channel in reader.channels.stored].index("t2m")
+    np.testing.assert_array_equal(reader.read(0), before.read(0))
+    values = np.sqrt(np.stack([reader.read(index)[row] for index in range(16)]).astype(np.float64))
+    statistics = reader.statistics.select(["t2m"])
+    assert statistics.mean[0] == pytest.approx(values.mean(), rel=1e-6)
+    assert statistics.tendency_std[0] == pytest.approx(np.diff(values, axis=0).std(), rel=1e-4)
+    assert reader.statistics.select(["t850"]).to_dict() == before.statistics.select(["t850"]).to_dict()
 
 
 def test_times_beyond_the_store(tmp_path: Path, conf: DataConfig) -> None:

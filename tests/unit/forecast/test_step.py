@@ -28,7 +28,7 @@ MEAN, STD, TENDENCY = [10.0, -5.0, 1.0, 0.0, 0.5], [2.0, 4.0, 0.5, 1.0, 0.5], [0
 def normalizer() -> Normalizer:
     zeros = np.zeros(5)
     statistics = Statistics(NAMES, np.array(MEAN), np.array(STD), zeros, zeros, zeros, np.array(TENDENCY), zeros)
-    return Normalizer(CHANNELS, statistics, {})
+    return Normalizer(CHANNELS, statistics, {}, {})
 
 
 class Constant(nn.Module):
