@@ -31,7 +31,8 @@ class SourceConfig(Section):
     """One set of files that hold some or all of the variables."""
 
     path: str | list[str] = Field(
-        description="A file, a zarr store, a glob, a strftime pattern (era5_%Y%m.nc), or a list of these. "
+        description="A file, a zarr store (on a disk, or s3://, gs://, https://), a glob, a strftime pattern "
+        "(era5_%Y%m.nc), or a list of these. "
         "`sample:NAME` finds data that ships with the package. `$VAR` is expanded."
     )
     format: Literal["auto", "netcdf", "zarr", "grib"] = Field(
@@ -43,6 +44,9 @@ class SourceConfig(Section):
         {},
         description="Coordinate -> its value: one position along a further dimension (`{number: 0}`). In GRIB files "
         "typeOfLevel, stepType, number, grid, step (hours), expver, dataType, stream, or a type of level.",
+    )
+    storage_options: dict[str, bool | int | float | str] = Field(
+        {}, description="How to reach a remote zarr store, for example `{anon: true}`; keys belong in the environment."
     )
 
 

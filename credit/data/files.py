@@ -17,19 +17,22 @@ import xarray as xr
 from credit.config.schema_data import SourceConfig
 from credit.data.classic import missing_bytes
 from credit.data.grib import open_grib
+from credit.data.remote import is_remote, open_remote, remote_fingerprint
 from credit.data.select import select_positions
 from credit.errors import ConfigError, DataError, did_you_mean
 
 _DATE_PARTS = {"%Y": r"\d{4}", "%m": r"\d{2}", "%d": r"\d{2}", "%H": r"\d{2}", "%M": r"\d{2}", "%j": r"\d{3}"}
 _TOKEN = re.compile(r"%.|\*\*/|\*|\?")
 _WILDCARDS = {"**/": "(?:.*/)?", "*": "[^/]*", "?": "[^/]"}
-_ZARR_MARKS = ("zarr.json", ".zgroup", ".zmetadata")
+_ZARR_MARKS = ("zarr.json", ".zmetadata", ".zgroup")
 _GRIB_ENDINGS = (".grib", ".grib1", ".grib2", ".grb", ".grb1", ".grb2", ".gb", ".gb2")
 _KINDS = {"netcdf": "netCDF file", "zarr": "zarr store"}
 
 
-def expand_paths(source: SourceConfig, key: str) -> list[Path]:
+def expand_paths(source: SourceConfig, key: str) -> list[Path | str]:
     """Return the files and zarr stores of a source, each once; a pattern's matches are in order of name.
+
+    Remote stores are URLs, as text.
 
     Args:
         source: the source.
@@ -40,7 +43,7 @@ def expand_paths(source: SourceConfig, key: str) -> list[Path]:
         DataError: where nothing is found.
     """
     patterns = [source.path] if isinstance(source.path, str) else source.path
-    found: dict[Path, None] = {}
+    found: dict[Path | str, None] = {}
     for pattern in patterns:
         found.update(dict.fromkeys(_expand(os.path.expanduser(pattern), f"{key}.path")))
     if not found:
@@ -48,7 +51,11 @@ def expand_paths(source: SourceConfig, key: str) -> list[Path]:
     return list(found)
 
 
-def _expand(pattern: str, key: str) -> list[Path]:
+def _expand(pattern: str, key: str) -> list[Path | str]:
+    if is_remote(pattern):
+        if "*" in pattern:
+            raise DataError(f"{key}: {pattern}: patterns find files on disks only; list the stores")
+        return [pattern]
     if pattern.startswith("sample:"):
         return _sample_files(pattern.removeprefix("sample:"), key)
     if not _TOKEN.search(pattern) and "[" not in pattern:
@@ -126,18 +133,20 @@ def format_of(path: Path, configured: str) -> str:
         return "netcdf"  # whose reader says what is wrong
 
 
-def open_file(path: Path, source: SourceConfig) -> xr.Dataset:
+def open_file(path: Path | str, source: SourceConfig) -> xr.Dataset:
     """Open a file lazily, cut to what its source selects; times stay encoded, packed values are unpacked when read.
 
     Raises:
         DataError: if it is missing or unreadable, or lacks what is selected.
     """
+    options = {"decode_times": False, "decode_timedelta": False, "chunks": None, "cache": False}
+    if is_remote(path):
+        return select_positions(open_remote(path, source.storage_options, **options), source.select, path)
     file_format = format_of(path, source.format)
     if file_format == "grib":
         return open_grib(path, source.select)
     if file_format == "netcdf":
         _refuse_truncated(path)
-    options = {"decode_times": False, "decode_timedelta": False, "chunks": None, "cache": False}
     try:
         if file_format == "zarr":
             options["consolidated"] = _is_consolidated(path)
@@ -192,10 +201,10 @@ class OpenFiles:
         self._sources = list(sources)
         self._most = most
         self._owner = os.getpid()
-        self._open: OrderedDict[tuple[Path, int], xr.Dataset] = OrderedDict()
-        self._grib: dict[tuple[Path, int], xr.Dataset] = {}
+        self._open: OrderedDict[tuple[Path | str, int], xr.Dataset] = OrderedDict()
+        self._grib: dict[tuple[Path | str, int], xr.Dataset] = {}
 
-    def get(self, path: Path, number: int) -> xr.Dataset:
+    def get(self, path: Path | str, number: int) -> xr.Dataset:
         """Return a file of source `number`, open."""
         if self._owner != os.getpid():
             self._owner, self._open = os.getpid(), OrderedDict()
@@ -206,13 +215,21 @@ class OpenFiles:
             self._open.move_to_end(key)
             return self._open[key]
         dataset = open_file(path, source)
-        if format_of(path, source.format) == "grib":
+        if not is_remote(path) and format_of(path, source.format) == "grib":
             self._grib[key] = dataset
             return dataset
         self._open[key] = dataset
         while len(self._open) > self._most:
             self._open.popitem(last=False)[1].close()
         return dataset
+
+    def fingerprint(self, path: Path | str, number: int) -> list[int]:
+        """Return two numbers that are others when the file is; of a zarr store, when its description is."""
+        if is_remote(path):
+            return remote_fingerprint(path, self._sources[number].storage_options)
+        file = next((path / name for name in _ZARR_MARKS if (path / name).exists()), path)
+        status = file.stat()
+        return [status.st_size, status.st_mtime_ns]
 
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_owner": -1, "_open": OrderedDict()}

@@ -33,12 +33,12 @@ class Piece:
     """One variable in one file.
 
     Attributes:
-        path: the file.
+        path: the file; a URL as text.
         source: the number of its source in the config.
         layout: how the variable lies in it.
     """
 
-    path: Path
+    path: Path | str
     source: int
     layout: Layout
 
@@ -51,13 +51,13 @@ class Scan:
         grid: the grid that all files share.
         clock: the calendar that all files share.
         pieces: variable -> its files, in the order of the config.
-        paths: every file.
+        paths: every file, with the number of the first source that has it.
     """
 
     grid: LatLonGrid
     clock: Clock
     pieces: dict[str, list[Piece]]
-    paths: list[Path]
+    paths: dict[Path | str, int]
 
 
 def wanted_variables(channels: ChannelMap) -> dict[str, Levels]:
@@ -83,16 +83,16 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: Problems) -> Scan
     wanted = wanted_variables(conf.channel_map())
     shared = _Shared()
     pieces: dict[str, list[Piece]] = {name: [] for name in wanted}
-    paths: list[Path] = []
+    paths: dict[Path | str, int] = {}
     present: list[set[str]] = [set() for _ in conf.sources]
     faulty: set[str] = set()
     unread = 0
     for number, source in enumerate(conf.sources):
-        found: list[Path] = []
+        found: list[Path | str] = []
         with problems.collect():
             found = expand_paths(source, f"data.sources.{number}")
         unread += not found
-        paths += found
+        paths = dict.fromkeys(found, number) | paths
         for path in tqdm(found, "looking at files", unit="file", disable=len(found) < _FILES_WITH_BAR or None):
             scanner = None
             with problems.collect():
@@ -114,7 +114,7 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: Problems) -> Scan
         _require_all(conf, wanted, present, problems)
     if shared.clock is None and not problems.messages:
         problems.add(
-            f"no file of data.sources has a time axis (standard_name time), {paths[0]} neither; prognostic variables "
+            f"no file of data.sources has a time axis (standard_name time), {next(iter(paths))} neither; prognostic variables "
             "need one: add it, for example with cdo settaxis,2000-01-01,00:00,6hour IN OUT"
         )
     known = shared.grid is not None and shared.clock is not None
@@ -199,7 +199,7 @@ class _Shared:
 class _FileScanner:
     """Finds how variables lie in one file."""
 
-    def __init__(self, path: Path, dataset: xr.Dataset, level_units: str, shared: _Shared) -> None:
+    def __init__(self, path: Path | str, dataset: xr.Dataset, level_units: str, shared: _Shared) -> None:
         self.names = {str(name) for name, variable in dataset.variables.items() if variable.ndim >= 2}
         self._where = str(path)
         self._dataset = dataset

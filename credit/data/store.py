@@ -31,7 +31,7 @@ import numpy as np
 import zarr
 
 from credit.channels import ChannelMap
-from credit.config.schema_data import DataConfig
+from credit.config.schema_data import DataConfig, SourceConfig
 from credit.data.splits import Split, build_splits
 from credit.data.statistics import Statistics
 from credit.errors import DataError
@@ -190,10 +190,16 @@ def identity(conf: DataConfig) -> dict[str, Any]:
     return {
         "data.timestep": f"{conf.step_minutes} min",
         "data.level_units": conf.level_units,
-        "data.sources": [source.model_dump(mode="json") for source in conf.sources],
+        "data.sources": [_identity_of(source) for source in conf.sources],
         **{f"data.fields.{name}.missing": conf.field(name).missing for name in names},
         **{f"data.fields.{name}.temporal": conf.field(name).temporal for name in names},
     }
+
+
+def _identity_of(source: SourceConfig) -> dict[str, Any]:
+    # stores that were made before there was select do not have it
+    unset = set() if source.select else {"select"}
+    return source.model_dump(mode="json", exclude={"storage_options"} | unset)
 
 
 def require_same_identity(path: Path, meta: Mapping[str, Any], conf: DataConfig) -> None:

@@ -334,15 +334,17 @@ def test_means_and_accumulations_cover_one_step(tmp_path: Path) -> None:
     assert open_sources(make_config(right, p2=["tp"], **summed)).attributes["tp"]["temporal"] == "accumulate"
 
 
+@pytest.mark.parametrize("consolidated", [True, False])
 @pytest.mark.parametrize("version", [2, 3])
-def test_zarr_gives_what_netcdf_gives(tmp_path: Path, version: int) -> None:
+@pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")  # while writing
+def test_zarr_gives_what_netcdf_gives(tmp_path: Path, version: int, consolidated: bool) -> None:
     t = np.round(random_fields(4, 2, H, W) * 2) / 2
     path = write_file(tmp_path / "a.nc", {"t": t}, levels=[500, 850], packed={"t": 0.5}, lat=SOUTH_UP)
     with xr.open_dataset(path, decode_times=False) as dataset:
         kept = ("dtype", "scale_factor", "add_offset", "_FillValue")
         for variable in dataset.variables.values():
             variable.encoding = {key: value for key, value in variable.encoding.items() if key in kept}
-        dataset.to_zarr(tmp_path / "a.zarr", zarr_format=version, consolidated=version == 2)
+        dataset.to_zarr(tmp_path / "a.zarr", zarr_format=version, consolidated=consolidated)
     one, two = (open_sources(make_config(tmp_path / name, p3=["t"], levels=[850])) for name in ("a.nc", "a.zarr"))
     np.testing.assert_array_equal(one.read(2), two.read(2))
     assert two.packing_steps == {"t": 0.5}
