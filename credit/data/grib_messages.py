@@ -177,10 +177,10 @@ def _describe(
         parameters[parameter_key] = _parameter(handle, number)
     minutes = _minutes(_get(handle, "validityDate", int), _get(handle, "validityTime", int))
     initial = _minutes(_get(handle, "dataDate", int), _get(handle, "dataTime", int))
-    level_type, level = _get(handle, "typeOfLevel", str), float(_get(handle, "level", float) or 0.0)
+    level_type, level = _get(handle, "typeOfLevel", str) or "unknown", float(_get(handle, "level", float) or 0.0)
     known = {name: _get(handle, name) for name in ("stepType", "number", "expver", "dataType", "stream")}
     known |= {"grid": grids[grid_key].name, "step": (minutes - initial) / 60, "typeOfLevel": level_type}
-    known[str(level_type)] = level
+    known[level_type] = level
     packed = str(_get(handle, "packingType")).startswith("grid_")
     scale = (_get(handle, "binaryScaleFactor", int), _get(handle, "decimalScaleFactor", int)) if packed else (None, 0)
     return Message(
@@ -213,8 +213,10 @@ def _unknown_name(handle: int) -> str:
     return ".".join(str(_get(handle, key, int)) for key in keys)
 
 
-def _minutes(date: int, time: int) -> int:
+def _minutes(date: int | None, time: int | None) -> int:
     """Return minutes since 1900 of a date YYYYMMDD and a time HHMM."""
+    if date is None or time is None:
+        raise ValueError("it has no date")
     day = datetime(date // 10000, date // 100 % 100, date % 100, time // 100, time % 100)
     return (day - _EPOCH) // _MINUTE
 

@@ -92,7 +92,7 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: Problems) -> Scan
         with problems.collect():
             found = expand_paths(source, f"data.sources.{number}")
         unread += not found
-        paths = dict.fromkeys(found, number) | paths
+        paths |= {path: number for path in found if path not in paths}
         for path in tqdm(found, "looking at files", unit="file", disable=len(found) < _FILES_WITH_BAR or None):
             scanner = None
             with problems.collect():
@@ -114,8 +114,8 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: Problems) -> Scan
         _require_all(conf, wanted, present, problems)
     if shared.clock is None and not problems.messages:
         problems.add(
-            f"no file of data.sources has a time axis (standard_name time), {next(iter(paths))} neither; prognostic variables "
-            "need one: add it, for example with cdo settaxis,2000-01-01,00:00,6hour IN OUT"
+            f"no file of data.sources has a time axis (standard_name time), {next(iter(paths))} neither; prognostic "
+            "variables need one: add it, for example with cdo settaxis,2000-01-01,00:00,6hour IN OUT"
         )
     known = shared.grid is not None and shared.clock is not None
     return Scan(shared.grid, shared.clock, pieces, paths) if known else None
