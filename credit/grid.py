@@ -135,9 +135,11 @@ def _check_global_longitudes(eastward: np.ndarray, origin: str) -> None:
     spacing = np.diff(np.append(eastward, eastward[0] + 360.0))
     even = 360.0 / len(eastward)
     if np.abs(spacing - even).max() > max(_TOLERANCE_DEGREES, 0.01 * even):
+        widest = int(spacing.argmax())
         raise DataError(
             f"{origin}: longitudes {eastward[0]:g}..{eastward[-1]:g} ({len(eastward)} columns) do not go evenly round "
-            "the globe; only global grids with equal spacing and without a repeated column can be used"
+            f"the globe: {spacing[widest]:g} degrees without a column behind {eastward[widest]:g}; only global grids "
+            "with equal spacing and without a repeated column can be used: take a file of the whole globe"
         )
 
 
@@ -148,7 +150,8 @@ def _bounds_from_centres(lat: np.ndarray, origin: str) -> np.ndarray:
     # a row nearer to the pole than one spacing owns everything up to it; further away the grid is regional
     if gap_north > lat[0] - lat[1] or gap_south > lat[-2] - lat[-1]:
         raise DataError(
-            f"{origin}: latitudes {lat[-1]:g}..{lat[0]:g} do not reach the poles; only global grids can be used"
+            f"{origin}: latitudes {lat[-1]:g}..{lat[0]:g} do not reach the poles; only global grids can be used: "
+            "take a file of the whole globe"
         )
     return np.concatenate([[90.0], inner, [-90.0]])
 

@@ -59,7 +59,7 @@ def look_at_data(conf: DataConfig, findings: Findings) -> DataFound | None:
     if reader is not None:
         grid, clock, times = reader.grid, reader.clock, reader.times
     else:
-        scan = scan_sources(conf, OpenFiles(), Problems())
+        scan = scan_sources(conf, OpenFiles(conf.sources), Problems())
         if scan is None:
             _split(conf, Clock(), findings)
             return None
@@ -144,7 +144,13 @@ def _count_samples(
 
 
 def _read_samples(conf: DataConfig, reader: FieldReader, samples: dict[str, np.ndarray], findings: Findings) -> None:
-    """Read the first, a middle and the last sample's initial time of each split, and the forcing of the last."""
+    """Read the first, a middle and the last sample's initial time of each split, and the forcing of the last.
+
+    Without a sample the first time is read, for what is wrong with the values.
+    """
+    if not samples:
+        with findings.collect():
+            reader.read(0)
     steps = {"train": conf.forecast_len, "valid": conf.valid_forecast_len, "test": 1}
     ranges: list[tuple[np.ndarray, np.ndarray]] = []
     for name, initial in samples.items():

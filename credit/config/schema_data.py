@@ -31,12 +31,23 @@ class SourceConfig(Section):
     """One set of files that hold some or all of the variables."""
 
     path: str | list[str] = Field(
-        description="A file, a zarr store, a glob, a strftime pattern (era5_%Y%m.nc), or a list of these. "
+        description="A file, a zarr store (on a disk, or s3://, gs://, https://), a glob, a strftime pattern "
+        "(era5_%Y%m.nc), or a list of these. "
         "`sample:NAME` finds data that ships with the package. `$VAR` is expanded."
     )
-    format: Literal["auto", "netcdf", "zarr"] = Field("auto", description="By default from the name's ending.")
+    format: Literal["auto", "netcdf", "zarr", "grib"] = Field(
+        "auto", description="By default from the name's ending and the first bytes."
+    )
     variables: list[str] | None = Field(None, description="Read only these from here; default: all that it has.")
     rename: dict[str, str] = Field({}, description="Our name -> name in the files.")
+    select: dict[str, int | float | str] = Field(
+        {},
+        description="Coordinate -> its value: one position along a further dimension (`{number: 0}`). In GRIB files "
+        "typeOfLevel, stepType, number, grid, step (hours), expver, dataType, stream, or a type of level.",
+    )
+    storage_options: dict[str, bool | int | float | str] = Field(
+        {}, description="How to reach a remote zarr store, for example `{anon: true}`; keys belong in the environment."
+    )
 
 
 class GridConfig(Section):

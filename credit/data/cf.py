@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import xarray as xr
 
+from credit.data.grib import UNREADABLE
 from credit.data.regrid import Regridder
+from credit.data.select import listing
 from credit.data.units import Conversion
 from credit.errors import DataError
 from credit.grid import LatLonGrid, Orientation
@@ -39,6 +41,8 @@ _PRESSURE_IN_HPA = {"hpa": 1.0, "millibar": 1.0, "millibars": 1.0, "mbar": 1.0, 
 # room for float32 and for Pa against hPa, far below the distance of any two levels
 _LEVEL_TOLERANCE = 1e-5
 _HIGHEST_HPA = 1100.0
+# files made from GRIB have the initial time as dimension time, and this beside it; both say that they are time
+_VALID_TIME = "valid_time"
 
 
 @dataclass(frozen=True)
@@ -105,9 +109,14 @@ class Coordinates:
             if role is None:
                 continue
             if variable.ndim == 0:
-                self.scalar.setdefault(role, str(name))
-            elif variable.dims[0] not in self.of_dim or name == variable.dims[0]:
+                if role not in self.scalar or name == _VALID_TIME:
+                    self.scalar[role] = str(name)
+            elif self._is_better(str(name), str(variable.dims[0])):
                 self.of_dim[str(variable.dims[0])] = (role, str(name))
+
+    def _is_better(self, name: str, dim: str) -> bool:
+        """Whether `name` is the coordinate of `dim` rather than what was found before."""
+        return dim not in self.of_dim or name == _VALID_TIME or (name == dim and self.of_dim[dim][1] != _VALID_TIME)
 
     def roles(self, name: str, where: str) -> dict[str, str]:
         """Return role -> dimension of a variable.
@@ -116,6 +125,8 @@ class Coordinates:
             DataError: where a dimension is none of time, level, latitude and longitude, or the last two are lacking.
         """
         variable = self._dataset.variables[name]
+        if UNREADABLE in variable.encoding:
+            raise DataError(f"{where}: {name} {variable.encoding[UNREADABLE]}")
         found: dict[str, str] = {}
         unknown = []
         for dim in variable.dims:
@@ -128,14 +139,21 @@ class Coordinates:
             dims = ", ".join(map(str, variable.dims))
             raise DataError(
                 f"{where}: {name} has no latitude and longitude (its dimensions are {dims}); only fields on a "
-                "latitude-longitude grid with 1-D coordinates can be read"
+                "latitude-longitude grid with 1-D coordinates can be read: interpolate the file to one first, or add "
+                "its coordinates"
             )
         if unknown:
             raise DataError(
                 f"{where}: dimension {unknown[0]} ({variable.sizes[unknown[0]]}) of {name} is none of time, level, "
-                f"latitude and longitude; cut the file to one {unknown[0]} first"
+                f"latitude and longitude; {self._way_out(unknown[0])}"
             )
         return found
+
+    def _way_out(self, dim: str) -> str:
+        if dim not in self._dataset.variables:
+            return f"it has no coordinate to choose by: cut the file to one {dim} first"
+        values = self._dataset.variables[dim].values
+        return f"choose one with data.sources.N.select: {{{dim}: {listing(values[:1])}}}; it has {listing(values)}"
 
     def values(self, dim: str) -> np.ndarray:
         """Return the coordinate of a dimension."""

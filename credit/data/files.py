@@ -8,6 +8,7 @@ import os
 import re
 import warnings
 from collections import OrderedDict
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -15,16 +16,23 @@ import xarray as xr
 
 from credit.config.schema_data import SourceConfig
 from credit.data.classic import missing_bytes
+from credit.data.grib import open_grib
+from credit.data.remote import is_remote, open_remote, remote_fingerprint
+from credit.data.select import select_positions
 from credit.errors import ConfigError, DataError, did_you_mean
 
 _DATE_PARTS = {"%Y": r"\d{4}", "%m": r"\d{2}", "%d": r"\d{2}", "%H": r"\d{2}", "%M": r"\d{2}", "%j": r"\d{3}"}
 _TOKEN = re.compile(r"%.|\*\*/|\*|\?")
 _WILDCARDS = {"**/": "(?:.*/)?", "*": "[^/]*", "?": "[^/]"}
-_ZARR_MARKS = ("zarr.json", ".zgroup", ".zmetadata")
+_ZARR_MARKS = ("zarr.json", ".zmetadata", ".zgroup")
+_GRIB_ENDINGS = (".grib", ".grib1", ".grib2", ".grb", ".grb1", ".grb2", ".gb", ".gb2")
+_KINDS = {"netcdf": "netCDF file", "zarr": "zarr store"}
 
 
-def expand_paths(source: SourceConfig, key: str) -> list[Path]:
+def expand_paths(source: SourceConfig, key: str) -> list[Path | str]:
     """Return the files and zarr stores of a source, each once; a pattern's matches are in order of name.
+
+    Remote stores are URLs, as text.
 
     Args:
         source: the source.
@@ -35,7 +43,7 @@ def expand_paths(source: SourceConfig, key: str) -> list[Path]:
         DataError: where nothing is found.
     """
     patterns = [source.path] if isinstance(source.path, str) else source.path
-    found: dict[Path, None] = {}
+    found: dict[Path | str, None] = {}
     for pattern in patterns:
         found.update(dict.fromkeys(expand_path(pattern, f"{key}.path")))
     if not found:
@@ -43,8 +51,12 @@ def expand_paths(source: SourceConfig, key: str) -> list[Path]:
     return list(found)
 
 
-def expand_path(pattern: str, key: str) -> list[Path]:
+def expand_path(pattern: str, key: str) -> list[Path | str]:
     """Return the files and zarr stores that one path stands for, at least one; see `expand_paths`."""
+    if is_remote(pattern):
+        if "*" in pattern:
+            raise DataError(f"{key}: {pattern}: patterns find files on disks only; list the stores")
+        return [pattern]
     pattern = os.path.expanduser(pattern)
     if pattern.startswith("sample:"):
         return _sample_files(pattern.removeprefix("sample:"), key)
@@ -108,25 +120,46 @@ def is_zarr(path: Path) -> bool:
     return path.suffix == ".zarr" or any((path / mark).exists() for mark in _ZARR_MARKS)
 
 
-def open_file(path: Path, file_format: str = "auto") -> xr.Dataset:
-    """Open a netCDF file or a zarr store lazily; times stay encoded, packed values are unpacked when read.
+def format_of(path: Path, configured: str) -> str:
+    """Return ``netcdf``, ``zarr`` or ``grib``: as configured, else by the name's ending and the first bytes."""
+    if configured != "auto":
+        return configured
+    if is_zarr(path):
+        return "zarr"
+    if path.suffix.lower() in _GRIB_ENDINGS:
+        return "grib"
+    try:
+        with open(path, "rb") as file:
+            return "grib" if file.read(4) == b"GRIB" else "netcdf"
+    except OSError:
+        return "netcdf"  # whose reader says what is wrong
+
+
+def open_file(path: Path | str, source: SourceConfig) -> xr.Dataset:
+    """Open a file lazily, cut to what its source selects; times stay encoded, packed values are unpacked when read.
 
     Raises:
-        DataError: if it is missing or unreadable.
+        DataError: if it is missing or unreadable, or lacks what is selected.
     """
-    engine = {"netcdf": "netcdf4", "zarr": "zarr"}.get(file_format) or ("zarr" if is_zarr(path) else "netcdf4")
-    if engine == "netcdf4":
-        _refuse_truncated(path)
     options = {"decode_times": False, "decode_timedelta": False, "chunks": None, "cache": False}
+    if is_remote(path):
+        return select_positions(open_remote(path, source.storage_options, **options), source.select, path)
+    file_format = format_of(path, source.format)
+    if file_format == "grib":
+        return open_grib(path, source.select)
+    if file_format == "netcdf":
+        _refuse_truncated(path)
     try:
-        if engine == "zarr":
+        if file_format == "zarr":
             options["consolidated"] = _is_consolidated(path)
         with warnings.catch_warnings():
             # two fill values (CMIP writes float32 and float64 1e20) are both read as missing, as they should
             warnings.simplefilter("ignore", xr.SerializationWarning)
-            return xr.open_dataset(path, engine=engine, **options)
+            engine = "netcdf4" if file_format == "netcdf" else "zarr"
+            dataset = xr.open_dataset(path, engine=engine, **options)
     except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
-        raise _unreadable(path, engine, error) from error
+        raise _unreadable(path, file_format, error) from error
+    return select_positions(dataset, source.select, str(path))
 
 
 def _is_consolidated(path: Path) -> bool:
@@ -143,42 +176,62 @@ def _refuse_truncated(path: Path) -> None:
     except PermissionError as error:
         raise DataError(f"{path}: you may not read it (check chmod and the group)") from error
     except (OSError, EOFError, KeyError, IndexError) as error:
-        raise _unreadable(path, "netcdf4", error) from error
+        raise _unreadable(path, "netcdf", error) from error
     if missing:
-        raise _unreadable(path, "netcdf4", EOFError(f"{missing} bytes are missing at its end"))
+        raise _unreadable(path, "netcdf", EOFError(f"{missing} bytes are missing at its end"))
 
 
-def _unreadable(path: Path, engine: str, error: Exception) -> DataError:
-    kind = "zarr store" if engine == "zarr" else "netCDF file"
+def _unreadable(path: Path, file_format: str, error: Exception) -> DataError:
     return DataError(
-        f"{path}: cannot be read as a {kind} ({error}); it may be truncated, still being written, or of another "
-        "format: copy it again, or set data.sources.N.format"
+        f"{path}: cannot be read as a {_KINDS[file_format]} ({error}); it may be truncated, still being written, or of "
+        "another format: copy it again, or set data.sources.N.format"
     )
 
 
 class OpenFiles:
-    """Keeps the files that were used last open, at most `most`.
+    """Keeps the files that were used last open, at most `most`, and what GRIB files hold, which is costly to learn.
 
     After a fork, and after unpickling in a worker, files are opened anew: handles must not be shared by processes.
+    GRIB files have no handles between reads.
+
+    Args:
+        sources: the sources of the config.
+        most: how many files to keep open.
     """
 
-    def __init__(self, most: int = 64) -> None:
+    def __init__(self, sources: Sequence[SourceConfig], most: int = 64) -> None:
+        self._sources = list(sources)
         self._most = most
         self._owner = os.getpid()
-        self._open: OrderedDict[Path, xr.Dataset] = OrderedDict()
+        self._open: OrderedDict[tuple[Path | str, int], xr.Dataset] = OrderedDict()
+        self._grib: dict[tuple[Path | str, int], xr.Dataset] = {}
 
-    def get(self, path: Path, file_format: str) -> xr.Dataset:
-        """Return the file, open."""
+    def get(self, path: Path | str, number: int) -> xr.Dataset:
+        """Return a file of source `number`, open."""
         if self._owner != os.getpid():
             self._owner, self._open = os.getpid(), OrderedDict()
-        if path in self._open:
-            self._open.move_to_end(path)
-            return self._open[path]
-        dataset = open_file(path, file_format)
-        self._open[path] = dataset
+        key, source = (path, number), self._sources[number]
+        if key in self._grib:
+            return self._grib[key]
+        if key in self._open:
+            self._open.move_to_end(key)
+            return self._open[key]
+        dataset = open_file(path, source)
+        if not is_remote(path) and format_of(path, source.format) == "grib":
+            self._grib[key] = dataset
+            return dataset
+        self._open[key] = dataset
         while len(self._open) > self._most:
             self._open.popitem(last=False)[1].close()
         return dataset
 
+    def fingerprint(self, path: Path | str, number: int) -> list[int]:
+        """Return two numbers that are others when the file is; of a zarr store, when its description is."""
+        if is_remote(path):
+            return remote_fingerprint(path, self._sources[number].storage_options)
+        file = next((path / name for name in _ZARR_MARKS if (path / name).exists()), path)
+        status = file.stat()
+        return [status.st_size, status.st_mtime_ns]
+
     def __getstate__(self) -> dict[str, object]:
-        return {"_most": self._most, "_owner": -1, "_open": OrderedDict()}
+        return self.__dict__ | {"_owner": -1, "_open": OrderedDict()}

@@ -133,7 +133,7 @@ def _create(
             "masked_variables": sorted(sources.masks),
             "packing_steps": sources.packing_steps,
             "identity": store.identity(conf),
-            "sources": _describe_files(sources),
+            "sources": sources.describe_files(),
             "period": list(store.period(splits)),
             "statistics": None,
             "statistics_period": None,
@@ -209,7 +209,7 @@ def _continue(path: Path, sources: SourceReader, splits: Mapping[str, Split]) ->
     then, now = group["time"][:], times_within(sources, splits)
     if difference is None and not np.array_equal(then, now):
         difference = f"in the store {_span(sources, then)}, in the splits now {_span(sources, now)}"
-    changed = [name for name, state in _describe_files(sources).items() if meta["sources"].get(name) != state]
+    changed = [name for name, state in sources.describe_files().items() if meta["sources"].get(name) != state]
     if difference is None and changed:
         difference = f"{len(changed)} source files are new or changed since, the first is {changed[0]}"
     if difference:
@@ -303,16 +303,6 @@ def _summary(path: Path, group: zarr.Group, meta: Mapping[str, Any]) -> dict[str
         "content": whole.hexdigest(),
         "versions": {"credit": __version__, **{name: version(name) for name in _VERSIONS}},
     }
-
-
-def _describe_files(sources: SourceReader) -> dict[str, list[int]]:
-    """Return path -> [bytes, time of change in ns] of every source; of a zarr store, those of its description."""
-    described = {}
-    for path in sources.paths:
-        file = next((path / name for name in ("zarr.json", ".zmetadata", ".zgroup") if (path / name).exists()), path)
-        status = file.stat()
-        described[str(path.absolute())] = [status.st_size, status.st_mtime_ns]
-    return described
 
 
 @contextmanager

@@ -38,14 +38,12 @@ class Piece:
     """One variable in one file.
 
     Attributes:
-        path: the file.
-        file_format: as the config says.
+        path: the file; a URL as text.
         source: the number of its source in the config.
         layout: how the variable lies in it.
     """
 
-    path: Path
-    file_format: str
+    path: Path | str
     source: int
     layout: Layout
 
@@ -58,13 +56,13 @@ class Scan:
         grid: the run's grid.
         clock: the calendar that all files share.
         pieces: variable -> its files, in the order of the config.
-        paths: every file.
+        paths: every file, with the number of the first source that has it.
     """
 
     grid: LatLonGrid
     clock: Clock
     pieces: dict[str, list[Piece]]
-    paths: list[Path]
+    paths: dict[Path | str, int]
 
 
 def wanted_variables(channels: ChannelMap) -> dict[str, Levels]:
@@ -96,20 +94,20 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: Problems) -> Scan
             return None
     shared = _Shared(grid)
     pieces: dict[str, list[Piece]] = {name: [] for name in wanted}
-    paths: list[Path] = []
+    paths: dict[Path | str, int] = {}
     present: list[set[str]] = [set() for _ in conf.sources]
     faulty: set[str] = set()
     unread = 0
     for number, source in enumerate(conf.sources):
-        found: list[Path] = []
+        found: list[Path | str] = []
         with problems.collect():
             found = expand_paths(source, f"data.sources.{number}")
         unread += not found
-        paths += found
+        paths |= {path: number for path in found if path not in paths}
         for path in tqdm(found, "looking at files", unit="file", disable=len(found) < _FILES_WITH_BAR or None):
             scanner = None
             with problems.collect():
-                scanner = _FileScanner(path, files.get(path, source.format), conf, shared)
+                scanner = _FileScanner(path, files.get(path, number), conf, shared)
             if scanner is None:
                 unread += 1
                 continue
@@ -120,13 +118,16 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: Problems) -> Scan
                     faulty.add(ours)
                     with problems.collect():
                         layout = scanner.layout(ours, theirs, wanted[ours])
-                        pieces[ours].append(Piece(path, source.format, number, layout))
+                        pieces[ours].append(Piece(path, number, layout))
                         faulty.discard(ours)
     # what a file may hold that could not be read is not known to be missing
     if not unread:
         _require_all(conf, wanted, present, problems)
     if shared.clock is None and not problems.messages:
-        problems.add("no file of data.sources has a time axis (standard_name time); prognostic variables need one")
+        problems.add(
+            f"no file of data.sources has a time axis (standard_name time), {next(iter(paths))} neither; prognostic "
+            "variables need one: add it, for example with cdo settaxis,2000-01-01,00:00,6hour IN OUT"
+        )
     known = shared.grid is not None and shared.clock is not None
     return Scan(shared.grid, shared.clock, pieces, paths) if known else None
 
@@ -140,7 +141,7 @@ def load_grid(conf: GridConfig) -> LatLonGrid:
     if conf.like is None:
         return LatLonGrid.equiangular(conf.rows, conf.columns, conf.poles)
     path = expand_path(conf.like, "data.grid.like")[0]
-    with open_file(path) as dataset:
+    with open_file(path, SourceConfig(path=str(path))) as dataset:
         coordinates = Coordinates(dataset)
         roles = {dim: role for dim, (role, _) in coordinates.of_dim.items()}
         lat, lon = ([dim for dim in roles if roles[dim] == role] for role in ("lat", "lon"))
@@ -173,9 +174,10 @@ def _require_all(conf: DataConfig, wanted: dict[str, Levels], present: list[set[
     for ours in wanted:
         if ours not in offered:
             theirs = next((source.rename[ours] for source in conf.sources if ours in source.rename), ours)
+            cut = "; data.sources.N.select may leave it out" if any(source.select for source in conf.sources) else ""
             problems.add(
                 f'data.variables: "{theirs}" is in no file of data.sources{did_you_mean(theirs, everything)} '
-                "(data.sources.N.rename maps our name to that in the files)"
+                f"(data.sources.N.rename maps our name to that in the files{cut})"
             )
 
 
@@ -251,7 +253,7 @@ class _Shared:
 class _FileScanner:
     """Finds how variables lie in one file."""
 
-    def __init__(self, path: Path, dataset: xr.Dataset, conf: DataConfig, shared: _Shared) -> None:
+    def __init__(self, path: Path | str, dataset: xr.Dataset, conf: DataConfig, shared: _Shared) -> None:
         self.names = {str(name) for name, variable in dataset.variables.items() if variable.ndim >= 2}
         self._where = str(path)
         self._dataset = dataset

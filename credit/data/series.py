@@ -42,7 +42,7 @@ def read_piece(files: OpenFiles, piece: Piece, position: int) -> np.ndarray:
         DataError: if the file cannot be read there.
     """
     try:
-        return piece.layout.read(files.get(piece.path, piece.file_format), position)
+        return piece.layout.read(files.get(piece.path, piece.source), position)
     except CreditError:
         raise
     except Exception as error:

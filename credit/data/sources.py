@@ -1,6 +1,8 @@
-"""SourceReader: fields straight from netCDF files and zarr stores, on the times that all variables have."""
+"""SourceReader: fields straight from netCDF, zarr and GRIB, on the times that all variables have."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 
@@ -36,7 +38,6 @@ class SourceReader:
 
     Attributes:
         packing_steps: variable -> step of its packed integers, where it is packed.
-        paths: every source file.
 
     Raises:
         DataError: for missing values in the static fields, or no time that all variables have.
@@ -57,7 +58,7 @@ class SourceReader:
         self.channels = channels
         self.times: np.ndarray = common_times(windows, scan.clock)
         self.attributes = attributes
-        self.paths = scan.paths
+        self._paths = scan.paths
         steps = {name: max(part.layout.packing_step for part in parts) for name, parts in scan.pieces.items()}
         self.packing_steps = {name: step for name, step in steps.items() if step > 0}
         self._files = files
@@ -88,6 +89,13 @@ class SourceReader:
         index = int(np.searchsorted(self.times, minutes))
         return index if index < len(self.times) and self.times[index] == minutes else None
 
+    def describe_files(self) -> dict[str, list[int]]:
+        """Return path -> two numbers that are others when the file is, of every source file."""
+        return {
+            str(path.absolute() if isinstance(path, Path) else path): self._files.fingerprint(path, number)
+            for path, number in self._paths.items()
+        }
+
     def _assemble(self, index: int) -> np.ndarray:
         parts = []
         for name, one in self._series.items():
@@ -117,7 +125,7 @@ def open_sources(conf: DataConfig) -> SourceReader:
         DataError: naming every problem that was found: files, variables, levels, grids, units, calendars, times.
     """
     problems = Problems()
-    files = OpenFiles()
+    files = OpenFiles(conf.sources)
     scan = scan_sources(conf, files, problems)
     problems.raise_any()
     channels = conf.channel_map()

@@ -104,12 +104,15 @@ def require_samples(times: np.ndarray, split: Split, clock: Clock, conf: DataCon
         )
     inside = times[(times >= split.first) & (times <= split.last)]
     if len(inside) == 0:
-        have = f"the data have {clock.format(times[0])}..{clock.format(times[-1])}" if len(times) else "no data"
+        have = "no data"
+        if len(times):
+            span = dict.fromkeys(clock.format(minutes) for minutes in times[[0, -1]])
+            have = f"the data have {'..'.join(span)}{' alone' if len(times) == 1 else ''}"
         raise DataError(f"{split.describe(clock)}: no data in this period; {have}")
     raise DataError(
         f"{split.describe(clock)}: {len(inside)} times but not one whole sample: history_len {history_len} and "
         f"{forecast_len} steps of {format_duration(step)} need {history_len + forecast_len} times in a row without a "
-        f"gap; {describe_gaps(inside, clock, step)}"
+        f"gap; {describe_gaps(inside, clock, step)}; name more files in data.sources, or a longer period"
     )
 
 

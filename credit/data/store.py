@@ -31,7 +31,7 @@ import numpy as np
 import zarr
 
 from credit.channels import ChannelMap
-from credit.config.schema_data import DataConfig, FieldConfig
+from credit.config.schema_data import DataConfig, FieldConfig, SourceConfig
 from credit.data.splits import Split, build_splits
 from credit.data.statistics import Statistics
 from credit.errors import DataError
@@ -191,7 +191,7 @@ def identity(conf: DataConfig) -> dict[str, Any]:
     return {
         "data.timestep": f"{conf.step_minutes} min",
         "data.level_units": conf.level_units,
-        "data.sources": [source.model_dump(mode="json") for source in conf.sources],
+        "data.sources": [_identity_of(source) for source in conf.sources],
         **{f"data.fields.{name}.missing": field.missing for name, field in fields.items()},
         **{f"data.fields.{name}.temporal": field.temporal for name, field in fields.items()},
         **{f"data.fields.{name}.restarts": field.restarts for name, field in fields.items() if field.restarts},
@@ -207,6 +207,12 @@ def _regridding(conf: DataConfig, fields: Mapping[str, FieldConfig]) -> dict[str
         **{f"data.fields.{name}.regrid": field.regrid for name, field in fields.items()},
         **{f"data.fields.{name}.vector": field.vector for name, field in fields.items()},
     }
+
+
+def _identity_of(source: SourceConfig) -> dict[str, Any]:
+    # stores that were made before there was select do not have it
+    unset = set() if source.select else {"select"}
+    return source.model_dump(mode="json", exclude={"storage_options"} | unset)
 
 
 def require_same_identity(path: Path, meta: Mapping[str, Any], conf: DataConfig) -> None:

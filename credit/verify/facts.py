@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import xarray as xr
-
 from credit.config.schema_data import DataConfig
-from credit.data.files import expand_paths
+from credit.data.files import expand_paths, open_file
 from credit.errors import CreditError
 
 _DATA_ATTRIBUTES = ("title", "comment", "source", "institution")
@@ -55,10 +53,9 @@ def describe_data(conf: DataConfig) -> list[str]:
     for number, source in enumerate(conf.sources):
         try:
             path = expand_paths(source, f"data.sources.{number}")[0]
-            opener = xr.open_zarr if path.is_dir() else xr.open_dataset
-            with opener(path, decode_times=False) as dataset:
+            with open_file(path, source) as dataset:
                 said |= dict.fromkeys(str(dataset.attrs[k]) for k in _DATA_ATTRIBUTES if dataset.attrs.get(k))
-        except (CreditError, OSError, ValueError):
+        except CreditError:
             continue
     return list(said)
 

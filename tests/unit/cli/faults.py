@@ -130,6 +130,10 @@ FILES = [
           count=3),
     Fault("a missing value", ["t2m at 2000-01-01T00:00", "missing (NaN)", "data.fields.t2m.missing"],
           spoil=with_value("t2m", (0, 0, 0), np.nan)),
+    Fault("a missing value and no sample", ["t2m at 2000-01-01T00:00", "missing (NaN)"],
+          [f"data.splits.{name}=['{year}-01-01', '{year}-01-03']"
+           for name, year in (("train", 2001), ("valid", 2002), ("test", 2003))],
+          spoil=with_value("t2m", (0, 0, 0), np.nan), count=4),
     Fault("an infinite value", ["t, level 850", "infinite"], spoil=with_value("t", (0, 1, 3, 3), np.inf)),
     Fault("a mask that moves", ["sst", "mask that changes in time"], ["data.fields.sst.missing=fill_mean"],
           spoil=with_value("sst", (7, 0, 0), np.nan)),
@@ -143,7 +147,7 @@ FILES = [
           spoil=in_both(lambda file: {"z": fields()["t"] * 0.1 + np.array([5500, 1500], np.float32)[:, None, None]},
                         attributes={"z": {"units": "m2 s-2", "standard_name": "geopotential"}})),
     Fault("an output that never changes", ["t2m: one value everywhere"], spoil=in_both(uniform)),
-    Fault("a sum over another interval", ["data.fields.t2m.temporal", "24h apart"],
+    Fault("a sum over another interval", ["data.fields.t2m.temporal", "cover 24h each"],
           ["data.fields.t2m.temporal=accumulate", "data.timestep=6h"],
           spoil=lambda folder: [write_half(folder, file, hours=[24 * n for n in range(20 * file - 20, 20 * file)])
                                 for file in (1, 2)], count=4),
