@@ -45,6 +45,11 @@ class SourceConfig(Section):
         description="Coordinate -> its value: one position along a further dimension (`{number: 0}`). In GRIB files "
         "typeOfLevel, stepType, number, grid, step (hours), expver, dataType, stream, or a type of level.",
     )
+    times: Literal["exact", "persist", "cyclic"] = Field(
+        "exact",
+        description="When its values count: at their own times; each until the next (`persist`, for forcings that are "
+        "rarer than the rest); or in every year (`cyclic`, a representative year).",
+    )
     storage_options: dict[str, bool | int | float | str] = Field(
         {}, description="How to reach a remote zarr store, for example `{anon: true}`; keys belong in the environment."
     )

@@ -19,7 +19,9 @@ from credit.data.series import (
     read_piece,
     shared_attributes,
 )
-from credit.data.windows import Windows, build_windows, common_times
+from credit.data.timeline import match_times
+from credit.data.windows import Windows, build_windows
+from credit.errors import DataError
 from credit.grid import LatLonGrid
 from credit.times import Clock
 
@@ -32,6 +34,7 @@ class SourceReader:
         scan: what the files hold.
         series: variable -> its times and files, for every time-varying variable in the order of the channels.
         windows: variable -> how its values come from those of its files.
+        policies: variable -> when they count, see `credit.data.timeline`.
         attributes: variable -> its attributes.
         files: opens the files.
         declared: variables whose missing values are declared.
@@ -49,6 +52,7 @@ class SourceReader:
         scan: Scan,
         series: dict[str, Series],
         windows: dict[str, Windows],
+        policies: dict[str, str],
         attributes: dict[str, dict],
         files: OpenFiles,
         declared: list[str],
@@ -56,15 +60,14 @@ class SourceReader:
         self.grid: LatLonGrid = scan.grid
         self.clock: Clock = scan.clock
         self.channels = channels
-        self.times: np.ndarray = common_times(windows, scan.clock)
+        # and where their values lie among each variable's own
+        self.times, self._places = match_times(windows, policies, scan.clock)
         self.attributes = attributes
         self._paths = scan.paths
         steps = {name: max(part.layout.packing_step for part in parts) for name, parts in scan.pieces.items()}
         self.packing_steps = {name: step for name, step in steps.items() if step > 0}
         self._files = files
         self._series, self._windows = series, windows
-        # where the common times lie among each variable's own
-        self._places = {name: np.searchsorted(one.times, self.times) for name, one in windows.items()}
         self._static = self._read_static(scan)
         self.masks = find_masks(self._static, channels.static_stored, declared)
         check_values(self._static, channels.static_stored, self.masks, self.grid, "any time")
@@ -135,10 +138,19 @@ def open_sources(conf: DataConfig) -> SourceReader:
             attributes[name] = shared_attributes(name, pieces, conf.field(name).temporal)
     series: dict[str, Series] = {}
     windows: dict[str, Windows] = {}
+    policies: dict[str, str] = {}
+    predicted = {channel.variable for channel in channels.output}
     for name in dict.fromkeys(channel.variable for channel in channels.stored):
         with problems.collect():
             series[name] = build_series(name, scan.pieces[name], files, scan.clock)
             windows[name] = build_windows(name, series[name], conf, scan.clock)
+            number = scan.pieces[name][0].source
+            policies[name] = conf.sources[number].times
+            if name in predicted and policies[name] != "exact":
+                raise DataError(
+                    f"data.sources.{number}.times: {policies[name]} is for forcings, but {name} is predicted; set "
+                    f"times: exact, or list the others in a source of their own (data.sources.{number}.variables)"
+                )
     problems.raise_any()
     declared = [name for name, field in conf.fields.items() if field.missing == "fill_mean"]
-    return SourceReader(channels, scan, series, windows, attributes, files, declared)
+    return SourceReader(channels, scan, series, windows, policies, attributes, files, declared)

@@ -210,8 +210,8 @@ def _regridding(conf: DataConfig, fields: Mapping[str, FieldConfig]) -> dict[str
 
 
 def _identity_of(source: SourceConfig) -> dict[str, Any]:
-    # stores that were made before there was select do not have it
-    unset = set() if source.select else {"select"}
+    # stores that were made before there were these do not have them
+    unset = {key for key in ("select", "times") if getattr(source, key) == SourceConfig.model_fields[key].default}
     return source.model_dump(mode="json", exclude={"storage_options"} | unset)
 
 

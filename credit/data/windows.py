@@ -1,4 +1,4 @@
-"""The values of a variable along the model's time: instants, or means and accumulations over a time step.
+"""What a variable's values stand for: instants, or means and accumulations over a time step.
 
 A value at time t stands for the window (t - dt, t] that ends there (ERA5's and CF's label). Files may give it as it is,
 in shorter pieces, or running from the start of a forecast, as ERA-Interim's precipitation does.
@@ -59,29 +59,6 @@ def build_windows(name: str, series: Series, conf: DataConfig, clock: Clock) -> 
     if temporal == "deaccumulate":
         return _running(name, series, conf, begins)
     return _pieces(name, series, conf, clock, begins)
-
-
-def common_times(windows: dict[str, Windows], clock: Clock) -> np.ndarray:
-    """Return the times that every variable has; what is dropped is logged.
-
-    Raises:
-        DataError: if there is none.
-    """
-    every = list(windows.values())
-    common = every[0].times
-    for one in every[1:]:
-        common = np.intersect1d(common, one.times, assume_unique=True)
-    if len(common) == 0:
-        spans = (
-            f"{name} {clock.format(one.times[0])}..{clock.format(one.times[-1])} ({len(one.times)} times)"
-            for name, one in windows.items()
-        )
-        raise DataError(f"data.sources: the variables have no time in common: {'; '.join(spans)}")
-    total = len(np.unique(np.concatenate([one.times for one in every])))
-    if total > len(common):
-        short = ", ".join(name for name, one in windows.items() if len(one.times) < total)
-        logger.warning("%d of %d times are left out, because %s do not have them", total - len(common), total, short)
-    return common
 
 
 def _begins(name: str, series: Series, clock: Clock) -> np.ndarray | None:
