@@ -14,6 +14,10 @@ from credit.data.parts import Writing, write_part
 from credit.errors import ConfigError, DataError
 
 _CLUSTERS = {"pbs": "PBSCluster", "slurm": "SLURMCluster"}
+_KILLED = (
+    "a process that was writing the store has been killed, perhaps for want of memory; run the same command again (it "
+    "goes on where it stopped), with a smaller preprocess.workers"
+)
 _job: Writing | None = None
 
 
@@ -37,15 +41,15 @@ def _in_processes(job: Writing, numbers: Sequence[int], workers: int) -> Iterato
     # a fork would share the open files, whose libraries do not bear it
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, _begin, (job,)) as pool:
-        futures = [pool.submit(_write, number) for number in numbers]
+        try:
+            futures = [pool.submit(_write, number) for number in numbers]
+        except (BrokenProcessPool, OSError) as error:  # the pool's own pipe is closed when a process dies at once
+            raise DataError(_KILLED) from error
         try:
             for future in as_completed(futures):
                 yield future.result()
         except BrokenProcessPool as error:
-            raise DataError(
-                "a process that was writing the store has been killed, perhaps for want of memory; run the same "
-                "command again (it goes on where it stopped), with a smaller preprocess.workers"
-            ) from error
+            raise DataError(_KILLED) from error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
