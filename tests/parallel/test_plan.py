@@ -76,4 +76,5 @@ def test_what_a_step_allocates_is_bounded(number: int, measured: dict, planned: 
     memory, allocated = planned[number].memory, measured[str(number)]["allocated"]
     predicted = memory.gradients + memory.activations + memory.gathered + memory.reduced
     assert allocated < 1.02 * predicted
-    assert predicted < 1.5 * allocated
+    # how soon buffers are given back depends on when the other ranks come
+    assert predicted < 2.0 * allocated
