@@ -29,8 +29,8 @@ from credit.data.dataset import ForecastDataset
 from credit.data.frames import Frames
 from credit.data.loader import build_loader
 from credit.data.preprocess import preprocess
-from credit.data.reader import open_reader
-from credit.data.splits import initial_times
+from credit.data.reader import FieldReader, open_reader
+from credit.data.splits import Split, initial_times
 
 CONFIG = Path(__file__).parents[1] / "config" / "speedy_5p6deg.yml"
 ROUNDS = 5
@@ -78,7 +78,7 @@ def ours(dataset: ForecastDataset, indices: list[int], workers: int = 0) -> int:
     return total
 
 
-def write_layout(reader: object, path: Path, count: int) -> None:
+def write_layout(reader: FieldReader, path: Path, count: int) -> None:
     """Write the first times as other packages keep them: a zarr with an array a variable, a chunk a time."""
     fields = np.stack([reader.read(index) for index in range(count)])
     variables, row = {}, 0
@@ -226,10 +226,8 @@ def measure(folder: Path, times: int, samples: int) -> None:
         print(f"share of the time that steps of 200 ms wait, {name}: {shares}")
 
 
-def whole(reader: object):
+def whole(reader: FieldReader) -> Split:
     """Return a split with all times."""
-    from credit.data.splits import Split
-
     return Split("train", int(reader.times[0]), int(reader.times[-1]))
 
 

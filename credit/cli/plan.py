@@ -37,9 +37,11 @@ _COARSE = "8x16"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add CONFIG, overrides and the machine."""
+    from credit.hpc.gpus import gpu_names
+
     add_config_arguments(parser)
     parser.add_argument("--world-size", type=int, required=True, metavar="N", help="GPUs, one a rank")
-    parser.add_argument("--gpu", default="h100", metavar="NAME", help="a100-40, a100-80, h100, h200 or b200")
+    parser.add_argument("--gpu", default="h100", metavar="NAME", help=f"one of {', '.join(gpu_names())}")
     parser.add_argument("--per-node", type=int, metavar="N", help="GPUs a node; default: as usual for the GPU")
     parser.add_argument("--network", type=float, metavar="GBS", help="GB/s a GPU and direction between nodes")
     parser.add_argument("--grid", metavar="ROWSxCOLUMNS", help="plan for this global grid, and open no data")

@@ -50,7 +50,8 @@ class ForecastDataset(Dataset):
         inputs = self._history + self._forecast - 1
         forcing_BCTHW = _empty(len(indices), len(channels.group("dynamic_forcing")), inputs, *cells)
         target_BCTHW = _empty(len(indices), len(channels.output), self._forecast, *cells)
-        for row, start in enumerate(self.initial[list(indices)].tolist()):
+        initial = self.initial[list(indices)]
+        for row, start in enumerate(initial.tolist()):
             known = start if self._as_forecast else None
             # in order of time, so that a frame is at hand for all that it is needed for
             for frame in range(self._history + self._forecast):
@@ -61,7 +62,7 @@ class ForecastDataset(Dataset):
                     target_BCTHW[row, :, frame - self._history] = torch.from_numpy(self._frames.state(time))
                 if frame < inputs:
                     forcing_BCTHW[row, :, frame] = torch.from_numpy(self._frames.forcing(time, known))
-        return Batch(history_BCTHW, forcing_BCTHW, target_BCTHW, torch.from_numpy(self.initial[list(indices)]))
+        return Batch(history_BCTHW, forcing_BCTHW, target_BCTHW, torch.from_numpy(initial))
 
 
 def _empty(*shape: int) -> torch.Tensor:

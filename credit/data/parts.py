@@ -25,6 +25,8 @@ from credit.data.transforms import transform_channels
 from credit.errors import DataError
 
 WANTED, WRITTEN, BAD = 0, 1, 2
+# of a time: five of its fields, and five of the change that ends there
+MOMENTS = 10
 _MOST_TIMES, _MOST_BYTES = 32, 2**30
 
 

@@ -25,7 +25,7 @@ from tqdm import tqdm
 from zarr.codecs import BloscCodec, Crc32cCodec
 
 from credit import __version__
-from credit.config.schema_data import DataConfig, PreprocessConfig
+from credit.config.schema_data import DataConfig, PreprocessConfig, TransformConfig
 from credit.data import parts, store
 from credit.data.sources import SourceReader, open_sources
 from credit.data.splits import Split, build_splits
@@ -71,7 +71,7 @@ def preprocess(conf: DataConfig, settings: PreprocessConfig | None = None, progr
     sources = open_sources(conf)
     splits = build_splits(conf, sources.clock)
     with _disk_errors_of(path):
-        with parts.lock(parts.lock_folder(path) / "create.lock"):
+        with _made_or_nothing(path), parts.lock(parts.lock_folder(path) / "create.lock"):
             if path.exists():
                 group = _continue(path, sources, splits)
             else:
@@ -88,9 +88,9 @@ def times_within(sources: SourceReader, splits: Mapping[str, Split]) -> np.ndarr
 
 
 def bytes_needed(sources: SourceReader, num_times: int) -> int:
-    """Return the most bytes that the fields of so many times take in a store."""
+    """Return the most bytes that the fields of so many times and their moments take in a store."""
     height, width = sources.grid.shape
-    return 4 * num_times * len(sources.channels.stored) * height * width + _SPARE_BYTES
+    return num_times * len(sources.channels.stored) * (4 * height * width + 8 * parts.MOMENTS) + _SPARE_BYTES
 
 
 def require_space(path: Path, need: int) -> None:
@@ -137,7 +137,7 @@ def _create(
             "period": list(store.period(splits)),
             "statistics": None,
             "statistics_period": None,
-            "moments_transforms": store.describe_statistics(conf, splits["train"])["statistics_transforms"],
+            "moments_transforms": store.describe_transforms(conf),
         }
         os.replace(beside, path)
     finally:
@@ -161,7 +161,7 @@ def _add_arrays(
     for name, rest, dtype, dims in (
         ("done", (), np.uint8, ()),
         ("digest", (), np.uint64, ()),
-        ("moments", (10, count), np.float64, ("moment", "channel")),
+        ("moments", (parts.MOMENTS, count), np.float64, ("moment", "channel")),
     ):
         # a chunk is a part's, so that no two processes write the same
         group.create_array(
@@ -228,7 +228,10 @@ def _write_fields(
     Raises:
         DataError: for bad fields, or more bad times than may be skipped.
     """
-    job = parts.Writing(path, sources, conf.step_minutes, conf.transforms, conf.bad_times == "skip")
+    # those that the store was begun with, whatever the config says now: its moments must all be of one kind
+    begun_with = dict(group.attrs)["credit"].get("moments_transforms", {})
+    transforms = {name: TransformConfig.model_validate(one) for name, one in begun_with.items()}
+    job = parts.Writing(path, sources, conf.step_minutes, transforms, conf.bad_times == "skip")
     marks, length = group["done"][:], group["done"].chunks[0]
     there = int((marks != parts.WANTED).sum())
     if 0 < there < len(marks):
@@ -276,8 +279,7 @@ def _fit(
 ) -> Statistics:
     """Return the statistics of the training period, from the moments of its times where the store has them."""
     period, step, packing = (train.first, train.last), conf.step_minutes, meta["packing_steps"]
-    transforms = store.describe_statistics(conf, train)["statistics_transforms"]
-    if meta.get("moments_transforms") != transforms:
+    if meta.get("moments_transforms") != store.describe_transforms(conf):
         return fit_statistics(reader, *period, step, packing, progress, conf.transforms)
     moments = parts.merge_moments(group["moments"], group["time"][:], group["done"][:], *period)
     return summarise(reader, *moments, period, step, packing, conf.transforms)
@@ -303,6 +305,18 @@ def _summary(path: Path, group: zarr.Group, meta: Mapping[str, Any]) -> dict[str
         "content": whole.hexdigest(),
         "versions": {"credit": __version__, **{name: version(name) for name in _VERSIONS}},
     }
+
+
+@contextmanager
+def _made_or_nothing(path: Path) -> Iterator[None]:
+    """Leave no folder of locks behind where a store cannot be made or is refused."""
+    try:
+        yield
+    except BaseException:
+        folder = parts.lock_folder(path)
+        if folder.exists() and {file.name for file in folder.iterdir()} == {"create.lock"}:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 @contextmanager

@@ -12,13 +12,7 @@ from credit.data.files import OpenFiles
 from credit.data.missing import check_values, find_masks
 from credit.data.problems import Problems
 from credit.data.scan import Scan, scan_sources
-from credit.data.series import (
-    Series,
-    build_series,
-    read_constant,
-    read_piece,
-    shared_attributes,
-)
+from credit.data.series import Series, build_series, read_constant, read_piece, shared_attributes
 from credit.data.timeline import match_times
 from credit.data.windows import Windows, build_windows
 from credit.errors import DataError
@@ -60,7 +54,6 @@ class SourceReader:
         self.grid: LatLonGrid = scan.grid
         self.clock: Clock = scan.clock
         self.channels = channels
-        # and where their values lie among each variable's own
         self.times, self._places = match_times(windows, policies, scan.clock)
         self.attributes = attributes
         self._paths = scan.paths

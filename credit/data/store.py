@@ -166,8 +166,13 @@ def describe_statistics(conf: DataConfig, train: Split) -> dict[str, Any]:
     """Return what the statistics of a store depend on besides its fields, as the store's description holds it."""
     return {
         "statistics_period": [train.first, train.last],
-        "statistics_transforms": {name: one.model_dump(mode="json") for name, one in sorted(conf.transforms.items())},
+        "statistics_transforms": describe_transforms(conf),
     }
+
+
+def describe_transforms(conf: DataConfig) -> dict[str, Any]:
+    """Return variable -> its transform, as a store's description holds them."""
+    return {name: one.model_dump(mode="json") for name, one in sorted(conf.transforms.items())}
 
 
 def statistics_changes(meta: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:

@@ -279,3 +279,24 @@ def test_a_clusters_settings(folder: Path) -> None:
         preprocess(make(folder), wrong)
     with pytest.raises(ValueError, match="no effect without cluster"):
         PreprocessConfig(cluster_options={"cores": 1})
+
+
+def test_moments_are_of_one_kind_whatever_a_resumed_run_asks(folder: Path) -> None:
+    """Begun plainly, gone on with a transform, ended plainly: the statistics are the plain ones."""
+    conf, whole = make(folder), make(folder, "whole.zarr")
+    preprocess(whole)
+    start(conf, 0.0, LENGTH + 3).communicate(timeout=60)
+    changed = make(folder, transforms={"t2m": {"kind": "log1p", "unit": 10.0}})
+    start(changed, 0.0, LENGTH + 3).communicate(timeout=60)
+    done = zarr.open_group(conf.store, mode="r")["done"][:]
+    assert done[: 2 * LENGTH].all() and not done.all()
+    preprocess(conf)
+    assert open_reader(conf).statistics.to_dict() == open_reader(whole).statistics.to_dict()
+
+
+def test_a_store_that_is_refused_leaves_nothing_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "require_space", lambda *_: (_ for _ in ()).throw(DataError("no room")))
+    before = sorted(folder.iterdir())
+    with pytest.raises(DataError, match="no room"):
+        preprocess(make(folder))
+    assert sorted(folder.iterdir()) == before
