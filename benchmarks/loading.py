@@ -31,6 +31,7 @@ from credit.data.loader import build_loader
 from credit.data.preprocess import preprocess
 from credit.data.reader import FieldReader, open_reader
 from credit.data.splits import Split, initial_times
+from credit.train.feed import BatchFeed
 
 CONFIG = Path(__file__).parents[1] / "config" / "speedy_5p6deg.yml"
 ROUNDS = 5
@@ -144,11 +145,10 @@ def timed(run: Callable[[list[int]], int], indices: list[int]) -> float:
 def waiting_share(dataset: ForecastDataset, indices: list[int], workers: int, step: float = 0.2) -> float:
     """Return the share of the time that a loop with such a step waits for data, the first two samples left out."""
     waited = []
-    began = time.perf_counter()
-    for _ in build_loader(dataset, [[index] for index in indices], workers):
-        waited.append(time.perf_counter() - began)
-        time.sleep(step)
-        began = time.perf_counter()
+    with BatchFeed(build_loader(dataset, [[index] for index in indices], workers), torch.device("cpu")) as feed:
+        for _ in feed:
+            waited.append(feed.take_wait())
+            time.sleep(step)
     return sum(waited[2:]) / (sum(waited[2:]) + step * len(waited[2:]))
 
 

@@ -5,6 +5,7 @@ Shape suffixes: B batch, C channels, T time frames, H latitude rows, W longitude
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -32,6 +33,25 @@ class Batch:
         assert inputs >= frames, "a batch needs forcing for its whole history"
 
     def to(self, device: torch.device) -> Batch:
-        """Return the batch on `device`."""
-        moved = {f.name: getattr(self, f.name).to(device, non_blocking=True) for f in fields(self)}
-        return replace(self, **moved)
+        """Return the batch on `device`; pinned memory is copied in the background, meta tensors become empty ones."""
+        return self._map(
+            lambda tensor: (
+                torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device, non_blocking=True)
+            )
+        )
+
+    def pin_memory(self) -> Batch:
+        """Return the batch in memory that a GPU can read by itself; meta tensors stay."""
+        return self._map(lambda tensor: tensor if tensor.is_meta else tensor.pin_memory())
+
+    def record_stream(self, stream: torch.cuda.Stream) -> None:
+        """Tell the allocator that `stream` uses the batch, which was made on another."""
+        for tensor in self.tensors():
+            tensor.record_stream(stream)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the members in their order."""
+        return [getattr(self, field.name) for field in fields(self)]
+
+    def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+        return replace(self, **{field.name: function(getattr(self, field.name)) for field in fields(self)})

@@ -22,6 +22,7 @@ class ForecastDataset(Dataset):
         history_len: input frames.
         forecast_len: forecast steps.
         as_forecast: True where forcing beyond the initial time must be what a forecast may know (validation).
+        blank: read nothing and give tensors on the meta device, for a process that gets the fields from another.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class ForecastDataset(Dataset):
         history_len: int,
         forecast_len: int,
         as_forecast: bool = False,
+        blank: bool = False,
     ) -> None:
         self._frames = frames
         self.initial = np.asarray(initial, dtype=np.int64)
@@ -39,30 +41,32 @@ class ForecastDataset(Dataset):
         self._history = history_len
         self._forecast = forecast_len
         self._as_forecast = as_forecast
+        self._blank = blank
 
     def __len__(self) -> int:
         return len(self.initial)
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """Return some samples as one batch; each field is read once and copied once, to its place."""
+        """Return some samples as one batch."""
         channels, cells = self._frames.reader.channels, self._frames.reader.grid.shape
-        history_BCTHW = _empty(len(indices), len(channels.group("prognostic")), self._history, *cells)
         inputs = self._history + self._forecast - 1
-        forcing_BCTHW = _empty(len(indices), len(channels.group("dynamic_forcing")), inputs, *cells)
-        target_BCTHW = _empty(len(indices), len(channels.output), self._forecast, *cells)
         initial = self.initial[list(indices)]
-        for row, start in enumerate(initial.tolist()):
-            known = start if self._as_forecast else None
-            # in order of time, so that a frame is at hand for all that it is needed for
-            for frame in range(self._history + self._forecast):
-                time = start + (frame - self._history + 1) * self._step
-                if frame < self._history:
-                    history_BCTHW[row, :, frame] = torch.from_numpy(self._frames.prognostic(time))
-                else:
-                    target_BCTHW[row, :, frame - self._history] = torch.from_numpy(self._frames.state(time))
-                if frame < inputs:
-                    forcing_BCTHW[row, :, frame] = torch.from_numpy(self._frames.forcing(time, known))
-        return Batch(history_BCTHW, forcing_BCTHW, target_BCTHW, torch.from_numpy(initial))
+        make = _blank if self._blank else _empty
+        batch = Batch(
+            make(len(indices), len(channels.group("prognostic")), self._history, *cells),
+            make(len(indices), len(channels.group("dynamic_forcing")), inputs, *cells),
+            make(len(indices), len(channels.output), self._forecast, *cells),
+            torch.from_numpy(initial),
+        )
+        if not self._blank:
+            arrays = [part.numpy() for part in (batch.history_BCTHW, batch.forcing_BCTHW, batch.target_BCTHW)]
+            for row, start in enumerate(initial.tolist()):
+                self._frames.fill(start, *(array[row] for array in arrays), as_forecast=self._as_forecast)
+        return batch
+
+
+def _blank(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, device="meta")
 
 
 def _empty(*shape: int) -> torch.Tensor:

@@ -11,7 +11,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from credit.channels import Channel
 from credit.config.schema_data import DataConfig
+from credit.data.chunks import copy_fields
 from credit.data.climatology import Climatology
 from credit.data.forcing import computed_dynamic, computed_static
 from credit.data.reader import FieldReader
@@ -37,7 +39,7 @@ class Frames:
         self._step = conf.step_minutes
         stored = [channel.name for channel in reader.channels.stored]
         self._read_forcing = [c for c in reader.channels.group("dynamic_forcing") if c.source == "data"]
-        self._forcing_rows = [stored.index(c.name) for c in self._read_forcing]
+        self._rows = {c.name: stored.index(c.name) for c in self._read_forcing}
         size = 4 * len(stored) * math.prod(reader.grid.shape)
         kept = min(_MOST_KEPT, max(_LEAST_KEPT, _KEPT_BYTES // size))
         self._read = lru_cache(maxsize=None if conf.cache == "memory" else kept)(reader.read)
@@ -68,6 +70,45 @@ class Frames:
             return np.zeros((0, *self.reader.grid.shape), dtype=np.float32)
         return np.stack(out)
 
+    def fill(
+        self,
+        initial: int,
+        history_CTHW: np.ndarray,
+        forcing_CTHW: np.ndarray,
+        target_CTHW: np.ndarray,
+        as_forecast: bool,
+    ) -> None:
+        """Fill the arrays of one sample; each time is read once, each field goes straight to its place.
+
+        Args:
+            initial: minutes of the initial time.
+            history_CTHW: prognostic channels at the input frames, the last of which is the initial time.
+            forcing_CTHW: dynamic forcing at the input frames and at every further input of the rollout.
+            target_CTHW: output channels at every forecast step.
+            as_forecast: forcing beyond the initial time is what a forecast may know.
+        """
+        inputs, history = forcing_CTHW.shape[1], history_CTHW.shape[1]
+        first = initial - (history - 1) * self._step
+        limit = initial if as_forecast else None
+        stored, forcing = len(self.reader.channels.stored), [*enumerate(self.reader.channels.group("dynamic_forcing"))]
+        for number in range(history + target_CTHW.shape[1]):
+            minutes = first + number * self._step
+            fields = history_CTHW[:, number] if number < history else target_CTHW[:, number - history]
+            places = [*fields, *[None] * (stored - len(fields))]
+            for column, channel in forcing:
+                # a window that ends later belongs to the input before
+                frame = number - self._label(channel, 0) // self._step
+                if 0 <= frame < inputs and channel.source == "data" and self._may_know(channel, minutes, limit):
+                    places[self._rows[channel.name]] = forcing_CTHW[column, frame]
+            self._deliver(minutes, places, at_hand=as_forecast and minutes == initial)
+        for frame in range(inputs):
+            minutes = first + frame * self._step
+            for column, channel in forcing:
+                if channel.source == "computed":
+                    forcing_CTHW[column, frame] = self._computed(channel.name, minutes)
+                elif not self._may_know(channel, self._label(channel, minutes), limit):
+                    forcing_CTHW[column, frame] = self._held(channel, self._label(channel, minutes), initial)
+
     def static(self) -> np.ndarray:
         """Return the static channels (C, H, W): read, computed and masks."""
         read = iter(self.reader.static())
@@ -85,31 +126,51 @@ class Frames:
         """Whether the data have this time."""
         return self.reader.index_of(minutes) is not None
 
-    def _stored(self, minutes: int) -> np.ndarray:
+    def _index(self, minutes: int) -> int:
         index = self.reader.index_of(minutes)
         if index is None:
             raise DataError(f"the data have no fields at {self.reader.clock.format(minutes)}")
-        return self._read(index)
+        return index
+
+    def _stored(self, minutes: int) -> np.ndarray:
+        return self._read(self._index(minutes))
 
     def _compute(self, name: str, minutes: int) -> np.ndarray:
         return computed_dynamic(name, minutes, self.reader.clock, self.reader.grid, self._step, self._conf.solar)
 
-    def _forcing_from_data(self, channel, minutes: int, initial: int | None) -> np.ndarray:
+    def _deliver(self, minutes: int, places: list[np.ndarray | None], at_hand: bool) -> None:
+        """Bring the fields of a time to their places; by way of those that are kept, where it is needed again."""
+        if at_hand or self._conf.cache == "memory":
+            copy_fields(self._stored(minutes), places)
+        else:
+            self.reader.read_into(self._index(minutes), places)
+
+    def _may_know(self, channel: Channel, label: int, initial: int | None) -> bool:
+        """Whether a forecast from `initial` (None in training) may use the data's own value at `label`."""
+        return initial is None or label <= initial or self._conf.field(channel.variable).in_forecast == "observed"
+
+    def _label(self, channel: Channel, minutes: int) -> int:
+        """Return the time that a forcing of the input frame at `minutes` has in the data."""
         field = self._conf.field(channel.variable)
+        return minutes + self._step if field.temporal != "instant" and field.window == "next" else minutes
+
+    def _forcing_from_data(self, channel: Channel, minutes: int, initial: int | None) -> np.ndarray:
+        label = self._label(channel, minutes)
+        if self._may_know(channel, label, initial):
+            return self._stored(label)[self._rows[channel.name]]
+        return self._held(channel, label, initial)
+
+    def _held(self, channel: Channel, label: int, initial: int) -> np.ndarray:
+        """Return what a forecast from `initial` takes for a forcing after it."""
         number = self._read_forcing.index(channel)
-        row = self._forcing_rows[number]
-        windowed = field.temporal != "instant" and field.window == "next"
-        label = minutes + self._step if windowed else minutes
-        if initial is None or field.in_forecast == "observed" or label <= initial:
-            return self._stored(label)[row]
-        if field.in_forecast == "climatology":
+        if self._conf.field(channel.variable).in_forecast == "climatology":
             if self._climatology is None:
                 raise DataError(
                     f"data.fields.{channel.variable}.in_forecast is climatology, but the training period is too short "
                     "to fit one; use persist"
                 )
             return self._climatology.at(label)[number]
-        held = self._stored(initial)[row]
+        held = self._stored(initial)[self._rows[channel.name]]
         if self._climatology is None:
             return held
         return held + self._climatology.at(label)[number] - self._climatology.at(initial)[number]

@@ -10,7 +10,6 @@ import signal
 from collections.abc import Collection, Iterator
 
 import numpy as np
-import torch
 from torch.utils.data import DataLoader, Sampler
 
 from credit.data.batch import Batch
@@ -148,7 +147,6 @@ def build_loader(dataset: ForecastDataset, batches: Sampler[list[int]] | list[li
         batch_sampler=batches,
         num_workers=workers,
         collate_fn=_as_it_is,
-        pin_memory=torch.cuda.is_available(),
         worker_init_fn=_ignore_signals if workers else None,
         persistent_workers=False,
     )

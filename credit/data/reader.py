@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -35,6 +36,15 @@ class FieldReader(Protocol):
 
     def read(self, index: int) -> np.ndarray:
         """Return the fields of one time, (C, H, W) float32 in the order of ``channels.stored``; NaN where masked."""
+        ...
+
+    def read_into(self, index: int, places: Sequence[np.ndarray | None]) -> None:
+        """Bring the fields of one time to their places.
+
+        Args:
+            index: of the time.
+            places: for each of ``channels.stored`` a contiguous array (H, W) float32, or None where it is not wanted.
+        """
         ...
 
     def static(self) -> np.ndarray:

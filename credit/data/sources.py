@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from credit.channels import ChannelMap
 from credit.config.schema_data import DataConfig
+from credit.data.chunks import copy_fields
 from credit.data.files import OpenFiles
 from credit.data.missing import check_values, find_masks
 from credit.data.problems import Problems
@@ -75,6 +77,10 @@ class SourceReader:
         fields = self._assemble(index)
         check_values(fields, self.channels.stored, self.masks, self.grid, self.clock.format(self.times[index]))
         return fields
+
+    def read_into(self, index: int, places: Sequence[np.ndarray | None]) -> None:
+        """Bring the fields of one time to their places; see `credit.data.reader.FieldReader`."""
+        copy_fields(self.read(index), places)
 
     def static(self) -> np.ndarray:
         """Return the static fields, (C, H, W) float32 in the order of ``channels.static_stored``."""

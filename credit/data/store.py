@@ -23,7 +23,7 @@ transforms. It is replaced in one rename, after everything it speaks of is there
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ import zarr
 
 from credit.channels import ChannelMap
 from credit.config.schema_data import DataConfig, FieldConfig, SourceConfig
+from credit.data.chunks import ChunkFiles
 from credit.data.splits import Split, build_splits
 from credit.data.statistics import Statistics
 from credit.errors import DataError
@@ -69,10 +70,8 @@ class StoreReader:
         self.times: np.ndarray = group["time"][:][self._places]
         masked = meta["masked_variables"]
         self.masks = {name: mask.astype(bool) for name, mask in zip(masked, group["masks"][:], strict=True)}
-        self._fields = group["fields"]
+        self._fields = ChunkFiles(group["fields"], path / "fields")
         self._static: np.ndarray = group["static_fields"][:]
-        # a lost chunk reads as NaN everywhere; the first channel without a mask shows it
-        self._whole = next((n for n, c in enumerate(self.channels.stored) if c.variable not in self.masks), None)
 
     def read(self, index: int) -> np.ndarray:
         """Return the fields of one time, (C, H, W) float32 in the order of ``channels.stored``; NaN where masked.
@@ -80,13 +79,17 @@ class StoreReader:
         Raises:
             DataError: if the chunk is lost or damaged.
         """
-        try:
-            fields = self._fields[int(self._places[index])]
-        except (OSError, ValueError, RuntimeError) as error:
-            raise self._damaged(index, str(error)) from error
-        if self._whole is not None and np.isnan(fields[self._whole]).any():
-            raise self._damaged(index, "its chunk is lost")
+        fields = np.empty((len(self.channels.stored), *self.grid.shape), dtype=np.float32)
+        self.read_into(index, fields)
         return fields
+
+    def read_into(self, index: int, places: Sequence[np.ndarray | None]) -> None:
+        """Read the fields of one time straight to where they are needed; see `credit.data.reader.FieldReader`."""
+        try:
+            self._fields.read(int(self._places[index]), places)
+        except (OSError, ValueError, RuntimeError) as error:
+            reason = "its chunk is lost" if isinstance(error, FileNotFoundError) else str(error)
+            raise self._damaged(index, reason) from error
 
     def static(self) -> np.ndarray:
         """Return the static fields, (C, H, W) float32 in the order of ``channels.static_stored``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from credit.config.schema_trainer import ParallelismConfig
@@ -101,6 +102,11 @@ class RunMesh:
     def tensor_rank(self) -> int:
         """Position among the ranks that work on the same sample."""
         return self.rank % self.degrees.tensor
+
+    @property
+    def tensor_peers(self) -> ProcessGroup | None:
+        """The ranks that work on the same sample as this one; None where there is no other."""
+        return None if self.degrees.tensor == 1 else self.device_mesh["tp"].get_group()
 
     def describe(self) -> str:
         """Return the grid in words."""

@@ -43,6 +43,7 @@ from credit.train.continuation import (
     write_config,
 )
 from credit.train.ema import WeightAverage
+from credit.train.feed import BatchFeed
 from credit.train.fine_tuning import describe_base, find_base, load_base, load_forecast_network
 from credit.train.network import allocate_network, choose_device
 from credit.train.optim import build_optimizer, forecast_len_at
@@ -272,7 +273,7 @@ def assemble_training(config: Config, launch: Launch, device: torch.device, watc
             validate=lambda step, stop: validate(
                 stepper,
                 loss,
-                valid_loader,
+                BatchFeed(valid_loader, device, mesh.tensor_peers),
                 share,
                 cell_weights(assets, device),
                 data.step_minutes,
@@ -313,13 +314,14 @@ def build_training_order(
     """Return which samples this rank takes at each step."""
     data, conf = config.data, config.trainer
     initial = require_samples(reader.times, split, reader.clock, data, data.forecast_len)
-    dataset = ForecastDataset(frames, initial, data.step_minutes, data.history_len, data.forecast_len)
+    blank = mesh.tensor_rank > 0
+    dataset = ForecastDataset(frames, initial, data.step_minutes, data.history_len, data.forecast_len, blank=blank)
     return TrainingOrder(
         dataset,
         conf.train_batch_size,
         conf.grad_accum_every,
         config.seed,
-        data.num_workers,
+        0 if blank else data.num_workers,
         data_rank=mesh.data_rank,
         data_ranks=mesh.data_ranks,
     )
@@ -333,7 +335,13 @@ def build_valid_loader(
     found = require_samples(reader.times, split, reader.clock, data, data.valid_forecast_len)
     initial = spread_evenly(found, config.trainer.valid_samples)
     dataset = ForecastDataset(
-        frames, initial, data.step_minutes, data.history_len, data.valid_forecast_len, as_forecast=True
+        frames,
+        initial,
+        data.step_minutes,
+        data.history_len,
+        data.valid_forecast_len,
+        as_forecast=True,
+        blank=mesh.tensor_rank > 0,
     )
     share = deal_cases(len(initial), config.trainer.valid_batch_size, mesh.data_rank, mesh.data_ranks)
     return build_loader(dataset, share.batches, workers=0), share

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +13,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
 from credit.config import Config
-from credit.data.batch import Batch
 from credit.data.loader import TrainingOrder, block_at
 from credit.errors import CheckpointError, CreditError
 from credit.models.lora import saved_state
@@ -29,6 +27,7 @@ from credit.times import Clock
 from credit.train import checkpoint
 from credit.train.assets import Assets
 from credit.train.ema import WeightAverage
+from credit.train.feed import BatchFeed
 from credit.train.guard import Astray, StepGuard
 from credit.train.log import MetricsLog, Progress, peak_memory_gb, write_status
 from credit.train.optim import learning_rate, optimizer_tensors
@@ -152,7 +151,12 @@ class Trainer:
             return reason
         if self._is_exhausted():
             return None
-        source = _TimedBatches(parts.order.loader(at.step, parts.total_steps, at.left_out), parts.device)
+        with self._feed(at.step, parts.total_steps) as source:
+            return self._take_steps(source, log, bar, stop)
+
+    def _take_steps(self, source: BatchFeed, log: MetricsLog, bar: Progress, stop: StopRequest) -> str | None:
+        """Take the steps that are left; return the reason of an early stop, None at the end of the run."""
+        parts, at = self._parts, self._at
         began, wish, last = time.perf_counter(), None, None
         while at.step < parts.total_steps:
             self._note(f"step {at.step + 1}")
@@ -198,8 +202,8 @@ class Trainer:
         what = f"step {astray.steps[-1] + 1}: {astray.what}"
         if not astray.finite and at.rollbacks:
             last = astray.steps[-1]
-            batches = _TimedBatches(parts.order.loader(last, last + 1, at.left_out), parts.device)
-            mine = parts.training_step.explain(batches, last)
+            with self._feed(last, last + 1) as batches:
+                mine = parts.training_step.explain(batches, last)
             where = next(filter(None, together(lambda: mine)), None)
             raise CreditError(
                 f"{what}, and the run had gone back for this before. Initial times of the batches: {times}. "
@@ -228,6 +232,11 @@ class Trainer:
         bar.back_to(at.step)
         logger.warning("%s. Back at step %d; left out from now on: the samples of %s", what, at.step, times)
 
+    def _feed(self, first: int, last: int) -> BatchFeed:
+        parts = self._parts
+        loader = parts.order.loader(first, last, self._at.left_out)
+        return BatchFeed(loader, parts.device, parts.mesh.tensor_peers)
+
     def _save_seconds(self) -> float:
         """Return what a save takes at most; it may have to wait for one under way."""
         return 2 * self._store.seconds
@@ -249,7 +258,7 @@ class Trainer:
         """Whether validation has not become better for ``trainer.patience`` times."""
         return self._conf.patience is not None and self._at.worse >= self._conf.patience
 
-    def _write_rows(self, log: MetricsLog, bar: Progress, source: _TimedBatches, seconds: float) -> None:
+    def _write_rows(self, log: MetricsLog, bar: Progress, source: BatchFeed, seconds: float) -> None:
         """Fetch the pending steps' numbers from the device in one go and write a row for each."""
         if not self._pending:
             return
@@ -368,26 +377,3 @@ def checkpoint_meta(
 def _finite(value: float) -> float | None:
     """JSON has no NaN."""
     return value if math.isfinite(value) else None
-
-
-class _TimedBatches:
-    """Iterates over batches on the device and knows how long it waited for them."""
-
-    def __init__(self, loader: DataLoader, device: torch.device) -> None:
-        self._batches = iter(loader)
-        self._device = device
-        self._waited = 0.0
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
-
-    def __next__(self) -> Batch:
-        began = time.perf_counter()
-        batch = next(self._batches).to(self._device)
-        self._waited += time.perf_counter() - began
-        return batch
-
-    def take_wait(self) -> float:
-        """Return the seconds waited since the last call."""
-        waited, self._waited = self._waited, 0.0
-        return waited

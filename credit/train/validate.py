@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
 from credit.data.batch import Batch
 from credit.forecast.step import Stepper, forcing_windows
@@ -61,7 +60,7 @@ def deal_cases(cases: int, size: int, rank: int, ranks: int) -> ValidationShare:
 def validate(
     stepper: Stepper,
     loss: nn.Module,
-    loader: DataLoader,
+    batches: Iterator[Batch],
     mine: ValidationShare,
     weight_CHW: torch.Tensor,
     step_minutes: int,
@@ -75,7 +74,7 @@ def validate(
     Args:
         stepper: runs the network, which is put in eval mode and back.
         loss: the training loss, averaged over the first `loss_steps` steps.
-        loader: validation batches of this rank.
+        batches: of this rank, on its device.
         mine: what they are.
         weight_CHW: cell weights by output channel, summing to 1 over each.
         step_minutes: time step.
@@ -87,11 +86,11 @@ def validate(
     model.eval()
     sums, losses = None, torch.zeros((), dtype=torch.float64, device=weight_CHW.device)
     stopped = False
-    for host_batch, counted in zip(loader, mine.counted, strict=True):
+    for counted in mine.counted:
         stopped = mean_over_ranks(torch.tensor(float(stop()), device=weight_CHW.device)).item() > 0
         if stopped:
             break
-        batch: Batch = host_batch.to(weight_CHW.device)
+        batch = next(batches)
         steps = batch.target_BCTHW.shape[2]
         sums = sums or ErrorSums(weight_CHW, steps)
         losses += _batch(stepper, loss, batch, counted, sums, min(loss_steps, steps))

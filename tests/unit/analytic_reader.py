@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from credit.channels import ChannelMap
+from credit.data.chunks import copy_fields
 from credit.grid import LatLonGrid
 from credit.times import Clock
 
@@ -62,6 +63,10 @@ class AnalyticReader:
             if channel.variable in self.masks:
                 stack[number][self.masks[channel.variable]] = np.nan
         return stack
+
+    def read_into(self, index: int, places: Sequence[np.ndarray | None]) -> None:
+        """Bring the fields of one time to their places."""
+        copy_fields(self.read(index), places)
 
     def static(self) -> np.ndarray:
         """Return the static fields: zeros."""

@@ -73,6 +73,37 @@ def test_times_arrive_in_order(calendar: str, day: str) -> None:
     assert clock.format(start + 18 * 60) == expected[calendar]
 
 
+@pytest.mark.parametrize("as_forecast", [False, True])
+@pytest.mark.parametrize("cache", ["none", "memory"])
+@pytest.mark.parametrize(
+    "field", [{}, {"in_forecast": "observed"}, {"temporal": "mean", "window": "next", "in_forecast": "persist"}]
+)
+def test_batches_hold_what_frames_give(field: dict, cache: str, as_forecast: bool) -> None:
+    """Fields that differ in time, channel and place; samples in any order, some times in two of them."""
+    variables = {"prognostic": ["a"], "diagnostic": ["d"], "dynamic_forcing": ["sin_year", "f"]}
+    settings = conf(**field).model_copy(update={"cache": cache})
+    groups = {name: {"vars_3D": [], "vars_2D": members} for name, members in variables.items()}
+    pattern = np.random.default_rng(0).normal(size=(3, 8, 16))
+    reader = AnalyticReader(
+        ChannelMap.build(groups, []), make_grid(8, 16), Clock(), 360 * np.arange(12),
+        lambda minutes, channel: minutes / 360 * pattern[channel],
+    )  # fmt: skip
+    frames = Frames(reader, settings, None)
+    starts = [1440, 360, 720]
+    batch = ForecastDataset(frames, starts, 360, 2, 3, as_forecast).__getitems__([2, 0, 1])
+    for row, start in enumerate([720, 1440, 360]):
+        known = start if as_forecast else None
+        inputs = [start + 360 * k for k in (-1, 0, 1, 2)]
+        expected = [
+            np.stack([frames.prognostic(t) for t in inputs[:2]], axis=1),
+            np.stack([frames.forcing(t, known) for t in inputs], axis=1),
+            np.stack([frames.state(t) for t in (start + 360, start + 720, start + 1080)], axis=1),
+        ]
+        filled = [getattr(batch, f"{name}_BCTHW")[row].numpy() for name in ("history", "forcing", "target")]
+        for one, other in zip(filled, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
 def test_windows_that_end_later() -> None:
     reader = reader_of(360 * np.arange(10))
     past = Frames(reader, conf(temporal="mean", window="past"), None)

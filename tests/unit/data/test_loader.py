@@ -50,3 +50,14 @@ def test_blocks_that_are_left_out() -> None:
 def test_a_batch_larger_than_the_data() -> None:
     with pytest.raises(ConfigError, match="32 samples a step, but the training period has 25"):
         PositionSampler(25, 32, 1, 7, 0, 1)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("done", [1, 4])
+def test_an_epoch_goes_on_with_another_number_of_ranks(done: int, ranks: int) -> None:
+    """Begun on two ranks, broken off after some steps: what is left is met exactly once."""
+    samples, block = 56, 8
+    before = [list(PositionSampler(samples, 4, 1, 3, 0, done, rank, 2)) for rank in range(2)]
+    after = [list(PositionSampler(samples, block // ranks, 1, 3, done, 7, rank, ranks)) for rank in range(ranks)]
+    met = [index for stream in before + after for batch in stream for index in batch]
+    assert sorted(met) == list(range(samples))
