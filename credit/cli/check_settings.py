@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 from torch import nn
@@ -13,6 +12,8 @@ from credit.cli.check_data import DataFound
 from credit.cli.findings import Findings
 from credit.config import Config
 from credit.config.schema_forecast import InitialTimesConfig
+from credit.data.climatology import load_climatology
+from credit.data.climatology_fit import plan_fit
 from credit.errors import ConfigError, DataError
 from credit.forecast.archive import open_forecasts
 from credit.forecast.initial_times import choose_initial_times
@@ -22,7 +23,6 @@ from credit.times import parse_duration
 from credit.train.assemble import require_monitor
 from credit.train.assets import _LEAST_CLIMATOLOGY_MINUTES
 from credit.train.optim import build_optimizer
-from credit.verify.baselines import build_climatology
 from credit.verify.scoring import figure_channels
 
 # a climatology's file is read whole; that of a larger grid is only looked for
@@ -144,18 +144,12 @@ def _require_observed(config: Config, found: DataFound, initial: list[int]) -> N
 
 
 def _try_climatology(config: Config, found: DataFound) -> None:
-    """Fit the climatology of the scores to the training period's times, or read its file."""
+    """See whether the climatology of the scores can be fitted to the training period's times, or read its file."""
     conf = config.verification.climatology
-    names = [channel.name for channel in found.channels.output]
     if conf.method == "file" and Path(conf.path).exists() and Path(conf.path).stat().st_size > _LARGEST_FILE_BYTES:
         return
-    # whether it can be fitted depends on the times alone, so one cell does
-    one_cell = SimpleNamespace(
-        times=found.times,
-        clock=found.clock,
-        channels=found.channels,
-        attributes=found.attributes,
-        grid=found.grid if conf.method == "file" else SimpleNamespace(shape=(1, 1)),
-        read=lambda index: np.zeros((len(found.channels.stored), 1, 1), dtype=np.float32),
-    )
-    build_climatology(conf, one_cell, names, found.splits["train"])
+    train = found.splits["train"]
+    if conf.method == "file":
+        load_climatology(conf.path, found.channels.output, found.grid, found.clock, found.attributes)
+    else:
+        plan_fit(found.times, found.clock, train.first, train.last, conf)

@@ -11,7 +11,7 @@ HELP = """Write the training store data.store of CONFIG from data.sources, and f
 One chunk a time, channels in the model's order, float32, with checksums. preprocess.workers processes share the work,
 or jobs of a cluster (preprocess.cluster); so do several of this command at once. Interrupted, the same command goes on
 where it stopped; a complete store is left as it is. A store of other channels, levels, sources or grid is refused:
-delete it first."""
+delete it first. With preprocess.climatology the store keeps the climatology of verification.climatology as well."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +31,10 @@ def run(arguments: argparse.Namespace) -> int:
     require_one_process("preprocess")
     config = load_config(arguments.config, arguments.overrides)
     path = preprocess(config.data, config.preprocess)
+    if config.preprocess.climatology:
+        from credit.data.climatology_store import preprocess_climatology
+
+        preprocess_climatology(config.data, config.preprocess, config.verification.climatology)
     print(f"complete: {path}")
     if arguments.report:
         from credit.verify.data_report import write_data_report

@@ -45,6 +45,10 @@ class Config(Section):
             raise ValueError(
                 f"inference.output_every: {output_every} is longer than inference.lead_time {self.inference.lead_time}"
             )
+        if self.preprocess.climatology and self.verification.climatology.method == "file":
+            raise ValueError("preprocess.climatology has no effect with verification.climatology.method: file")
+        if self.preprocess.climatology and self.data.store is None:
+            raise ValueError("preprocess.climatology needs a data.store, in which it is kept")
         if self.loss.level_weights == "pressure" and self.data.level_units == "model_level":
             raise ValueError("loss.level_weights: pressure needs data.level_units hPa or Pa, not model_level")
         if self.trainer.forecast_len_from is not None and self.trainer.monitor == "loss":

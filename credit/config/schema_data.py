@@ -188,6 +188,11 @@ class PreprocessConfig(Section):
         "lz4",
         description="Of the store's fields: LZ4 takes half to two thirds of the room, none is read a quarter faster.",
     )
+    climatology: bool = Field(
+        False,
+        description="Fit the climatology of `verification.climatology` to every field and keep it in the store, so "
+        "that no verification and no new run has to read the training period for it.",
+    )
     cluster: Literal["none", "pbs", "slurm"] = Field(
         "none", description="Write the store in jobs of a PBS or Slurm cluster (extra `cluster`)."
     )

@@ -1,4 +1,4 @@
-"""Climatology: the state that the time of the year alone lets one expect, fitted on training data or read from a file.
+"""Climatology: the state that the time of the year alone lets one expect; one may be read from a file.
 
 Whatever the method, a climatology is a few fields and, for any time, their weights: harmonics of the year, or a table
 of days of the year between which it interpolates linearly.
@@ -10,25 +10,30 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import xarray as xr
-from tqdm import tqdm
 
-from credit.errors import ConfigError, DataError
+from credit.errors import DataError
 from credit.grid import LatLonGrid
 from credit.times import Clock
 
 if TYPE_CHECKING:
     from credit.channels import Channel
-    from credit.data.reader import FieldReader
 
-_MINUTES_A_YEAR = 365.2422 * 1440
-_UNSMOOTHED_YEARS = 10.0  # fewer leave so much weather in a day's mean that it is too weak a baseline
 _SHORT_YEARS = 5.0
-# the largest ratio of the normal equations' eigenvalues; a whole year has 1, half a year about 60, a quarter 3000
-_WORST_CONDITION = 1000.0
+
+
+class LazyFields(Protocol):
+    """Fields (T, K, C, H, W) float32 that are read when they are asked for."""
+
+    shape: tuple[int, int, int, int, int]
+    ndim: int
+
+    def __getitem__(self, key: int | tuple[int, int]) -> np.ndarray:
+        """Return the fields of one time of the day, (K, C, H, W), or those of one part of the year, (C, H, W)."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,8 @@ class Climatology:
         names: the channels, C of them.
         calendar: CF calendar of the times it is asked for.
         kind: ``harmonic`` (1, cos, sin, cos 2, ... of the year's fraction) or ``table`` (K equal parts of the year).
-        fields: (T, K, C, H, W) float32; T is the number of times of the day, 1 where they are not told apart.
+        fields: (T, K, C, H, W) float32, in memory or read when they are asked for; T is the number of times of the day,
+            1 where they are not told apart.
         day_minutes: (T,) minutes of the UTC day, or empty where they are not told apart.
         description: method and period in words, for reports.
         years: length of the period in years, NaN where unknown.
@@ -48,7 +54,7 @@ class Climatology:
     names: tuple[str, ...]
     calendar: str
     kind: str
-    fields: np.ndarray
+    fields: np.ndarray | LazyFields
     day_minutes: np.ndarray
     description: str
     years: float
@@ -64,14 +70,15 @@ class Climatology:
         Raises:
             DataError: if times of the day are told apart and this one was not in the data.
         """
-        table = self.fields[self._time_of_day(minutes)]
+        member, parts = self._time_of_day(minutes), self.fields.shape[1]
         fraction = float(self._clock.year_fraction(np.array(minutes)))
         if self.kind == "harmonic":
-            return np.tensordot(_harmonics(fraction, len(table)).astype(np.float32), table, axes=1)
-        position = fraction * len(table) - 0.5
+            waves = evaluate_harmonics(fraction, parts).astype(np.float32)
+            return np.tensordot(waves, self.fields[member], axes=1)
+        position = fraction * parts - 0.5
         below = int(np.floor(position))
         share = np.float32(position - below)
-        return (1 - share) * table[below % len(table)] + share * table[(below + 1) % len(table)]
+        return (1 - share) * self.fields[member, below % parts] + share * self.fields[member, (below + 1) % parts]
 
     def _time_of_day(self, minutes: int) -> int:
         if not len(self.day_minutes):
@@ -93,14 +100,6 @@ class Climatology:
             return f"The climatology is from {self.years:.1f} years of data, less than {_SHORT_YEARS:g}."
         return None
 
-    def select(self, names: Sequence[str]) -> Climatology:
-        """Return the climatology of some channels, in the order of `names`."""
-        index = [self.names.index(name) for name in names]
-        return Climatology(
-            tuple(names), self.calendar, self.kind, self.fields[:, :, index], self.day_minutes, self.description,
-            self.years,
-        )  # fmt: skip
-
     def to_dict(self) -> dict[str, np.ndarray]:
         """Return numeric arrays alone, as checkpoints hold them; ``attributes`` is JSON as bytes."""
         attributes = {key: getattr(self, key) for key in ("names", "calendar", "kind", "description", "years")}
@@ -115,117 +114,13 @@ class Climatology:
         return cls(names, fields=data["fields"], day_minutes=np.asarray(data["day_minutes"]), **attributes)
 
 
-def fit_climatology(
-    reader: FieldReader,
-    channel_names: Sequence[str],
-    first_minutes: int,
-    last_minutes: int,
-    method: str = "harmonic",
-    harmonics: int = 1,
-    window_days: int = 61,
-    by_hour: bool = False,
-) -> Climatology:
-    """Fit a climatology in one pass over a period.
-
-    Args:
-        reader: the data.
-        channel_names: stored channels to fit.
-        first_minutes: first time of the period.
-        last_minutes: last time of the period.
-        method: ``harmonic``, least squares of the mean and `harmonics` waves of the year in every cell; or ``window``,
-            means over `window_days` around each day of the year.
-        harmonics: number of waves.
-        window_days: width of the window; 1 is the unsmoothed mean of each day.
-        by_hour: fit each time of the UTC day by itself.
-
-    Raises:
-        ConfigError: if the period cannot carry the method.
-    """
-    inside = np.flatnonzero((reader.times >= first_minutes) & (reader.times <= last_minutes))
-    if not len(inside):
-        raise ConfigError("data.splits.train: the data have no time in it, so there is no climatology")
-    times = reader.times[inside]
-    years = (times[-1] - times[0]) / _MINUTES_A_YEAR
-    fractions = reader.clock.year_fraction(times)
-    if method == "harmonic":
-        kind, weights = "harmonic", _harmonics(fractions, 2 * harmonics + 1)
-        what = f"{harmonics} annual harmonic{'s' if harmonics != 1 else ''}" if harmonics else "mean"
-    else:
-        assert method == "window", method
-        kind, weights = "table", _window_weights(fractions, window_days, years)
-        what = f"moving mean of {window_days} days" if window_days > 1 else "mean of each day of the year"
-    day_minutes = np.unique(times % 1440) if by_hour else np.empty(0, dtype=np.int64)
-    group = np.searchsorted(day_minutes, times % 1440) if by_hour else np.zeros(len(times), dtype=np.int64)
-    sums = _accumulate(reader, channel_names, inside, weights, group)
-    solve = _solve_harmonics if method == "harmonic" else _divide_counts
-    fields = np.stack([solve(sums[g], weights[group == g], reader, times) for g in range(len(sums))])
-    period = f"{reader.clock.format(times[0])[:10]} to {reader.clock.format(times[-1])[:10]}"
-    description = f"{what}{', by time of the day' if by_hour else ''}, {period}"
-    return Climatology(
-        tuple(channel_names), reader.clock.calendar, kind, fields.astype(np.float32), day_minutes, description,
-        float(years),
-    )  # fmt: skip
-
-
-def _harmonics(fraction: np.ndarray | float, count: int) -> np.ndarray:
+def evaluate_harmonics(fraction: np.ndarray | float, count: int) -> np.ndarray:
     """Return 1, cos, sin, cos 2, sin 2, ... of the year's fraction, (..., count) float64."""
     angle = 2.0 * np.pi * np.asarray(fraction, dtype=np.float64)
     columns = [np.ones_like(angle)]
     for wave in range(1, (count + 1) // 2):
         columns += [np.cos(wave * angle), np.sin(wave * angle)]
     return np.stack(columns, axis=-1)
-
-
-def _window_weights(fractions: np.ndarray, window_days: int, years: float) -> np.ndarray:
-    """Return which times each part of the year averages, (N, K) of 0 and 1."""
-    if window_days == 1 and years < _UNSMOOTHED_YEARS - 0.1:
-        raise ConfigError(
-            f"verification.climatology.window_days: 1 (unsmoothed) needs at least {_UNSMOOTHED_YEARS:g} years of "
-            f"training data, there are {years:.1f}; take method: harmonic or a window of about 61 days"
-        )
-    # parts a twelfth of the window long lose nothing that the window has left
-    parts = round(365.2422 / max(1.0, window_days / 12.0))
-    centres = (np.arange(parts) + 0.5) / parts
-    distance = np.abs(np.mod(fractions[:, None] - centres + 0.5, 1.0) - 0.5)
-    return (distance <= 0.5 * window_days / 365.2422).astype(np.float64)
-
-
-def _accumulate(
-    reader: FieldReader, names: Sequence[str], inside: np.ndarray, weights: np.ndarray, group: np.ndarray
-) -> np.ndarray:
-    """Return the weighted sums of the fields, (T, K, C, H, W) float64, from one read of each time."""
-    stored = [channel.name for channel in reader.channels.stored]
-    index = [stored.index(name) for name in names]
-    sums = np.zeros((group.max() + 1, weights.shape[1], len(names), *reader.grid.shape))
-    for position, row, member in zip(tqdm(inside, "climatology", disable=None), weights, group, strict=True):
-        values = reader.read(int(position))[index].astype(np.float64)
-        for part in np.flatnonzero(row):
-            sums[member, part] += row[part] * values
-    return sums
-
-
-def _solve_harmonics(sums: np.ndarray, weights: np.ndarray, reader: FieldReader, times: np.ndarray) -> np.ndarray:
-    gram = weights.T @ weights
-    scale = np.sqrt(np.diag(gram))
-    if len(weights) < weights.shape[1] or np.linalg.cond(gram / np.outer(scale, scale)) > _WORST_CONDITION:
-        clock = reader.clock
-        raise ConfigError(
-            f"verification.climatology.harmonics: {(weights.shape[1] - 1) // 2} cannot be fitted to {len(weights)} "
-            f"times from {clock.format(times[0])} to {clock.format(times[-1])}, too small a part of the year; "
-            "set it to 0 (the mean) or train on a longer period"
-        )
-    return np.tensordot(np.linalg.inv(gram), sums, axes=1)
-
-
-def _divide_counts(sums: np.ndarray, weights: np.ndarray, reader: FieldReader, times: np.ndarray) -> np.ndarray:
-    counts = weights.sum(axis=0)
-    if (counts == 0).any():
-        missing = int(np.flatnonzero(counts == 0)[0] / len(counts) * 365) + 1
-        raise ConfigError(
-            f"verification.climatology: the training period has no time around day {missing} of the year; "
-            "take method: harmonic or a wider window"
-        )
-    return sums / counts[:, None, None, None]
 
 
 def load_climatology(

@@ -15,6 +15,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ def preprocess(conf: DataConfig, settings: PreprocessConfig | None = None, progr
         store.require_same_identity(path, store.read_description(path), conf)
     sources = open_sources(conf)
     splits = build_splits(conf, sources.clock)
-    with _disk_errors_of(path):
+    with disk_errors_of(path):
         with _made_or_nothing(path), parts.lock(parts.lock_folder(path) / "create.lock"):
             if path.exists():
                 group = _continue(path, sources, splits)
@@ -239,7 +240,7 @@ def _write_fields(
     hidden = None if progress and there < len(marks) else True
     with tqdm(desc=f"writing {path.name}", unit="time", initial=there, total=len(marks), disable=hidden) as bar:
         while (marks == parts.WANTED).any():
-            for count in run_parts(job, parts.open_parts(marks, length), settings):
+            for count in run_parts(partial(parts.write_part, job), parts.open_parts(marks, length), settings):
                 bar.update(count)
             marks = group["done"][:]
             if (marks == parts.WANTED).any():
@@ -320,8 +321,8 @@ def _made_or_nothing(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _disk_errors_of(path: Path) -> Iterator[None]:
-    """Say what to do about a full or read-only disk."""
+def disk_errors_of(path: Path) -> Iterator[None]:
+    """Say what to do about a full or read-only disk where a store is written."""
     try:
         yield
     except OSError as error:

@@ -54,11 +54,12 @@ class StoreReader:
         channels: the channels to present; their stored and static ones must be those of the store.
 
     Attributes:
+        path: the store.
         statistics: of the training period; None in a store that is not complete.
     """
 
     def __init__(self, path: Path, meta: Mapping[str, Any], channels: ChannelMap | None = None) -> None:
-        self._path = path
+        self.path = path
         self.channels = channels or ChannelMap.from_dict(meta["channels"])
         self.grid = LatLonGrid.from_dict(meta["grid"])
         self.clock = Clock(meta["calendar"])
@@ -102,7 +103,7 @@ class StoreReader:
 
     def _damaged(self, index: int, reason: str) -> DataError:
         when = self.clock.format(self.times[index])
-        return DataError(f"store {self._path}: the fields of {when} cannot be read ({reason}); {WAY_OUT}")
+        return DataError(f"store {self.path}: the fields of {when} cannot be read ({reason}); {WAY_OUT}")
 
 
 def read_description(path: Path) -> dict[str, Any]:

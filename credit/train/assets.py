@@ -14,8 +14,10 @@ import torch
 from credit.channels import Channel, ChannelMap
 from credit.config import Config
 from credit.config.schema_data import DataConfig
+from credit.config.schema_forecast import ClimatologyConfig
 from credit.data import cf
-from credit.data.climatology import Climatology, fit_climatology
+from credit.data.climatology import Climatology
+from credit.data.climatology_store import obtain_climatology
 from credit.data.frames import Frames
 from credit.data.reader import FieldReader
 from credit.data.splits import Split
@@ -27,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 # a harmonic year cannot be told from less than about a year of data
 _LEAST_CLIMATOLOGY_MINUTES = 350 * 1440
+_FORCING_CLIMATOLOGY = ClimatologyConfig(method="harmonic", harmonics=1, by_hour=False)
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class Assets:
 
 
 def fit_assets(config: Config, reader: FieldReader, train: Split) -> Assets:
-    """Return the assets of a new run: statistics from the store or fitted now, climatology of the forcing."""
+    """Return the assets of a new run: statistics and the forcing's climatology, the store's or fitted."""
     statistics = getattr(reader, "statistics", None)
     if statistics is None:
         packing = getattr(reader, "packing_steps", None)
@@ -102,7 +105,7 @@ def fit_assets(config: Config, reader: FieldReader, train: Split) -> Assets:
     climatology = None
     forcing = [c.name for c in reader.channels.group("dynamic_forcing") if c.source == "data"]
     if forcing and train.last - train.first >= _LEAST_CLIMATOLOGY_MINUTES:
-        climatology = fit_climatology(reader, forcing, train.first, train.last)
+        climatology = obtain_climatology(reader, forcing, train, _FORCING_CLIMATOLOGY)
     elif forcing:
         logger.info("the training period is under a year: %s persist unchanged in forecasts", ", ".join(forcing))
     static = Frames(reader, config.data, None).static()

@@ -9,7 +9,8 @@ import numpy as np
 from tqdm import tqdm
 
 from credit.config.schema_forecast import ClimatologyConfig
-from credit.data.climatology import Climatology, fit_climatology, load_climatology
+from credit.data.climatology import Climatology, load_climatology
+from credit.data.climatology_store import obtain_climatology
 from credit.data.splits import Split
 from credit.verify.sums import CellMeans
 
@@ -21,15 +22,13 @@ _DAMPING_SAMPLES = 200  # initial times spread over the training period; r then 
 
 
 def build_climatology(conf: ClimatologyConfig, reader: FieldReader, names: Sequence[str], train: Split) -> Climatology:
-    """Return the climatology of ``verification.climatology`` for the channels `names`, from the training period.
+    """Return the climatology of ``verification.climatology`` for the channels `names`: a file's, the store's or fitted.
 
     Raises:
         ConfigError: if the training period cannot carry it, or method file has no path.
     """
     if conf.method != "file":
-        return fit_climatology(
-            reader, names, train.first, train.last, conf.method, conf.harmonics, conf.window_days, conf.by_hour
-        )
+        return obtain_climatology(reader, names, train, conf)
     assert conf.path is not None, "the schema asks for it"
     by_name = {channel.name: channel for channel in reader.channels.stored}
     return load_climatology(conf.path, [by_name[name] for name in names], reader.grid, reader.clock, reader.attributes)

@@ -11,6 +11,7 @@ import numpy as np
 from credit import __version__
 from credit.channels import Channel
 from credit.config.schema_data import DataConfig
+from credit.data.climatology_store import describe_kept
 from credit.data.plausible import find_contradictions
 from credit.data.store import StoreReader, open_configured_store, read_description
 from credit.verify import plots
@@ -61,6 +62,7 @@ def _facts(reader: StoreReader, meta: dict, path: Path) -> list[tuple[str, str]]
         ("gaps", "; ".join(gaps[:20]) + (f" and {len(gaps) - 20} more" if len(gaps) > 20 else "") or "none"),
         ("grid", f"{height} x {width}, {reader.grid.lat[0]:g} to {reader.grid.lat[-1]:g} north"),
         ("source files", f"{len(meta['sources'])}, the first is {next(iter(meta['sources']), 'unknown')}"),
+        ("climatology", describe_kept(path)),
         ("content", meta.get("content", "unknown (made by an older version)")),
         ("written by", ", ".join(f"{name} {number}" for name, number in meta.get("versions", {}).items())),
     ]

@@ -131,6 +131,7 @@ class _CachedReader:
         self.grid, self.clock, self.channels, self.times = reader.grid, reader.clock, reader.channels, reader.times
         self.attributes, self.masks = reader.attributes, reader.masks
         self.static, self.index_of = reader.static, reader.index_of
+        self.path = getattr(reader, "path", None)  # of the store, which may have a climatology
         field_bytes = 4 * len(reader.channels.stored) * reader.grid.shape[0] * reader.grid.shape[1]
         self.read = lru_cache(maxsize=max(least_fields, _CACHE_BYTES // field_bytes))(reader.read)
 

@@ -7,7 +7,7 @@ import pytest
 
 from credit.channels import ChannelMap
 from credit.config.schema_data import DataConfig
-from credit.data.climatology import fit_climatology
+from credit.data.climatology_fit import fit_climatology
 from credit.data.dataset import ForecastDataset
 from credit.data.frames import Frames
 from credit.data.loader import build_loader

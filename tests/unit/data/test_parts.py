@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import distributed
@@ -266,7 +267,7 @@ def test_on_a_cluster(folder: Path) -> None:
         distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
         distributed.Client(cluster) as client,
     ):
-        assert sum(on_client(client, job, parts.open_parts(group["done"][:], LENGTH))) == 48
+        assert sum(on_client(client, partial(parts.write_part, job), parts.open_parts(group["done"][:], LENGTH))) == 48
     preprocess(conf)
     assert same_but_name(alone.store, conf.store)
 
