@@ -13,6 +13,8 @@ from statistics import median
 from credit.cli.check_data import DataFound
 from credit.cli.findings import Findings
 from credit.config import Config
+from credit.data.climatology_fit import plan_fit
+from credit.data.climatology_store import bytes_of, difference
 from credit.data.loader import PositionSampler
 from credit.data.preprocess import bytes_needed, times_within
 from credit.data.sources import SourceReader
@@ -227,6 +229,9 @@ def check_room(
         findings.say(
             f"store: {config.data.store} is to be written (credit_preprocess), at most {store / 2**30:.2f} GiB"
         )
+    climatology = _climatology_bytes(config, found, findings)
+    if climatology:
+        needs.append(("climatology", Path(config.data.store), climatology))
     if tried is not None:
         milestones = steps // conf.keep_every if conf.keep_every else 0
         # one more is written before the oldest goes
@@ -258,6 +263,33 @@ def _store_bytes(config: Config, found: DataFound) -> int:
         return 0
     whole = bytes_needed(found.reader, len(times_within(found.reader, found.splits)))
     return max(0, whole - _bytes_below(Path(config.data.store)))
+
+
+def _climatology_bytes(config: Config, found: DataFound, findings: Findings) -> int:
+    """Say what the climatology takes and return the most that the store will still take for it."""
+    conf, path, stored = config.verification.climatology, config.data.store, found.channels.stored
+    if conf.method == "file" or "train" not in found.samples:
+        return 0
+    train, shape = found.splits["train"], found.grid.shape
+    if path is not None and difference(Path(path), conf, train) is None:
+        return 0
+    try:
+        fit = plan_fit(found.times, found.clock, train.first, train.last, conf)
+    except ConfigError:
+        return 0  # has been named
+    disk, memory = bytes_of(fit, len(stored), shape)
+    if config.preprocess.climatology:
+        findings.say(
+            f"climatology: is to be fitted (credit_preprocess), at most {disk / 2**30:.2f} GiB in the store and "
+            f"{memory / 2**30:.2f} GiB of memory in each process"
+        )
+        return disk
+    # sums and fields are all held at once
+    held = 3 * disk * len(found.channels.output) / len(stored)
+    findings.say(
+        f"climatology: each verification fits it, in {held / 2**30:.2f} GiB of memory (preprocess.climatology)"
+    )
+    return 0
 
 
 def _existing(path: Path) -> Path:

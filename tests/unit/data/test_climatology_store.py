@@ -1,0 +1,362 @@
+"""The store's climatology: the numbers of the fit, from blocks of any size; never half, never another one."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+
+from credit.cli.main import main
+from credit.config import Config, build_config
+from credit.config.schema_data import DataConfig, PreprocessConfig
+from credit.config.schema_forecast import ClimatologyConfig
+from credit.data import climatology_store as module
+from credit.data.climatology_fit import fit_climatology
+from credit.data.climatology_store import obtain_climatology, preprocess_climatology
+from credit.data.preprocess import preprocess
+from credit.data.reader import open_reader
+from credit.data.splits import Split, build_splits
+from credit.data.store import StoreReader
+from credit.errors import ConfigError, DataError
+from credit.train.assets import fit_assets
+from credit.verify.baselines import build_climatology
+from tests.unit.data.files_on_the_fly import write_file
+
+ROWS, COLUMNS, DAYS, EVERY = 4, 8, 460, 12
+CHANNELS = 4  # t at two levels, t2m, sst
+HARMONIC = ClimatologyConfig()
+WINDOW = ClimatologyConfig(method="window", window_days=121)
+BY_HOUR = ClimatologyConfig(method="window", window_days=121, by_hour=True)
+WAVES_BY_HOUR = ClimatologyConfig(harmonics=2, by_hour=True)
+ALL = [HARMONIC, WINDOW, BY_HOUR, WAVES_BY_HOUR]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rng, count = np.random.default_rng(0), DAYS * 24 // EVERY
+    sst = rng.normal(290, 3, (count, ROWS, COLUMNS)).astype(np.float32)
+    sst[:, 1, 2] = np.nan
+    fields = {
+        "t": rng.normal(250, 9, (count, 2, ROWS, COLUMNS)).astype(np.float32),
+        "t2m": rng.normal(280, 9, (count, ROWS, COLUMNS)).astype(np.float32),
+        "sst": sst,
+    }
+    path = tmp_path_factory.mktemp("source") / "a.nc"
+    return write_file(path, fields, np.arange(count) * EVERY, levels=[500, 850])
+
+
+def make(source: Path, folder: Path, **changes: object) -> DataConfig:
+    base = {
+        "sources": [{"path": str(source)}],
+        "levels": [500, 850],
+        "variables": {
+            "prognostic": {"vars_3D": ["t"], "vars_2D": ["t2m"]},
+            "dynamic_forcing": {"vars_2D": ["sst"]},
+        },
+        "fields": {"sst": {"missing": "fill_mean"}},
+        "timestep": "12h",
+        "splits": {
+            "train": ["2000-01-01", "2001-01-20"],
+            "valid": ["2001-02-10", "2001-02-20"],
+            "test": ["2001-03-10", "2001-03-20"],
+        },
+        "store": str(folder / "store.zarr"),
+    }
+    return DataConfig.model_validate({**base, **changes})
+
+
+@pytest.fixture
+def conf(source: Path, tmp_path: Path) -> DataConfig:
+    made = make(source, tmp_path)
+    preprocess(made, progress=False)
+    return made
+
+
+def keep(conf: DataConfig, wanted: ClimatologyConfig, **settings: object) -> None:
+    preprocess_climatology(conf, PreprocessConfig(climatology=True, **settings), wanted, progress=False)
+
+
+def opened(conf: DataConfig) -> tuple[StoreReader, Split, list[str]]:
+    reader = open_reader(conf)
+    return reader, build_splits(conf, reader.clock)["train"], [c.name for c in reader.channels.stored]
+
+
+def forbid_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StoreReader, "read", None)
+    monkeypatch.setattr(StoreReader, "read_into", None)
+
+
+@pytest.mark.parametrize("room", [None, 5, 1])
+@pytest.mark.parametrize("wanted", ALL, ids=str)
+def test_stored_is_fitted_to_the_last_bit(
+    conf: DataConfig, monkeypatch: pytest.MonkeyPatch, wanted: ClimatologyConfig, room: int | None
+) -> None:
+    """`room`: so many fields at once, of 3 harmonics or 36 parts times 4 channels; and a chunk for each two channels."""
+    if room is not None:
+        monkeypatch.setattr(module, "BLOCK_BYTES", 12 * ROWS * COLUMNS * room)
+        monkeypatch.setattr(module, "_CHUNK_BYTES", 2 * 4 * ROWS * COLUMNS)
+    keep(conf, wanted)
+    reader, train, names = opened(conf)
+    fitted = fit_climatology(reader, names, train.first, train.last, wanted)
+    group = zarr.open_group(Path(conf.store) / "climatology", mode="r")
+    np.testing.assert_array_equal(group["fields"][:], fitted.fields)
+    assert (len(group["done"][:]) > 1) == (room is not None or wanted.by_hour)
+    chosen = [names[3], names[0]]
+    rows = [names.index(name) for name in chosen]
+    forbid_reading(monkeypatch)
+    stored = obtain_climatology(reader, chosen, train, wanted)
+    for minutes in reader.times[[0, 1, 77, -1]].tolist():
+        # a sum over harmonics is a product of matrices, of other sizes
+        np.testing.assert_allclose(stored.at(minutes), fitted.at(minutes)[rows], rtol=1e-6)
+    for key in ("calendar", "kind", "description", "years"):
+        assert getattr(stored, key) == getattr(fitted, key)
+    np.testing.assert_array_equal(stored.day_minutes, fitted.day_minutes)
+    assert not list(Path(conf.store).parent.glob(".*")), "no locks are left"
+
+
+def test_the_table_is_the_mean_of_its_times(conf: DataConfig) -> None:
+    keep(conf, BY_HOUR)
+    reader, train, names = opened(conf)
+    inside = np.flatnonzero((reader.times <= train.last) & (reader.times % 1440 == 720))
+    days = 365.2422 * reader.clock.year_fraction(reader.times[inside])
+    centre = 365.2422 * 2.5 / 36
+    distance = np.minimum(np.abs(days - centre), 365.2422 - np.abs(days - centre))
+    values = np.stack([reader.read(int(index)) for index in inside[distance <= 60.5]]).astype(np.float64)
+    stored = zarr.open_group(Path(conf.store) / "climatology", mode="r")["fields"][1, 2]
+    np.testing.assert_allclose(stored, values.mean(axis=0), rtol=1e-7)
+
+
+def test_processes_share_the_blocks(conf: DataConfig, source: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = make(source, tmp_path / "other")
+    preprocess(other, progress=False)
+    keep(conf, BY_HOUR)
+    keep(other, BY_HOUR, workers=2)
+    one, two = (zarr.open_group(Path(c.store) / "climatology", mode="r") for c in (conf, other))
+    np.testing.assert_array_equal(one["fields"][:], two["fields"][:])
+    assert dict(one.attrs)["credit"] == dict(two.attrs)["credit"] and len(one["done"][:]) == 2
+
+
+def test_only_what_is_asked_for_is_read(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_CHUNK_BYTES", 4 * ROWS * COLUMNS)
+    keep(conf, BY_HOUR)
+    chunks = Path(conf.store) / "climatology" / "fields" / "c"
+    reader, train, names = opened(conf)
+    climatology = obtain_climatology(reader, names[1:2], train, BY_HOUR)
+    expected = climatology.at(int(reader.times[1]))
+    needed = {chunks / "1" / str(part) / "1" for part in (35, 0)}
+    for chunk in chunks.glob("*/*/*"):
+        if chunk not in needed:
+            (chunk / "0" / "0").unlink()
+    again = obtain_climatology(reader, names[1:2], train, BY_HOUR)
+    np.testing.assert_array_equal(again.at(int(reader.times[1])), expected)
+    with pytest.raises(DataError, match="its climatology cannot be read .a chunk is lost.*run credit_preprocess"):
+        again.at(int(reader.times[0]))
+
+
+def test_a_damaged_chunk(conf: DataConfig) -> None:
+    keep(conf, WINDOW)
+    chunk = Path(conf.store) / "climatology" / "fields" / "c" / "0" / "0" / "0" / "0" / "0"
+    content = bytearray(chunk.read_bytes())
+    content[len(content) // 2] ^= 1
+    chunk.write_bytes(content)
+    reader, train, names = opened(conf)
+    with pytest.raises(DataError, match="its climatology cannot be read"):
+        obtain_climatology(reader, names, train, WINDOW).at(int(reader.times[0]))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "splits", "reason"),
+    [
+        (HARMONIC, {}, "is with .*window_days': 121.*, not .*harmonics': 1"),
+        (ClimatologyConfig(method="window", window_days=120), {}, "121.*not .*120"),
+        (BY_HOUR, {}, "by_hour': False.*not .*True"),
+        (WINDOW, {"train": ["2000-01-02", "2001-01-20"]}, "of another period .moving mean of 121 days, 2000-01-01 to"),
+    ],
+)
+def test_another_one_is_fitted_and_said(
+    conf: DataConfig,
+    source: Path,
+    caplog: pytest.LogCaptureFixture,
+    wanted: ClimatologyConfig,
+    splits: dict,
+    reason: str,
+) -> None:
+    caplog.set_level(logging.INFO)
+    keep(conf, WINDOW)
+    if splits:
+        # the store's own times are those from the first split to the last
+        splits = {**splits, "test": ["2000-01-01", "2000-01-01"]}
+        conf = make(source, Path(conf.store).parent, splits={**conf.splits.model_dump(), **splits}, split_gap="1min")
+        preprocess(conf, progress=False)
+    reader, train, names = opened(conf)
+    caplog.clear()
+    climatology = obtain_climatology(reader, names, train, wanted)
+    (record,) = [r for r in caplog.records if r.name == module.__name__]
+    assert "fitted now" in record.message
+    assert pytest.importorskip("re").search(reason, record.message), record.message
+    expected = fit_climatology(reader, names, train.first, train.last, wanted)
+    np.testing.assert_array_equal(climatology.fields, expected.fields)
+    # preprocessing again replaces it
+    keep(conf, wanted)
+    caplog.clear()
+    obtain_climatology(reader, names, train, wanted)
+    assert "that of the store" in caplog.text
+    keep(conf, wanted)
+    assert "has its climatology" in caplog.text
+
+
+def test_a_store_without_one(conf: DataConfig, source: Path, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    caplog.set_level(logging.INFO)
+    reader, train, names = opened(conf)
+    obtain_climatology(reader, names, train, HARMONIC)
+    assert "the store has none" in caplog.text
+    sources = open_reader(make(source, tmp_path, store=None))
+    obtain_climatology(sources, names, train, HARMONIC)
+    assert "there is no store" in caplog.text
+
+
+SCRIPT = """
+    import os, signal, sys
+    from credit.config.schema_data import DataConfig, PreprocessConfig
+    from credit.config.schema_forecast import ClimatologyConfig
+    from credit.data import climatology_store as module, climatology_fit, store
+    module.BLOCK_BYTES = int(sys.argv[3])
+    read, count = store.StoreReader.read, 0
+    def watched(self, index):
+        global count
+        count += 1
+        if count == int(sys.argv[4]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return read(self, index)
+    store.StoreReader.read = watched
+    conf, wanted = DataConfig.model_validate_json(sys.argv[1]), ClimatologyConfig.model_validate_json(sys.argv[2])
+    module.preprocess_climatology(conf, PreprocessConfig(climatology=True), wanted, progress=False)
+"""
+
+
+def test_a_kill_loses_one_block_at_most(
+    conf: DataConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    room = 12 * ROWS * COLUMNS * CHANNELS * 9  # nine of 36 parts, four blocks
+    command = [sys.executable, "-c", textwrap.dedent(SCRIPT), conf.model_dump_json(), WINDOW.model_dump_json()]
+    killed = subprocess.run([*command, str(room), "700"], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    group = zarr.open_group(Path(conf.store) / "climatology", mode="r")
+    done = group["done"][:].tolist()
+    assert done == sorted(done, reverse=True) and sum(done) in (1, 2), done
+    assert dict(group.attrs)["credit"]["complete"] is False
+    reader, train, names = opened(conf)
+    caplog.set_level(logging.INFO)
+    obtain_climatology(reader, names, train, WINDOW)
+    assert "is not complete" in caplog.text and "fitted now" in caplog.text
+    fitted, written = fit_climatology(reader, names, train.first, train.last, WINDOW), []
+    original = module.fit_fields
+    monkeypatch.setattr(module, "fit_fields", lambda *args: written.append(args[4]) or original(*args))
+    # the blocks are those that it was begun with, whatever the room now
+    keep(conf, WINDOW)
+    assert written == [slice(first, first + 9) for first in (9, 18, 27)][sum(done) - 1 :]
+    np.testing.assert_array_equal(group["fields"][:], fitted.fields)
+    assert not list(Path(conf.store).parent.glob(".*"))
+
+
+def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a fit holds is what is said of it, whatever the size of the table."""
+    rows, columns, count = 32, 64, 420
+    fields = {"t2m": np.random.default_rng(0).normal(280, 9, (count, rows, columns)).astype(np.float32)}
+    conf = make(
+        write_file(tmp_path / "b.nc", fields, np.arange(count) * 24),
+        tmp_path,
+        timestep="24h",
+        variables={"prognostic": {"vars_2D": ["t2m"]}},
+        fields={},
+    )
+    preprocess(conf, progress=False)
+    wanted = ClimatologyConfig(method="window", window_days=31)
+    reader, train, _ = opened(conf)
+    monkeypatch.setattr(module, "BLOCK_BYTES", 2**20)
+    fit = module.Fitting(Path(conf.store), wanted, (train.first, train.last), False).plan(reader)
+    disk, memory = module.bytes_of(fit, 1, (rows, columns))
+    assert disk == 4 * math.prod(fit.shape) * rows * columns and 2**19 < memory < 2**20 + 16 * rows * columns < disk
+    keep(conf, HARMONIC)  # what is loaded and compiled once is no part of it
+    tracemalloc.start()
+    keep(conf, wanted)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # weights, plans and libraries beside the fields
+    assert memory / 2 < peak < memory + 2**19
+    again = fit_climatology(reader, ["t2m"], train.first, train.last, wanted)
+    np.testing.assert_array_equal(zarr.open_group(f"{conf.store}/climatology", mode="r")["fields"][:], again.fields)
+
+
+def test_what_is_kept_of_what_was_read_is_bounded(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_KEPT_BYTES", 3 * 4 * ROWS * COLUMNS)
+    keep(conf, WINDOW)
+    reader, train, names = opened(conf)
+    climatology = obtain_climatology(reader, names[:1], train, WINDOW)
+    for minutes in reader.times[::20].tolist():
+        climatology.at(minutes)
+    assert climatology.fields._read.cache_info().currsize == 3
+
+
+def configure(data: DataConfig, **changes: object) -> Config:
+    raw = {"save_loc": "unused", "data": data.model_dump(exclude_unset=True), "model": {"type": "wxformer"}}
+    return build_config({**raw, "trainer": {"max_steps": 1}, **changes})
+
+
+def test_training_and_verification_take_it(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, train, names = opened(conf)
+    before = fit_assets(configure(conf), reader, train)
+    scored = build_climatology(HARMONIC, reader, names[:3], train)
+    keep(conf, HARMONIC)
+    forbid_reading(monkeypatch)
+    after = fit_assets(configure(conf), reader, train)
+    assert after.climatology.names == ("sst",)
+    for name, array in after.tensors().items():
+        np.testing.assert_array_equal(array.numpy(), before.tensors()[name].numpy())
+    np.testing.assert_array_equal(build_climatology(HARMONIC, reader, names[:3], train).fields, scored.fields)
+
+
+def test_the_command(conf: DataConfig, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    config = tmp_path / "config.yml"
+    config.write_text(configure(conf, preprocess={"climatology": True}).model_dump_json(exclude_unset=True))
+    assert main(["check", str(config)]) in (0, 2)
+    assert "climatology: is to be fitted (credit_preprocess), at most 0.00 GiB in the store" in capsys.readouterr().out
+    assert main(["preprocess", str(config), "--report"]) == 0
+    assert "1 annual harmonic, 2000-01-01 to 2001-01-20" in Path(f"{conf.store}.report.html").read_text()
+    with pytest.raises(ConfigError, match="no effect with verification.climatology.method: file"):
+        configure(
+            conf, preprocess={"climatology": True}, verification={"climatology": {"method": "file", "path": "a.nc"}}
+        )
+    assert main(["preprocess", str(config), "verification.climatology.harmonics=200"]) == 2
+    assert "200 cannot be fitted to 772 times" in capsys.readouterr().err
+
+
+def test_no_room(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "bytes_of", lambda *args: (2**60, 0))
+    with pytest.raises(DataError, match="needs up to .* more"):
+        keep(conf, WINDOW)
+    assert not list(Path(conf.store).parent.glob(".*")) and not (Path(conf.store) / "climatology").exists()
+
+
+def test_the_disk_is_full(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> np.ndarray:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(module, "fit_fields", full)
+    with pytest.raises(DataError, match="the disk is full .*goes on where it stopped"):
+        keep(conf, WINDOW)
+    monkeypatch.undo()
+    keep(conf, WINDOW)
+    reader, train, _ = opened(conf)
+    assert module.difference(reader.path, WINDOW, train) is None
