@@ -157,14 +157,14 @@ def fit_fields(
         values = reader.read(int(fit.positions[row]))[index]
         _add(sums[fit.members[row] - members[0]], weight, values)
     divisors, fields = fit.divisors[members], np.empty(sums.shape, dtype=np.float32)
-    for place in np.ndindex(sums.shape[0], len(index)):
-        own = sums[place[0], :, place[1]]
-        if fit.kind == "harmonic":
+    for member, part in np.ndindex(*sums.shape[:2]):
+        if fit.kind == "table":
+            fields[member, part] = sums[member, part] / divisors[member, parts][part]
+            continue
+        for channel in range(len(index)):
             # one after the other, as a product of matrices sums up in an order that depends on their sizes
-            solved = [sum(factor * one for factor, one in zip(line, own, strict=True)) for line in divisors[place[0]]]
-        else:
-            solved = own / divisors[place[0], parts, None, None]
-        fields[place[0], :, place[1]] = solved
+            factors = zip(divisors[member, part], sums[member, :, channel], strict=True)
+            fields[member, part, channel] = sum(factor * one for factor, one in factors)
     return fields
 
 
