@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xarray as xr
 import zarr
 
 from credit.cli.main import main
@@ -30,8 +31,13 @@ from credit.data.reader import open_reader
 from credit.data.splits import Split, build_splits
 from credit.data.store import StoreReader
 from credit.errors import ConfigError, DataError
+from credit.forecast.archive import open_forecasts
+from credit.forecast.writer import ForecastWriter
 from credit.train.assets import fit_assets
+from credit.verify import baselines
 from credit.verify.baselines import build_climatology
+from credit.verify.scoring import score_forecasts
+from credit.verify.table import ScoreTable
 from tests.unit.data.files_on_the_fly import write_file
 
 ROWS, COLUMNS, DAYS, EVERY = 4, 8, 456, 36
@@ -336,6 +342,34 @@ def test_training_and_verification_take_it(conf: DataConfig, monkeypatch: pytest
     for name, array in after.tensors().items():
         np.testing.assert_array_equal(array.numpy(), before.tensors()[name].numpy())
     np.testing.assert_array_equal(build_climatology(HARMONIC, reader, names[:3], train).fields, scored.fields)
+
+
+def test_scores_read_the_training_period_no_more(
+    conf: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(baselines, "_DAMPING_SAMPLES", 5)
+    reader, train, _ = opened(conf)
+    starts = [int(minutes) for minutes in reader.times[-4:-1]]
+    writer = ForecastWriter(
+        tmp_path / "forecasts", reader.channels, reader.grid, reader.clock, reader.attributes, 2160,
+        lead_minutes=[2160], initial_minutes=starts, masks=reader.masks,
+    )  # fmt: skip
+    for start in starts:
+        writer.write(start, reader.read(reader.index_of(start + 2160))[None, :3] + 1)
+    read, original = set(), StoreReader.read
+    monkeypatch.setattr(StoreReader, "read", lambda self, index: read.add(index) or original(self, index))
+
+    def score() -> tuple[ScoreTable, int]:
+        read.clear()
+        config = configure(conf, verification={"climatology": BY_HOUR.model_dump()})
+        table = score_forecasts(config, reader, open_forecasts(tmp_path / "forecasts")).table
+        return table, sum(reader.times[index] <= train.last for index in read)
+
+    before, many = score()
+    keep(conf, BY_HOUR)
+    after, few = score()
+    assert many == (reader.times <= train.last).sum() > 200 and few <= 10
+    xr.testing.assert_identical(after.dataset, before.dataset)
 
 
 def test_the_command(conf: DataConfig, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
