@@ -40,7 +40,7 @@ from credit.verify.scoring import score_forecasts
 from credit.verify.table import ScoreTable
 from tests.unit.data.files_on_the_fly import write_file
 
-ROWS, COLUMNS, DAYS, EVERY = 4, 8, 456, 36
+ROWS, COLUMNS, DAYS, EVERY = 6, 8, 456, 36
 CHANNELS = 4  # t at two levels, t2m, sst
 HARMONIC = ClimatologyConfig()
 WINDOW = ClimatologyConfig(method="window", window_days=241)
