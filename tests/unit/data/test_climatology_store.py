@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
-import os
 import re
 import shutil
 import signal
@@ -13,6 +13,7 @@ import sys
 import textwrap
 import tracemalloc
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -46,7 +47,6 @@ HARMONIC = ClimatologyConfig()
 WINDOW = ClimatologyConfig(method="window", window_days=241)
 BY_HOUR = ClimatologyConfig(method="window", window_days=241, by_hour=True)
 WAVES_BY_HOUR = ClimatologyConfig(harmonics=2, by_hour=True)
-ALL = [HARMONIC, WINDOW, BY_HOUR, WAVES_BY_HOUR]
 
 
 @pytest.fixture(scope="module")
@@ -105,15 +105,12 @@ def opened(conf: DataConfig) -> tuple[StoreReader, Split, list[str]]:
 
 
 def forbid_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(*_: object) -> None:
-        raise AssertionError("a field of the store was read")
-
-    monkeypatch.setattr(StoreReader, "read", read)
-    monkeypatch.setattr(StoreReader, "read_into", read)
+    for name in ("read", "read_into"):
+        monkeypatch.setattr(StoreReader, name, Mock(side_effect=AssertionError("a field of the store was read")))
 
 
 @pytest.mark.parametrize("room", [None, 9, 1])
-@pytest.mark.parametrize("wanted", ALL, ids=str)
+@pytest.mark.parametrize("wanted", [HARMONIC, WINDOW, BY_HOUR, WAVES_BY_HOUR], ids=str)
 def test_stored_is_fitted_to_the_last_bit(
     conf: DataConfig, monkeypatch: pytest.MonkeyPatch, wanted: ClimatologyConfig, room: int | None
 ) -> None:
@@ -290,13 +287,8 @@ def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """What a fit holds is what is said of it, whatever the size of the table."""
     rows, columns, count = 64, 128, 420
     fields = {"t2m": np.random.default_rng(0).normal(280, 9, (count, rows, columns)).astype(np.float32)}
-    conf = make(
-        write_file(tmp_path / "b.nc", fields, np.arange(count) * 24),
-        tmp_path,
-        timestep="24h",
-        variables={"prognostic": {"vars_2D": ["t2m"]}},
-        fields={},
-    )
+    file = write_file(tmp_path / "b.nc", fields, np.arange(count) * 24)
+    conf = make(file, tmp_path, timestep="24h", variables={"prognostic": {"vars_2D": ["t2m"]}}, fields={})
     preprocess(conf, progress=False)
     wanted = ClimatologyConfig(method="window", window_days=31)
     reader, train, _ = opened(conf)
@@ -395,10 +387,7 @@ def test_no_room(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_disk_is_full(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> np.ndarray:
-        raise OSError(28, os.strerror(28))
-
-    monkeypatch.setattr(module, "fit_fields", full)
+    monkeypatch.setattr(module, "fit_fields", Mock(side_effect=OSError(errno.ENOSPC, "no room")))
     with pytest.raises(DataError, match="the disk is full .*goes on where it stopped"):
         keep(conf, WINDOW)
     monkeypatch.undo()
