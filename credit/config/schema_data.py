@@ -248,7 +248,14 @@ class DataConfig(Section):
         "the store and list it (at most one in twenty).",
     )
     solar: SolarConfig = Field(SolarConfig(), description="Options of toa_incident_solar_radiation.")
-    cache: Literal["none", "memory"] = Field("none", description="`memory`: keep every field that was read.")
+    cache: Literal["none", "memory", "disk"] = Field(
+        "none",
+        description="`memory`: keep every field that was read. `disk`: copy what was read of the store to "
+        "`cache_folder`, and read it there from then on.",
+    )
+    cache_folder: str | None = Field(
+        None, description="A folder on the node's own disk for `cache: disk`; none: its temporary one (TMPDIR)."
+    )
     num_workers: int = Field(0, ge=0, description="Loader processes; 0 reads in the training process.")
 
     @model_validator(mode="after")
@@ -271,6 +278,10 @@ class DataConfig(Section):
             raise ValueError(
                 "bad_times: skip needs a data.store, in which the bad times are noted; or correct the files"
             )
+        if self.cache == "disk" and self.store is None:
+            raise ValueError("cache: disk copies the chunks of a training store; set data.store")
+        if self.cache_folder is not None and self.cache != "disk":
+            raise ValueError("cache_folder has no effect without cache: disk")
         computed = {*COMPUTED_DYNAMIC, *COMPUTED_STATIC}
         for name in self.transforms:
             if name not in every - computed:
