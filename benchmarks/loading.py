@@ -27,7 +27,7 @@ from credit.config import load_config
 from credit.config.schema_data import DataConfig, PreprocessConfig
 from credit.data.dataset import ForecastDataset
 from credit.data.frames import Frames
-from credit.data.loader import build_loader
+from credit.data.loader import Loader
 from credit.data.preprocess import preprocess
 from credit.data.reader import FieldReader, open_reader
 from credit.data.splits import Split, initial_times
@@ -74,8 +74,9 @@ def plain(conf: DataConfig, indices: list[int]) -> int:
 def ours(dataset: ForecastDataset, indices: list[int], workers: int = 0) -> int:
     """Read samples through the loader, one a batch."""
     total = 0
-    for batch in build_loader(dataset, [[index] for index in indices], workers):
-        total += sum(t.numel() * t.element_size() for t in (batch.history_BCTHW, batch.target_BCTHW))
+    with BatchFeed(Loader(dataset, [[index] for index in indices], workers), torch.device("cpu")) as feed:
+        for batch in feed:
+            total += batch.history_BCTHW.nbytes + batch.target_BCTHW.nbytes
     return total
 
 
@@ -145,7 +146,7 @@ def timed(run: Callable[[list[int]], int], indices: list[int]) -> float:
 def waiting_share(dataset: ForecastDataset, indices: list[int], workers: int, step: float = 0.2) -> float:
     """Return the share of the time that a loop with such a step waits for data, the first two samples left out."""
     waited = []
-    with BatchFeed(build_loader(dataset, [[index] for index in indices], workers), torch.device("cpu")) as feed:
+    with BatchFeed(Loader(dataset, [[index] for index in indices], workers), torch.device("cpu")) as feed:
         for _ in feed:
             waited.append(feed.take_wait())
             time.sleep(step)

@@ -42,6 +42,8 @@ class SourceReader:
         DataError: for missing values in the static fields, or no time that all variables have.
     """
 
+    is_thread_safe = False
+
     def __init__(
         self,
         channels: ChannelMap,

@@ -60,6 +60,8 @@ class StoreReader:
         statistics: of the training period; None in a store that is not complete.
     """
 
+    is_thread_safe = True
+
     def __init__(
         self,
         path: Path,

@@ -12,7 +12,7 @@ from credit.channels import ChannelMap
 from credit.config.schema_data import DataConfig
 from credit.data.dataset import ForecastDataset
 from credit.data.frames import Frames
-from credit.data.loader import build_loader
+from credit.data.loader import Loader
 from credit.errors import DataError
 from credit.times import Clock
 from credit.train.feed import BatchFeed
@@ -45,28 +45,28 @@ def dataset(seconds: float = 0.0, bad: int | None = None) -> ForecastDataset:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_order_and_end(workers: int) -> None:
     order = [[3], [11, 4], [0]]
-    with BatchFeed(build_loader(dataset(), order, workers), CPU) as feed:
+    with BatchFeed(Loader(dataset(), order, workers), CPU) as feed:
         met = [batch.initial_B.tolist() for batch in feed]
     assert met == [[STEP * index for index in batch] for batch in order]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_error_arrives_at_its_batch(workers: int) -> None:
-    with BatchFeed(build_loader(dataset(bad=6 * STEP), [[1], [2], [5], [7]], workers), CPU) as feed:
+    with BatchFeed(Loader(dataset(bad=6 * STEP), [[1], [2], [5], [7]], workers), CPU) as feed:
         assert [next(feed).initial_B.item() for _ in range(2)] == [STEP, 2 * STEP]
         with pytest.raises(DataError, match="a is not there"):
             next(feed)
 
 
 def test_left_before_the_end() -> None:
-    with BatchFeed(build_loader(dataset(), [[n] for n in range(19)], 2), CPU) as feed:
+    with BatchFeed(Loader(dataset(), [[n] for n in range(19)], 2), CPU) as feed:
         next(feed)
     assert feed.take_wait() > 0
 
 
 def test_waiting_is_measured() -> None:
     """Reading in this process takes two fields a sample; what is read during a step does not count."""
-    with BatchFeed(build_loader(dataset(seconds=0.05), [[n] for n in range(4)], 0), CPU) as feed:
+    with BatchFeed(Loader(dataset(seconds=0.05), [[n] for n in range(4)], 0), CPU) as feed:
         next(feed)
         assert 0.09 < feed.take_wait() < 5
         assert feed.take_wait() == 0
