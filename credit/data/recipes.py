@@ -21,7 +21,7 @@ import numpy as np
 from credit.data import atmosphere
 from credit.data.plausible import quantity_of
 from credit.data.units import Conversion, OfLogarithm, plain
-from credit.data.vertical import Column, HybridLevels, Placement, place
+from credit.data.vertical import Column, Placement, place
 from credit.data.wants import FIELD, SURFACE_GEOPOTENTIAL, SURFACE_PRESSURE
 from credit.errors import DataError
 
@@ -126,10 +126,11 @@ def _interpolate(quantity: str, column: Column, block: Mapping[str, np.ndarray])
     if not quantity or not placement.below.any():
         return placement.held(block[FIELD])
     if quantity == "temperature":
-        return _temperature(column.levels, placement, block)
+        return _temperature(column, placement, block)
     if column.levels.b.any():
+        below = _names(column, placement.below)
         raise DataError(
-            f"{_deepest(placement)} is below the lowest level somewhere, where geopotential needs a temperature: "
+            f"{below} is below the lowest level of the source in some cells, where geopotential needs a temperature: "
             "derive it (data.fields.NAME.derive: geopotential)"
         )
     return placement.continued(block[FIELD])
@@ -181,17 +182,18 @@ def _geopotential(column: Column, block: Mapping[str, np.ndarray]) -> np.ndarray
     return found
 
 
-def _temperature(levels: HybridLevels, placement: Placement, block: Mapping[str, np.ndarray]) -> np.ndarray:
+def _temperature(column: Column, placement: Placement, block: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return temperature with what lies below the lowest level."""
     found = placement.held(block[FIELD])
-    surface, lowest, bottom = _surface(block), block[FIELD][-1], levels.lowest(_surface(block))
-    if not levels.b.any():
+    surface, lowest, bottom = _surface(block), block[FIELD][-1], column.levels.lowest(_surface(block))
+    if not column.levels.b.any():
         standard = lowest * (placement.pressure / bottom) ** atmosphere.ALPHA
         return np.where(placement.below, standard, found)
-    if (placement.pressure > surface).any() and SURFACE_GEOPOTENTIAL not in block:
+    under_ground = placement.pressure > surface
+    if under_ground.any() and SURFACE_GEOPOTENTIAL not in block:
         raise DataError(
-            f"{_deepest(placement)} is below the ground somewhere, where temperature is extrapolated with the height "
-            "of the ground: set data.sources.N.vertical.surface_geopotential"
+            f"{_names(column, under_ground)} is below the ground in some cells, where temperature is extrapolated with "
+            "the height of the ground: set data.sources.N.vertical.surface_geopotential"
         )
     ground = block.get(SURFACE_GEOPOTENTIAL, np.zeros_like(surface))
     for row, below in enumerate(placement.below):
@@ -210,5 +212,7 @@ def _place(column: Column, block: Mapping[str, np.ndarray]) -> Placement:
     return place(column.levels, column.wanted, _surface(block))
 
 
-def _deepest(placement: Placement) -> str:
-    return f"the lowest of the levels ({np.nanmax(placement.pressure) / 100:g} hPa)"
+def _names(column: Column, where: np.ndarray) -> str:
+    """Return the wanted levels, in words, of which a mask (L, N...) has some cell."""
+    rows = np.flatnonzero(where.reshape(len(where), -1).any(axis=1))
+    return f"level {', '.join(f'{value:g}' for value in column.wanted.values[rows])}"

@@ -1,0 +1,371 @@
+"""Sources on hybrid levels through the reader and the store: dialects, derived fields, the way back, refusals."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import netCDF4
+import numpy as np
+import pytest
+import xarray as xr
+import yaml
+from pydantic import ValidationError
+
+from credit.cli.main import main
+from credit.config.schema_data import DataConfig
+from credit.data.preprocess import preprocess
+from credit.data.reader import open_reader
+from credit.data.sources import open_sources
+from credit.data.store import identity
+from credit.errors import DataError
+from tests.unit.data import hybrid_on_the_fly as world
+from tests.unit.data.files_on_the_fly import make_config, write_file
+
+ATMOSPHERE = world.atmosphere()
+LEVELS = [50, 200, 500, 850, 1000]
+GROUND = {"surface_pressure": "sp", "surface_geopotential": "zs"}
+DERIVED = {
+    "z": {"derive": "geopotential"},
+    "r": {"derive": "relative_humidity"},
+    "ws": {"derive": "wind_speed"},
+    "msl": {"derive": "mean_sea_level_pressure"},
+}
+
+
+def fields_of(*names: str, times: int = 40) -> dict[str, np.ndarray]:
+    return {name: ATMOSPHERE[name] if name == "zs" else ATMOSPHERE[name][:times] for name in names}
+
+
+def config(path: Path, vertical: dict | None = GROUND, source: dict | None = None, **options: object) -> DataConfig:
+    """Return a config with one source on hybrid levels."""
+    settings = {"p3": ["t", "u", "q"], "levels": LEVELS} | options
+    sources = [{"path": str(path), "vertical": vertical} | (source or {})]
+    return make_config("", sources=sources, **settings)
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("hybrid") / "ml.nc"
+    return world.write(path, "ecmwf", fields_of("t", "u", "v", "q", "sp", "zs"))
+
+
+def by_numpy(name: str, time: int, levels: list[float]) -> np.ndarray:
+    """Return a variable (levels, H, W) at levels in hPa, column by column; numpy holds the end values."""
+    have = np.log(world.levels().pressure(ATMOSPHERE["sp"][time].astype(np.float64)))
+    found = np.empty((len(levels), world.H, world.W))
+    for i, j in np.ndindex(world.H, world.W):
+        column = ATMOSPHERE[name][time, :, i, j]
+        found[:, i, j] = np.interp(np.log(np.array(levels) * 100.0), have[:, i, j], column)
+    return found
+
+
+def test_winds_and_humidity_as_numpy_interpolates_them(everything: Path) -> None:
+    reader = open_sources(config(everything, p3=["u", "q"]))
+    for time in (0, 7):
+        expected = np.concatenate([by_numpy("u", time, LEVELS), by_numpy("q", time, LEVELS)])
+        np.testing.assert_allclose(reader.read(time), expected, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", ["cam", "cf", "grib"])
+def test_every_dialect_gives_the_same(tmp_path: Path, everything: Path, kind: str) -> None:
+    names = {"cam": {"sp": "PS", "zs": "PHIS", "t": "T"}, "grib": {"zs": "z", "sp": "lnsp"}}.get(kind, {})
+    pressure = "lnsp" if kind == "grib" else "sp"
+    fields = fields_of("t", "q", pressure, "zs", times=3)
+    renamed = {names.get(name, name): values for name, values in fields.items()}
+    path = world.write(tmp_path / f"ml.{kind}", kind, renamed, world.HOURS[:3])
+    source = {
+        "rename": names | ({"sp": "lnsp"} if kind == "grib" else {}),
+        "format": "grib" if kind == "grib" else "netcdf",
+    }
+    options = {"p3": ["t", "q", "z"], "p2": ["msl"], "fields": {name: DERIVED[name] for name in ("z", "msl")}}
+    found, expected = (
+        open_sources(c).read(2) for c in (config(path, source=source, **options), config(everything, **options))
+    )
+    for values, others, atol in zip(
+        np.split(found, [5, 10]), np.split(expected, [5, 10]), (1e-3, 1e-7, 0.1), strict=True
+    ):
+        np.testing.assert_allclose(values, others, rtol=1e-6, atol=atol)  # 24 bits a value in GRIB
+
+
+def test_coefficients_from_a_file(tmp_path: Path, everything: Path) -> None:
+    """As ECMWF publishes them: n, a [Pa], b of the half levels; or any netCDF file that has them."""
+    bare = world.write(tmp_path / "bare.nc", "no", fields_of("t", "u", "q", "sp", "zs"))
+    with pytest.raises(DataError, match=r"bare\.nc: the coefficients of its hybrid levels .*vertical\.coefficients"):
+        open_sources(config(bare))
+    a, b = world.half_levels()
+    rows = [f"{n},{a_:.9f},{b_:.12f}" for n, (a_, b_) in enumerate(zip(a, b, strict=True))]
+    (tmp_path / "L24.csv").write_text("\n".join(["n,a [Pa],b", *rows]))
+    expected = open_sources(config(everything)).read(1)
+    for table in (tmp_path / "L24.csv", everything):
+        found = open_sources(config(bare, GROUND | {"coefficients": str(table)})).read(1)
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+    (tmp_path / "short.csv").write_text("\n".join(["n,a [Pa],b", *rows[4:]]))
+    with pytest.raises(DataError, match=r"24 levels \(1 to 24\), the coefficients are of 20"):
+        open_sources(config(bare, GROUND | {"coefficients": str(tmp_path / "short.csv")}))
+    (tmp_path / "full.csv").write_text("\n".join(["n,a [Pa],b", *rows[:-1]]))
+    with pytest.raises(DataError, match="full.csv: coefficients of half levels must run .* to the ground"):
+        open_sources(config(bare, GROUND | {"coefficients": str(tmp_path / "full.csv")}))
+
+
+def test_derived_fields_by_hand(everything: Path) -> None:
+    reader = open_sources(config(everything, p3=["t", "z", "r", "ws"], p2=["msl"], fields=DERIVED))
+    assert reader.attributes["z"]["units"] == "m2 s-2" and reader.attributes["msl"]["units"] == "Pa"
+    t, z, r, ws = np.split(reader.read(5)[:-1], 4)
+    speed = np.hypot(ATMOSPHERE["u"][5], ATMOSPHERE["v"][5])
+    surface = ATMOSPHERE["sp"][5].astype(np.float64)
+    have = world.levels().pressure(surface)
+    column = (slice(None), 4, 3)
+    expected = np.interp(np.log(np.array(LEVELS) * 100.0), np.log(have[column]), speed[column])
+    np.testing.assert_allclose(ws[column], expected, rtol=1e-5)
+    # the hydrostatic equation between two levels; 24 levels leave it uncertain by some metres
+    p = np.linspace(2e4, 5e4, 20001)
+    virtual = ATMOSPHERE["t"][5][column] * (1 + 0.60777 * ATMOSPHERE["q"][5][column])
+    thickness = world.R * np.trapezoid(np.interp(np.log(p), np.log(have[column]), virtual) / p, p)
+    assert z[1, 4, 3] - z[2, 4, 3] == pytest.approx(thickness, abs=40.0)
+    assert (np.diff(z, axis=0) < 0).all() and t.shape == z.shape
+    assert r.min() >= 0 and np.isfinite(r).all()
+
+
+def test_a_store_has_the_same_numbers_and_knows_how_they_were_made(tmp_path: Path, everything: Path) -> None:
+    options = {"p3": ["t", "q", "z"], "p2": ["msl"], "fields": {n: DERIVED[n] for n in ("z", "msl")}}
+    store = {"store": str(tmp_path / "store.zarr"), "grid": {"rows": 5, "columns": 8, "poles": True}}
+    conf = config(everything, **options, **store)
+    preprocess(conf, progress=False)
+    stored, sources = open_reader(conf), open_sources(conf)
+    for index in (0, 11):
+        np.testing.assert_array_equal(stored.read(index), sources.read(index))
+    assert stored.attributes == sources.attributes
+    with pytest.raises(DataError, match=r"data\.fields\.r\.derive|channels"):
+        open_reader(
+            config(
+                everything,
+                **options | {"p3": ["t", "q", "r"], "fields": {n: DERIVED[n] for n in ("r", "msl")}},
+                **store,
+            )
+        )
+    with pytest.raises(DataError, match=r"data\.sources: .*'vertical'"):
+        open_reader(config(everything, GROUND | {"coefficients": str(everything)}, **options, **store))
+
+
+def test_what_is_not_used_is_not_in_the_identity_of_a_store(tmp_path: Path) -> None:
+    plain = identity(make_config(tmp_path / "a.nc", p2=["t2m"]))
+    assert not [key for key in plain if "derive" in key or "inputs" in key or "coefficients" in key]
+    assert "vertical" not in plain["data.sources"][0]
+
+
+def test_the_way_back_to_hybrid_levels(tmp_path: Path, everything: Path) -> None:
+    """A temperature that is linear in ln p, on pressure levels, arrives on hybrid levels as it must."""
+    pressure = np.array([20, 50, 100, 200, 300, 500, 700, 850, 925, 1000.0, 1050])
+    profile = np.tile((100.0 + 15.0 * np.log(pressure * 100))[None, :, None, None], (40, 1, world.H, world.W))
+    fields = {"u": profile, "t": profile, "sp": ATMOSPHERE["sp"]}
+    kinds = {"u": {"units": "m s-1"}, "sp": {"units": "Pa"}}
+    path = write_file(tmp_path / "pl.nc", fields, world.HOURS, lat=world.LAT, levels=pressure, attributes=kinds)
+    options = {"levels": [8, 15, 24], "level_units": "model_level", "coefficients": str(everything)}
+    found = open_sources(config(path, {"surface_pressure": "sp"}, p3=["u", "t"], **options)).read(3)
+    target = world.levels().take([7, 14, 23]).pressure(ATMOSPHERE["sp"][3].astype(np.float64))
+    inside = target < 1.05e5
+    for values in np.split(found, 2):
+        np.testing.assert_allclose(values[inside], (100.0 + 15.0 * np.log(target))[inside], rtol=1e-5)
+    with pytest.raises(DataError, match="level 1 .* lies above the uppermost level of the source"):
+        open_sources(config(path, {"surface_pressure": "sp"}, p3=["u"], **options | {"levels": [1, 24]}))
+
+
+def test_a_run_on_the_sources_own_levels(everything: Path) -> None:
+    """Without data.coefficients nothing is interpolated; derived fields are there."""
+    options = {"level_units": "model_level", "levels": [10, 24]}
+    reader = open_sources(config(everything, p3=["t", "z"], fields={"z": DERIVED["z"]}, **options))
+    t, z = np.split(reader.read(4), 2)
+    np.testing.assert_array_equal(t, ATMOSPHERE["t"][4][[9, 23]])
+    bottom = world.levels().take([23])
+    surface = ATMOSPHERE["sp"][4].astype(np.float64)
+    layer = world.R * t[1] * (1 + 0.60777 * ATMOSPHERE["q"][4][23]) * np.log(surface / bottom.pressure(surface)[0])
+    np.testing.assert_allclose(z[1] - ATMOSPHERE["zs"], layer, rtol=0.01)
+
+
+def test_humidity_on_pressure_levels_needs_no_more(tmp_path: Path) -> None:
+    """At 1000 hPa and 20 degC, saturation is 23.39 hPa (steam tables): q of 7.3 g/kg is half of it."""
+    shape = (4, 2, 6, 12)
+    fields = {"t": np.full(shape, 293.15), "q": np.full(shape, 7.3)}
+    kinds = {"q": {"units": "g kg-1"}}
+    path = write_file(tmp_path / "pl.nc", fields, levels=[500, 1000], attributes=kinds)
+    for kind in ("relative_humidity", "relative_humidity_water"):
+        reader = open_sources(make_config(path, p3=["r"], levels=[1000], fields={"r": {"derive": kind}}))
+        np.testing.assert_allclose(reader.read(0), 50.0, atol=0.4)
+
+
+def test_units_of_the_files(tmp_path: Path, everything: Path) -> None:
+    """hPa, degC, g/kg and the height of the ground in m give what SI gives; the temperature stays in degC."""
+    fields = fields_of("t", "q", "sp", "zs")
+    odd = {
+        "t": fields["t"] - np.float32(273.15),
+        "q": fields["q"] * 1e3,
+        "sp": fields["sp"] / 100,
+        "zs": fields["zs"] / 9.80665,
+    }
+    path = world.write(tmp_path / "odd.nc", "ecmwf", odd)
+    with netCDF4.Dataset(path, "a") as file:
+        for name, units in (("t", "degC"), ("q", "g kg-1"), ("sp", "hPa"), ("zs", "m")):
+            file[name].units = units
+    options = {"p3": ["t", "z"], "p2": ["msl"], "fields": {n: DERIVED[n] for n in ("z", "msl")}}
+    found, expected = open_sources(config(path, **options)).read(0), open_sources(config(everything, **options)).read(0)
+    np.testing.assert_allclose(found[:5] + 273.15, expected[:5], atol=1e-3)
+    np.testing.assert_allclose(found[5:], expected[5:], rtol=1e-5, atol=0.5)
+    for name, units, message in (
+        ("sp", "K", "as surface_pressure it must be in Pa or hPa"),
+        ("sp", "Pa", "surface pressure runs from"),
+    ):
+        with netCDF4.Dataset(path, "a") as file:
+            file[name].units = units
+        with pytest.raises(DataError, match=message):
+            open_sources(config(path, **options))
+
+
+def test_surface_pressure_in_other_files(tmp_path: Path, everything: Path) -> None:
+    column = world.write(tmp_path / "ml.nc", "ecmwf", fields_of("t", "u", "q"))
+    whole = world.write(tmp_path / "sfc.nc", "no", fields_of("lnsp", "zs"))
+    early = world.write(tmp_path / "early.nc", "no", fields_of("lnsp", "zs", times=30), world.HOURS[:30])
+    ground = {"surface_pressure": "lnsp", "surface_geopotential": "zs"}
+    sources = [{"path": str(column), "vertical": ground}, {"path": str(whole)}]
+    found = open_sources(make_config("", sources=sources, p3=["t", "u", "q"], levels=LEVELS)).read(8)
+    np.testing.assert_allclose(found, open_sources(config(everything)).read(8), rtol=1e-5, atol=1e-7)
+    sources[1]["path"] = str(early)
+    with pytest.raises(
+        DataError,
+        match=r"t needs lnsp at the same times, but lnsp is not there at 10 of 40, the first is 2000-01-08T12:00",
+    ):
+        open_sources(make_config("", sources=sources, p3=["t"], levels=LEVELS))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vertical": {"surface_pressure": "ps"}}, r'data\.sources\.0\.vertical\.surface_pressure: "ps" is in no file'),
+        ({"vertical": {"surface_pressure": "sp"}}, "level 850, 1000 is below the ground.*surface_geopotential"),
+        ({"levels": [0.1, 500]}, r"t: level 0\.1 \(0\.1 hPa\) lies above the uppermost level"),
+        ({"fields": {"z": {"derive": "geopotential", "inputs": {"temperature": "ta"}}}, "p3": ["t", "z"]},
+         r'data\.fields\.z\.inputs: "ta" is in no file'),
+        ({"fields": {"z": DERIVED["z"]}, "p3": ["t", "z"], "vertical": {"surface_pressure": "sp"}},
+         r"data\.fields\.z\.derive: geopotential is computed on hybrid levels.*set both in data\.sources\.0\.vertical"),
+    ],
+)  # fmt: skip
+def test_what_check_says(
+    tmp_path: Path, everything: Path, capsys: pytest.CaptureFixture, change: dict, message: str
+) -> None:
+    conf = config(everything, **{"p3": ["t"]} | change)
+    raw = {"save_loc": str(tmp_path / "run"), "data": conf.model_dump(mode="json", exclude_defaults=True)}
+    raw |= {"model": {"type": "wxformer"}, "trainer": {"max_steps": 1}}
+    (tmp_path / "config.yml").write_text(yaml.safe_dump(raw))
+    assert main(["check", str(tmp_path / "config.yml")]) == 2
+    problems = capsys.readouterr()
+    text = " ".join((problems.out + problems.err).split())
+
+    assert re.search(message, text), text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fields": {"z": {"inputs": {"temperature": "t"}}}, "p3": ["t", "z"]}, "no effect without derive"),
+        (
+            {"fields": {"z": {"derive": "geopotential", "inputs": {"pressure": "t"}}}, "p3": ["t", "z"]},
+            'no input "pressure"',
+        ),
+        ({"fields": {"z": DERIVED["z"]}, "p2": ["z"]}, "list z in vars_3D"),
+        ({"fields": {"msl": DERIVED["msl"]}, "p3": ["msl"]}, "list msl in vars_2D"),
+        ({"fields": {"z": DERIVED["ws"]}, "static": ["z"]}, "is for prognostic, diagnostic and forcing"),
+        ({"coefficients": "a.nc"}, "coefficients has no effect"),
+    ],
+)
+def test_refused_configs(everything: Path, options: dict, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        config(everything, **options)
+
+
+def test_static_fields_are_not_interpolated(tmp_path: Path) -> None:
+    path = world.write(tmp_path / "ml.nc", "ecmwf", fields_of("t", "sp", "zs") | {"lai": ATMOSPHERE["q"]})
+    conf = config(path, p3=["t"])
+    groups = conf.variables.model_dump() | {"static": {"vars_3D": ["lai"]}}
+    with pytest.raises(DataError, match="lai is static and on levels, and its source has vertical"):
+        open_sources(DataConfig(**conf.model_dump() | {"variables": groups}))
+
+
+def test_a_field_of_another_model(shared_data: Path) -> None:
+    """CAM's names, no P0 but levels that are named by it, the year 49; numpy column by column."""
+    path = shared_data / "ingest" / "vinth2p.nc"
+    splits = {"train": ["0049-09-01", "0049-09-30"], "valid": ["0049-11-01"] * 2, "test": ["0049-12-01"] * 2}
+    conf = config(path, {"surface_pressure": "PS"}, p3=["T"], levels=[10, 100, 300], splits=splits)
+    found = open_sources(conf).read(1)
+    with xr.open_dataset(path, decode_times=False) as file:
+        file = file.isel(time=1).sortby("lat", ascending=False).load()
+    have = np.log(
+        file.hyam.values[:, None, None] * 1e5 + file.hybm.values[:, None, None] * file.PS.values.astype(float)
+    )
+    for i, j in [(0, 0), (20, 77), (33, 5), (63, 127)]:
+        expected = np.interp(np.log([1e3, 1e4, 3e4]), have[:, i, j], file["T"].values[:, i, j])
+        np.testing.assert_allclose(found[:, i, j], expected, rtol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def by_cdo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GRIB file, and beside it what CDO makes of it."""
+    if shutil.which("cdo") is None:
+        pytest.skip("cdo is not installed")
+    folder = tmp_path_factory.mktemp("cdo")
+    fields = fields_of("t", "u", "q", "lnsp", times=2)
+    fields["zs"] = np.broadcast_to(ATMOSPHERE["zs"], fields["lnsp"].shape)
+    path = world.write(folder / "ml.grib", "grib", fields, world.HOURS[:2])
+    for operator in ("ml2plx,5000,20000,50000,85000,100000", "gheight", "sealevelpressure"):
+        out = folder / f"{operator.split(',')[0]}.nc"
+        subprocess.run(["cdo", "-s", "-f", "nc", "-b", "F64", operator, path, out], check=True, capture_output=True)
+    return folder
+
+
+def read_beside(folder: Path, time: int, **options: object) -> np.ndarray:
+    source = {"rename": {"zs": "z"}}
+    ground = {"surface_pressure": "lnsp", "surface_geopotential": "zs"}
+    return open_sources(config(folder / "ml.grib", ground, source, **options)).read(time)
+
+
+def at_the_ground(time: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return pressure and temperature of the ground, and the temperature at sea level by the standard lapse rate."""
+    surface = ATMOSPHERE["sp"][time].astype(np.float64)
+    ratio = surface / world.levels().lowest(surface)
+    ground = ATMOSPHERE["t"][time, -1] * (1 + 0.0065 * world.R / world.G * (ratio - 1))
+    return surface, ground, ground + 0.0065 * ATMOSPHERE["zs"] / world.G
+
+
+def test_geopotential_as_cdo_has_it(by_cdo: Path) -> None:
+    options = {"levels": list(range(1, 25)), "level_units": "model_level", "fields": {"z": DERIVED["z"]}}
+    theirs = xr.load_dataset(by_cdo / "gheight.nc", decode_times=False).zh.values[1] * world.G
+    np.testing.assert_allclose(read_beside(by_cdo, 1, p3=["z"], **options), theirs, rtol=1e-6)
+
+
+def test_sea_level_pressure_as_cdo_has_it(by_cdo: Path) -> None:
+    theirs = xr.load_dataset(by_cdo / "sealevelpressure.nc", decode_times=False).psl.values[1]
+    ours = read_beside(by_cdo, 1, p3=["t"], p2=["msl"], fields={"msl": DERIVED["msl"]})[-1]
+    _, ground, sea_level = at_the_ground(1)
+    # there Trenberth et al. hold the temperature at sea level at 290.5 K, CDO does not
+    same = (ground > 290.5) | (sea_level <= 290.5)
+    assert same.sum() > 130
+    np.testing.assert_allclose(ours[same], theirs[same], atol=0.05)
+    np.testing.assert_allclose(ours, theirs, atol=100.0)
+
+
+def test_below_the_ground_as_cdo_extrapolates(by_cdo: Path) -> None:
+    """CDO is linear in p above, where these tests ask numpy."""
+    theirs = xr.load_dataset(by_cdo / "ml2plx.nc", decode_times=False)
+    ours = np.split(read_beside(by_cdo, 1), 3)
+    surface, ground, sea_level = at_the_ground(1)
+    pressure = np.array(LEVELS)[:, None, None] * 100.0
+    below = pressure > world.levels().lowest(surface)
+    under = pressure > surface
+    assert below.sum() > 150 and under.sum() > 60
+    for values, name in zip(ours[1:], "uq", strict=True):
+        np.testing.assert_allclose(values[below], theirs[name].values[1][below], rtol=1e-6)
+    # over the sea CDO has no lapse rate; just above the ground it makes hot and cold ground milder
+    same = (under & (ATMOSPHERE["zs"] > 0)) | (below & ~under & (ground > 255) & (sea_level < 290.5))
+    assert same.sum() > 80
+    np.testing.assert_allclose(ours[0][same], theirs["t"].values[1][same], atol=1e-3)
