@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from credit.config.schema_data import DataConfig
+from credit.data.cf import Layout
 from credit.data.files import OpenFiles
 from credit.data.recipes import interpolated_as, make
 from credit.data.scan import Piece, Scan
@@ -16,6 +18,8 @@ from credit.data.units import Conversion
 from credit.data.wants import FIELD, SURFACE_GEOPOTENTIAL, SURFACE_PRESSURE
 from credit.errors import DataError
 from credit.times import Clock
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,17 @@ def build_made(name: str, scan: Scan, conf: DataConfig, files: OpenFiles) -> Mad
         series = build_series(roles[role], _of_source(found, number), files, scan.clock, raw=True)
         _require_grid(name, main.pieces, series.pieces)
         inputs[role] = series, _match(name, main, roles[role], series, scan.clock)
+    _say(name, conf.field(name).derive, first)
     return MadeSeries(main.pieces, main.times, main.piece, main.position, name, conf.field(name).derive, inputs, ground)
+
+
+def _say(name: str, kind: str | None, layout: Layout) -> None:
+    """Log what is done to a variable, below the ground above all."""
+    if layout.column is None or layout.column.wanted is None:
+        return
+    extrapolated = kind == "geopotential" or interpolated_as(name, layout.attributes.get("standard_name", ""))
+    below = "extrapolated" if extrapolated else "held"
+    logger.info("%s: from %d levels, linearly in ln p; %s below the lowest", name, len(layout.column.levels), below)
 
 
 def _of_source(pieces: list[Piece], number: int) -> list[Piece]:

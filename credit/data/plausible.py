@@ -40,11 +40,6 @@ _QUANTITY_OF = {name: quantity for quantity, names in _QUANTITIES.items() for na
 _LOWEST_HPA = 700.0
 
 
-def quantity_of(name: str) -> str | None:
-    """Return what a standard_name or a usual short name measures; None where that is not known."""
-    return _QUANTITY_OF.get(name)
-
-
 def find_contradictions(
     fields_CHW: np.ndarray,
     channels: Sequence[Channel],

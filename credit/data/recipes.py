@@ -19,7 +19,6 @@ from collections.abc import Mapping
 import numpy as np
 
 from credit.data import atmosphere
-from credit.data.plausible import quantity_of
 from credit.data.units import Conversion, OfLogarithm, plain
 from credit.data.vertical import Column, Placement, place
 from credit.data.wants import FIELD, SURFACE_GEOPOTENTIAL, SURFACE_PRESSURE
@@ -45,8 +44,13 @@ _UNITS = {
     SURFACE_PRESSURE: {"Pa": (1.0, 0.0), "hPa": (100.0, 0.0)},
     SURFACE_GEOPOTENTIAL: {"m2 s-2": (1.0, 0.0), "m": (atmosphere.GRAVITY, 0.0)},
 }
+# what is not simply held below the ground, by standard_name or usual names
+_EXTRAPOLATED = {
+    "temperature": ("air_temperature", "t", "ta", "temp", "temperature"),
+    "geopotential": ("geopotential", "geopotential_height", "z", "z3", "zg", "gh", "hgt"),
+}
 # of a block of columns, so that a few float64 copies of it stay small beside a column of float32
-_BLOCK_VALUES = 2_000_000
+_BLOCK_VALUES = 300_000
 _LEAST_SURFACE_PA, _MOST_SURFACE_PA = 2e4, 1.2e5
 
 
@@ -57,8 +61,8 @@ def derived_attributes(kind: str) -> dict[str, str]:
 
 def interpolated_as(name: str, standard_name: str) -> str:
     """Return ``temperature`` or ``geopotential`` for what is not simply held below the ground, else an empty text."""
-    quantity = quantity_of(standard_name or name.lower()) or ""
-    return quantity.removesuffix(" height") if quantity.startswith(("temperature", "geopotential")) else ""
+    called = standard_name or name.lower()
+    return next((quantity for quantity, names in _EXTRAPOLATED.items() if called in names), "")
 
 
 def find_si(role: str, name: str, attributes: Mapping[str, str], where: str) -> Conversion | OfLogarithm | None:

@@ -289,7 +289,7 @@ class _FileScanner:
         coordinates = self._coordinates
         lowest = kind == "mean_sea_level_pressure"
         if want.levels is None and not lowest:
-            return self._rows_2d(want.name, dims), None
+            return self._rows_2d(want.name, dims, want.role == FIELD), None
         name = coordinates.of_dim[dims["level"]][1] if "level" in dims else coordinates.scalar.get("level")
         if name is None:
             way_out = "" if kind else "; list it in vars_2D"
@@ -300,12 +300,14 @@ class _FileScanner:
             rows = match_levels(have, want.levels, want.name, self._conf.level_units, self._where)
         return rows, column
 
-    def _rows_2d(self, ours: str, dims: dict[str, str]) -> tuple[int, ...] | None:
+    def _rows_2d(self, ours: str, dims: dict[str, str], is_field: bool) -> tuple[int, ...] | None:
         length = self._dataset.sizes[dims["level"]] if "level" in dims else 0
-        if length > 1:
+        if length > 1 and is_field:
             raise DataError(
                 f"{self._where}: {ours} is in vars_2D but lies on {length} levels there; list it in vars_3D"
             )
+        if length > 1:
+            raise DataError(f"{self._where}: {ours} lies on {length} levels there, but it must be a field on none")
         return (0,) if length else None
 
     def _times(self, dims: dict[str, str]) -> tuple[np.ndarray | None, np.ndarray | None]:

@@ -86,7 +86,7 @@ def write(path: Path, kind: str, fields: dict[str, np.ndarray], hours: np.ndarra
     )
     for name, values in fields.items():
         dims = {4: ("time", "lev", "lat", "lon"), 3: ("time", "lat", "lon"), 2: ("lat", "lon")}[values.ndim]
-        dataset[name] = (dims, values, {"units": UNITS.get(name, "K")})
+        dataset[name] = (dims, values, {"units": UNITS.get(name, UNITS.get(name.lower(), "K"))})
     if kind == "cam":
         dataset["lev"].attrs |= {"units": "hPa", "standard_name": "atmosphere_hybrid_sigma_pressure_coordinate"}
         dataset["lev"].attrs["formula_terms"] = "a: hyam b: hybm p0: P0 ps: PS"

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from credit.cli.main import main
 from credit.config.schema_data import DataConfig
+from credit.data import recipes
 from credit.data.preprocess import preprocess
 from credit.data.reader import open_reader
 from credit.data.sources import open_sources
@@ -158,7 +159,7 @@ def test_what_is_not_used_is_not_in_the_identity_of_a_store(tmp_path: Path) -> N
 
 def test_the_way_back_to_hybrid_levels(tmp_path: Path, everything: Path) -> None:
     """A temperature that is linear in ln p, on pressure levels, arrives on hybrid levels as it must."""
-    pressure = np.array([20, 50, 100, 200, 300, 500, 700, 850, 925, 1000.0, 1050])
+    pressure = np.array([20, 50, 100, 200, 300, 500, 700, 850, 925.0])
     profile = np.tile((100.0 + 15.0 * np.log(pressure * 100))[None, :, None, None], (40, 1, world.H, world.W))
     fields = {"u": profile, "t": profile, "sp": ATMOSPHERE["sp"]}
     kinds = {"u": {"units": "m s-1"}, "sp": {"units": "Pa"}}
@@ -166,9 +167,15 @@ def test_the_way_back_to_hybrid_levels(tmp_path: Path, everything: Path) -> None
     options = {"levels": [8, 15, 24], "level_units": "model_level", "coefficients": str(everything)}
     found = open_sources(config(path, {"surface_pressure": "sp"}, p3=["u", "t"], **options)).read(3)
     target = world.levels().take([7, 14, 23]).pressure(ATMOSPHERE["sp"][3].astype(np.float64))
-    inside = target < 1.05e5
+    inside = target < 92500
     for values in np.split(found, 2):
         np.testing.assert_allclose(values[inside], (100.0 + 15.0 * np.log(target))[inside], rtol=1e-5)
+    # lower than the lowest pressure level: no wind shear, the standard lapse rate
+    u, t = (values[~inside] for values in np.split(found, 2))
+    assert len(u) > 3
+    np.testing.assert_allclose(u, profile[0, -1, 0, 0], rtol=1e-6)
+    standard = profile[0, -1, 0, 0] * (target[~inside] / 92500) ** (world.R * 0.0065 / world.G)
+    np.testing.assert_allclose(t, standard, rtol=1e-6)
     with pytest.raises(DataError, match="level 1 .* lies above the uppermost level of the source"):
         open_sources(config(path, {"surface_pressure": "sp"}, p3=["u"], **options | {"levels": [1, 24]}))
 
@@ -194,6 +201,34 @@ def test_humidity_on_pressure_levels_needs_no_more(tmp_path: Path) -> None:
     for kind in ("relative_humidity", "relative_humidity_water"):
         reader = open_sources(make_config(path, p3=["r"], levels=[1000], fields={"r": {"derive": kind}}))
         np.testing.assert_allclose(reader.read(0), 50.0, atol=0.4)
+
+
+def test_wind_speed_without_levels(tmp_path: Path) -> None:
+    fields = {"10u": np.full((4, 6, 12), -3.0), "v10": np.full((4, 6, 12), 4.0)}
+    path = write_file(tmp_path / "sfc.nc", fields, attributes={name: {"units": "m s-1"} for name in fields})
+    wind = {"derive": "wind_speed", "inputs": {"eastward_wind": "u10", "northward_wind": "v10"}}
+    sources = [{"path": str(path), "rename": {"u10": "10u"}}]
+    reader = open_sources(make_config("", sources=sources, p2=["si10"], fields={"si10": wind}))
+    np.testing.assert_array_equal(reader.read(0), 5.0)
+    assert reader.attributes["si10"]["standard_name"] == "wind_speed"
+
+
+def test_blocks_of_rows_do_not_matter(everything: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    conf = config(everything, p3=["t", "z"], p2=["msl"], fields={n: DERIVED[n] for n in ("z", "msl")})
+    whole = open_sources(conf).read(0)
+    monkeypatch.setattr(recipes, "_BLOCK_VALUES", 2 * world.K * world.W)
+    np.testing.assert_array_equal(open_sources(conf).read(0), whole)
+
+
+def test_everything_on_one_grid(tmp_path: Path) -> None:
+    """Surface pressure belongs to a source's own grid, whatever grid the run has."""
+    column = world.write(tmp_path / "ml.nc", "ecmwf", fields_of("t"))
+    pressure = {"sp": np.full((40, 6, 12), 1e5)}
+    other = write_file(tmp_path / "sp.nc", pressure, world.HOURS, attributes={"sp": {"units": "Pa"}})
+    sources = [{"path": str(column), "vertical": {"surface_pressure": "sp"}}, {"path": str(other)}]
+    grid = {"rows": 5, "columns": 8, "poles": True}
+    with pytest.raises(DataError, match=r"t is made of what is in .*ml\.nc and .*sp\.nc, which are on different grids"):
+        open_sources(make_config("", sources=sources, p3=["t"], levels=[200], grid=grid))
 
 
 def test_units_of_the_files(tmp_path: Path, everything: Path) -> None:
@@ -327,6 +362,16 @@ def read_beside(folder: Path, time: int, **options: object) -> np.ndarray:
     source = {"rename": {"zs": "z"}}
     ground = {"surface_pressure": "lnsp", "surface_geopotential": "zs"}
     return open_sources(config(folder / "ml.grib", ground, source, **options)).read(time)
+
+
+def test_what_cdo_writes_as_netcdf(by_cdo: Path) -> None:
+    """Its level numbers, hyam and hyai on dimensions of their own, its names."""
+    command = ["cdo", "-s", "-f", "nc4", "copy", by_cdo / "ml.grib", by_cdo / "ml.nc"]
+    subprocess.run(command, check=True, capture_output=True)
+    ground = {"surface_pressure": "lnsp", "surface_geopotential": "zs"}
+    options = {"p3": ["t", "z"], "fields": {"z": DERIVED["z"]}}
+    found = open_sources(config(by_cdo / "ml.nc", ground, {"rename": {"zs": "z"}}, **options)).read(1)
+    np.testing.assert_allclose(found, read_beside(by_cdo, 1, **options), rtol=1e-6, atol=0.05)
 
 
 def at_the_ground(time: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
