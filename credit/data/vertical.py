@@ -1,7 +1,7 @@
 """Hybrid sigma-pressure levels, and interpolation from one set of levels to another, linear in ln p.
 
-On hybrid levels pressure is a + b times surface pressure; a pressure level is one with b = 0. So one function leads
-from hybrid to pressure levels, back, and from one model's levels to another's.
+On hybrid levels pressure is a + b times surface pressure; a pressure level is one with b = 0. So one function goes
+between any two sets: hybrid to pressure levels, back, and one model's levels to another's.
 
 Letters of shapes: K are the levels of a source, L those that are wanted, both from the top down; N stands for the axes
 of cells.

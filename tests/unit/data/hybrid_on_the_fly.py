@@ -8,7 +8,9 @@ import eccodes
 import numpy as np
 import xarray as xr
 
+from credit.config.schema_data import DataConfig
 from credit.data.vertical import HybridLevels
+from tests.unit.data.files_on_the_fly import make_config
 
 H, W, K = 9, 16, 24
 LAT, LON = np.linspace(90, -90, H), np.arange(W) * 22.5
@@ -135,3 +137,25 @@ def _message(name: str, field: np.ndarray, level: int, hour: int, pv: np.ndarray
     content = eccodes.codes_get_message(handle)
     eccodes.codes_release(handle)
     return content
+
+
+ATMOSPHERE = atmosphere()
+LEVELS = [50, 200, 500, 850, 1000]
+GROUND = {"surface_pressure": "sp", "surface_geopotential": "zs"}
+DERIVED = {
+    "z": {"derive": "geopotential"},
+    "r": {"derive": "relative_humidity"},
+    "ws": {"derive": "wind_speed"},
+    "msl": {"derive": "mean_sea_level_pressure"},
+}
+
+
+def fields_of(*names: str, times: int = 40) -> dict[str, np.ndarray]:
+    return {name: ATMOSPHERE[name] if name == "zs" else ATMOSPHERE[name][:times] for name in names}
+
+
+def config(path: Path, vertical: dict | None = GROUND, source: dict | None = None, **options: object) -> DataConfig:
+    """Return a config with one source on hybrid levels."""
+    settings = {"p3": ["t", "u", "q"], "levels": LEVELS} | options
+    sources = [{"path": str(path), "vertical": vertical} | (source or {})]
+    return make_config("", sources=sources, **settings)
