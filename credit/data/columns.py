@@ -15,6 +15,7 @@ from credit.data.wants import Want
 from credit.errors import DataError
 
 _PASCAL = {"hPa": 100.0, "Pa": 1.0}
+_ROUNDING = 1e-6
 
 
 class Tables:
@@ -115,7 +116,7 @@ class Tables:
 
 def _require_layers(levels: HybridLevels, want: Want, where: str) -> None:
     """Stop where a column of hybrid levels does not reach the ground without a gap."""
-    complete = levels.a_bounds is not None and levels.b_bounds[-1, 1] == 1.0
+    complete = levels.a_bounds is not None and abs(levels.b_bounds[-1, 1] - 1.0) < _ROUNDING
     if complete:
         edges = np.stack([levels.a_bounds, levels.b_bounds])
         complete = np.allclose(edges[:, 1:, 0], edges[:, :-1, 1], rtol=1e-5, atol=1e-7)

@@ -98,7 +98,7 @@ def _find_table(dataset: xr.Dataset, coordinate: str | None, where: str) -> tupl
     level = None if coordinate is None else dataset.variables[coordinate]
     terms = {} if level is None else _terms(level)
     a_name, b_name = terms.get("ap", terms.get("a", "hyam")), terms.get("b", "hybm")
-    half = _half_by_name(dataset, where) if {"hyai", "hybi"} <= set(dataset.variables) else None
+    half = _half_by_name(dataset, where)
     if not {a_name, b_name} <= set(dataset.variables):
         return half, False
     a, b = dataset.variables[a_name], dataset.variables[b_name]
@@ -146,8 +146,13 @@ def _reference(
     raise DataError(f"{where}: its levels are in fractions of a pressure, but {name} is not there to say which; add it")
 
 
-def _half_by_name(dataset: xr.Dataset, where: str) -> HybridLevels:
+def _half_by_name(dataset: xr.Dataset, where: str) -> HybridLevels | None:
+    """Return the levels between half levels; None where there are none of these, or not down to the ground."""
+    if not {"hyai", "hybi"} <= set(dataset.variables):
+        return None
     a, b = dataset.variables["hyai"], dataset.variables["hybi"]
+    if a.size < 2 or not _reaches_ground(_numbers(a), _numbers(b)):
+        return None
     values = dataset.variables["lev"].values if "lev" in dataset.variables else None
     middle = [xr.Variable(one.dims, 0.5 * (_numbers(one)[1:] + _numbers(one)[:-1]), one.attrs) for one in (a, b)]
     matches = values is not None and np.size(values) == a.size - 1
@@ -155,9 +160,13 @@ def _half_by_name(dataset: xr.Dataset, where: str) -> HybridLevels:
     return _of_half(_numbers(a) * (_pascal(a) if p0 is None else p0), _numbers(b), where)
 
 
+def _reaches_ground(a: np.ndarray, b: np.ndarray) -> bool:
+    return a[-1] == 0.0 and b[-1] == 1.0
+
+
 def _of_half(a: np.ndarray, b: np.ndarray, where: str) -> HybridLevels:
     """Return full levels, at the mean pressure of the half levels about them, numbered from 1 at the top."""
-    if len(a) < 2 or b[-1] != 1.0 or a[-1] != 0.0:
+    if len(a) < 2 or not _reaches_ground(a, b):
         raise DataError(
             f"{where}: coefficients of half levels must run from the top to the ground, where a is 0 and b is 1"
         )
@@ -204,7 +213,7 @@ def _rows_in(table: HybridLevels, values: np.ndarray, coordinate: str, where: st
 def _require_sane(levels: HybridLevels, where: str) -> None:
     pressure = levels.pressure(np.array(MEAN_SURFACE_PA))
     steps = np.diff(pressure)
-    if not ((steps > 0).all() or (steps < 0).all()) or pressure.min() < 0.0 or pressure.max() > 1.1e5:
+    if not ((steps > 0).all() or (steps < 0).all()) or pressure.min() <= 0.0 or pressure.max() > 1.1e5:
         raise DataError(
             f"{where}: the coefficients give pressures of {pressure[0] / 100:g} to {pressure[-1] / 100:g} hPa that do "
             "not rise from level to level; look at their units and order"

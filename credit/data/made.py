@@ -87,6 +87,7 @@ def build_made(name: str, scan: Scan, conf: DataConfig, files: OpenFiles) -> Mad
     for role, found in pieces.items():
         series = build_series(roles[role], _of_source(found, number), files, scan.clock, raw=True)
         _require_grid(name, main.pieces, series.pieces)
+        _require_levels(name, main.pieces, series.pieces)
         inputs[role] = series, _match(name, main, roles[role], series, scan.clock)
     _say(name, conf.field(name).derive, first)
     return MadeSeries(main.pieces, main.times, main.piece, main.position, name, conf.field(name).derive, inputs, ground)
@@ -113,6 +114,21 @@ def _require_grid(name: str, main: list[Piece], others: list[Piece]) -> None:
             raise DataError(
                 f"{name} is made of what is in {main[0].path} and {piece.path}, which are on different grids: "
                 f"{difference}; bring them to one"
+            )
+
+
+def _require_levels(name: str, main: list[Piece], others: list[Piece]) -> None:
+    """Stop where two variables of one formula do not lie on the same levels."""
+    columns = [piece.layout.column for piece in others]
+    if None in columns:
+        return
+    first = main[0].layout.column.levels
+    for piece in (*main, *others):
+        levels = piece.layout.column.levels
+        if len(levels) != len(first) or not np.allclose([levels.a, levels.b], [first.a, first.b], rtol=1e-6):
+            raise DataError(
+                f"{name} is made of what is on {len(first)} levels in {main[0].path} and on {len(levels)} others in "
+                f"{piece.path} ({piece.layout.name}); all must be on the same"
             )
 
 

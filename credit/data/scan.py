@@ -269,20 +269,9 @@ class _FileScanner:
             kept["units"] = field.units
             step *= abs(conversion.scale) if conversion else 1.0
         return Layout(
-            theirs,
-            dims,
-            rows,
-            column,
-            grid,
-            orientation,
-            regridder,
-            conversion,
-            to_si,
-            times,
-            window_bounds,
-            kept,
-            step,
-        )
+            theirs, dims, rows, column, grid, orientation, regridder, conversion, to_si, times, window_bounds,
+            kept, step,
+        )  # fmt: skip
 
     def _rows(self, want: Want, kind: str | None, dims: dict[str, str]) -> tuple[tuple[int, ...] | None, Column | None]:
         """Return which rows of the levels are read, and how the run's levels are made of them where they are not."""

@@ -15,6 +15,8 @@ from pydantic import ValidationError
 from credit.cli.main import main
 from credit.config.schema_data import DataConfig
 from credit.data import recipes
+from credit.data.grib import open_grib
+from credit.data.hybrid import levels_of_file
 from credit.data.preprocess import preprocess
 from credit.data.reader import open_reader
 from credit.data.sources import open_sources
@@ -303,6 +305,30 @@ def test_static_fields_are_not_interpolated(tmp_path: Path) -> None:
     groups = conf.variables.model_dump() | {"static": {"vars_3D": ["lai"]}}
     with pytest.raises(DataError, match="lai is static and on levels, and its source has vertical"):
         open_sources(DataConfig(**conf.model_dump() | {"variables": groups}))
+
+
+def test_inputs_must_be_on_the_same_levels(tmp_path: Path) -> None:
+    """Above the uppermost 4 levels there is no humidity; it is not taken for that of other levels."""
+    column = world.write(tmp_path / "ml.nc", "ecmwf", fields_of("t", "sp", "zs"))
+    with xr.open_dataset(world.write(tmp_path / "q.nc", "ecmwf", fields_of("q")), decode_times=False) as file:
+        file.isel(lev=slice(4, None)).to_netcdf(tmp_path / "low.nc")
+    sources = [{"path": str(column), "vertical": GROUND}, {"path": str(tmp_path / "low.nc"), "vertical": GROUND}]
+    with pytest.raises(DataError, match=r"z is made of what is on 24 levels in .*ml\.nc and on 20 others in .*low\.nc"):
+        open_sources(make_config("", sources=sources, p3=["z"], levels=[500], fields={"z": DERIVED["z"]}))
+    sources[0]["path"] = str(tmp_path / "gap.nc")
+    with xr.open_dataset(column, decode_times=False) as file:
+        file.isel(lev=slice(0, 20)).to_netcdf(tmp_path / "gap.nc")
+    with pytest.raises(DataError, match=r"t has 20 levels \(1 to 20\) without those down to the ground"):
+        open_sources(make_config("", sources=sources, p3=["z"], levels=[500], fields={"z": DERIVED["z"]}))
+
+
+def test_levels_of_the_ifs(shared_data: Path) -> None:
+    """Every fourth of ECMWF's 137 levels, from the list in a GRIB file; hPa as ECMWF's table of the levels has them."""
+    path = shared_data / "ingest" / "ml_data.grib"
+    levels = levels_of_file(open_grib(path, {}), "hybrid_1", None, str(path))
+    assert levels.values.tolist() == list(range(1, 138, 4))
+    pressure = levels.pressure(np.array(101325.0)) / 100
+    np.testing.assert_allclose(pressure[[0, -1]], [0.0100, 1012.0494], atol=1e-4)
 
 
 def test_a_field_of_another_model(shared_data: Path) -> None:
