@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from credit.channels import COMPUTED_DYNAMIC, COMPUTED_STATIC, ChannelMap
+from credit.channels import COMPUTED_DYNAMIC, COMPUTED_STATIC, DERIVED_FROM, ChannelMap
 from credit.config.base import Section
 from credit.errors import ConfigError
 from credit.times import parse_duration
@@ -25,6 +25,24 @@ def _check_duration(value: object) -> object:
 Duration = Annotated[str, BeforeValidator(_check_duration)]
 Hour = Annotated[int, Field(ge=0, le=23)]
 Level = Annotated[float, Field(gt=0)]
+
+Derived = Literal[
+    "geopotential", "mean_sea_level_pressure", "relative_humidity", "relative_humidity_water", "wind_speed"
+]
+
+
+class VerticalConfig(Section):
+    """What belongs to the levels of a source: it lies on hybrid levels, or is to be brought to hybrid ones."""
+
+    surface_pressure: str = Field(description="Variable with surface pressure or, as in ERA5, its logarithm (lnsp).")
+    surface_geopotential: str | None = Field(
+        None, description="Variable with geopotential or height of the ground, for what lies below it and `derive`."
+    )
+    coefficients: str | None = Field(
+        None,
+        description="A file with the levels' coefficients where the source has none: netCDF, or CSV with columns a "
+        "(Pa) and b of the half levels.",
+    )
 
 
 class SourceConfig(Section):
@@ -49,6 +67,11 @@ class SourceConfig(Section):
         "exact",
         description="When its values count: at their own times; each until the next (`persist`, for forcings that are "
         "rarer than the rest); or in every year (`cyclic`, a representative year).",
+    )
+    vertical: VerticalConfig | None = Field(
+        None,
+        description="Its variables on levels are interpolated to `data.levels`, from hybrid levels or to them; none: "
+        "its levels are matched exactly.",
     )
     storage_options: dict[str, bool | int | float | str] = Field(
         {}, description="How to reach a remote zarr store, for example `{anon: true}`; keys belong in the environment."
@@ -147,6 +170,21 @@ class FieldConfig(Section):
     regrid: Literal["bilinear", "conservative", "nearest"] | None = Field(
         None, description="Its own `data.regrid`; `nearest` for masks and categories."
     )
+    derive: Derived | None = Field(
+        None,
+        description="Computed instead of read. `relative_humidity` is over water and ice as in ERA5, "
+        "`relative_humidity_water` over water.",
+    )
+    inputs: dict[str, str] = Field(
+        {},
+        description="Variables to derive it from, where they have other names: temperature (t), specific_humidity (q), "
+        "eastward_wind (u), northward_wind (v).",
+    )
+
+    @property
+    def derived_from(self) -> dict[str, str]:
+        """What it is derived from -> variable; empty where it is read. The first one's files stand for it."""
+        return DERIVED_FROM[self.derive] | self.inputs if self.derive else {}
 
 
 class TransformConfig(Section):
@@ -218,6 +256,10 @@ class DataConfig(Section):
     variables: VariablesConfig = Field(description="Which variables play which part.")
     levels: list[Level] = Field([], description="Levels of the 3-D variables, matched exactly, in `level_units`.")
     level_units: Literal["hPa", "Pa", "model_level"] = Field("hPa", description="Units of `levels`.")
+    coefficients: str | None = Field(
+        None,
+        description="A file with the coefficients of the run's model levels, to bring sources with `vertical` to them.",
+    )
     fields: dict[str, FieldConfig] = Field({}, description="Options of single variables, by name.")
     transforms: dict[str, TransformConfig] = Field(
         {}, description="Transforms of single variables, by name, for skewed ones: tp: {kind: log1p, unit: 0.001}."
@@ -308,7 +350,10 @@ class DataConfig(Section):
         from_files = [*outputs, *read, *(name for name in static if name not in COMPUTED_STATIC)]
         if self.grid is None and self.regrid != "bilinear":
             raise ValueError("regrid has no effect without grid; set data.grid")
+        if self.coefficients and (self.level_units != "model_level" or not any(one.vertical for one in self.sources)):
+            raise ValueError("coefficients has no effect: it is for level_units: model_level and sources with vertical")
         for name, field in self.fields.items():
+            self._check_derived(name, field, on_levels, [*outputs, *read])
             for key, members, which in (
                 ("levels", on_levels, "variables on levels"),
                 ("minimum", outputs, "prognostic and diagnostic variables"),
@@ -323,6 +368,25 @@ class DataConfig(Section):
                 raise ValueError(f"fields.{name}.restarts has no effect without temporal: deaccumulate")
             if field.window == "next" and field.temporal == "instant":
                 raise ValueError(f"fields.{name}.window has no effect with temporal: instant; set mean or accumulate")
+
+    @staticmethod
+    def _check_derived(name: str, field: FieldConfig, on_levels: list[str], varying: list[str]) -> None:
+        if field.derive is None:
+            if field.inputs:
+                raise ValueError(f"fields.{name}.inputs has no effect without derive")
+            return
+        here = f"fields.{name}.derive: {field.derive}"
+        for role in field.inputs:
+            if role not in DERIVED_FROM[field.derive]:
+                raise ValueError(f'{here} has no input "{role}"; it is made of {", ".join(DERIVED_FROM[field.derive])}')
+        if name not in varying:
+            raise ValueError(f"{here} is for prognostic, diagnostic and forcing variables that are not computed")
+        if field.derive not in ("mean_sea_level_pressure", "wind_speed") and name not in on_levels:
+            raise ValueError(f"{here} is a field on levels; list {name} in vars_3D")
+        if field.derive == "mean_sea_level_pressure" and name in on_levels:
+            raise ValueError(f"{here} has no levels; list {name} in vars_2D")
+        if field.temporal != "instant":
+            raise ValueError(f"{here} is of instantaneous fields; leave out temporal: {field.temporal}")
 
     def field(self, name: str) -> FieldConfig:
         """Return the options of variable `name`."""

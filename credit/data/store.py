@@ -227,6 +227,9 @@ def identity(conf: DataConfig) -> dict[str, Any]:
         **{f"data.fields.{name}.temporal": field.temporal for name, field in fields.items()},
         **{f"data.fields.{name}.restarts": field.restarts for name, field in fields.items() if field.restarts},
         **{f"data.fields.{name}.units": field.units for name, field in fields.items() if field.units},
+        **{f"data.fields.{name}.derive": field.derive for name, field in fields.items() if field.derive},
+        **{f"data.fields.{name}.inputs": field.inputs for name, field in fields.items() if field.inputs},
+        **({"data.coefficients": conf.coefficients} if conf.coefficients else {}),
         **(_regridding(conf, fields) if conf.grid else {}),
     }
 
@@ -242,7 +245,9 @@ def _regridding(conf: DataConfig, fields: Mapping[str, FieldConfig]) -> dict[str
 
 def _identity_of(source: SourceConfig) -> dict[str, Any]:
     # stores that were made before there were these do not have them
-    unset = {key for key in ("select", "times") if getattr(source, key) == SourceConfig.model_fields[key].default}
+    unset = {
+        key for key in ("select", "times", "vertical") if getattr(source, key) == SourceConfig.model_fields[key].default
+    }
     return source.model_dump(mode="json", exclude={"storage_options"} | unset)
 
 
