@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
-from credit.config.schema_data import SourceConfig
+from credit.config.schema_source import SourceConfig
 from credit.data.cf import PRESSURE_IN_HPA
 from credit.data.files import open_file
 from credit.data.vertical import HybridLevels

@@ -10,7 +10,8 @@ import numpy as np
 import xarray as xr
 from tqdm import tqdm
 
-from credit.config.schema_data import DataConfig, FieldConfig, GridConfig, SourceConfig
+from credit.config.schema_data import DataConfig, FieldConfig
+from credit.config.schema_source import GridConfig, SourceConfig
 from credit.data.cf import Coordinates, Layout, is_vector_component, level_values, match_levels
 from credit.data.columns import Tables
 from credit.data.files import OpenFiles, expand_path, expand_paths, open_file

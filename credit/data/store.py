@@ -32,7 +32,8 @@ import numpy as np
 import zarr
 
 from credit.channels import ChannelMap
-from credit.config.schema_data import DataConfig, FieldConfig, SourceConfig
+from credit.config.schema_data import DataConfig, FieldConfig
+from credit.config.schema_source import SourceConfig
 from credit.data.chunks import ChunkFiles
 from credit.data.local_copies import LocalCopies
 from credit.data.splits import Split, build_splits

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from credit.channels import ChannelMap
-from credit.config.schema_data import DataConfig, SourceConfig
+from credit.config.schema_data import DataConfig
+from credit.config.schema_source import SourceConfig
 from credit.data.problems import Problems
 from credit.errors import did_you_mean
 

@@ -18,8 +18,8 @@ from credit.data.loader import Loader
 class BatchFeed(Iterator[Batch]):
     """Iterates over batches on the device and knows how long they were waited for.
 
-    Threads get the next batches, from a store or from loader processes, and begin to copy them to the device while the
-    present one is computed with.
+    Threads get the next batches, from a store or from loader processes, while the present one is computed with, and the
+    first of them is copied to the device meanwhile.
 
     Tensor-parallel peers work on the same samples: the first of them reads and gives them to the others, whose loaders
     are of a dataset that is ``blank``.
@@ -36,7 +36,8 @@ class BatchFeed(Iterator[Batch]):
         self._waited = 0.0
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._threads = ThreadPoolExecutor(threads, "batches") if threads else None
-        self._ahead: deque[Future] = deque()
+        self._ahead: deque[Future[Batch]] = deque()
+        self._copied: tuple[Batch, torch.cuda.Event | None] | None = None
         for _ in range(threads):
             self._begin_another()
 
@@ -52,13 +53,10 @@ class BatchFeed(Iterator[Batch]):
 
     def __next__(self) -> Batch:
         began = time.perf_counter()
-        if self._threads is None:
-            batch, copied = self._fetch(next(self._jobs))
-        elif self._ahead:
-            batch, copied = self._ahead.popleft().result()
-            self._begin_another()
-        else:
-            raise StopIteration
+        batch, copied = self._copied or self._copy(self._take())
+        self._copied = None
+        if self._stream is not None and self._ahead and self._ahead[0].done() and not self._ahead[0].exception():
+            self._copied = self._copy(self._take())
         self._waited += time.perf_counter() - began
         if copied is not None:
             present = torch.cuda.current_stream(self._device)
@@ -79,10 +77,23 @@ class BatchFeed(Iterator[Batch]):
         if job is not None:
             self._ahead.append(self._threads.submit(self._fetch, job))
 
-    def _fetch(self, job: Callable[[], Batch]) -> tuple[Batch, torch.cuda.Event | None]:
-        """Return a batch and, on a GPU, when it will be there."""
+    def _take(self) -> Batch:
+        """Return the next batch on the host."""
+        if self._threads is None:
+            return self._fetch(next(self._jobs))
+        if not self._ahead:
+            raise StopIteration
+        batch = self._ahead.popleft().result()
+        self._begin_another()
+        return batch
+
+    def _fetch(self, job: Callable[[], Batch]) -> Batch:
         batch = job()
+        return batch if self._stream is None else batch.pin_memory()
+
+    def _copy(self, batch: Batch) -> tuple[Batch, torch.cuda.Event | None]:
+        """Return the batch on the device and, on a GPU, when it will be there."""
         if self._stream is None:
             return batch.to(self._device), None
         with torch.cuda.stream(self._stream):
-            return batch.pin_memory().to(self._device), self._stream.record_event()
+            return batch.to(self._device), self._stream.record_event()
