@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
+import traceback
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from credit.config.schema_data import PreprocessConfig
@@ -18,7 +18,6 @@ _KILLED = (
     "a process that was writing the store has been killed, perhaps for want of memory; run the same command again (it "
     "goes on where it stopped), with a smaller preprocess.workers"
 )
-_job: Writing | None = None
 
 
 def run_parts(job: Writing, numbers: Sequence[int], conf: PreprocessConfig) -> Iterator[int]:
@@ -38,30 +37,64 @@ def run_parts(job: Writing, numbers: Sequence[int], conf: PreprocessConfig) -> I
 
 
 def _in_processes(job: Writing, numbers: Sequence[int], workers: int) -> Iterator[int]:
+    """Write parts in processes, each of which has a pipe of its own: one that is killed takes nothing with it.
+
+    A pool's processes have locks in common, and wait for ever for one that a killed process held.
+    """
     # a fork would share the open files, whose libraries do not bear it
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, _begin, (job,)) as pool:
-        try:
-            futures = [pool.submit(_write, number) for number in numbers]
-        except (BrokenProcessPool, OSError) as error:  # the pool's own pipe is closed when a process dies at once
-            raise DataError(_KILLED) from error
-        try:
-            for future in as_completed(futures):
-                yield future.result()
-        except BrokenProcessPool as error:
-            raise DataError(_KILLED) from error
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    pipes, processes, failure = [], [], None
+    left = iter(numbers)
+    try:
+        for _ in range(workers):
+            ours, theirs = context.Pipe()
+            pipes.append(ours)
+            processes.append(context.Process(target=_serve, args=(theirs,), daemon=True))
+            processes[-1].start()
+            theirs.close()
+        for pipe, number in zip(pipes, left, strict=False):
+            # not an argument of the process: writing that to one that is dead would not end
+            pipe.send(job)
+            pipe.send(number)
+        busy = set(pipes)
+        while busy and failure is None:
+            for pipe in wait(busy):
+                result = pipe.recv()
+                if isinstance(result, Exception):
+                    failure = result
+                    break
+                yield result
+                number = next(left, None)
+                if number is None:
+                    busy.remove(pipe)
+                else:
+                    pipe.send(number)
+    except (EOFError, BrokenPipeError, ConnectionResetError) as error:
+        raise DataError(_KILLED) from error
+    finally:
+        # the others finish their parts
+        for pipe in pipes:
+            pipe.close()
+        for process in processes:
+            process.join()
+    if failure is not None:
+        raise failure
 
 
-def _begin(job: Writing) -> None:
-    global _job
-    _job = job
-
-
-def _write(number: int) -> int:
-    assert _job is not None, "_begin comes first"
-    return write_part(_job, number)
+def _serve(pipe: Connection) -> None:
+    """Write the parts that come through the pipe, until it is closed."""
+    try:
+        job = pipe.recv()
+        while True:
+            number = pipe.recv()
+            try:
+                result = write_part(job, number)
+            except Exception as error:
+                error.add_note(traceback.format_exc())
+                result = error
+            pipe.send(result)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
 
 
 def _in_jobs(job: Writing, numbers: Sequence[int], conf: PreprocessConfig) -> Iterator[int]:
