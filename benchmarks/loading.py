@@ -27,7 +27,7 @@ from credit.config import load_config
 from credit.config.schema_data import DataConfig, PreprocessConfig
 from credit.data.dataset import ForecastDataset
 from credit.data.frames import Frames
-from credit.data.loader import build_loader
+from credit.data.loader import Loader
 from credit.data.preprocess import preprocess
 from credit.data.reader import FieldReader, open_reader
 from credit.data.splits import Split, initial_times
@@ -71,11 +71,12 @@ def plain(conf: DataConfig, indices: list[int]) -> int:
     return total
 
 
-def ours(dataset: ForecastDataset, indices: list[int], workers: int = 0) -> int:
+def ours(dataset: ForecastDataset, indices: list[int], threads: int = 1) -> int:
     """Read samples through the loader, one a batch."""
     total = 0
-    for batch in build_loader(dataset, [[index] for index in indices], workers):
-        total += sum(t.numel() * t.element_size() for t in (batch.history_BCTHW, batch.target_BCTHW))
+    with BatchFeed(Loader(dataset, [[index] for index in indices], threads), torch.device("cpu")) as feed:
+        for batch in feed:
+            total += batch.history_BCTHW.nbytes + batch.target_BCTHW.nbytes
     return total
 
 
@@ -142,10 +143,10 @@ def timed(run: Callable[[list[int]], int], indices: list[int]) -> float:
     return (time.perf_counter() - began) / len(indices)
 
 
-def waiting_share(dataset: ForecastDataset, indices: list[int], workers: int, step: float = 0.2) -> float:
+def waiting_share(dataset: ForecastDataset, indices: list[int], threads: int, step: float = 0.2) -> float:
     """Return the share of the time that a loop with such a step waits for data, the first two samples left out."""
     waited = []
-    with BatchFeed(build_loader(dataset, [[index] for index in indices], workers), torch.device("cpu")) as feed:
+    with BatchFeed(Loader(dataset, [[index] for index in indices], threads), torch.device("cpu")) as feed:
         for _ in feed:
             waited.append(feed.take_wait())
             time.sleep(step)
@@ -197,8 +198,8 @@ def measure(folder: Path, times: int, samples: int) -> None:
         "plain read, lz4": lambda i: plain(confs["lz4"], i),
         "ours, none": lambda i: ours(datasets["none"], i),
         "ours, lz4": lambda i: ours(datasets["lz4"], i),
-        "ours, none, 1 process": lambda i: ours(datasets["none"], i, 1),
-        "ours, lz4, 1 process": lambda i: ours(datasets["lz4"], i, 1),
+        "ours, none, 2 threads": lambda i: ours(datasets["none"], i, 2),
+        "ours, lz4, 2 threads": lambda i: ours(datasets["lz4"], i, 2),
         "open_zarr + isel a sample": lambda i: per_sample(folder / "layout.zarr", i),
     }
     other = xbatcher_reads(folder / "layout.zarr")
@@ -222,7 +223,7 @@ def measure(folder: Path, times: int, samples: int) -> None:
         print(f"| {name} | {1e3 * statistics.median(warm[name]):.1f} | {1e3 * statistics.median(cold[name]):.1f} |")
     long = np.random.default_rng(1).permutation(len(datasets["lz4"]))[:60].tolist()
     for name, dataset in datasets.items():
-        shares = ", ".join(f"{workers} processes {waiting_share(dataset, long, workers):.4f}" for workers in (0, 1, 2))
+        shares = ", ".join(f"{threads} threads {waiting_share(dataset, long, threads):.4f}" for threads in (1, 2))
         print(f"share of the time that steps of 200 ms wait, {name}: {shares}")
 
 

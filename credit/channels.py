@@ -18,6 +18,14 @@ INPUT_GROUPS = ("prognostic", "dynamic_forcing", "static")
 # computed from time and place instead of being read; credit.data.forcing computes each
 COMPUTED_DYNAMIC = ("toa_incident_solar_radiation", "sin_year", "cos_year", "sin_day", "cos_day")
 COMPUTED_STATIC = ("sin_latitude", "sin_longitude", "cos_longitude")
+# what can be derived from other variables -> what it is made of -> the variable that this is by default
+DERIVED_FROM = {
+    "geopotential": {"temperature": "t", "specific_humidity": "q"},
+    "mean_sea_level_pressure": {"temperature": "t"},
+    "relative_humidity": {"temperature": "t", "specific_humidity": "q"},
+    "relative_humidity_water": {"temperature": "t", "specific_humidity": "q"},
+    "wind_speed": {"eastward_wind": "u", "northward_wind": "v"},
+}
 MASK_SUFFIX = "_mask"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 import cftime
 import numpy as np
@@ -104,13 +105,17 @@ class Clock:
     def year_fraction(self, minutes: np.ndarray) -> np.ndarray:
         """Return the fraction of the calendar year elapsed, in [0, 1), float64, any shape."""
         dates = [self.datetime(value) for value in np.atleast_1d(minutes).ravel()]
-        starts = {date.year: self.parse(f"{date.year:04d}-01-01") for date in dates}
-        ends = {year: self.parse(f"{year + 1:04d}-01-01") for year in starts}
         flat = np.atleast_1d(minutes).ravel().astype(np.float64)
-        begin = np.array([starts[date.year] for date in dates], dtype=np.float64)
-        length = np.array([ends[date.year] for date in dates], dtype=np.float64) - begin
+        begin = np.array([_new_year(self.calendar, date.year) for date in dates], dtype=np.float64)
+        length = np.array([_new_year(self.calendar, date.year + 1) for date in dates], dtype=np.float64) - begin
         return ((flat - begin) / length).reshape(np.shape(minutes))
 
     def day_fraction(self, minutes: np.ndarray) -> np.ndarray:
         """Return the fraction of the UTC day elapsed, in [0, 1), float64, any shape."""
         return np.mod(np.asarray(minutes, dtype=np.float64), 1440.0) / 1440.0
+
+
+@lru_cache(maxsize=1024)
+def _new_year(calendar: str, year: int) -> int:
+    """Return the first minute of a year."""
+    return int(cftime.date2num(cftime.datetime(year, 1, 1, calendar=calendar), EPOCH, calendar))

@@ -106,7 +106,8 @@ def _open(conf: DataConfig, findings: Findings) -> FieldReader | None:
 
 def _times_of(scan: Scan) -> np.ndarray:
     """Return the times of the sources where they are not in order as a whole; none if a file did not tell its own."""
-    pieces = [piece for of_variable in scan.pieces.values() for piece in of_variable]
+    read = [*scan.pieces.values(), *scan.inputs.values()]
+    pieces = [piece for of_variable in read for piece in of_variable]
     timed = {piece.source for piece in pieces if piece.layout.times is not None}
     told = {piece.path for piece in pieces if piece.layout.times is not None or piece.source not in timed}
     if not timed or set(scan.paths) - told:
@@ -114,7 +115,7 @@ def _times_of(scan: Scan) -> np.ndarray:
     # the variable with the most times is the one without a fault
     every = [
         np.unique(np.concatenate([piece.layout.times for piece in of_variable if piece.layout.times is not None]))
-        for of_variable in scan.pieces.values()
+        for of_variable in read
         if any(piece.layout.times is not None for piece in of_variable)
     ]
     return max(every, key=len)

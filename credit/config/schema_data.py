@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from credit.channels import COMPUTED_DYNAMIC, COMPUTED_STATIC, ChannelMap
+from credit.channels import COMPUTED_DYNAMIC, COMPUTED_STATIC, DERIVED_FROM, ChannelMap
 from credit.config.base import Section
+from credit.config.schema_source import GridConfig, SourceConfig
 from credit.errors import ConfigError
 from credit.times import parse_duration
 
@@ -26,53 +27,9 @@ Duration = Annotated[str, BeforeValidator(_check_duration)]
 Hour = Annotated[int, Field(ge=0, le=23)]
 Level = Annotated[float, Field(gt=0)]
 
-
-class SourceConfig(Section):
-    """One set of files that hold some or all of the variables."""
-
-    path: str | list[str] = Field(
-        description="A file, a zarr store (on a disk, or s3://, gs://, https://), a glob, a strftime pattern "
-        "(era5_%Y%m.nc), or a list of these. "
-        "`sample:NAME` finds data that ships with the package. `$VAR` is expanded."
-    )
-    format: Literal["auto", "netcdf", "zarr", "grib"] = Field(
-        "auto", description="By default from the name's ending and the first bytes."
-    )
-    variables: list[str] | None = Field(None, description="Read only these from here; default: all that it has.")
-    rename: dict[str, str] = Field({}, description="Our name -> name in the files.")
-    select: dict[str, int | float | str] = Field(
-        {},
-        description="Coordinate -> its value: one position along a further dimension (`{number: 0}`). In GRIB files "
-        "typeOfLevel, stepType, number, grid, step (hours), expver, dataType, stream, or a type of level.",
-    )
-    times: Literal["exact", "persist", "cyclic"] = Field(
-        "exact",
-        description="When its values count: at their own times; each until the next (`persist`, for forcings that are "
-        "rarer than the rest); or in every year (`cyclic`, a representative year).",
-    )
-    storage_options: dict[str, bool | int | float | str] = Field(
-        {}, description="How to reach a remote zarr store, for example `{anon: true}`; keys belong in the environment."
-    )
-
-
-class GridConfig(Section):
-    """The run's grid, where sources are on others: `rows`, `columns` and `poles`, or `like`."""
-
-    rows: int | None = Field(None, ge=2, description="Rows of a global grid with equal spacing.")
-    columns: int | None = Field(None, ge=2, description="Its columns; the first is at longitude 0.")
-    poles: bool | None = Field(
-        None, description="Whether the outermost rows lie on the poles (181 x 360) or half a cell off (180 x 360)."
-    )
-    like: str | None = Field(
-        None, description="A file with the grid, or several with the same, written as in `data.sources.N.path`."
-    )
-
-    @model_validator(mode="after")
-    def _one_way(self) -> GridConfig:
-        numbers = (self.rows, self.columns, self.poles)
-        if numbers.count(None) != (0 if self.like is None else 3):
-            raise ValueError("name rows, columns and poles, or like alone")
-        return self
+Derived = Literal[
+    "geopotential", "mean_sea_level_pressure", "relative_humidity", "relative_humidity_water", "wind_speed"
+]
 
 
 class GroupConfig(Section):
@@ -147,6 +104,21 @@ class FieldConfig(Section):
     regrid: Literal["bilinear", "conservative", "nearest"] | None = Field(
         None, description="Its own `data.regrid`; `nearest` for masks and categories."
     )
+    derive: Derived | None = Field(
+        None,
+        description="Computed instead of read. `relative_humidity` is over water and ice as in ERA5, "
+        "`relative_humidity_water` over water.",
+    )
+    inputs: dict[str, str] = Field(
+        {},
+        description="Variables to derive it from, where they have other names: temperature (t), specific_humidity (q), "
+        "eastward_wind (u), northward_wind (v).",
+    )
+
+    @property
+    def derived_from(self) -> dict[str, str]:
+        """What it is derived from -> variable; empty where it is read. The first one's files stand for it."""
+        return DERIVED_FROM[self.derive] | self.inputs if self.derive else {}
 
 
 class TransformConfig(Section):
@@ -223,6 +195,10 @@ class DataConfig(Section):
     variables: VariablesConfig = Field(description="Which variables play which part.")
     levels: list[Level] = Field([], description="Levels of the 3-D variables, matched exactly, in `level_units`.")
     level_units: Literal["hPa", "Pa", "model_level"] = Field("hPa", description="Units of `levels`.")
+    coefficients: str | None = Field(
+        None,
+        description="A file with the coefficients of the run's model levels, to bring sources with `vertical` to them.",
+    )
     fields: dict[str, FieldConfig] = Field({}, description="Options of single variables, by name.")
     transforms: dict[str, TransformConfig] = Field(
         {}, description="Transforms of single variables, by name, for skewed ones: tp: {kind: log1p, unit: 0.001}."
@@ -253,8 +229,19 @@ class DataConfig(Section):
         "the store and list it (at most one in twenty).",
     )
     solar: SolarConfig = Field(SolarConfig(), description="Options of toa_incident_solar_radiation.")
-    cache: Literal["none", "memory"] = Field("none", description="`memory`: keep every field that was read.")
-    num_workers: int = Field(0, ge=0, description="Loader processes; 0 reads in the training process.")
+    cache: Literal["none", "memory", "disk"] = Field(
+        "none",
+        description="`memory`: keep every field that was read. `disk`: copy what was read of the store to "
+        "`cache_folder`, and read it there from then on.",
+    )
+    cache_folder: str | None = Field(
+        None, description="A folder on the node's own disk for `cache: disk`; none: its temporary one (TMPDIR)."
+    )
+    num_workers: int = Field(
+        0,
+        ge=0,
+        description="What reads ahead: threads from a store (at least one), processes from sources (0: none).",
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> DataConfig:
@@ -276,6 +263,10 @@ class DataConfig(Section):
             raise ValueError(
                 "bad_times: skip needs a data.store, in which the bad times are noted; or correct the files"
             )
+        if self.cache == "disk" and self.store is None:
+            raise ValueError("cache: disk copies the chunks of a training store; set data.store")
+        if self.cache_folder is not None and self.cache != "disk":
+            raise ValueError("cache_folder has no effect without cache: disk")
         computed = {*COMPUTED_DYNAMIC, *COMPUTED_STATIC}
         for name in self.transforms:
             if name not in every - computed:
@@ -302,7 +293,10 @@ class DataConfig(Section):
         from_files = [*outputs, *read, *(name for name in static if name not in COMPUTED_STATIC)]
         if self.grid is None and self.regrid != "bilinear":
             raise ValueError("regrid has no effect without grid; set data.grid")
+        if self.coefficients and (self.level_units != "model_level" or not any(one.vertical for one in self.sources)):
+            raise ValueError("coefficients has no effect: it is for level_units: model_level and sources with vertical")
         for name, field in self.fields.items():
+            self._check_derived(name, field, on_levels, [*outputs, *read])
             for key, members, which in (
                 ("levels", on_levels, "variables on levels"),
                 ("minimum", outputs, "prognostic and diagnostic variables"),
@@ -317,6 +311,25 @@ class DataConfig(Section):
                 raise ValueError(f"fields.{name}.restarts has no effect without temporal: deaccumulate")
             if field.window == "next" and field.temporal == "instant":
                 raise ValueError(f"fields.{name}.window has no effect with temporal: instant; set mean or accumulate")
+
+    @staticmethod
+    def _check_derived(name: str, field: FieldConfig, on_levels: list[str], varying: list[str]) -> None:
+        if field.derive is None:
+            if field.inputs:
+                raise ValueError(f"fields.{name}.inputs has no effect without derive")
+            return
+        here = f"fields.{name}.derive: {field.derive}"
+        for role in field.inputs:
+            if role not in DERIVED_FROM[field.derive]:
+                raise ValueError(f'{here} has no input "{role}"; it is made of {", ".join(DERIVED_FROM[field.derive])}')
+        if name not in varying:
+            raise ValueError(f"{here} is for prognostic, diagnostic and forcing variables that are not computed")
+        if field.derive not in ("mean_sea_level_pressure", "wind_speed") and name not in on_levels:
+            raise ValueError(f"{here} is a field on levels; list {name} in vars_3D")
+        if field.derive == "mean_sea_level_pressure" and name in on_levels:
+            raise ValueError(f"{here} has no levels; list {name} in vars_2D")
+        if field.temporal != "instant":
+            raise ValueError(f"{here} is of instantaneous fields; leave out temporal: {field.temporal}")
 
     def field(self, name: str) -> FieldConfig:
         """Return the options of variable `name`."""

@@ -11,7 +11,8 @@ import xarray as xr
 from credit.data.grib import UNREADABLE
 from credit.data.regrid import Regridder
 from credit.data.select import listing
-from credit.data.units import Conversion
+from credit.data.units import Conversion, OfLogarithm
+from credit.data.vertical import Column
 from credit.errors import DataError
 from credit.grid import LatLonGrid, Orientation
 
@@ -37,12 +38,14 @@ _DEGREES = {
     **dict.fromkeys(("degree_east", "degree_e", "degreee"), "lon"),
 }
 _AXES = {"T": "time", "Y": "lat", "X": "lon", "Z": "level"}
-_PRESSURE_IN_HPA = {"hpa": 1.0, "millibar": 1.0, "millibars": 1.0, "mbar": 1.0, "mb": 1.0, "pa": 0.01, "pascal": 0.01}
+PRESSURE_IN_HPA = {"hpa": 1.0, "millibar": 1.0, "millibars": 1.0, "mbar": 1.0, "mb": 1.0, "pa": 0.01, "pascal": 0.01}
 # room for float32 and for Pa against hPa, far below the distance of any two levels
 _LEVEL_TOLERANCE = 1e-5
 _HIGHEST_HPA = 1100.0
 # files made from GRIB have the initial time as dimension time, and this beside it; both say that they are time
 _VALID_TIME = "valid_time"
+# of a column; packed values are float64 while they are unpacked
+_ROWS_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -53,9 +56,12 @@ class Layout:
         name: the variable's name in the file.
         dims: role (``time``, ``level``, ``lat``, ``lon``) -> dimension; other dimensions have length 1.
         level_rows: for each wanted level its row in the file; None for a 2-D variable.
+        column: how the run's levels are made of these rows; None where they are the run's.
+        grid: of the file.
         orientation: brings the file's fields into the package's order.
         regridder: brings them to the run's grid; None where they are on it.
-        conversion: to the units of the config; None where they are the file's.
+        conversion: to the units of the config; None where they are those of the fields.
+        to_si: from the file's units to those of formulas; None where they are, or no formula needs it.
         times: (N,) int64 minutes of the positions along time; None where the file gives no time.
         window_bounds: (N, 2) int64 minutes of the time bounds, where the file gives them.
         attributes: units (converted), standard_name, long_name, cell_methods where given.
@@ -65,9 +71,12 @@ class Layout:
     name: str
     dims: dict[str, str]
     level_rows: tuple[int, ...] | None
+    column: Column | None
+    grid: LatLonGrid
     orientation: Orientation
     regridder: Regridder | None
     conversion: Conversion | None
+    to_si: Conversion | OfLogarithm | None
     times: np.ndarray | None
     window_bounds: np.ndarray | None
     attributes: dict[str, str]
@@ -75,22 +84,43 @@ class Layout:
 
     def read(self, dataset: xr.Dataset, position: int) -> np.ndarray:
         """Return the fields of one time, (levels or 1, H, W), on the run's grid and in its units, missing ones NaN."""
+        return self.to_run(self.orientation.apply(self._values(dataset, position, self.level_rows)))
+
+    def read_raw(self, dataset: xr.Dataset, position: int) -> np.ndarray:
+        """Return the fields of one time for formulas, (levels or 1, h, w), on the file's grid, in `to_si`'s units."""
+        rows = self.level_rows
+        if rows is None or "level" not in self.dims:
+            return self._raw(dataset, position, rows)
+        chunk = dataset.variables[self.name].encoding.get("preferred_chunks", {}).get(self.dims["level"], 1)
+        at_once = -(-_ROWS_AT_ONCE // chunk) * chunk
+        fields = np.empty((len(rows), *self.grid.shape), dtype=np.float32)
+        for first in range(0, len(rows), at_once):
+            part = slice(first, first + at_once)
+            fields[part] = self._raw(dataset, position, rows[part])
+        return fields
+
+    def _raw(self, dataset: xr.Dataset, position: int, rows: tuple[int, ...] | None) -> np.ndarray:
+        values = self.orientation.apply(self._values(dataset, position, rows))
+        return values if self.to_si is None else self.to_si.apply(values)
+
+    def to_run(self, fields: np.ndarray) -> np.ndarray:
+        """Return fields of the file's grid (..., h, w) on the run's and in the units of the config."""
+        if self.regridder is not None:
+            fields = self.regridder.apply(fields)
+        return fields if self.conversion is None else self.conversion.apply(fields)
+
+    def _values(self, dataset: xr.Dataset, position: int, level_rows: tuple[int, ...] | None) -> np.ndarray:
         variable = dataset.variables[self.name]
         index: dict[str, object] = {dim: 0 for dim in variable.dims if dim not in self.dims.values()}
         if "time" in self.dims:
             index[self.dims["time"]] = position
         order = [self.dims["lat"], self.dims["lon"]]
-        if self.level_rows is None or "level" not in self.dims:
-            values = variable.isel(index).transpose(*order).values[None]
-        else:
-            # file access wants increasing rows
-            rows, inverse = np.unique(self.level_rows, return_inverse=True)
-            index[self.dims["level"]] = rows
-            values = variable.isel(index).transpose(self.dims["level"], *order).values[inverse]
-        fields = self.orientation.apply(values)
-        if self.regridder is not None:
-            fields = self.regridder.apply(fields)
-        return fields if self.conversion is None else self.conversion.apply(fields)
+        if level_rows is None or "level" not in self.dims:
+            return variable.isel(index).transpose(*order).values[None]
+        # file access wants increasing rows
+        rows, inverse = np.unique(level_rows, return_inverse=True)
+        index[self.dims["level"]] = rows
+        return variable.isel(index).transpose(self.dims["level"], *order).values[inverse]
 
 
 class Coordinates:
@@ -184,7 +214,7 @@ def role_of(name: str, variable: xr.Variable) -> str | None:
     if " since " in units:
         return "time"
     # metres along X and Y are a map projection's
-    if attributes.get("axis") in _AXES and units in ("", "1", "degree", "degrees", "level", *_PRESSURE_IN_HPA):
+    if attributes.get("axis") in _AXES and units in ("", "1", "degree", "degrees", "level", *PRESSURE_IN_HPA):
         return _AXES[attributes["axis"]]
     return next((role for role, names in _NAMES.items() if name.lower() in names), None)
 
@@ -206,7 +236,7 @@ def level_values(coordinate: xr.Variable, name: str, wanted_units: str, where: s
     units = str(coordinate.attrs.get("units", "")).strip()
     if not units and wanted_units != "model_level":
         units = "hPa" if values.max() <= _HIGHEST_HPA else "Pa"
-    factor = _PRESSURE_IN_HPA.get(units.lower())
+    factor = PRESSURE_IN_HPA.get(units.lower())
     if wanted_units == "model_level":
         if factor is not None:
             raise DataError(f"{where}: {name} is in {units}, but data.level_units is model_level; use hPa or Pa")

@@ -17,6 +17,8 @@ import zarr
 from numcodecs import blosc
 from zarr.codecs import BloscCodec, Crc32cCodec
 
+from credit.data.local_copies import LocalCopies
+
 # bytes that are read before they are checked: few enough to be in the processor's cache still
 _STRETCH = 2**20
 _CHECKSUM = np.dtype("<u4")
@@ -30,17 +32,19 @@ class ChunkFiles:
     Args:
         array: the array, on a disk; its codecs are bytes, perhaps Blosc, perhaps CRC32C.
         folder: where it lies.
+        copies: through which to read; None reads the files themselves.
 
     Attributes:
         checked: whether the chunks end with a checksum, which is verified.
     """
 
-    def __init__(self, array: zarr.Array, folder: Path) -> None:
+    def __init__(self, array: zarr.Array, folder: Path, copies: LocalCopies | None = None) -> None:
         _, self._channels, *self._cells = array.chunks
         kinds = [type(codec) for codec in array.metadata.codecs[1:]]
         assert kinds in ([], [Crc32cCodec], [BloscCodec], [BloscCodec, Crc32cCodec]), kinds
         self._compressed, self.checked = BloscCodec in kinds, Crc32cCodec in kinds
         self._key = str(folder / "c" / "{}" / "0" / "0" / "0")
+        self._copies = copies
 
     def read(self, number: int, places: Sequence[np.ndarray | None]) -> None:
         """Read the fields of one time.
@@ -54,7 +58,14 @@ class ChunkFiles:
             ValueError, RuntimeError: if it is damaged.
         """
         assert len(places) == self._channels
-        file = os.open(self._key.format(number), os.O_RDONLY)
+        path = self._key.format(number)
+        if self._copies is None:
+            self._read_file(path, places)
+        else:
+            self._copies.read(str(number), path, lambda one: self._read_file(one, places))
+
+    def _read_file(self, path: str, places: Sequence[np.ndarray | None]) -> None:
+        file = os.open(path, os.O_RDONLY)
         try:
             if self._compressed:
                 self._read_compressed(file, places)

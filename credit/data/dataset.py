@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -43,6 +44,11 @@ class ForecastDataset(Dataset):
         self._as_forecast = as_forecast
         self._blank = blank
 
+    @property
+    def is_thread_safe(self) -> bool:
+        """Whether several threads may take samples at once."""
+        return self._blank or self._frames.reader.is_thread_safe
+
     def __len__(self) -> int:
         return len(self.initial)
 
@@ -71,5 +77,9 @@ def _blank(*shape: int) -> torch.Tensor:
 
 def _empty(*shape: int) -> torch.Tensor:
     """Return a float32 tensor; in a loader process in the memory that it has in common with the training process."""
-    tensor = torch.empty(shape)
-    return tensor if get_worker_info() is None else tensor.share_memory_()
+    if get_worker_info() is None:
+        # pinned blocks are kept and used again
+        return torch.empty(shape, pin_memory=torch.cuda.is_available())
+    # as torch's own collation does it; share_memory_() would copy what is not there yet
+    storage = torch.UntypedStorage._new_shared(4 * math.prod(shape))
+    return torch.empty(0).set_(storage, 0, shape)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import xarray as xr
 
-from credit.config.schema_data import SourceConfig
+from credit.config.schema_source import SourceConfig
 from credit.data.classic import missing_bytes
 from credit.data.grib import open_grib
 from credit.data.remote import is_remote, open_remote, remote_fingerprint

@@ -17,7 +17,7 @@ from xarray.backends import BackendArray
 from xarray.core import indexing
 
 from credit.data.grib_grid import GribGrid
-from credit.data.grib_messages import CHOICES, Message, read_messages, read_values
+from credit.data.grib_messages import CHOICES, Message, read_coefficients, read_messages, read_values
 from credit.data.select import Value, listing, same_value
 from credit.errors import ConfigError, DataError, did_you_mean
 from credit.times import EPOCH
@@ -56,6 +56,9 @@ def open_grib(path: Path, select: Mapping[str, Value]) -> xr.Dataset:
     for name, its_messages in of_variable.items():
         for alias in its_messages[0].parameter.aliases:
             builder.variables.setdefault(alias, builder.variables[name])
+    on_model_levels = next((message for message in messages if _level_kind(message) == "hybrid"), None)
+    if on_model_levels is not None:
+        builder.add_coefficients(on_model_levels)
     return xr.Dataset(builder.variables)
 
 
@@ -113,6 +116,13 @@ class _Builder:
         step = max(message.packing_step for message in messages)
         encoding = {"dtype": np.dtype(np.int32), "scale_factor": step} if step else {}
         self.variables[name] = xr.Variable(dims, indexing.LazilyIndexedArray(fields), attributes, encoding)
+
+    def add_coefficients(self, message: Message) -> None:
+        """Add what the model's half levels are made of, under the names that ECMWF's netCDF files give it."""
+        coefficients = read_coefficients(self._path, message)
+        if coefficients is not None:
+            for name, values, units in zip(("hyai", "hybi"), coefficients, ("Pa", "1"), strict=True):
+                self.variables[name] = xr.Variable(("half_level",), values, {"units": units})
 
     def _time(self, times: np.ndarray, messages: Sequence[Message], table: np.ndarray) -> str:
         attributes = {"units": EPOCH, "calendar": "standard", "standard_name": "time"}

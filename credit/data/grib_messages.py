@@ -142,6 +142,23 @@ def read_values(path: Path, messages: list[tuple[int, int]]) -> np.ndarray:
     return np.stack(fields)
 
 
+def read_coefficients(path: Path, message: Message) -> np.ndarray | None:
+    """Return the coefficients of the model's half levels (2, levels + 1), a in Pa and b, from the top down.
+
+    None where the message does not list them.
+    """
+    eccodes = import_eccodes()
+    with open(path, "rb") as file:
+        file.seek(message.offset)
+        handle = eccodes.codes_grib_new_from_file(file)
+        try:
+            if not _get(handle, "PVPresent", int):
+                return None
+            return eccodes.codes_get_array(handle, "pv", float).reshape(2, -1)
+        finally:
+            eccodes.codes_release(handle)
+
+
 @contextmanager
 def _several_fields(file: BinaryIO) -> Iterator[None]:
     """Let the fields of one message follow each other as if each had its own."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import signal
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import numpy as np
 from torch.utils.data import DataLoader, Sampler
@@ -96,7 +96,7 @@ class TrainingOrder:
         batch_size: samples a rank and micro-step.
         accumulation: micro-steps.
         seed: of the run.
-        workers: loader processes.
+        workers: of the loader.
         data_rank: of this process.
         data_ranks: how many there are.
     """
@@ -125,10 +125,10 @@ class TrainingOrder:
         self.steps_per_epoch = whole.steps_per_epoch
         self.samples_a_step = whole.block
 
-    def loader(self, first_step: int, last_step: int, left_out: Collection[int] = ()) -> DataLoader:
+    def loader(self, first_step: int, last_step: int, left_out: Collection[int] = ()) -> Loader:
         """Return this rank's batches of the optimizer steps from `first_step` to `last_step`."""
         sampler = self._sampler(first_step=first_step, last_step=last_step, left_out=left_out)
-        return build_loader(self._dataset, sampler, self._workers)
+        return Loader(self._dataset, sampler, self._workers)
 
     def epoch(self, step: int, left_out: Collection[int] = ()) -> int:
         """Return the epoch (from 0) of optimizer step `step`."""
@@ -140,16 +140,41 @@ class TrainingOrder:
         return self._dataset.initial[sampler.samples(step)].tolist()
 
 
-def build_loader(dataset: ForecastDataset, batches: Sampler[list[int]] | list[list[int]], workers: int) -> DataLoader:
-    """Return a loader of `Batch` objects in the order that `batches` gives."""
-    return DataLoader(
-        dataset,
-        batch_sampler=batches,
-        num_workers=workers,
-        collate_fn=_as_it_is,
-        worker_init_fn=_ignore_signals if workers else None,
-        persistent_workers=False,
-    )
+class Loader:
+    """Brings batches of samples, in the order that is asked for.
+
+    What a store holds is read by threads. Source files are not to be read by two threads at once, so they are read by
+    processes, or when they are asked for.
+
+    Args:
+        dataset: the samples.
+        order: the samples of each batch.
+        workers: threads or processes; a store has at least one thread.
+    """
+
+    def __init__(self, dataset: ForecastDataset, order: Sampler[list[int]] | list[list[int]], workers: int) -> None:
+        self._dataset, self._order, self._workers = dataset, order, workers
+
+    def jobs(self) -> tuple[Iterator[Callable[[], Batch]], int, Callable[[], None]]:
+        """Return what brings each batch, by how many threads that may be done (0: when it is asked for), and its end.
+
+        The last is to be called in any case: processes that ignore signals would keep the interpreter from ending.
+        """
+        here = (functools.partial(self._dataset.__getitems__, indices) for indices in self._order)
+        if self._dataset.is_thread_safe:
+            return here, max(1, self._workers), here.close
+        if not self._workers:
+            return here, 0, here.close
+        batches = iter(
+            DataLoader(
+                self._dataset,
+                batch_sampler=self._order,
+                num_workers=self._workers,
+                collate_fn=_as_it_is,
+                worker_init_fn=_ignore_signals,
+            )
+        )
+        return (functools.partial(next, batches) for _ in self._order), 1, batches._shutdown_workers
 
 
 def _as_it_is(batch: Batch) -> Batch:

@@ -177,7 +177,7 @@ class _Reader:
             state = Moments.of_fields(now, self._valid)
             before = self._before(minutes - self._job.step_minutes)
             if before is not None:
-                change = Moments.of_fields(now.astype(np.float64) - before, self._valid)
+                change = Moments.of_fields(now, self._valid, before)
             self._recent = {t: f for t, f in self._recent.items() if t > minutes - self._job.step_minutes}
             self._recent[minutes] = now
         return np.concatenate([state.rows(), change.rows()])

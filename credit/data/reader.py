@@ -25,6 +25,7 @@ class FieldReader(Protocol):
         times: (N,) int64 minutes, increasing; there may be gaps.
         attributes: variable -> units, standard_name, long_name and, unless instantaneous, temporal.
         masks: variable with declared missing values -> (H, W) bool, True where it is always missing.
+        is_thread_safe: whether several threads may read at once.
     """
 
     grid: LatLonGrid
@@ -33,6 +34,7 @@ class FieldReader(Protocol):
     times: np.ndarray
     attributes: dict[str, dict]
     masks: dict[str, np.ndarray]
+    is_thread_safe: bool
 
     def read(self, index: int) -> np.ndarray:
         """Return the fields of one time, (C, H, W) float32 in the order of ``channels.stored``; NaN where masked."""

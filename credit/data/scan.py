@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,14 +10,18 @@ import numpy as np
 import xarray as xr
 from tqdm import tqdm
 
-from credit.channels import ChannelMap
-from credit.config.schema_data import DataConfig, GridConfig, SourceConfig
+from credit.config.schema_data import DataConfig, FieldConfig
+from credit.config.schema_source import GridConfig, SourceConfig
 from credit.data.cf import Coordinates, Layout, is_vector_component, level_values, match_levels
+from credit.data.columns import Tables
 from credit.data.files import OpenFiles, expand_path, expand_paths, open_file
 from credit.data.problems import Problems
+from credit.data.recipes import derived_attributes, find_si, interpolated_as
 from credit.data.regrid import Regridder
 from credit.data.units import find_conversion
-from credit.errors import DataError, did_you_mean
+from credit.data.vertical import Column
+from credit.data.wants import FIELD, Want, list_wants, offered, require_all
+from credit.errors import DataError
 from credit.grid import LatLonGrid, Orientation
 from credit.times import Clock
 
@@ -29,8 +32,6 @@ _KEPT_ATTRIBUTES = ("units", "standard_name", "long_name", "cell_methods")
 _WESTERN = {"standard", "proleptic_gregorian"}
 _FIRST_GREGORIAN_YEAR = 1583
 _FILES_WITH_BAR = 50
-
-Levels = tuple[float, ...] | None
 
 
 @dataclass(frozen=True)
@@ -55,23 +56,18 @@ class Scan:
     Attributes:
         grid: the run's grid.
         clock: the calendar that all files share.
-        pieces: variable -> its files, in the order of the config.
+        pieces: variable -> its files, in the order of the config; of what is derived, those of its first input.
+        inputs: (variable, input) -> files of the other inputs; the variable is empty for what belongs to the ground.
         paths: every file, with the number of the first source that has it.
+        tables: the files with coefficients of levels.
     """
 
     grid: LatLonGrid
     clock: Clock
     pieces: dict[str, list[Piece]]
+    inputs: dict[tuple[str, str], list[Piece]]
     paths: dict[Path | str, int]
-
-
-def wanted_variables(channels: ChannelMap) -> dict[str, Levels]:
-    """Return variable -> its levels (None for a 2-D variable) of everything that is read from data."""
-    wanted: dict[str, Levels] = {}
-    for channel in channels.stored + channels.static_stored:
-        before = wanted.get(channel.variable) or ()
-        wanted[channel.variable] = None if channel.level is None else (*before, channel.level)
-    return wanted
+    tables: list[Path]
 
 
 def scan_sources(conf: DataConfig, files: OpenFiles, problems: Problems) -> Scan | None:
@@ -85,18 +81,19 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: Problems) -> Scan
     Returns:
         What was found, perhaps not all; None without a grid or a time.
     """
-    wanted = wanted_variables(conf.channel_map())
-    grid = None
-    if conf.grid is not None:
-        with problems.collect():
-            grid = load_grid(conf.grid)
-        if grid is None:
-            return None
+    wants = list_wants(conf)
+    grid = tables = None
+    with problems.collect():
+        grid = load_grid(conf.grid) if conf.grid is not None else None
+        tables = Tables(conf)
+    if tables is None:
+        return None
     shared = _Shared(grid)
-    pieces: dict[str, list[Piece]] = {name: [] for name in wanted}
+    pieces: dict[str, list[Piece]] = {want.serves: [] for want in wants if want.serves}
+    inputs: dict[tuple[str, str], list[Piece]] = {(want.serves, want.name): [] for want in wants}
     paths: dict[Path | str, int] = {}
     present: list[set[str]] = [set() for _ in conf.sources]
-    faulty: set[str] = set()
+    faulty: set[Want] = set()
     unread = 0
     for number, source in enumerate(conf.sources):
         found: list[Path | str] = []
@@ -107,29 +104,30 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: Problems) -> Scan
         for path in tqdm(found, "looking at files", unit="file", disable=len(found) < _FILES_WITH_BAR or None):
             scanner = None
             with problems.collect():
-                scanner = _FileScanner(path, files.get(path, number), conf, shared)
+                scanner = _FileScanner(path, files.get(path, number), number, conf, shared, tables)
             if scanner is None:
                 unread += 1
                 continue
             present[number] |= scanner.names
-            for ours, theirs in _names_of(source, wanted).items():
+            for want, theirs in offered(source, wants):
                 # what is wrong in one file is mostly wrong in all
-                if theirs in scanner.names and ours not in faulty:
-                    faulty.add(ours)
+                if theirs in scanner.names and want not in faulty:
+                    faulty.add(want)
                     with problems.collect():
-                        layout = scanner.layout(ours, theirs, wanted[ours])
-                        pieces[ours].append(Piece(path, number, layout))
-                        faulty.discard(ours)
+                        piece = Piece(path, number, scanner.layout(want, theirs))
+                        of_want = pieces[want.serves] if want.role == FIELD else inputs[want.serves, want.name]
+                        of_want.append(piece)
+                        faulty.discard(want)
     # what a file may hold that could not be read is not known to be missing
     if not unread:
-        _require_all(conf, wanted, present, problems)
+        require_all(conf, wants, present, problems)
     if shared.clock is None and not problems.messages:
         problems.add(
             f"no file of data.sources has a time axis (standard_name time), {next(iter(paths))} neither; prognostic "
             "variables need one: add it, for example with cdo settaxis,2000-01-01,00:00,6hour IN OUT"
         )
     known = shared.grid is not None and shared.clock is not None
-    return Scan(shared.grid, shared.clock, pieces, paths) if known else None
+    return Scan(shared.grid, shared.clock, pieces, inputs, paths, tables.paths) if known else None
 
 
 def load_grid(conf: GridConfig) -> LatLonGrid:
@@ -153,34 +151,6 @@ def load_grid(conf: GridConfig) -> LatLonGrid:
         return coordinates.grid(lat[0], lon[0], str(path))[0]
 
 
-def _names_of(source: SourceConfig, wanted: dict[str, Levels]) -> dict[str, str]:
-    """Return our name -> name in the files of what a source is to give."""
-    chosen = wanted if source.variables is None else [name for name in source.variables if name in wanted]
-    return {ours: source.rename.get(ours, ours) for ours in chosen}
-
-
-def _require_all(conf: DataConfig, wanted: dict[str, Levels], present: list[set[str]], problems: Problems) -> None:
-    """Note the variables that no file holds, and those that a source promises but does not hold."""
-    everything = set().union(*present)
-    offered: set[str] = set()
-    for number, source in enumerate(conf.sources):
-        names = _names_of(source, wanted)
-        offered |= {ours for ours, theirs in names.items() if theirs in present[number]}
-        for ours, theirs in names.items() if source.variables is not None else ():
-            if theirs not in present[number]:
-                offered.add(ours)
-                hint = did_you_mean(theirs, present[number])
-                problems.add(f'data.sources.{number}.variables: "{theirs}" is not in its files{hint}')
-    for ours in wanted:
-        if ours not in offered:
-            theirs = next((source.rename[ours] for source in conf.sources if ours in source.rename), ours)
-            cut = "; data.sources.N.select may leave it out" if any(source.select for source in conf.sources) else ""
-            problems.add(
-                f'data.variables: "{theirs}" is in no file of data.sources{did_you_mean(theirs, everything)} '
-                f"(data.sources.N.rename maps our name to that in the files{cut})"
-            )
-
-
 class _Shared:
     """The grid and the calendar of all files; the first file decides, of the grid only where none is given.
 
@@ -198,8 +168,8 @@ class _Shared:
 
     def way(
         self, coordinates: Coordinates, dims: dict[str, str], method: str, vector: bool, where: str
-    ) -> tuple[Orientation, Regridder | None]:
-        """Return what brings a file's fields to the run's grid; equal coordinates are looked at once."""
+    ) -> tuple[LatLonGrid, Orientation, Regridder | None]:
+        """Return a file's grid and what brings its fields to the run's; equal coordinates are looked at once."""
         lat, lon = dims["lat"], dims["lon"]
         bounds = coordinates.bounds(coordinates.of_dim[lat][1])
         arrays = (coordinates.values(lat), coordinates.values(lon), *(() if bounds is None else (bounds,)))
@@ -209,10 +179,10 @@ class _Shared:
             self._grids[key] = grid, orientation, self._is_the_runs(grid, where)
         grid, orientation, same = self._grids[key]
         if same:
-            return orientation, None
+            return grid, orientation, None
         if (key, method, vector) not in self._regridders:
             self._regridders[key, method, vector] = Regridder(grid, self.grid, method, vector)
-        return orientation, self._regridders[key, method, vector]
+        return grid, orientation, self._regridders[key, method, vector]
 
     def _is_the_runs(self, grid: LatLonGrid, where: str) -> bool:
         if self.grid is None:
@@ -253,55 +223,82 @@ class _Shared:
 class _FileScanner:
     """Finds how variables lie in one file."""
 
-    def __init__(self, path: Path | str, dataset: xr.Dataset, conf: DataConfig, shared: _Shared) -> None:
+    def __init__(
+        self, path: Path | str, dataset: xr.Dataset, number: int, conf: DataConfig, shared: _Shared, tables: Tables
+    ) -> None:
         self.names = {str(name) for name, variable in dataset.variables.items() if variable.ndim >= 2}
         self._where = str(path)
         self._dataset = dataset
+        self._number = number
         self._conf = conf
         self._shared = shared
+        self._tables = tables
         self._coordinates = Coordinates(dataset)
         self._decoded: dict[str, tuple[np.ndarray, np.ndarray | None]] = {}
 
-    def layout(self, ours: str, theirs: str, levels: Levels) -> Layout:
+    def layout(self, want: Want, theirs: str) -> Layout:
         """Return how a variable lies in the file.
 
         Raises:
-            DataError: for a missing level; a grid, a calendar or units that do not fit; dimensions not known.
+            DataError: for a missing level; a grid, a calendar or units that do not fit; dimensions not known; levels
+                without coefficients.
         """
         variable = self._dataset.variables[theirs]
-        coordinates = self._coordinates
-        dims = coordinates.roles(theirs, self._where)
-        field = self._conf.field(ours)
+        dims = self._coordinates.roles(theirs, self._where)
+        kind = self._conf.field(want.serves).derive
+        is_field = want.role == FIELD
+        # what belongs to other inputs is not the variable's
+        field = self._conf.field(want.serves) if is_field else FieldConfig()
         kept = {key: str(variable.attrs[key]) for key in _KEPT_ATTRIBUTES if key in variable.attrs}
-        vector = is_vector_component(field.vector, kept.get("standard_name", ""))
-        method = field.regrid or self._conf.regrid
-        orientation, regridder = self._shared.way(coordinates, dims, method, vector, self._where)
-        times, window_bounds = self._times(dims)
-        rows = self._rows_2d(ours, dims) if levels is None else self._rows_3d(ours, dims, levels)
+        rows, column = self._rows(want, kind, dims)
+        role = next(iter(field.derived_from), None) if is_field else want.role
+        if role is None and column is not None:
+            role = interpolated_as(want.serves, kept.get("standard_name", ""))
+        # the one quantity that needs its formula's unit to be interpolated
+        to_si = find_si(role, theirs, kept, self._where) if kind or not is_field or role == "temperature" else None
         packed = np.dtype(variable.encoding.get("dtype", float)).kind in "iu"
         step = abs(float(variable.encoding.get("scale_factor", 0.0))) if packed else 0.0
+        if kind and is_field:
+            kept, step = derived_attributes(kind), 0.0
+        vector = is_vector_component(field.vector, kept.get("standard_name", ""))
+        method = field.regrid or self._conf.regrid
+        grid, orientation, regridder = self._shared.way(self._coordinates, dims, method, vector, self._where)
+        times, window_bounds = self._times(dims)
         conversion = None
         if field.units is not None:
-            conversion = find_conversion(kept.get("units", ""), field.units, ours, self._where)
+            conversion = find_conversion(kept.get("units", ""), field.units, want.serves, self._where)
             kept["units"] = field.units
             step *= abs(conversion.scale) if conversion else 1.0
-        return Layout(theirs, dims, rows, orientation, regridder, conversion, times, window_bounds, kept, step)
+        return Layout(
+            theirs, dims, rows, column, grid, orientation, regridder, conversion, to_si, times, window_bounds,
+            kept, step,
+        )  # fmt: skip
 
-    def _rows_2d(self, ours: str, dims: dict[str, str]) -> tuple[int, ...] | None:
+    def _rows(self, want: Want, kind: str | None, dims: dict[str, str]) -> tuple[tuple[int, ...] | None, Column | None]:
+        """Return which rows of the levels are read, and how the run's levels are made of them where they are not."""
+        coordinates = self._coordinates
+        lowest = kind == "mean_sea_level_pressure"
+        if want.levels is None and not lowest:
+            return self._rows_2d(want.name, dims, want.role == FIELD), None
+        name = coordinates.of_dim[dims["level"]][1] if "level" in dims else coordinates.scalar.get("level")
+        if name is None:
+            way_out = "" if kind else "; list it in vars_2D"
+            raise DataError(f"{self._where}: {want.name} is in vars_3D but has no levels there{way_out}")
+        rows, column = self._tables.find_column(self._dataset, name, want, self._number, self._where)
+        if rows is None:
+            have = level_values(self._dataset.variables[name], name, self._conf.level_units, self._where)
+            rows = match_levels(have, want.levels, want.name, self._conf.level_units, self._where)
+        return rows, column
+
+    def _rows_2d(self, ours: str, dims: dict[str, str], is_field: bool) -> tuple[int, ...] | None:
         length = self._dataset.sizes[dims["level"]] if "level" in dims else 0
-        if length > 1:
+        if length > 1 and is_field:
             raise DataError(
                 f"{self._where}: {ours} is in vars_2D but lies on {length} levels there; list it in vars_3D"
             )
+        if length > 1:
+            raise DataError(f"{self._where}: {ours} lies on {length} levels there, but it must be a field on none")
         return (0,) if length else None
-
-    def _rows_3d(self, ours: str, dims: dict[str, str], levels: Sequence[float]) -> tuple[int, ...]:
-        coordinates = self._coordinates
-        name = coordinates.of_dim[dims["level"]][1] if "level" in dims else coordinates.scalar.get("level")
-        if name is None:
-            raise DataError(f"{self._where}: {ours} is in vars_3D but has no levels there; list it in vars_2D")
-        have = level_values(self._dataset.variables[name], name, self._conf.level_units, self._where)
-        return match_levels(have, levels, ours, self._conf.level_units, self._where)
 
     def _times(self, dims: dict[str, str]) -> tuple[np.ndarray | None, np.ndarray | None]:
         """Return minutes of the times and of their bounds; a scalar time stands for one field."""

@@ -34,15 +34,30 @@ class Series:
     piece: np.ndarray
     position: np.ndarray
 
+    def read(self, files: OpenFiles, place: int) -> np.ndarray:
+        """Return the fields of one time, (levels or 1, H, W), on the run's grid."""
+        return read_piece(files, self.pieces[self.piece[place]], int(self.position[place]))
 
-def read_piece(files: OpenFiles, piece: Piece, position: int) -> np.ndarray:
+    def read_raw(self, files: OpenFiles, place: int) -> np.ndarray:
+        """Return the fields of one time, (levels or 1, h, w) on the file's grid."""
+        return read_piece(files, self.pieces[self.piece[place]], int(self.position[place]), raw=True)
+
+
+def read_piece(files: OpenFiles, piece: Piece, position: int, raw: bool = False) -> np.ndarray:
     """Return the fields of one variable, file and time, (levels or 1, H, W).
+
+    Args:
+        files: opens the file.
+        piece: the variable in its file.
+        position: of the time in it.
+        raw: on the file's grid, for formulas.
 
     Raises:
         DataError: if the file cannot be read there.
     """
     try:
-        return piece.layout.read(files.get(piece.path, piece.source), position)
+        dataset = files.get(piece.path, piece.source)
+        return piece.layout.read_raw(dataset, position) if raw else piece.layout.read(dataset, position)
     except CreditError:
         raise
     except Exception as error:
@@ -53,12 +68,12 @@ def read_piece(files: OpenFiles, piece: Piece, position: int) -> np.ndarray:
         ) from error
 
 
-def read_constant(files: OpenFiles, name: str, piece: Piece) -> np.ndarray:
+def read_constant(files: OpenFiles, name: str, piece: Piece, raw: bool = False) -> np.ndarray:
     """Return the fields (levels or 1, H, W) of a static variable; first, middle and last time must be equal."""
     length = len(piece.layout.times) if "time" in piece.layout.dims else 1
-    values = read_piece(files, piece, 0)
+    values = read_piece(files, piece, 0, raw)
     for position in sorted({length // 2, length - 1} - {0}):
-        if not np.array_equal(values, read_piece(files, piece, position), equal_nan=True):
+        if not np.array_equal(values, read_piece(files, piece, position, raw), equal_nan=True):
             raise DataError(
                 f"{piece.path}: {name} is listed as static but varies in time (positions 0 and {position} differ); "
                 "list it under dynamic_forcing"
@@ -66,8 +81,15 @@ def read_constant(files: OpenFiles, name: str, piece: Piece) -> np.ndarray:
     return values
 
 
-def build_series(name: str, pieces: list[Piece], files: OpenFiles, clock: Clock) -> Series:
+def build_series(name: str, pieces: list[Piece], files: OpenFiles, clock: Clock, raw: bool = False) -> Series:
     """Put the files of a variable in order of time; a time in two files must have equal fields in both.
+
+    Args:
+        name: the variable.
+        pieces: its files.
+        files: opens them.
+        clock: the calendar.
+        raw: compare fields as they are in the files.
 
     Raises:
         DataError: for files without time, a time twice in a file, one variable in two sources, or fields that differ.
@@ -87,12 +109,12 @@ def build_series(name: str, pieces: list[Piece], files: OpenFiles, clock: Clock)
     order = np.argsort(times, kind="stable")
     whole = Series(pieces, times[order], which[order], position[order])
     again = np.flatnonzero(np.diff(whole.times) == 0) + 1
-    _check_overlap(name, whole, again, files, clock)
+    _check_overlap(name, whole, again, files, clock, raw)
     kept = np.setdiff1d(np.arange(len(times)), again)
     return Series(pieces, whole.times[kept], whole.piece[kept], whole.position[kept])
 
 
-def _check_overlap(name: str, whole: Series, again: np.ndarray, files: OpenFiles, clock: Clock) -> None:
+def _check_overlap(name: str, whole: Series, again: np.ndarray, files: OpenFiles, clock: Clock, raw: bool) -> None:
     """Stop where a time is twice in a file, or two files give other fields for it; a few such times are compared."""
     if len(again) == 0:
         return
@@ -102,8 +124,8 @@ def _check_overlap(name: str, whole: Series, again: np.ndarray, files: OpenFiles
             raise DataError(f"{path}: {clock.format(whole.times[index])} is there twice ({name}); remove one")
     for index in again[np.unique(np.linspace(0, len(again) - 1, _MOST_COMPARED).astype(int))]:
         one, other = (whole.pieces[whole.piece[place]] for place in (index - 1, index))
-        first = read_piece(files, one, int(whole.position[index - 1]))
-        second = read_piece(files, other, int(whole.position[index]))
+        first = read_piece(files, one, int(whole.position[index - 1]), raw)
+        second = read_piece(files, other, int(whole.position[index]), raw)
         if not np.array_equal(first, second, equal_nan=True):
             raise DataError(
                 f"{name} at {clock.format(whole.times[index])} differs between {one.path} and {other.path}; name only "

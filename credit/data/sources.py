@@ -11,10 +11,11 @@ from credit.channels import ChannelMap
 from credit.config.schema_data import DataConfig
 from credit.data.chunks import copy_fields
 from credit.data.files import OpenFiles
+from credit.data.made import build_made, is_made
 from credit.data.missing import check_values, find_masks
 from credit.data.problems import Problems
 from credit.data.scan import Scan, scan_sources
-from credit.data.series import Series, build_series, read_constant, read_piece, shared_attributes
+from credit.data.series import Series, build_series, read_constant, shared_attributes
 from credit.data.timeline import match_times
 from credit.data.windows import Windows, build_windows
 from credit.errors import DataError
@@ -42,6 +43,8 @@ class SourceReader:
         DataError: for missing values in the static fields, or no time that all variables have.
     """
 
+    is_thread_safe = False
+
     def __init__(
         self,
         channels: ChannelMap,
@@ -58,7 +61,8 @@ class SourceReader:
         self.channels = channels
         self.times, self._places = match_times(windows, policies, scan.clock)
         self.attributes = attributes
-        self._paths = scan.paths
+        # a table of coefficients decides values, too
+        self._paths = scan.paths | dict.fromkeys(scan.tables, 0)
         steps = {name: max(part.layout.packing_step for part in parts) for name, parts in scan.pieces.items()}
         self.packing_steps = {name: step for name, step in steps.items() if step > 0}
         self._files = files
@@ -102,15 +106,12 @@ class SourceReader:
         parts = []
         for name, one in self._series.items():
             terms = self._windows[name].at(int(self._places[name][index]))
-            values = [self._read_place(one, place) for _, place in terms]
+            values = [one.read(self._files, place) for _, place in terms]
             if len(values) > 1:
                 weights = [weight for weight, _ in terms]
                 values = [np.tensordot(weights, np.asarray(values, dtype=np.float64), axes=1)]
             parts += values
         return np.concatenate(parts, dtype=np.float32, casting="same_kind")
-
-    def _read_place(self, series: Series, place: int) -> np.ndarray:
-        return read_piece(self._files, series.pieces[series.piece[place]], int(series.position[place]))
 
     def _read_static(self, scan: Scan) -> np.ndarray:
         names = dict.fromkeys(channel.variable for channel in self.channels.static_stored)
@@ -141,7 +142,10 @@ def open_sources(conf: DataConfig) -> SourceReader:
     predicted = {channel.variable for channel in channels.output}
     for name in dict.fromkeys(channel.variable for channel in channels.stored):
         with problems.collect():
-            series[name] = build_series(name, scan.pieces[name], files, scan.clock)
+            if is_made(name, scan.pieces[name], conf):
+                series[name] = build_made(name, scan, conf, files)
+            else:
+                series[name] = build_series(name, scan.pieces[name], files, scan.clock)
             windows[name] = build_windows(name, series[name], conf, scan.clock)
             number = scan.pieces[name][0].source
             policies[name] = conf.sources[number].times
@@ -150,6 +154,12 @@ def open_sources(conf: DataConfig) -> SourceReader:
                     f"data.sources.{number}.times: {policies[name]} is for forcings, but {name} is predicted; set "
                     f"times: exact, or list the others in a source of their own (data.sources.{number}.variables)"
                 )
+    for name in dict.fromkeys(channel.variable for channel in channels.static_stored):
+        if is_made(name, scan.pieces[name], conf):
+            problems.add(
+                f"{name} is static and on levels, and its source has vertical: what is interpolated varies in time; "
+                "list it under dynamic_forcing"
+            )
     problems.raise_any()
     declared = [name for name, field in conf.fields.items() if field.missing == "fill_mean"]
     return SourceReader(channels, scan, series, windows, policies, attributes, files, declared)

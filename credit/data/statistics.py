@@ -7,7 +7,6 @@ be done apart and put together. Cells count equally; missing cells of masked var
 from __future__ import annotations
 
 import logging
-import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -89,20 +88,21 @@ class Moments:
         return cls(zero.astype(np.int64), zero, zero, np.full(channels, np.inf), np.full(channels, -np.inf))
 
     @classmethod
-    def of_fields(cls, fields_CHW: np.ndarray, valid_CHW: np.ndarray) -> Moments:
-        """Return the moments of the valid cells of fields."""
-        values = fields_CHW.astype(np.float64).reshape(len(fields_CHW), math.prod(fields_CHW.shape[1:]))
-        valid = valid_CHW.reshape(values.shape)
-        kept = {} if valid.all() else {"where": valid}
-        count = valid.sum(axis=1)
-        mean = values.sum(axis=1, **kept) / count
-        return cls(
-            count,
-            mean,
-            np.square(values - mean[:, None]).sum(axis=1, **kept),
-            values.min(axis=1, initial=np.inf, **kept),
-            values.max(axis=1, initial=-np.inf, **kept),
-        )
+    def of_fields(cls, fields_CHW: np.ndarray, valid_CHW: np.ndarray, before_CHW: np.ndarray | None = None) -> Moments:
+        """Return the moments of the valid cells of fields, or of their change since `before_CHW`, in float64."""
+        rows = np.zeros((5, len(fields_CHW)))
+        # a channel at a time stays in the processor's cache
+        for channel, (field, valid) in enumerate(zip(fields_CHW, valid_CHW, strict=True)):
+            values = field.astype(np.float64)
+            if before_CHW is not None:
+                values -= before_CHW[channel]
+            values = values.ravel() if valid.all() else values[valid]
+            mean = values.sum() / max(1, values.size)
+            lowest, highest = values.min(initial=np.inf), values.max(initial=-np.inf)
+            values -= mean
+            values *= values
+            rows[:, channel] = values.size, mean, values.sum(), lowest, highest
+        return cls.of_rows(rows)
 
     def rows(self) -> np.ndarray:
         """Return everything as one array (5, C) float64."""
@@ -167,7 +167,7 @@ def fit_statistics(
         while recent and recent[0][0] < minutes - step_minutes:
             recent.popleft()
         if recent and recent[0][0] == minutes - step_minutes:
-            tendency = tendency.merge(Moments.of_fields(now.astype(np.float64) - recent[0][1], valid))
+            tendency = tendency.merge(Moments.of_fields(now, valid, recent[0][1]))
         recent.append((minutes, now))
     return summarise(reader, state, tendency, (first_minutes, last_minutes), step_minutes, packing_steps, transforms)
 

@@ -23,6 +23,7 @@ transforms. It is replaced in one rename, after everything it speaks of is there
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,10 @@ import numpy as np
 import zarr
 
 from credit.channels import ChannelMap
-from credit.config.schema_data import DataConfig, FieldConfig, SourceConfig
+from credit.config.schema_data import DataConfig, FieldConfig
+from credit.config.schema_source import SourceConfig
 from credit.data.chunks import ChunkFiles
+from credit.data.local_copies import LocalCopies
 from credit.data.splits import Split, build_splits
 from credit.data.statistics import Statistics
 from credit.errors import DataError
@@ -52,13 +55,22 @@ class StoreReader:
         path: the store.
         meta: its description, from `read_description`.
         channels: the channels to present; their stored and static ones must be those of the store.
+        copies: copies of its chunks on a nearer disk, through which to read.
 
     Attributes:
         path: the store.
         statistics: of the training period; None in a store that is not complete.
     """
 
-    def __init__(self, path: Path, meta: Mapping[str, Any], channels: ChannelMap | None = None) -> None:
+    is_thread_safe = True
+
+    def __init__(
+        self,
+        path: Path,
+        meta: Mapping[str, Any],
+        channels: ChannelMap | None = None,
+        copies: LocalCopies | None = None,
+    ) -> None:
         self.path = path
         self.channels = channels or ChannelMap.from_dict(meta["channels"])
         self.grid = LatLonGrid.from_dict(meta["grid"])
@@ -71,7 +83,7 @@ class StoreReader:
         self.times: np.ndarray = group["time"][:][self._places]
         masked = meta["masked_variables"]
         self.masks = {name: mask.astype(bool) for name, mask in zip(masked, group["masks"][:], strict=True)}
-        self._fields = ChunkFiles(group["fields"], path / "fields")
+        self._fields = ChunkFiles(group["fields"], path / "fields", copies)
         self._static: np.ndarray = group["static_fields"][:]
 
     def read(self, index: int) -> np.ndarray:
@@ -158,7 +170,19 @@ def open_configured_store(conf: DataConfig) -> StoreReader:
             f"data.store: the statistics of {path} are others: {'; '.join(changes)}; run credit_preprocess CONFIG "
             "again, it keeps the fields"
         )
-    return StoreReader(path, meta, conf.channel_map())
+    return StoreReader(path, meta, conf.channel_map(), _local_copies(conf, path, meta))
+
+
+def _local_copies(conf: DataConfig, path: Path, meta: Mapping[str, Any]) -> LocalCopies | None:
+    if conf.cache != "disk":
+        return None
+    if "content" not in meta:
+        raise DataError(
+            f"data.cache: disk tells copies of a store from those of another by its checksum, which {path} (format "
+            f"{meta['format']}) does not have; {WAY_OUT}"
+        )
+    folder = Path(conf.cache_folder or tempfile.gettempdir())
+    return LocalCopies(folder / f"credit_{path.name}_{meta['content'][:16]}")
 
 
 def period(splits: Mapping[str, Split]) -> tuple[int, int]:
@@ -205,6 +229,9 @@ def identity(conf: DataConfig) -> dict[str, Any]:
         **{f"data.fields.{name}.temporal": field.temporal for name, field in fields.items()},
         **{f"data.fields.{name}.restarts": field.restarts for name, field in fields.items() if field.restarts},
         **{f"data.fields.{name}.units": field.units for name, field in fields.items() if field.units},
+        **{f"data.fields.{name}.derive": field.derive for name, field in fields.items() if field.derive},
+        **{f"data.fields.{name}.inputs": field.inputs for name, field in fields.items() if field.inputs},
+        **({"data.coefficients": conf.coefficients} if conf.coefficients else {}),
         **(_regridding(conf, fields) if conf.grid else {}),
     }
 
@@ -220,7 +247,9 @@ def _regridding(conf: DataConfig, fields: Mapping[str, FieldConfig]) -> dict[str
 
 def _identity_of(source: SourceConfig) -> dict[str, Any]:
     # stores that were made before there were these do not have them
-    unset = {key for key in ("select", "times") if getattr(source, key) == SourceConfig.model_fields[key].default}
+    unset = {
+        key for key in ("select", "times", "vertical") if getattr(source, key) == SourceConfig.model_fields[key].default
+    }
     return source.model_dump(mode="json", exclude={"storage_options"} | unset)
 
 

@@ -37,6 +37,14 @@ class Conversion:
         return (np.asarray(fields, dtype=np.float64) * self.scale + self.offset).astype(np.float32)
 
 
+class OfLogarithm:
+    """From the natural logarithm of a number of Pa to Pa."""
+
+    def apply(self, fields: np.ndarray) -> np.ndarray:
+        """Return pressure, float64."""
+        return np.exp(np.asarray(fields, dtype=np.float64))
+
+
 def find_conversion(have: str, wanted: str, name: str, where: str) -> Conversion | None:
     """Return the conversion of a variable to the units of the config, None where nothing changes.
 

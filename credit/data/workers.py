@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from credit.config.schema_data import PreprocessConfig
@@ -19,7 +19,6 @@ _KILLED = (
 )
 # writes the part of a number and returns how much it brought; may be sent to other processes
 Work = Callable[[int], int]
-_work: Work | None = None
 
 
 def run_parts(work: Work, numbers: Sequence[int], conf: PreprocessConfig) -> Iterator[int]:
@@ -39,30 +38,64 @@ def run_parts(work: Work, numbers: Sequence[int], conf: PreprocessConfig) -> Ite
 
 
 def _in_processes(work: Work, numbers: Sequence[int], workers: int) -> Iterator[int]:
+    """Write parts in processes, each of which has a pipe of its own: one that is killed takes nothing with it.
+
+    A pool's processes have locks in common, and wait for ever for one that a killed process held.
+    """
     # a fork would share the open files, whose libraries do not bear it
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, _begin, (work,)) as pool:
-        try:
-            futures = [pool.submit(_write, number) for number in numbers]
-        except (BrokenProcessPool, OSError) as error:  # the pool's own pipe is closed when a process dies at once
-            raise DataError(_KILLED) from error
-        try:
-            for future in as_completed(futures):
-                yield future.result()
-        except BrokenProcessPool as error:
-            raise DataError(_KILLED) from error
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    pipes, processes, failure = [], [], None
+    left = iter(numbers)
+    try:
+        for _ in range(workers):
+            ours, theirs = context.Pipe()
+            pipes.append(ours)
+            processes.append(context.Process(target=_serve, args=(theirs,), daemon=True))
+            processes[-1].start()
+            theirs.close()
+        for pipe, number in zip(pipes, left, strict=False):
+            # not an argument of the process: writing that to one that is dead would not end
+            pipe.send(work)
+            pipe.send(number)
+        busy = set(pipes)
+        while busy and failure is None:
+            for pipe in wait(busy):
+                result = pipe.recv()
+                if isinstance(result, Exception):
+                    failure = result
+                    break
+                yield result
+                number = next(left, None)
+                if number is None:
+                    busy.remove(pipe)
+                else:
+                    pipe.send(number)
+    except (EOFError, BrokenPipeError, ConnectionResetError) as error:
+        raise DataError(_KILLED) from error
+    finally:
+        # the others finish their parts
+        for pipe in pipes:
+            pipe.close()
+        for process in processes:
+            process.join()
+    if failure is not None:
+        raise failure
 
 
-def _begin(work: Work) -> None:
-    global _work
-    _work = work
-
-
-def _write(number: int) -> int:
-    assert _work is not None, "_begin comes first"
-    return _work(number)
+def _serve(pipe: Connection) -> None:
+    """Write the parts that come through the pipe, until it is closed."""
+    try:
+        work = pipe.recv()
+        while True:
+            number = pipe.recv()
+            try:
+                result = work(number)
+            except Exception as error:
+                error.add_note(traceback.format_exc())
+                result = error
+            pipe.send(result)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
 
 
 def _in_jobs(work: Work, numbers: Sequence[int], conf: PreprocessConfig) -> Iterator[int]:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
 from credit.channels import Channel, ChannelMap
 from credit.config import Config, build_config
 from credit.data.dataset import ForecastDataset
 from credit.data.forcing import fixed_statistics
 from credit.data.frames import Frames
-from credit.data.loader import TrainingOrder, build_loader
+from credit.data.loader import Loader, TrainingOrder
 from credit.data.normalize import Normalizer
 from credit.data.reader import FieldReader, open_reader
 from credit.data.splits import Split, build_splits, describe_gaps, require_samples
@@ -243,6 +242,12 @@ def assemble_training(config: Config, launch: Launch, device: torch.device, watc
         forecast_len_at, total=total, forecast_len=data.forecast_len, ramp=conf.forecast_len_from
     )
     valid_loader, share = build_valid_loader(config, frames, reader, splits["valid"], mesh)
+    weight_CHW = cell_weights(assets, device)
+
+    def run_validation(step: int, stop: Callable[[], bool]) -> dict[str, float] | None:
+        with BatchFeed(valid_loader, device, mesh.tensor_peers) as batches:
+            return validate(stepper, loss, batches, share, weight_CHW, data.step_minutes, forecast_len(step - 1), stop)
+
     trainer = Trainer(
         TrainingParts(
             config=config,
@@ -270,16 +275,7 @@ def assemble_training(config: Config, launch: Launch, device: torch.device, watc
             order=order,
             total_steps=total,
             watchdog=watchdog,
-            validate=lambda step, stop: validate(
-                stepper,
-                loss,
-                BatchFeed(valid_loader, device, mesh.tensor_peers),
-                share,
-                cell_weights(assets, device),
-                data.step_minutes,
-                forecast_len(step - 1),
-                stop,
-            ),
+            validate=run_validation,
             base=describe_base(base) if base is not None else None,
         )
     )
@@ -329,7 +325,7 @@ def build_training_order(
 
 def build_valid_loader(
     config: Config, frames: Frames, reader: FieldReader, split: Split, mesh: RunMesh
-) -> tuple[DataLoader, ValidationShare]:
+) -> tuple[Loader, ValidationShare]:
     """Return this rank's share of initial times spread over the whole of `split`, with forcing a forecast may know."""
     data = config.data
     found = require_samples(reader.times, split, reader.clock, data, data.valid_forecast_len)
@@ -344,7 +340,7 @@ def build_valid_loader(
         blank=mesh.tensor_rank > 0,
     )
     share = deal_cases(len(initial), config.trainer.valid_batch_size, mesh.data_rank, mesh.data_ranks)
-    return build_loader(dataset, share.batches, workers=0), share
+    return Loader(dataset, share.batches, workers=0), share
 
 
 def require_monitor(config: Config, channels: ChannelMap) -> None:

@@ -20,9 +20,9 @@ _FUNCTION = ("model", "data.timestep", "data.history_len", "data.solar", "data.t
 _SAME = (*_FUNCTION, "data.splits.train", "trainer.lora")
 _FREE = ("model.attn_dropout", "model.ff_dropout")
 # what may differ between the parts of one run without making it another
-_UNIMPORTANT = ("data.store", "data.sources", "data.cache", "data.num_workers", "data.splits.test", "trainer.resume",
-                "trainer.walltime", "trainer.log_every", "trainer.keep_last", "trainer.device", "trainer.tensorboard",
-                "trainer.checkpoint_every")  # fmt: skip
+_UNIMPORTANT = ("data.store", "data.sources", "data.cache", "data.cache_folder", "data.num_workers",
+                "data.splits.test", "trainer.resume", "trainer.walltime", "trainer.log_every", "trainer.keep_last",
+                "trainer.device", "trainer.tensorboard", "trainer.checkpoint_every")  # fmt: skip
 
 
 def prepare_folder(folder: Path) -> None:

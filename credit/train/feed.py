@@ -3,40 +3,43 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader
 
 from credit.data.batch import Batch
+from credit.data.loader import Loader
 
 
 class BatchFeed(Iterator[Batch]):
     """Iterates over batches on the device and knows how long they were waited for.
 
-    With loader processes, a thread takes the next batch from them and begins to copy it to the device while the present
-    one is computed with: one batch is ahead. Without, batches are read when they are asked for, because source files
-    are not to be read by two threads at once.
+    Threads get the next batches, from a store or from loader processes, while the present one is computed with, and the
+    first of them is copied to the device meanwhile.
 
     Tensor-parallel peers work on the same samples: the first of them reads and gives them to the others, whose loaders
     are of a dataset that is ``blank``.
 
     Args:
-        loader: of `Batch` objects.
+        loader: of the batches.
         device: where they go.
         peers: ranks that take the same batches, in step with each other; None where there are none.
     """
 
-    def __init__(self, loader: DataLoader, device: torch.device, peers: dist.ProcessGroup | None = None) -> None:
-        self._batches = iter(loader)
+    def __init__(self, loader: Loader, device: torch.device, peers: dist.ProcessGroup | None = None) -> None:
+        self._jobs, threads, self._close = loader.jobs()
         self._device, self._peers = device, peers
         self._waited = 0.0
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._thread = ThreadPoolExecutor(1, "batches") if loader.num_workers else None
-        self._next = self._thread.submit(self._fetch) if self._thread else None
+        self._threads = ThreadPoolExecutor(threads, "batches") if threads else None
+        self._ahead: deque[Future[Batch]] = deque()
+        self._copied: tuple[Batch, torch.cuda.Event | None] | None = None
+        for _ in range(threads):
+            self._begin_another()
 
     def __enter__(self) -> BatchFeed:
         return self
@@ -44,20 +47,17 @@ class BatchFeed(Iterator[Batch]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._thread is not None:
-            self._thread.shutdown(cancel_futures=True)
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
+        self._close()
 
     def __next__(self) -> Batch:
         began = time.perf_counter()
-        if self._thread is None:
-            fetched = self._fetch()
-        else:
-            fetched = self._next.result()
-            self._next = self._thread.submit(self._fetch)
+        batch, copied = self._copied or self._copy(self._take())
+        self._copied = None
+        if self._stream is not None and self._ahead and self._ahead[0].done() and not self._ahead[0].exception():
+            self._copied = self._copy(self._take())
         self._waited += time.perf_counter() - began
-        if fetched is None:
-            raise StopIteration
-        batch, copied = fetched
         if copied is not None:
             present = torch.cuda.current_stream(self._device)
             present.wait_event(copied)
@@ -72,12 +72,28 @@ class BatchFeed(Iterator[Batch]):
         waited, self._waited = self._waited, 0.0
         return waited
 
-    def _fetch(self) -> tuple[Batch, torch.cuda.Event | None] | None:
-        """Return the next batch and, on a GPU, when it will be there; None behind the last."""
-        batch = next(self._batches, None)
-        if batch is None:
-            return None
+    def _begin_another(self) -> None:
+        job = next(self._jobs, None)
+        if job is not None:
+            self._ahead.append(self._threads.submit(self._fetch, job))
+
+    def _take(self) -> Batch:
+        """Return the next batch on the host."""
+        if self._threads is None:
+            return self._fetch(next(self._jobs))
+        if not self._ahead:
+            raise StopIteration
+        batch = self._ahead.popleft().result()
+        self._begin_another()
+        return batch
+
+    def _fetch(self, job: Callable[[], Batch]) -> Batch:
+        batch = job()
+        return batch if self._stream is None else batch.pin_memory()
+
+    def _copy(self, batch: Batch) -> tuple[Batch, torch.cuda.Event | None]:
+        """Return the batch on the device and, on a GPU, when it will be there."""
         if self._stream is None:
             return batch.to(self._device), None
         with torch.cuda.stream(self._stream):
-            return batch.pin_memory().to(self._device), self._stream.record_event()
+            return batch.to(self._device), self._stream.record_event()

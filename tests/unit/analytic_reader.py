@@ -51,6 +51,7 @@ class AnalyticReader:
             c.variable: ATTRIBUTES.get(c.variable, {"units": "1"}) for c in channels.stored + channels.static_stored
         }
         self.masks = masks or {}
+        self.is_thread_safe = False
         self.reads = 0
         self._function = function
 

@@ -10,7 +10,6 @@ from credit.config.schema_data import DataConfig
 from credit.data.climatology_fit import fit_climatology
 from credit.data.dataset import ForecastDataset
 from credit.data.frames import Frames
-from credit.data.loader import build_loader
 from credit.errors import DataError
 from credit.times import Clock
 from tests.unit.analytic_reader import AnalyticReader, make_grid
@@ -62,7 +61,7 @@ def test_times_arrive_in_order(calendar: str, day: str) -> None:
     start = clock.parse(day)
     reader = reader_of(start + 360 * np.arange(-10, 10), calendar=calendar)
     dataset = ForecastDataset(Frames(reader, conf(), None), [start], 360, history_len=2, forecast_len=3)
-    batch = next(iter(build_loader(dataset, [[0]], workers=0)))
+    batch = dataset.__getitems__([0])
     now = start / 60
     assert batch.history_BCTHW[0, 0, :, 0, 0].tolist() == [now - 6, now]
     assert batch.forcing_BCTHW[0, 0, :, 0, 0].tolist() == [now - 6, now, now + 6, now + 12]

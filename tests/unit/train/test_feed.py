@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import threading
 import time
 
 import numpy as np
@@ -12,7 +14,7 @@ from credit.channels import ChannelMap
 from credit.config.schema_data import DataConfig
 from credit.data.dataset import ForecastDataset
 from credit.data.frames import Frames
-from credit.data.loader import build_loader
+from credit.data.loader import Loader
 from credit.errors import DataError
 from credit.times import Clock
 from credit.train.feed import BatchFeed
@@ -25,7 +27,7 @@ DAYS = {
 }
 
 
-def dataset(seconds: float = 0.0, bad: int | None = None) -> ForecastDataset:
+def dataset(seconds: float = 0.0, bad: int | None = None, threads: bool = False) -> ForecastDataset:
     """Samples whose value is their time; reading a field takes `seconds`, one of them fails."""
     channels = ChannelMap.build({"prognostic": {"vars_3D": [], "vars_2D": ["a"]}}, [])
 
@@ -36,37 +38,58 @@ def dataset(seconds: float = 0.0, bad: int | None = None) -> ForecastDataset:
         return np.float64(minutes)
 
     reader = AnalyticReader(channels, make_grid(8, 16), Clock(), STEP * np.arange(20), field)
+    reader.is_thread_safe = threads
     conf = DataConfig.model_validate(
         {"sources": [{"path": "x.nc"}], "variables": {"prognostic": {"vars_2D": ["a"]}}, "splits": DAYS}
     )
     return ForecastDataset(Frames(reader, conf, None), STEP * np.arange(19), STEP, 1, 1)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_order_and_end(workers: int) -> None:
-    order = [[3], [11, 4], [0]]
-    with BatchFeed(build_loader(dataset(), order, workers), CPU) as feed:
+# by threads as from a store, by processes, or when they are asked for
+WAYS = pytest.mark.parametrize(("threads", "workers"), [(True, 0), (True, 3), (False, 2), (False, 0)])
+
+
+@WAYS
+def test_order_and_end(threads: bool, workers: int) -> None:
+    order = [[3], [11, 4], [0], [18], [7]]
+    with BatchFeed(Loader(dataset(0.01, threads=threads), order, workers), CPU) as feed:
         met = [batch.initial_B.tolist() for batch in feed]
     assert met == [[STEP * index for index in batch] for batch in order]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_an_error_arrives_at_its_batch(workers: int) -> None:
-    with BatchFeed(build_loader(dataset(bad=6 * STEP), [[1], [2], [5], [7]], workers), CPU) as feed:
+@WAYS
+def test_an_error_arrives_at_its_batch(threads: bool, workers: int) -> None:
+    loader = Loader(dataset(bad=6 * STEP, threads=threads), [[1], [2], [5], [7]], workers)
+    with BatchFeed(loader, CPU) as feed:
         assert [next(feed).initial_B.item() for _ in range(2)] == [STEP, 2 * STEP]
         with pytest.raises(DataError, match="a is not there"):
             next(feed)
 
 
-def test_left_before_the_end() -> None:
-    with BatchFeed(build_loader(dataset(), [[n] for n in range(19)], 2), CPU) as feed:
+@WAYS
+def test_left_before_the_end(threads: bool, workers: int) -> None:
+    """Nothing is left running: neither threads nor processes, which ignore signals."""
+    with BatchFeed(Loader(dataset(threads=threads), [[n] for n in range(19)], workers), CPU) as feed:
         next(feed)
-    assert feed.take_wait() > 0
+    assert multiprocessing.active_children() == []
+    assert [thread for thread in threading.enumerate() if thread.name.startswith("batches")] == []
+
+
+def test_the_next_batches_are_read_meanwhile() -> None:
+    """Two threads: two batches are ahead of the one that was taken, and no more."""
+    samples = dataset(threads=True)
+    with BatchFeed(Loader(samples, [[2 * n] for n in range(9)], 2), CPU) as feed:
+        next(feed)
+        reader, until = samples._frames.reader, time.monotonic() + 30
+        while reader.reads < 6 and time.monotonic() < until:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        assert reader.reads == 6
 
 
 def test_waiting_is_measured() -> None:
-    """Reading in this process takes two fields a sample; what is read during a step does not count."""
-    with BatchFeed(build_loader(dataset(seconds=0.05), [[n] for n in range(4)], 0), CPU) as feed:
+    """Without threads and processes a sample is read when it is asked for, here two fields."""
+    with BatchFeed(Loader(dataset(seconds=0.05), [[n] for n in range(4)], 0), CPU) as feed:
         next(feed)
         assert 0.09 < feed.take_wait() < 5
         assert feed.take_wait() == 0

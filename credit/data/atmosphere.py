@@ -1,0 +1,165 @@
+"""Formulas of the atmosphere on hybrid levels: humidity, hydrostatic geopotential, what lies below the ground.
+
+Everything is float64 arithmetic on arrays whose first axis is the level, from the top down, the rest cells; SI units.
+
+Sources: [IFS] ECMWF, IFS Documentation CY47R3 (2021), Part III (dynamics) and IV (physics). [TBB] K. E. Trenberth,
+J. C. Berry and L. E. Buja, Vertical Interpolation and Truncation of Model-Coordinate Data, NCAR/TN-396+STR (1993),
+which is how ECMWF interpolates, too.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+GRAVITY = 9.80665  # m s-2
+R_DRY = 287.0597  # J kg-1 K-1, [IFS] part IV, chapter 12
+R_VAPOUR = 461.5250
+_EPSILON = R_DRY / R_VAPOUR
+_LAPSE_RATE = 0.0065  # K m-1, of the standard atmosphere
+# change of ln T with ln p at that lapse rate
+ALPHA = _LAPSE_RATE * R_DRY / GRAVITY
+# [TBB]: air below the ground is not to be warmer than this, nor colder than that, for the sake of a smooth pressure
+_WARMEST, _COLDEST = 290.5, 255.0
+# [TBB]: below mountains between these heights the temperature at sea level passes over to at most _WARMEST_PLATEAU
+_LOW_PLATEAU, _HIGH_PLATEAU, _WARMEST_PLATEAU = 2000.0, 2500.0, 298.0
+_FLAT = 1e-3  # m2 s-2; a surface geopotential below it is sea level
+_FREEZING, _ALL_ICE = 273.16, 250.16  # K, [IFS] part IV, section 7.4.2
+
+
+def virtual_temperature(temperature: np.ndarray, humidity: np.ndarray) -> np.ndarray:
+    """Return virtual temperature (K) of temperature (K) and specific humidity (kg kg-1), any shape."""
+    return temperature * (1.0 + (R_VAPOUR / R_DRY - 1.0) * humidity)
+
+
+def saturation_pressure_mixed(temperature: np.ndarray) -> np.ndarray:
+    """Return saturation vapour pressure (Pa): over water above 0 degC, over ice below -23 degC, mixed between.
+
+    [IFS] part IV, equations 7.5 and 7.6 (Tetens' formula; the constants of Buck (1981) for water, of Alduchov and
+    Eskridge (1996) for ice). ERA5's relative humidity is with respect to this.
+    """
+    share = np.clip((temperature - _ALL_ICE) / (_FREEZING - _ALL_ICE), 0.0, 1.0) ** 2
+    return share * _tetens(temperature, 17.502, 32.19) + (1.0 - share) * _tetens(temperature, 22.587, -0.7)
+
+
+def _tetens(temperature: np.ndarray, factor: float, pole: float) -> np.ndarray:
+    return 611.21 * np.exp(factor * (temperature - _FREEZING) / (temperature - pole))
+
+
+def saturation_pressure_water(temperature: np.ndarray) -> np.ndarray:
+    """Return saturation vapour pressure over water (Pa) at any temperature (K), as weather stations report.
+
+    WMO, Guide to Instruments and Methods of Observation (WMO-No. 8), volume I, annex 4.B.
+    """
+    celsius = temperature - 273.15
+    return 611.2 * np.exp(17.62 * celsius / (243.12 + celsius))
+
+
+def relative_humidity(humidity: np.ndarray, pressure: np.ndarray, saturation: np.ndarray) -> np.ndarray:
+    """Return relative humidity (%) of specific humidity (kg kg-1), pressure and saturation vapour pressure (Pa)."""
+    return 100.0 * pressure * humidity / (_EPSILON + humidity * (1.0 - _EPSILON)) / saturation
+
+
+def geopotential(
+    temperature_KN: np.ndarray, upper_KN: np.ndarray, lower_KN: np.ndarray, surface_N: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return geopotential (m2 s-2) at full levels and at the layers' lower edges, by integration from the ground up.
+
+    [IFS] part III, equations 2.21 to 2.23: from half level to half level R Tv ln(lower / upper), from the half level
+    below to the full level R Tv alpha, alpha = 1 - upper / (lower - upper) ln(lower / upper), at the top ln 2.
+
+    Args:
+        temperature_KN: virtual temperature of K layers, the lowest of the model last.
+        upper_KN: pressure at the layers' upper edges (Pa), 0 at the top of the atmosphere.
+        lower_KN: at their lower edges; the last is surface pressure.
+        surface_N: geopotential of the ground.
+    """
+    at_top = upper_KN <= 0.0
+    ratio = np.log(lower_KN / np.where(at_top, 0.5 * lower_KN, upper_KN))  # ln 2 at the top, where it is alpha
+    thickness = R_DRY * temperature_KN * ratio
+    below = surface_N + np.cumsum(thickness[::-1], axis=0)[::-1] - thickness
+    alpha = np.where(at_top, np.log(2.0), 1.0 - upper_KN / (lower_KN - upper_KN) * ratio)
+    return below + R_DRY * temperature_KN * alpha, below
+
+
+def surface_temperature(lowest: np.ndarray, lowest_pressure: np.ndarray, surface_pressure: np.ndarray) -> np.ndarray:
+    """Return temperature at the ground (K) by the standard lapse rate from the lowest level; pressures in Pa.
+
+    [TBB] equation 5.
+    """
+    return lowest * (1.0 + ALPHA * (surface_pressure / lowest_pressure - 1.0))
+
+
+def temperature_below(
+    pressure: np.ndarray,
+    surface_pressure: np.ndarray,
+    lowest: np.ndarray,
+    lowest_pressure: np.ndarray,
+    surface_geopotential: np.ndarray,
+) -> np.ndarray:
+    """Return temperature (K) below the lowest level: linear in pressure down to the ground, extrapolated below it.
+
+    [TBB] section 3: below the ground temperature follows a lapse rate, of the standard atmosphere where the ground is
+    low, and less where it is high.
+
+    Args:
+        pressure: where it is wanted (Pa), at least that of the lowest level.
+        surface_pressure: at the ground (Pa).
+        lowest: temperature of the lowest level (K).
+        lowest_pressure: of the lowest level (Pa).
+        surface_geopotential: of the ground (m2 s-2).
+    """
+    ground = surface_temperature(lowest, lowest_pressure, surface_pressure)
+    share = (pressure - lowest_pressure) / (surface_pressure - lowest_pressure)
+    above = lowest + share * (ground - lowest)
+    height = surface_geopotential / GRAVITY
+    sea_level = ground + _LAPSE_RATE * height
+    plateau = np.minimum(sea_level, _WARMEST_PLATEAU)
+    passed = np.clip((height - _LOW_PLATEAU) / (_HIGH_PLATEAU - _LOW_PLATEAU), 0.0, 1.0)
+    warming = np.maximum(sea_level + passed * (plateau - sea_level) - ground, 0.0)
+    y = _alpha_of(warming, surface_geopotential) * np.log(pressure / surface_pressure)
+    return np.where(pressure <= surface_pressure, above, ground * (1.0 + y + y**2 / 2.0 + y**3 / 6.0))
+
+
+def geopotential_below(
+    pressure: np.ndarray,
+    surface_pressure: np.ndarray,
+    lowest_temperature: np.ndarray,
+    lowest_pressure: np.ndarray,
+    surface_geopotential: np.ndarray,
+) -> np.ndarray:
+    """Return geopotential (m2 s-2) below the ground, [TBB] section 3; arguments as of `temperature_below`."""
+    ground, alpha = _smoothed_ground(lowest_temperature, lowest_pressure, surface_pressure, surface_geopotential)
+    depth = np.log(pressure / surface_pressure)
+    y = alpha * depth
+    return surface_geopotential - R_DRY * ground * depth * (1.0 + y / 2.0 + y**2 / 6.0)
+
+
+def sea_level_pressure(
+    surface_pressure: np.ndarray,
+    lowest_temperature: np.ndarray,
+    lowest_pressure: np.ndarray,
+    surface_geopotential: np.ndarray,
+) -> np.ndarray:
+    """Return pressure at mean sea level (Pa), [TBB] section 3; arguments as of `temperature_below`."""
+    ground, alpha = _smoothed_ground(lowest_temperature, lowest_pressure, surface_pressure, surface_geopotential)
+    x = surface_geopotential / (R_DRY * ground)
+    y = alpha * x
+    return surface_pressure * np.exp(x * (1.0 - y / 2.0 + y**2 / 3.0))
+
+
+def _smoothed_ground(
+    lowest: np.ndarray, lowest_pressure: np.ndarray, surface_pressure: np.ndarray, surface_geopotential: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return temperature at the ground and d ln T / d ln p below it, neither very warm nor very cold."""
+    ground = surface_temperature(lowest, lowest_pressure, surface_pressure)
+    ground = np.where(ground < _COLDEST, 0.5 * (_COLDEST + ground), ground)
+    sea_level = ground + _LAPSE_RATE * surface_geopotential / GRAVITY
+    hot = (ground > _WARMEST) & (sea_level > _WARMEST)
+    alpha = _alpha_of(np.minimum(sea_level, _WARMEST) - ground, surface_geopotential)
+    return np.where(hot, 0.5 * (_WARMEST + ground), ground), np.where(hot, 0.0, alpha)
+
+
+def _alpha_of(warming: np.ndarray, surface_geopotential: np.ndarray) -> np.ndarray:
+    """Return d ln T / d ln p that warms air by so much from the ground down to sea level."""
+    flat = np.abs(surface_geopotential) < _FLAT
+    return np.where(flat, ALPHA, R_DRY * warming / np.where(flat, 1.0, surface_geopotential))

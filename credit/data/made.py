@@ -1,0 +1,145 @@
+"""A variable along time that is made of others: interpolated from a file's levels, or derived."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from credit.config.schema_data import DataConfig
+from credit.data.cf import Layout
+from credit.data.files import OpenFiles
+from credit.data.recipes import interpolated_as, make
+from credit.data.scan import Piece, Scan
+from credit.data.series import Series, build_series, read_constant
+from credit.data.units import Conversion
+from credit.data.wants import FIELD, SURFACE_GEOPOTENTIAL, SURFACE_PRESSURE
+from credit.errors import DataError
+from credit.times import Clock
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class MadeSeries(Series):
+    """A variable whose fields are made when they are read.
+
+    Attributes:
+        name: the variable.
+        kind: what is derived; None for an interpolated variable.
+        inputs: role -> what is read beside, and the place of each of our times in it.
+        ground: geopotential of the ground (h, w), where it is known.
+    """
+
+    name: str
+    kind: str | None
+    inputs: Mapping[str, tuple[Series, np.ndarray]]
+    ground: np.ndarray | None
+
+    def read(self, files: OpenFiles, place: int) -> np.ndarray:
+        """Return the fields of one time, (levels or 1, H, W), on the run's grid and levels.
+
+        Raises:
+            DataError: see `credit.data.recipes.make`.
+        """
+        layout = self.pieces[self.piece[place]].layout
+        fields = {FIELD: self.read_raw(files, place)}
+        for role, (series, places) in self.inputs.items():
+            fields[role] = series.read_raw(files, int(places[place]))
+        if SURFACE_PRESSURE in fields:
+            fields[SURFACE_PRESSURE] = fields[SURFACE_PRESSURE][0].astype(np.float64)
+        if self.ground is not None:
+            fields[SURFACE_GEOPOTENTIAL] = self.ground
+        back = layout.to_si if self.kind is None and isinstance(layout.to_si, Conversion) else None
+        quantity = interpolated_as(self.name, layout.attributes.get("standard_name", ""))
+        try:
+            return layout.to_run(make(self.kind, quantity, layout.column, fields, back))
+        except DataError as error:
+            raise DataError(f"{self.pieces[self.piece[place]].path}: {self.name}: {error}") from error
+
+
+def is_made(name: str, pieces: list[Piece], conf: DataConfig) -> bool:
+    """Whether a variable is made of others, not read as it is."""
+    return conf.field(name).derive is not None or any(piece.layout.column is not None for piece in pieces)
+
+
+def build_made(name: str, scan: Scan, conf: DataConfig, files: OpenFiles) -> MadeSeries:
+    """Put a variable together that is interpolated or derived; its times are those of its main input.
+
+    Raises:
+        DataError: where an input is lacking at a time, is in several sources, or is on another grid.
+    """
+    main = build_series(name, scan.pieces[name], files, scan.clock, raw=True)
+    number, first = main.pieces[0].source, main.pieces[0].layout
+    roles = dict(list(conf.field(name).derived_from.items())[1:])
+    pieces = {role: scan.inputs[name, variable] for role, variable in roles.items()}
+    vertical, ground = conf.sources[number].vertical, None
+    if vertical is not None and first.column is not None:
+        roles[SURFACE_PRESSURE] = vertical.surface_pressure
+        pieces[SURFACE_PRESSURE] = scan.inputs["", vertical.surface_pressure]
+        if vertical.surface_geopotential is not None:
+            origin = _of_source(scan.inputs["", vertical.surface_geopotential], number)
+            _require_grid(name, main.pieces, origin[:1])
+            ground = read_constant(files, vertical.surface_geopotential, origin[0], raw=True)[0].astype(np.float64)
+    inputs = {}
+    for role, found in pieces.items():
+        series = build_series(roles[role], _of_source(found, number), files, scan.clock, raw=True)
+        _require_grid(name, main.pieces, series.pieces)
+        _require_levels(name, main.pieces, series.pieces)
+        inputs[role] = series, _match(name, main, roles[role], series, scan.clock)
+    _say(name, conf.field(name).derive, first)
+    return MadeSeries(main.pieces, main.times, main.piece, main.position, name, conf.field(name).derive, inputs, ground)
+
+
+def _say(name: str, kind: str | None, layout: Layout) -> None:
+    """Log what is done to a variable, below the ground above all."""
+    if layout.column is None or layout.column.wanted is None:
+        return
+    extrapolated = kind == "geopotential" or interpolated_as(name, layout.attributes.get("standard_name", ""))
+    below = "extrapolated" if extrapolated else "held"
+    logger.info("%s: from %d levels, linearly in ln p; %s below the lowest", name, len(layout.column.levels), below)
+
+
+def _of_source(pieces: list[Piece], number: int) -> list[Piece]:
+    """Return the files of an input that are in the source of the main one, else all."""
+    return [piece for piece in pieces if piece.source == number] or pieces
+
+
+def _require_grid(name: str, main: list[Piece], others: list[Piece]) -> None:
+    for piece in (*main, *others):
+        difference = main[0].layout.grid.difference(piece.layout.grid)
+        if difference:
+            raise DataError(
+                f"{name} is made of what is in {main[0].path} and {piece.path}, which are on different grids: "
+                f"{difference}; bring them to one"
+            )
+
+
+def _require_levels(name: str, main: list[Piece], others: list[Piece]) -> None:
+    """Stop where two variables of one formula do not lie on the same levels."""
+    columns = [piece.layout.column for piece in others]
+    if None in columns:
+        return
+    first = main[0].layout.column.levels
+    for piece in (*main, *others):
+        levels = piece.layout.column.levels
+        if len(levels) != len(first) or not np.allclose([levels.a, levels.b], [first.a, first.b], rtol=1e-6):
+            raise DataError(
+                f"{name} is made of what is on {len(first)} levels in {main[0].path} and on {len(levels)} others in "
+                f"{piece.path} ({piece.layout.name}); all must be on the same"
+            )
+
+
+def _match(name: str, main: Series, role: str, series: Series, clock: Clock) -> np.ndarray:
+    """Return the place of each time of the main input in another one."""
+    places = np.searchsorted(series.times, main.times)
+    there = series.times[np.minimum(places, len(series.times) - 1)] == main.times
+    if not there.all():
+        lacking = np.flatnonzero(~there)
+        raise DataError(
+            f"{name} needs {role} at the same times, but {role} is not there at {len(lacking)} of {len(there)}, the "
+            f"first is {clock.format(main.times[lacking[0]])}; add the files that have it, or name only files with both"
+        )
+    return places

@@ -1,0 +1,102 @@
+"""What is to be looked for in the files: variables of the channels, what they are made of, and the ground below."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from credit.channels import ChannelMap
+from credit.config.schema_data import DataConfig
+from credit.config.schema_source import SourceConfig
+from credit.data.problems import Problems
+from credit.errors import did_you_mean
+
+FIELD, SURFACE_PRESSURE, SURFACE_GEOPOTENTIAL = "field", "surface_pressure", "surface_geopotential"
+
+Levels = tuple[float, ...] | None
+
+
+@dataclass(frozen=True)
+class Want:
+    """A variable to be found in the files.
+
+    Attributes:
+        name: our name of it.
+        role: `FIELD` for what gives a variable of the channels its files and times: itself or, where it is derived, the
+            first of its inputs; else the role of another input, or one of the ground.
+        serves: the variable of the channels; empty for what belongs to the ground.
+        levels: of the run; None without levels.
+        key: of the config, which asks for it.
+    """
+
+    name: str
+    role: str
+    serves: str
+    levels: Levels
+    key: str
+
+
+def wanted_variables(channels: ChannelMap) -> dict[str, Levels]:
+    """Return variable -> its levels (None for a 2-D variable) of everything that comes from data."""
+    wanted: dict[str, Levels] = {}
+    for channel in channels.stored + channels.static_stored:
+        before = wanted.get(channel.variable) or ()
+        wanted[channel.variable] = None if channel.level is None else (*before, channel.level)
+    return wanted
+
+
+def list_wants(conf: DataConfig) -> list[Want]:
+    """Return everything to be found in the files."""
+    wants = []
+    for variable, levels in wanted_variables(conf.channel_map()).items():
+        inputs = conf.field(variable).derived_from or {FIELD: variable}
+        key = f"data.fields.{variable}.inputs" if conf.field(variable).derive else "data.variables"
+        for number, (role, name) in enumerate(inputs.items()):
+            wants.append(Want(name, role if number else FIELD, variable, levels, key))
+    for number, source in enumerate(conf.sources):
+        for role, name in _ground(source).items():
+            if name not in [want.name for want in wants if not want.serves]:
+                wants.append(Want(name, role, "", None, f"data.sources.{number}.vertical.{role}"))
+    return wants
+
+
+def offered(source: SourceConfig, wants: Sequence[Want]) -> Iterator[tuple[Want, str]]:
+    """Return what a source is to give, each with its name in the files."""
+    for want in wants:
+        own = not want.serves and want.name in _ground(source).values()
+        if source.variables is None or want.name in source.variables or own:
+            yield want, source.rename.get(want.name, want.name)
+
+
+def _ground(source: SourceConfig) -> dict[str, str]:
+    """Return role -> variable of what a source says of its ground."""
+    if source.vertical is None:
+        return {}
+    names = {SURFACE_PRESSURE: source.vertical.surface_pressure}
+    if source.vertical.surface_geopotential is not None:
+        names[SURFACE_GEOPOTENTIAL] = source.vertical.surface_geopotential
+    return names
+
+
+def require_all(conf: DataConfig, wants: Sequence[Want], present: Sequence[set[str]], problems: Problems) -> None:
+    """Note the variables that no file holds, and those that a source promises but does not hold."""
+    everything = set().union(*present)
+    found: set[str] = set()
+    for number, source in enumerate(conf.sources):
+        for want, theirs in offered(source, wants):
+            if theirs in present[number]:
+                found.add(want.name)
+            elif source.variables is not None and want.name in source.variables:
+                found.add(want.name)
+                hint = did_you_mean(theirs, present[number])
+                problems.add(f'data.sources.{number}.variables: "{theirs}" is not in its files{hint}')
+    for want in wants:
+        if want.name not in found:
+            theirs = next(
+                (source.rename[want.name] for source in conf.sources if want.name in source.rename), want.name
+            )
+            cut = "; data.sources.N.select may leave it out" if any(source.select for source in conf.sources) else ""
+            problems.add(
+                f'{want.key}: "{theirs}" is in no file of data.sources{did_you_mean(theirs, everything)} '
+                f"(data.sources.N.rename maps our name to that in the files{cut})"
+            )
