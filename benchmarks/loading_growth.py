@@ -1,4 +1,4 @@
-"""What a sample costs as work grows: by the number of source files, of years in a store, of loader processes.
+"""What a sample costs as work grows: by the number of source files, of years in a store, of threads and processes.
 
 Fields of one simulated atmosphere on 32 x 64 cells are written anew into few and many netCDF files, and into stores of
 up to 40 years (the years of one store, copied). A sample is two times in random order, through the loader, from memory
@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 import xarray as xr
 import zarr
 from loading import configure, whole
@@ -28,16 +29,17 @@ from loading import configure, whole
 from credit.config.schema_data import DataConfig, PreprocessConfig
 from credit.data.dataset import ForecastDataset
 from credit.data.frames import Frames
-from credit.data.loader import build_loader
+from credit.data.loader import Loader
 from credit.data.preprocess import preprocess
 from credit.data.reader import FieldReader, open_reader
 from credit.data.splits import initial_times
 from credit.data.store import open_store
+from credit.train.feed import BatchFeed
 
 ROUNDS, SAMPLES = 5, 100
 FILES = (4, 40, 400, 1500)
 YEARS = (1, 5, 20, 40)
-WORKERS = (0, 1, 2)
+THREADS, PROCESSES = (1, 2), (0, 1, 2)
 STEP = 360
 NAMES = ("t", "t2m", "msl")
 VARIABLES = {"prognostic": {"vars_3D": ["t"], "vars_2D": ["t2m", "msl"]}}
@@ -58,7 +60,8 @@ def make_dataset(reader: FieldReader, conf: DataConfig) -> ForecastDataset:
 
 def load(dataset: ForecastDataset, indices: Sequence[int], workers: int = 0) -> int:
     """Take samples through the loader, one a batch."""
-    return sum(batch.history_BCTHW.numel() for batch in build_loader(dataset, [[i] for i in indices], workers))
+    with BatchFeed(Loader(dataset, [[i] for i in indices], workers), torch.device("cpu")) as feed:
+        return sum(batch.history_BCTHW.numel() for batch in feed)
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -165,17 +168,19 @@ def by_years(fields: xr.Dataset, folder: Path) -> list[Panel]:
     ]
 
 
-def by_workers(conf: DataConfig) -> list[Panel]:
-    """Measure samples of 1 degree against the number of loader processes."""
-    dataset = make_dataset(open_reader(conf), conf)
-    count = min(len(dataset), SAMPLES)
-    chosen = np.random.default_rng(2).permutation(len(dataset))[:count].tolist()
-    taken = medians({workers: lambda w=workers: load(dataset, chosen, w) for workers in WORKERS})
-    print("\n| loader processes | samples a second, 1 degree, 26 channels |\n|---|---|")
-    for workers in WORKERS:
-        print(f"| {workers} | {count / taken[workers]:.0f} |", flush=True)
-    rates = [count / taken[workers] for workers in WORKERS]
-    return [("loader processes, two cores", "processes", "samples of 1 degree a second", [("", list(WORKERS), rates)])]
+def by_workers(store: DataConfig, sources: DataConfig) -> list[Panel]:
+    """Measure samples against the threads that read a store, and the processes that read sources."""
+    lines = []
+    for name, conf, numbers in (("sources, processes", sources, PROCESSES), ("store, threads", store, THREADS)):
+        dataset = make_dataset(open_reader(conf), conf)
+        count = min(len(dataset), SAMPLES)
+        chosen = np.random.default_rng(2).permutation(len(dataset))[:count].tolist()
+        taken = medians({number: lambda n=number, d=dataset, c=chosen: load(d, c, n) for number in numbers})
+        print(f"\n| {name} | samples a second, 1 degree, 26 channels |\n|---|---|")
+        for number in numbers:
+            print(f"| {number} | {count / taken[number]:.0f} |", flush=True)
+        lines.append((name, list(numbers), [count / taken[number] for number in numbers]))
+    return [("threads and processes, two cores", "number", "samples of 1 degree a second", lines)]
 
 
 def by_preprocess_workers(confs: dict[str, DataConfig], rounds: int) -> list[Panel]:
@@ -246,7 +251,7 @@ def measure(folder: Path, figure: Path | None) -> None:
     coarse = coarse.model_copy(update={"grid": None})
     last = by_preprocess_workers({"5.6 degrees as it is": coarse, "regridded to 1 degree": fine}, 3)
     pin(2)
-    panels += [*by_workers(fine), *last]
+    panels += [*by_workers(fine, fine.model_copy(update={"store": None})), *last]
     if figure is not None:
         draw(panels, figure)
 
