@@ -1,4 +1,4 @@
-"""What a sample costs as work grows: by the number of source files, of years in a store, of threads and processes.
+"""What a sample costs as work grows: by the number of source files, of years in a store, of threads or processes.
 
 Fields of one simulated atmosphere on 32 x 64 cells are written anew into few and many netCDF files, and into stores of
 up to 40 years (the years of one store, copied). A sample is two times in random order, through the loader, from memory
@@ -17,29 +17,26 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import torch
 import xarray as xr
 import zarr
-from loading import configure, whole
+from loading import configure, ours, whole
 
 from credit.config.schema_data import DataConfig, PreprocessConfig
 from credit.data.dataset import ForecastDataset
 from credit.data.frames import Frames
-from credit.data.loader import Loader
 from credit.data.preprocess import preprocess
 from credit.data.reader import FieldReader, open_reader
+from credit.data.sources import open_sources
 from credit.data.splits import initial_times
 from credit.data.store import open_store
-from credit.train.feed import BatchFeed
 
 ROUNDS, SAMPLES = 5, 100
 FILES = (4, 40, 400, 1500)
 YEARS = (1, 5, 20, 40)
-THREADS, PROCESSES = (1, 2), (0, 1, 2)
 STEP = 360
 NAMES = ("t", "t2m", "msl")
 VARIABLES = {"prognostic": {"vars_3D": ["t"], "vars_2D": ["t2m", "msl"]}}
@@ -56,12 +53,6 @@ def make_dataset(reader: FieldReader, conf: DataConfig) -> ForecastDataset:
     """Return all samples of one step."""
     initial = initial_times(reader.times, whole(reader), STEP, 1, 1)
     return ForecastDataset(Frames(reader, conf, None), initial, STEP, 1, 1)
-
-
-def load(dataset: ForecastDataset, indices: Sequence[int], workers: int = 0) -> int:
-    """Take samples through the loader, one a batch."""
-    with BatchFeed(Loader(dataset, [[i] for i in indices], workers), torch.device("cpu")) as feed:
-        return sum(batch.history_BCTHW.numel() for batch in feed)
 
 
 def seconds(run: Callable[[], object]) -> float:
@@ -111,7 +102,7 @@ def by_files(fields: xr.Dataset, folder: Path) -> list[Panel]:
     opening = {count: min(seconds(lambda c=conf: open_reader(c)) for _ in range(2)) for count, conf in confs.items()}
     datasets = {count: make_dataset(open_reader(conf), conf) for count, conf in confs.items()}
     chosen = np.random.default_rng(0).permutation(len(datasets[FILES[0]]))[:SAMPLES].tolist()
-    taken = medians({count: lambda d=dataset: load(d, chosen) for count, dataset in datasets.items()})
+    taken = medians({count: lambda d=dataset: ours(d, chosen, 0) for count, dataset in datasets.items()})
     each = {count: 1e3 * taken[count] / SAMPLES for count in FILES}
     print("\n| files of the same 1500 times | ms a sample | opening them all, s | ms a file |\n|---|---|---|---|")
     for count in FILES:
@@ -156,7 +147,7 @@ def by_years(fields: xr.Dataset, folder: Path) -> list[Panel]:
     datasets = {years: make_dataset(open_store(path), conf) for years, path in paths.items()}
     rng = np.random.default_rng(1)
     chosen = {years: rng.permutation(len(dataset))[: 4 * SAMPLES].tolist() for years, dataset in datasets.items()}
-    taken = medians({years: lambda y=years, d=dataset: load(d, chosen[y]) for years, dataset in datasets.items()})
+    taken = medians({years: lambda y=years, d=dataset: ours(d, chosen[y]) for years, dataset in datasets.items()})
     each = {years: 1e3 * taken[years] / (4 * SAMPLES) for years in YEARS}
     print("\n| years in the store | times | ms a sample | opening it, ms |\n|---|---|---|---|")
     for years in YEARS:
@@ -168,19 +159,23 @@ def by_years(fields: xr.Dataset, folder: Path) -> list[Panel]:
     ]
 
 
-def by_workers(store: DataConfig, sources: DataConfig) -> list[Panel]:
-    """Measure samples against the threads that read a store, and the processes that read sources."""
+def by_workers(conf: DataConfig) -> list[Panel]:
+    """Measure samples of 1 degree against the number of loader threads (a store) or processes (sources)."""
+    title = "loader, two cores", "threads or processes", "samples of 1 degree a second"
+    print("\n| threads or processes | samples a second, 1 degree, 26 channels |\n|---|---|")
     lines = []
-    for name, conf, numbers in (("sources, processes", sources, PROCESSES), ("store, threads", store, THREADS)):
-        dataset = make_dataset(open_reader(conf), conf)
-        count = min(len(dataset), SAMPLES)
-        chosen = np.random.default_rng(2).permutation(len(dataset))[:count].tolist()
-        taken = medians({number: lambda n=number, d=dataset, c=chosen: load(d, c, n) for number in numbers})
-        print(f"\n| {name} | samples a second, 1 degree, 26 channels |\n|---|---|")
-        for number in numbers:
-            print(f"| {number} | {count / taken[number]:.0f} |", flush=True)
-        lines.append((name, list(numbers), [count / taken[number] for number in numbers]))
-    return [("threads and processes, two cores", "number", "samples of 1 degree a second", lines)]
+    for name, reader, numbers, most in (
+        ("store, threads", open_reader(conf), (1, 2), SAMPLES),
+        ("source files, processes", open_sources(conf), (0, 1, 2), 20),
+    ):
+        dataset = make_dataset(reader, conf)
+        chosen = np.random.default_rng(2).permutation(len(dataset))[:most].tolist()
+        taken = medians({number: lambda n=number, d=dataset, c=chosen: ours(d, c, n) for number in numbers})
+        rates = [len(chosen) / taken[number] for number in numbers]
+        for number, rate in zip(numbers, rates, strict=True):
+            print(f"| {name}: {number} | {rate:.1f} |", flush=True)
+        lines.append((name, list(numbers), rates))
+    return [(*title, lines)]
 
 
 def by_preprocess_workers(confs: dict[str, DataConfig], rounds: int) -> list[Panel]:
@@ -226,7 +221,7 @@ def draw(panels: list[Panel], path: Path) -> None:
             axis.set_xticks(lines[0][1], [str(one) for one in lines[0][1]])
             axis.minorticks_off()
         else:
-            axis.set_xticks(lines[0][1])
+            axis.set_xticks(lines[-1][1])
         axis.set(title=title, xlabel=across, ylabel=up, ylim=(0, 1.25 * max(max(y) for _, _, y in lines)))
         axis.grid(alpha=0.3)
         if any(label for label, _, _ in lines):
@@ -249,9 +244,9 @@ def measure(folder: Path, figure: Path | None) -> None:
     panels += by_years(fields, folder)
     coarse, fine = configure(folder, "coarse.zarr", 1000), configure(folder, "fine.zarr", 200)
     coarse = coarse.model_copy(update={"grid": None})
-    last = by_preprocess_workers({"5.6 degrees as it is": coarse, "regridded to 1 degree": fine}, 3)
+    last = by_preprocess_workers({"5.6 degrees as it is": coarse, "regridded to 1 degree": fine}, 2)
     pin(2)
-    panels += [*by_workers(fine, fine.model_copy(update={"store": None})), *last]
+    panels += [*by_workers(fine), *last]
     if figure is not None:
         draw(panels, figure)
 
