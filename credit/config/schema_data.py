@@ -158,7 +158,8 @@ class PreprocessConfig(Section):
     workers: int = Field(1, ge=1, description="Processes on this machine, or jobs of the cluster.")
     compression: Literal["lz4", "none"] = Field(
         "lz4",
-        description="Of the store's fields: LZ4 takes half to two thirds of the room, none is read twice as fast from memory.",
+        description="Of the store's fields: LZ4 takes half to two thirds of the room, none is read twice as fast from "
+        "memory.",
     )
     climatology: bool = Field(
         False,
