@@ -21,6 +21,8 @@ from credit.data.local_copies import LocalCopies
 
 # bytes that are read before they are checked: few enough to be in the processor's cache still
 _STRETCH = 2**20
+# a system call takes 1024 places
+_MOST_AT_ONCE = 1000
 _CHECKSUM = np.dtype("<u4")
 # uncompressed and compressed size are at bytes 4 and 12, https://github.com/Blosc/c-blosc/blob/main/README_CHUNK_FORMAT.rst
 _BLOSC_HEADER = 16
@@ -111,17 +113,25 @@ def copy_fields(fields: np.ndarray, places: Sequence[np.ndarray | None]) -> None
 
 
 def _stretches(targets: Sequence[np.ndarray]) -> Iterator[Sequence[np.ndarray]]:
-    at_once = max(1, _STRETCH // targets[0].nbytes)
+    at_once = min(_MOST_AT_ONCE, max(1, _STRETCH // targets[0].nbytes))
     for first in range(0, len(targets), at_once):
         yield targets[first : first + at_once]
 
 
 def _read_whole(file: int, targets: Sequence[np.ndarray], offset: int) -> int:
-    wanted = sum(target.nbytes for target in targets)
-    count = os.preadv(file, targets, offset)
-    if count != wanted:
-        raise ValueError(f"it ends after {offset + count} bytes")
-    return count
+    """Fill arrays with what follows `offset`, and return how many bytes that is; a system call may bring less."""
+    left = [memoryview(target).cast("B") for target in targets if target.nbytes]
+    place = offset
+    while left:
+        count = os.preadv(file, left, place)
+        if count == 0:
+            raise ValueError(f"it ends after {place} bytes")
+        place += count
+        while left and count >= len(left[0]):
+            count -= len(left.pop(0))
+        if count:
+            left[0] = left[0][count:]
+    return place - offset
 
 
 def _compare(computed: int, stored: np.ndarray) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,20 @@ def test_as_zarr_reads_them(tmp_path: Path, array: zarr.Array) -> None:
     expected[:, 1] = array[1]
     expected[2] = 0
     assert np.array_equal(batch, expected, equal_nan=True)
+
+
+def test_a_system_call_may_bring_less(tmp_path: Path, array: zarr.Array, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on network file systems when a signal comes."""
+    whole = os.preadv
+
+    def some(file: int, places: list[memoryview], offset: int) -> int:
+        return whole(file, [places[0][: max(1, len(places[0]) // 2 + 1)]], offset)
+
+    monkeypatch.setattr(os, "preadv", some)
+    fields = np.empty((CHANNELS, ROWS, COLUMNS), dtype=np.float32)
+    ChunkFiles(array, tmp_path / "fields").read(2, list(fields))
+    monkeypatch.undo()
+    np.testing.assert_array_equal(fields, array[2])
 
 
 def test_damage(tmp_path: Path, array: zarr.Array) -> None:
