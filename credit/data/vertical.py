@@ -112,7 +112,7 @@ class Placement:
 
     @property
     def below(self) -> np.ndarray:
-        """(L, N...) bool: below the source's lowest level."""
+        """Return where a level is below the lowest of the source, (L, N...) bool."""
         return self.share > 1.0
 
     def held(self, fields_KN: np.ndarray) -> np.ndarray:
