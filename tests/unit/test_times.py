@@ -104,6 +104,20 @@ def test_the_fraction_of_the_year(calendar: str) -> None:
     assert clock.year_fraction(np.array(begin)).shape == ()
 
 
+@pytest.mark.parametrize("calendar", CALENDARS)
+def test_the_fraction_of_the_year_as_cftime_has_it(calendar: str) -> None:
+    clock = Clock(calendar)
+    anywhere = np.random.default_rng(0).integers(-500 * 525_960, 500 * 525_960, 200)
+    edges = [clock.parse(f"{year}-01-01") + one for year in (1600, 1900, 1999, 2000, 2001, 2400) for one in (-1, 0)]
+    times = np.concatenate([anywhere, edges])
+    expected = []
+    for minutes in times.tolist():
+        year = clock.datetime(minutes).year
+        begin, end = clock.parse(f"{year}-01-01"), clock.parse(f"{year + 1}-01-01")
+        expected.append((minutes - begin) / (end - begin))
+    np.testing.assert_array_equal(clock.year_fraction(times), expected)
+
+
 def test_the_fraction_of_the_day() -> None:
     clock = Clock()
     times = np.array([clock.parse("1899-12-31T18:00"), clock.parse("2000-01-01T06:00")])
