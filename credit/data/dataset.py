@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset
 
 from credit.data.batch import Batch
+from credit.data.buffers import Buffers
 from credit.data.frames import Frames
 
 
@@ -43,6 +43,7 @@ class ForecastDataset(Dataset):
         self._forecast = forecast_len
         self._as_forecast = as_forecast
         self._blank = blank
+        self._buffers = Buffers()
 
     @property
     def is_thread_safe(self) -> bool:
@@ -57,7 +58,7 @@ class ForecastDataset(Dataset):
         channels, cells = self._frames.reader.channels, self._frames.reader.grid.shape
         inputs = self._history + self._forecast - 1
         initial = self.initial[list(indices)]
-        make = _blank if self._blank else _empty
+        make = _blank if self._blank else self._buffers.take
         batch = Batch(
             make(len(indices), len(channels.group("prognostic")), self._history, *cells),
             make(len(indices), len(channels.group("dynamic_forcing")), inputs, *cells),
@@ -73,13 +74,3 @@ class ForecastDataset(Dataset):
 
 def _blank(*shape: int) -> torch.Tensor:
     return torch.empty(shape, device="meta")
-
-
-def _empty(*shape: int) -> torch.Tensor:
-    """Return a float32 tensor; in a loader process in the memory that it has in common with the training process."""
-    if get_worker_info() is None:
-        # pinned blocks are kept and used again
-        return torch.empty(shape, pin_memory=torch.cuda.is_available())
-    # as torch's own collation does it; share_memory_() would copy what is not there yet
-    storage = torch.UntypedStorage._new_shared(4 * math.prod(shape))
-    return torch.empty(0).set_(storage, 0, shape)

@@ -46,7 +46,7 @@ def dataset(seconds: float = 0.0, bad: int | None = None, threads: bool = False)
 
 
 # by threads as from a store, by processes, or when they are asked for
-WAYS = pytest.mark.parametrize(("threads", "workers"), [(True, 0), (True, 3), (False, 2), (False, 0)])
+WAYS = pytest.mark.parametrize(("threads", "workers"), [(True, 0), (True, 3), (False, 1), (False, 0)])
 
 
 @WAYS

@@ -1,0 +1,42 @@
+"""Memory is given again only when nothing shares it any more."""
+
+from __future__ import annotations
+
+import pickle
+
+from credit.data.buffers import Buffers
+
+SHAPE = (2, 3, 1, 16, 24)
+
+
+def test_what_is_gone_is_used_again() -> None:
+    buffers = Buffers()
+    place = buffers.take(*SHAPE).data_ptr()
+    assert [buffers.take(*SHAPE).data_ptr() for _ in range(3)] == [place] * 3
+    other = buffers.take(*SHAPE)
+    assert buffers.take(*SHAPE).data_ptr() != other.data_ptr() == place
+
+
+def test_views_and_arrays_hold_it() -> None:
+    buffers = Buffers()
+    for hold in (
+        lambda tensor: tensor[1, :, 0],
+        lambda tensor: tensor.numpy()[0],
+        lambda tensor: tensor.detach().flatten(),
+        lambda tensor: tensor.untyped_storage(),
+        lambda tensor: (tensor.clone().requires_grad_() * tensor).sum().grad_fn,
+    ):
+        tensor = buffers.take(*SHAPE)
+        place = tensor.data_ptr()
+        held = hold(tensor)
+        del tensor
+        assert buffers.take(*SHAPE).data_ptr() != place
+        del held
+        assert place in [one.data_ptr() for one in [buffers.take(*SHAPE) for _ in range(2)]]
+
+
+def test_other_sizes_and_none() -> None:
+    buffers = Buffers()
+    first = buffers.take(4, 5)
+    assert buffers.take(5, 4).shape == (5, 4) and buffers.take(0, 5).shape == (0, 5) and first.shape == (4, 5)
+    assert pickle.loads(pickle.dumps(buffers)).take(4, 5).shape == (4, 5)
