@@ -23,7 +23,7 @@ _WARMEST, _COLDEST = 290.5, 255.0
 # [TBB]: below mountains between these heights the temperature at sea level passes over to at most _WARMEST_PLATEAU
 _LOW_PLATEAU, _HIGH_PLATEAU, _WARMEST_PLATEAU = 2000.0, 2500.0, 298.0
 _FLAT = 1e-3  # m2 s-2; a surface geopotential below it is sea level
-_FREEZING, _ALL_ICE = 273.16, 250.16  # K, [IFS] part IV, section 7.4.2
+_FREEZING, _ALL_ICE = 273.16, 250.16  # K, [IFS] part IV, chapter 7
 
 
 def virtual_temperature(temperature: np.ndarray, humidity: np.ndarray) -> np.ndarray:
@@ -34,7 +34,7 @@ def virtual_temperature(temperature: np.ndarray, humidity: np.ndarray) -> np.nda
 def saturation_pressure_mixed(temperature: np.ndarray) -> np.ndarray:
     """Return saturation vapour pressure (Pa): over water above 0 degC, over ice below -23 degC, mixed between.
 
-    [IFS] part IV, equations 7.5 and 7.6 (Tetens' formula; the constants of Buck (1981) for water, of Alduchov and
+    [IFS] part IV, chapter 7 (Tetens' formula; the constants of Buck (1981) for water, of Alduchov and
     Eskridge (1996) for ice). ERA5's relative humidity is with respect to this.
     """
     share = np.clip((temperature - _ALL_ICE) / (_FREEZING - _ALL_ICE), 0.0, 1.0) ** 2
@@ -84,7 +84,7 @@ def geopotential(
 def surface_temperature(lowest: np.ndarray, lowest_pressure: np.ndarray, surface_pressure: np.ndarray) -> np.ndarray:
     """Return temperature at the ground (K) by the standard lapse rate from the lowest level; pressures in Pa.
 
-    [TBB] equation 5.
+    [TBB].
     """
     return lowest * (1.0 + ALPHA * (surface_pressure / lowest_pressure - 1.0))
 
@@ -98,7 +98,7 @@ def temperature_below(
 ) -> np.ndarray:
     """Return temperature (K) below the lowest level: linear in pressure down to the ground, extrapolated below it.
 
-    [TBB] section 3: below the ground temperature follows a lapse rate, of the standard atmosphere where the ground is
+    [TBB]: below the ground temperature follows a lapse rate, of the standard atmosphere where the ground is
     low, and less where it is high.
 
     Args:
@@ -127,7 +127,7 @@ def geopotential_below(
     lowest_pressure: np.ndarray,
     surface_geopotential: np.ndarray,
 ) -> np.ndarray:
-    """Return geopotential (m2 s-2) below the ground, [TBB] section 3; arguments as of `temperature_below`."""
+    """Return geopotential (m2 s-2) below the ground, after [TBB]; arguments as of `temperature_below`."""
     ground, alpha = _smoothed_ground(lowest_temperature, lowest_pressure, surface_pressure, surface_geopotential)
     depth = np.log(pressure / surface_pressure)
     y = alpha * depth
@@ -140,7 +140,7 @@ def sea_level_pressure(
     lowest_pressure: np.ndarray,
     surface_geopotential: np.ndarray,
 ) -> np.ndarray:
-    """Return pressure at mean sea level (Pa), [TBB] section 3; arguments as of `temperature_below`."""
+    """Return pressure at mean sea level (Pa), after [TBB]; arguments as of `temperature_below`."""
     ground, alpha = _smoothed_ground(lowest_temperature, lowest_pressure, surface_pressure, surface_geopotential)
     x = surface_geopotential / (R_DRY * ground)
     y = alpha * x

@@ -192,7 +192,7 @@ class OpenFiles:
     """Keeps what was learnt of the files that were used last, of at most `most`, and what GRIB files hold, always.
 
     Of a netCDF file that is some 100 kB. Its handle may be closed meanwhile: xarray keeps those of 128 files and opens
-    others again, in a quarter of the time that looking at a file takes.
+    others again, in about half of the time that looking at a file takes.
 
     After a fork, and after unpickling in a worker, files are opened anew: handles must not be shared by processes.
     GRIB files have no handles between reads.

@@ -19,7 +19,7 @@ from credit.data.forcing import computed_dynamic, computed_static
 from credit.data.reader import FieldReader
 from credit.errors import DataError
 
-# fields of a time that a process keeps: as many as a sample needs at once, or a gibibyte of them
+# times whose fields a process keeps, for forecasts and for forcing that is held: a few, or a gibibyte of them
 _LEAST_KEPT, _MOST_KEPT, _KEPT_BYTES = 4, 16, 2**30
 
 
