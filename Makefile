@@ -4,8 +4,8 @@
 
 VENV ?= .venv
 CONFIG ?= config/quickstart.yml
-# at most eight processes: a login node's hundred cores belong to others too
-PYTEST_ARGS ?= -n auto --maxprocesses 8
+# at most eight processes: a login node's hundred cores belong to others too; a file's tests share what it has started
+PYTEST_ARGS ?= -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
 	if $$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$name; break; fi; done)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -71,9 +73,11 @@ CASES = [
     Case(False, False, 2, 1, "pixel_shuffle"),
     Case(False, True, 2, 2, "transposed", recompute=True),
 ]
-LOW_PRECISION = Case(amp=True, steps=50)
 # all of them sharded, those with most in them also split; on other meshes two that differ in everything
 WHICH = dict.fromkeys(MESHES, (2, 4)) | {"4x1": range(len(CASES)), "2x2": (1, 2, 4, 5)}
+if os.environ.get("EQUALITY") == "product":  # of all options, on every mesh: half an hour
+    CASES = [Case(*chosen) for chosen in product(*2 * [(True, False)], *2 * [(1, 2)], ("transposed", "pixel_shuffle"))]
+    WHICH = dict.fromkeys(MESHES, range(len(CASES)))
 
 
 def settings(case: Case) -> dict[str, Any]:

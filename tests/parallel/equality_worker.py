@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from safetensors.torch import save_file
 from torch.distributed.fsdp import FSDPModule
 
 from benchmarks.collectives import CollectiveCounter
 from credit.parallel.launch import process_group, read_launch
 from credit.parallel.mesh import RunMesh, build_mesh, plan_degrees
-from credit.parallel.reduce import cut_dim, local_part
 from tests.parallel import cases
 
 
@@ -38,29 +36,6 @@ def count_collectives(mesh: RunMesh, rollout: int, accumulation: int) -> dict[st
     }
 
 
-def differing_replicas(mesh: RunMesh, steps: int) -> list[str]:
-    """Train with dropout and return the parameters that are not bit for bit equal on tensor-parallel peers."""
-    case = cases.Case(spectral_norm=False, steps=steps, dropout=0.1)
-    model, autocast = cases.build(case, mesh, "fsdp2")
-    step, *_ = cases.build_step(case, model, autocast, mesh)
-    source = cases.batches(case, mesh)
-    for number in range(steps):
-        step(source, number, 1e-3)
-    differing = []
-    group = mesh.device_mesh["tp"].get_group()
-    for name, p in model.named_parameters():
-        axes = p.device_mesh.mesh_dim_names
-        if "shard" in axes or ("tp" in axes and cut_dim(p.placements[axes.index("tp")]) is not None):
-            continue  # cut over the peers
-        part = local_part(p).contiguous()
-        first = part.clone()
-        dist.broadcast(first, group=group, group_src=0)
-        same = torch.tensor(float(torch.equal(first, part)))
-        dist.all_reduce(same, dist.ReduceOp.MIN)
-        differing += [] if same else [name]
-    return differing
-
-
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     launch = read_launch()
@@ -74,12 +49,8 @@ def main(folder: Path) -> None:
                 if launch.is_main:
                     save_file(made, folder / f"{name}-{number}.safetensors")
                     print(f"{name} {number} {time.perf_counter() - began:.1f} s", flush=True)
-            if name == "4x1":
-                facts["bfloat16"] = cases.train(cases.LOW_PRECISION, mesh)["loss"].tolist()
             if name in ("4x1", "2x2"):
                 facts[name] = [count_collectives(mesh, 1, 1), count_collectives(mesh, 2, 2)]
-            if name == "2x2":
-                facts["differing"] = differing_replicas(mesh, steps=200)
     if launch.is_main:
         (folder / "facts.json").write_text(json.dumps(facts))
 

@@ -13,14 +13,16 @@ from credit.parallel.mesh import RunMesh
 from tests.parallel import cases
 from tests.parallel.grid import launch
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+LIMIT_SECONDS = 60 * sum(map(len, cases.WHICH.values()))
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * LIMIT_SECONDS)]
 
 
 @pytest.fixture(scope="module")
 def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what four ranks have computed."""
     folder = tmp_path_factory.mktemp("equality")
-    launch("tests.parallel.equality_worker", 4, str(folder), timeout=1200)
+    launch("tests.parallel.equality_worker", 4, str(folder), timeout=LIMIT_SECONDS)
     return folder
 
 
@@ -48,16 +50,6 @@ def test_many_ranks_equal_one_process(mesh: str, four_ranks: Path, one_process: 
             assert off < 1e-5 * one[key].norm() + 1e-7 * total, f"{where}: {key} is off by {off}"
 
 
-def test_bfloat16_trains_as_on_one_process(four_ranks: Path) -> None:
-    """Sharded, weights and activations are bfloat16; on one process autocast is. Both are as far from float32."""
-    many = torch.tensor(facts(four_ranks)["bfloat16"])
-    autocast = cases.train(cases.LOW_PRECISION, RunMesh())["loss"]
-    exact = cases.train(cases.Case(steps=cases.LOW_PRECISION.steps), RunMesh())["loss"]
-    own = (autocast - exact).abs() / exact
-    assert ((many - exact).abs() / exact).mean() < 2 * own.mean() + 1e-4
-    assert ((many - exact).abs() / exact).max() < 3 * own.max() + 1e-3
-
-
 @pytest.mark.parametrize(("number", "forwards"), [(0, 1), (1, 4)])
 def test_fsdp2_gathers_and_reduces_no_more_than_it_must(four_ranks: Path, number: int, forwards: int) -> None:
     """Forward and backward gather each unit once, but for the model and the last block, which stay in between.
@@ -83,10 +75,6 @@ def test_tensor_parallel_layers_talk_as_often_as_their_plan_asks(four_ranks: Pat
     counted = facts(four_ranks)["2x2"][number]
     assert counted["calls"]["all-reduce"] == 1 + counted["layers"] * (forwards * (4 + 4 + 2 + 2) + 2)
     assert counted["calls"]["all-gather"] == forwards * (2 * counted["units"] - 2)
-
-
-def test_what_is_whole_on_tensor_peers_stays_equal_on_them(four_ranks: Path) -> None:
-    assert facts(four_ranks)["differing"] == []
 
 
 def facts(folder: Path) -> dict:
