@@ -15,6 +15,10 @@ from credit.times import EPOCH, Clock
 # a CF unit that no version of xarray decodes to a timedelta, which the plural is in some
 HOURS = "hour"
 WRITE_HINT = "is the disk full or the folder read-only? Free space or set another save_loc"
+MEMBER = "member"
+# the name that netCDF's library gives it
+QUANTIZED = "_QuantizeBitRoundNumberOfSignificantBits"
+_MANTISSA_BITS = 23  # of float32
 _LEVEL_STANDARD_NAMES = {"hPa": "air_pressure", "Pa": "air_pressure", "model_level": "model_level_number"}
 _VARIABLE_ATTRIBUTES = ("standard_name", "long_name", "units")
 _CELL_METHODS = {"instant": "time: point", "mean": "time: mean", "accumulate": "time: sum"}
@@ -50,6 +54,9 @@ class ForecastLayout:
         grid: horizontal grid.
         clock: calendar.
         lead_minutes: lead times of the written fields.
+        members: number of an ensemble's members; None for a single forecast, which has no such dimension.
+        keep_bits: bits of the mantissa that are kept, None for all 23.
+        compression: 0 (none) to 9, of zlib in netCDF and zstd in zarr.
         step_minutes: the model's step, the length of the window of means and accumulations.
         has_windows: whether some variable is a mean or an accumulation, so that times need bounds.
         global_attributes: attributes of the file; two forecasts are of one run only if these are equal.
@@ -61,6 +68,9 @@ class ForecastLayout:
     grid: LatLonGrid
     clock: Clock
     lead_minutes: np.ndarray
+    members: int | None
+    keep_bits: int | None
+    compression: int
     step_minutes: int
     has_windows: bool
     global_attributes: dict[str, str | int]
@@ -70,14 +80,23 @@ class ForecastLayout:
         """Lead times in hours, float64."""
         return np.asarray(self.lead_minutes, dtype=np.float64) / 60.0
 
+    def dims(self, variable: OutputVariable, *leading: str) -> tuple[str, ...]:
+        """Return the dimensions of one variable, after `leading`, the names of those of time."""
+        member = (MEMBER,) if self.members is not None else ()
+        return (*leading, *member, *((variable.level_dim,) if variable.level_dim else ()), "latitude", "longitude")
+
     def shape(self, variable: OutputVariable) -> tuple[int, ...]:
-        """Return (L, [levels,] H, W) of one variable of one forecast."""
+        """Return ([members,] [levels,] H, W) of one variable at one lead time."""
+        members = () if self.members is None else (self.members,)
         levels = (len(variable.index),) if variable.level_dim else ()
-        return (len(self.lead_minutes), *levels, *self.grid.shape)
+        return (*members, *levels, *self.grid.shape)
 
     def select(self, variable: OutputVariable, fields: np.ndarray) -> np.ndarray:
-        """Return one variable of `fields` (L, C_out, H, W), in the shape of `shape`, NaN where it is masked."""
-        values = fields[:, list(variable.index)].reshape(self.shape(variable))
+        """Return one variable of one member's `fields` (C_out, H, W), ([levels,] H, W), NaN where it is masked."""
+        values = fields[list(variable.index)]
+        values = values if variable.level_dim else values[0]
+        if self.keep_bits is not None:
+            values = round_mantissa(values, self.keep_bits)
         return values if variable.mask is None else np.where(variable.mask, np.float32(np.nan), values)
 
     def level_attributes(self, dim: str) -> dict[str, str]:
@@ -94,10 +113,26 @@ class ForecastLayout:
         return {"units": EPOCH, "calendar": self.clock.calendar}
 
 
+def round_mantissa(values: np.ndarray, keep_bits: int) -> np.ndarray:
+    """Return float32 `values` rounded to `keep_bits` (1 to 23) bits of the mantissa, ties to even; NaN stays NaN.
+
+    The relative error is at most 2^-(keep_bits + 1). The bits behind are zeros, which compress (Kloewer et al. 2021,
+    doi:10.1038/s43588-021-00156-2).
+    """
+    drop = _MANTISSA_BITS - keep_bits
+    if not drop:
+        return values
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    half = np.uint32((1 << (drop - 1)) - 1) + ((bits >> np.uint32(drop)) & np.uint32(1))
+    rounded = ((bits + half) >> np.uint32(drop)) << np.uint32(drop)
+    return np.where(np.isfinite(values), rounded.view(np.float32), values)
+
+
 LATITUDE = {"standard_name": "latitude", "long_name": "latitude", "units": "degrees_north", "axis": "Y"}
 LONGITUDE = {"standard_name": "longitude", "long_name": "longitude", "units": "degrees_east", "axis": "X"}
 INITIAL_TIME = {"standard_name": "forecast_reference_time", "long_name": "initial time of the forecast"}
 LEAD_TIME = {"standard_name": "forecast_period", "long_name": "lead time: valid time minus initial time"}
+REALIZATION = {"standard_name": "realization", "long_name": "number of the ensemble member", "units": "1", "axis": "E"}
 VALID_TIME = {"standard_name": "time", "long_name": "valid time"}
 
 
@@ -110,37 +145,63 @@ def build_layout(
     lead_minutes: Sequence[int],
     level_units: str = "hPa",
     variables: Sequence[str] | None = None,
+    levels: Sequence[float] | None = None,
+    members: int | None = None,
+    keep_bits: int | None = None,
+    compression: int = 0,
     masks: Mapping[str, np.ndarray] | None = None,
     global_attributes: Mapping[str, str | int] | None = None,
 ) -> ForecastLayout:
     """Describe the forecasts of a run; the arguments are those of `credit.forecast.writer.ForecastWriter`.
 
     Raises:
-        ConfigError: if `variables` names something that is no output.
+        ConfigError: if `variables` or `levels` names something that is no output.
     """
-    members: dict[str, list[int]] = {}
+    positions: dict[str, list[int]] = {}
     for position, channel in enumerate(channels.output):
-        members.setdefault(channel.variable, []).append(position)
+        positions.setdefault(channel.variable, []).append(position)
     for name in variables or ():
-        if name not in members:
-            raise ConfigError(f'inference.variables: "{name}" is no output{did_you_mean(name, members)}')
-    written = [name for name in members if variables is None or name in variables]
+        if name not in positions:
+            raise ConfigError(f'inference.variables: "{name}" is no output{did_you_mean(name, positions)}')
+    if levels is not None:
+        positions = _keep_levels(positions, channels, levels)
+    written = [name for name in positions if variables is None or name in variables]
+    if not written:
+        raise ConfigError("inference.variables and inference.levels leave nothing to write")
     temporal = {name: attributes.get(name, {}).get("temporal", "instant") for name in written}
     has_windows = any(value != "instant" for value in temporal.values())
-    levels: dict[str, tuple[float, ...]] = {}
+    dims: dict[str, tuple[float, ...]] = {}
     described = []
     for name in written:
-        values = tuple(channels.output[position].level for position in members[name])
-        dim = None if values[0] is None else _level_dim(levels, values)
+        values = tuple(channels.output[position].level for position in positions[name])
+        dim = None if values[0] is None else _level_dim(dims, values)
         known = attributes.get(name, {})
         own = {key: str(known[key]) for key in _VARIABLE_ATTRIBUTES if known.get(key)}
         if has_windows:
             own["cell_methods"] = _CELL_METHODS[temporal[name]]
-        described.append(OutputVariable(name, tuple(members[name]), dim, own, (masks or {}).get(name)))
+        described.append(OutputVariable(name, tuple(positions[name]), dim, own, (masks or {}).get(name)))
     return ForecastLayout(
-        tuple(described), levels, level_units, grid, clock, np.asarray(lead_minutes, dtype=np.int64), step_minutes,
-        has_windows, {"Conventions": "CF-1.8", **(global_attributes or {})},
+        tuple(described), dims, level_units, grid, clock, np.asarray(lead_minutes, dtype=np.int64), members, keep_bits,
+        compression, step_minutes, has_windows, {"Conventions": "CF-1.8", **(global_attributes or {})},
     )  # fmt: skip
+
+
+def _keep_levels(
+    positions: dict[str, list[int]], channels: ChannelMap, levels: Sequence[float]
+) -> dict[str, list[int]]:
+    """Return the positions of the surface variables and of those on `levels`."""
+    known = {channel.level for channel in channels.output if channel.level is not None}
+    missing = [f"{level:g}" for level in levels if level not in known]
+    if missing:
+        raise ConfigError(
+            f"inference.levels: {', '.join(missing)}: no output is on it; the levels are "
+            + ", ".join(f"{level:g}" for level in sorted(known))
+        )
+    kept = {
+        name: [p for p in own if channels.output[p].level is None or channels.output[p].level in levels]
+        for name, own in positions.items()
+    }
+    return {name: own for name, own in kept.items() if own}
 
 
 def _level_dim(levels: dict[str, tuple[float, ...]], values: tuple[float, ...]) -> str:

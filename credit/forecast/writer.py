@@ -1,4 +1,4 @@
-"""ForecastWriter: forecasts on disk as CF netCDF files or as one zarr store."""
+"""ForecastWriter: forecasts on disk as CF netCDF files or as one zarr store, lead time by lead time."""
 
 from __future__ import annotations
 
@@ -32,6 +32,11 @@ class ForecastWriter:
         format: ``netcdf`` or ``zarr``.
         layout: ``cf`` or, for zarr, ``weatherbench2`` (dimensions ``time`` and ``prediction_timedelta``).
         variables: write only these; default: every output.
+        levels: of variables with levels, write only these, in `level_units`; default: all.
+        members: number of an ensemble's members; None for a single forecast.
+        split: netCDF files by ``day`` or ``month`` of the valid time, or by ``lead``; default: one an initial time.
+        keep_bits: bits of the mantissa (1 to 23) that values are rounded to; default: all.
+        compression: 0 (none) to 9, lossless: zlib in netCDF, zstd in zarr.
         masks: variable -> (H, W) bool, True where it is always missing; written as missing.
         global_attributes: the files' attributes. They tell runs apart: a forecast with others is not taken as done. So
             name the checkpoint in them.
@@ -56,16 +61,21 @@ class ForecastWriter:
         format: str = "netcdf",
         layout: str = "cf",
         variables: Sequence[str] | None = None,
+        levels: Sequence[float] | None = None,
+        members: int | None = None,
+        split: str | None = None,
+        keep_bits: int | None = None,
+        compression: int = 0,
         masks: Mapping[str, np.ndarray] | None = None,
         global_attributes: Mapping[str, str | int] | None = None,
     ) -> None:
         self.layout = build_layout(
-            channels, grid, clock, attributes, step_minutes, lead_minutes, level_units, variables, masks,
-            global_attributes,
+            channels, grid, clock, attributes, step_minutes, lead_minutes, level_units, variables, levels,
+            members, keep_bits, compression, masks, global_attributes,
         )  # fmt: skip
-        self._shape = (len(lead_minutes), len(channels.output), *grid.shape)
+        self._shape = (len(channels.output), *grid.shape)
         if format == "netcdf":
-            self._backend: NetcdfFiles | ZarrStore = NetcdfFiles(Path(folder), self.layout)
+            self._backend: NetcdfFiles | ZarrStore = NetcdfFiles(Path(folder), self.layout, split)
         else:
             self._backend = ZarrStore(Path(folder) / "forecasts.zarr", self.layout, initial_minutes, layout)
 
@@ -73,22 +83,31 @@ class ForecastWriter:
         """Return whether the same run's forecast from this initial time is already on disk."""
         return self._backend.is_complete(int(initial_minutes))
 
-    def write(self, initial_minutes: int, fields: np.ndarray) -> Path:
-        """Write one forecast.
+    def put(self, initial_minutes: int, number: int, fields: np.ndarray, member: int = 0) -> None:
+        """Write one lead time; a forecast is done with the last of all its lead times and members, in any order.
 
         Args:
             initial_minutes: its initial time.
-            fields: (L, C_out, H, W) float32 in physical units, NaN where missing.
-
-        Returns:
-            The file or store.
+            number: which of `lead_minutes`.
+            fields: (C_out, H, W) float32 in physical units, NaN where missing.
+            member: of the ensemble.
 
         Raises:
             CreditError: naming the file, if it cannot be written (a full disk); nothing half-written is left.
         """
         assert fields.shape == self._shape, (fields.shape, self._shape)
-        return self._backend.write(int(initial_minutes), fields)
+        self._backend.put(int(initial_minutes), member, number, fields)
+
+    def write(self, initial_minutes: int, fields: np.ndarray) -> Path:
+        """Write a whole single forecast, (L, C_out, H, W) as in `put`, and return its first file or the store."""
+        for number, field in enumerate(fields):
+            self.put(initial_minutes, number, field)
+        return self._backend.place(int(initial_minutes))
+
+    def discard(self, initial_minutes: int) -> None:
+        """Remove a forecast that is half written."""
+        self._backend.discard(int(initial_minutes))
 
     def close(self) -> None:
-        """Finish; nothing can be written afterwards."""
+        """Finish; what is half written is removed, and nothing can be written afterwards."""
         self._backend.close()

@@ -18,6 +18,9 @@ from credit.forecast.layout import (
     LATITUDE,
     LEAD_TIME,
     LONGITUDE,
+    MEMBER,
+    QUANTIZED,
+    REALIZATION,
     VALID_TIME,
     WRITE_HINT,
     ForecastLayout,
@@ -43,6 +46,7 @@ class ZarrStore:
         self._path, self._layout = path, layout
         self._init, self._lead = _NAMES[names]["init"], _NAMES[names]["lead"]
         self._initial = np.asarray(initial_minutes, dtype=np.int64)
+        self._missing: dict[int, int] = {}  # fields, by position of a forecast that is begun
         # jobs of an array on several hosts may have one process number
         self._part = path.with_name(f"{path.name}.part.{socket.gethostname()}.{os.getpid()}")
         try:
@@ -59,20 +63,34 @@ class ZarrStore:
         """Return whether this initial time was marked as written."""
         return bool(self._group[WRITTEN][self._position(initial_minutes)])
 
-    def write(self, initial_minutes: int, fields: np.ndarray) -> Path:
-        """Write every variable, then mark the initial time as written."""
-        position = self._position(initial_minutes)
+    def put(self, initial_minutes: int, member: int, number: int, fields: np.ndarray) -> None:
+        """Write one lead time of one member; with the last, the initial time is marked as written."""
+        position, layout = self._position(initial_minutes), self._layout
         try:
-            self._group[WRITTEN][position] = 0
-            for variable in self._layout.variables:
-                self._group[variable.name][position] = self._layout.select(variable, fields)
-            self._group[WRITTEN][position] = 1
+            if position not in self._missing:
+                self._group[WRITTEN][position] = 0
+                self._missing[position] = len(layout.lead_minutes) * (layout.members or 1)
+            place = (position, number) if layout.members is None else (position, number, member)
+            for variable in layout.variables:
+                self._group[variable.name][place] = layout.select(variable, fields)
+            self._missing[position] -= 1
+            if self._missing[position] == 0:
+                self._group[WRITTEN][position] = 1
+                del self._missing[position]
         except OSError as error:
+            self.discard(initial_minutes)
             raise self._failure(error) from error
-        return self._path
+
+    def discard(self, initial_minutes: int) -> None:
+        """Forget a forecast that is half written; it is not marked."""
+        self._missing.pop(self._position(initial_minutes), None)
 
     def close(self) -> None:
         """Every chunk is on disk already."""
+
+    def place(self, initial_minutes: int) -> Path:
+        """Return the store."""
+        return self._path
 
     def _position(self, initial_minutes: int) -> int:
         match = np.flatnonzero(self._initial == initial_minutes)
@@ -89,7 +107,7 @@ class ZarrStore:
             and self._init in group
             and np.array_equal(group[self._init][:], self._initial)
             and np.array_equal(group[self._lead][:], layout.lead_hours)
-            and all(v.name in group and group[v.name].shape[1:] == layout.shape(v) for v in layout.variables)
+            and all(v.name in group and group[v.name].shape[2:] == layout.shape(v) for v in layout.variables)
         )
         if not same:
             raise ConfigError(
@@ -111,6 +129,8 @@ class ZarrStore:
         if layout.has_windows:
             edges = np.stack([valid - layout.step_minutes, valid], axis=-1)
             self._put("valid_time_bnds", (init, lead, "bnds"), edges, {})
+        if layout.members is not None:
+            self._put(MEMBER, (MEMBER,), np.arange(layout.members), REALIZATION)
         for dim, values in layout.levels.items():
             self._put(dim, (dim,), np.array(values), layout.level_attributes(dim))
         self._put("latitude", ("latitude",), layout.grid.lat, LATITUDE)
@@ -118,16 +138,18 @@ class ZarrStore:
         marks = {"long_name": "1 where the forecast of the initial time is whole", "units": "1"}
         self._put(WRITTEN, (init,), np.zeros(len(self._initial), dtype=np.int8), marks, chunk=1)
         for variable in layout.variables:
-            levels = (variable.level_dim,) if variable.level_dim else ()
-            shape = layout.shape(variable)
+            shape = (len(self._initial), len(layout.lead_minutes), *layout.shape(variable))
+            ones = 2 if layout.members is None else 3
+            quantized = {} if layout.keep_bits is None else {QUANTIZED: layout.keep_bits}
             self._group.create_array(
                 variable.name,
-                shape=(len(self._initial), *shape),
-                chunks=(1, 1, *shape[1:]),
+                shape=shape,
+                chunks=(*(1,) * ones, *shape[ones:]),
                 dtype="float32",
                 fill_value=float("nan"),
-                dimension_names=(init, lead, *levels, "latitude", "longitude"),
-                attributes={**variable.attributes, "coordinates": "valid_time"},
+                compressors=zarr.codecs.ZstdCodec(level=layout.compression) if layout.compression else None,
+                dimension_names=layout.dims(variable, init, lead),
+                attributes={**variable.attributes, **quantized, "coordinates": "valid_time"},
             )
         try:
             os.replace(self._part, self._path)

@@ -173,7 +173,7 @@ def test_an_interruption_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
         raise KeyboardInterrupt
 
     writer = _writer(tmp_path)
-    monkeypatch.setattr("credit.forecast.netcdf_files._write_variable", interrupted)
+    monkeypatch.setattr("credit.forecast.netcdf_files._define_variable", interrupted)
     with pytest.raises(KeyboardInterrupt):
         writer.write(Clock().parse(INITIAL[0]), _fields())
     assert not list(tmp_path.iterdir())
