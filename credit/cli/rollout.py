@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from credit.cli.arguments import add_config_arguments
+
+if TYPE_CHECKING:
+    from credit.config import Config
+    from credit.data.reader import FieldReader
+    from credit.forecast.writer import ForecastWriter
+    from credit.parallel.launch import Launch
+    from credit.parallel.mesh import RunMesh
+    from credit.train.assemble import Forecaster
 
 HELP = """Forecast from the initial times of inference.initial_times with the checkpoint inference.checkpoint.
 
 Writes save_loc/forecasts (inference.folder): one CF netCDF file an initial time, or one zarr store (inference.format).
-Forecasts that are already complete are not made again. Files of other weights or of another length are replaced; a zarr
-store of those is refused: remove it, or choose another inference.folder."""
+Started on several ranks, each takes its share of the initial times; inference.parallelism spreads one forecast over
+ranks. Forecasts that are already complete are not made again. Files of other weights or of another length are replaced;
+a zarr store of those is refused: remove it, or choose another inference.folder."""
 
 __all__ = ["HELP", "add_arguments", "run"]
 
@@ -23,57 +35,122 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
-    from pathlib import Path
+    from credit.config import load_config
+    from credit.parallel.launch import process_group, read_launch
+    from credit.times import parse_duration
+    from credit.train.network import build_forecast_mesh, choose_device, shares_forecasts
 
-    import numpy as np
+    config = load_config(arguments.config, arguments.overrides)
+    launch, conf = read_launch(), config.inference.parallelism
+    device = choose_device(config.trainer.device, launch.local_rank)
+    with ExitStack() as held:
+        if shares_forecasts(conf):
+            timeout = parse_duration(config.trainer.parallelism.timeout)
+            held.enter_context(process_group(launch, device, timeout))
+        _forecast(config, arguments.part, launch, build_forecast_mesh(conf, launch, device.type))
+    return 0
+
+
+def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -> None:
+    """Make the forecasts that fall to this rank."""
     from tqdm import tqdm
 
-    from credit.config import load_config
-    from credit.forecast.initial_times import choose_initial_times, take_part
-    from credit.forecast.run import forecast, require_finite
-    from credit.forecast.writer import ForecastWriter
-    from credit.parallel.launch import require_one_process
-    from credit.times import parse_duration
-    from credit.train.assemble import assemble_forecaster, describe_run, open_fields
+    from credit.forecast.background import BackgroundWriter
+    from credit.forecast.ensemble import build_perturbation, lag_minutes
+    from credit.forecast.initial_times import choose_initial_times, choose_leads
+    from credit.forecast.run import deal_starts, forecast
+    from credit.train.assemble import assemble_forecaster, open_fields
 
-    require_one_process("rollout")
-    config = load_config(arguments.config, arguments.overrides)
     reader, splits = open_fields(config)
-    made = assemble_forecaster(config, reader, config.inference.checkpoint)
-    conf, step = config.inference, config.data.step_minutes
-    initial = choose_initial_times(conf, reader.times, reader.clock, splits["test"], step, config.data.history_len)
-    steps = parse_duration(conf.lead_time) // step
-    kept = range(1, steps + 1)
-    if conf.output_every is not None:
-        kept = [number for number in kept if number * step % parse_duration(conf.output_every) == 0]
-    folder = Path(config.save_loc) / conf.folder
-    writer = ForecastWriter(
-        folder,
+    made = assemble_forecaster(config, reader, config.inference.checkpoint, launch, mesh)
+    conf, step, history = config.inference, config.data.step_minutes, config.data.history_len
+    initial = choose_initial_times(conf, reader.times, reader.clock, splits["test"], step, history)
+    leads = choose_leads(conf, step)
+    writer = _open_writer(config, made, reader, initial, leads)
+    mine = _share(initial, part, launch, mesh)
+    todo = _agree([minutes for minutes in mine if not writer.is_complete(minutes)], launch, mesh)
+    members = 1 if conf.ensemble is None else conf.ensemble.members
+    starts = deal_starts(todo, members, lag_minutes(conf.ensemble, step))
+    batches = [starts[first : first + conf.batch_size] for first in range(0, len(starts), conf.batch_size)]
+    # sharded weights are gathered by all ranks, so one that has no more to do takes part in the others' forecasts
+    idle = [deal_starts(initial[:1], 1)] * (_most(len(batches), mesh) - len(batches))
+    numbers = {lead: number for number, lead in enumerate(leads)}
+    with BackgroundWriter(writer, numbers, step, str(made.path)) as background:
+        perturb = None
+        if conf.ensemble is not None:
+            reading, grid = background.reading, made.assets.grid
+            perturb = build_perturbation(conf.ensemble, made.stepper, made.frames, grid, step, history, reading)
+        with tqdm(total=len(starts), desc="forecasting", unit="start", disable=True if launch.rank else None) as bar:
+            for number, batch in enumerate([*batches, *idle]):
+                steps = (leads[-1] + max(start.initial - start.analysis for start in batch)) // step
+                outputs = forecast(made.stepper, made.frames, batch, steps, step, history, perturb, background.reading)
+                for taken, output in enumerate(outputs, start=1):
+                    # tensor-parallel peers compute the same
+                    if number < len(batches) and mesh.tensor_rank == 0:
+                        background.put(batch, taken, output)
+                bar.update(len(batch) if number < len(batches) else 0)
+    if mesh.tensor_rank == 0:
+        who = f"rank {launch.rank}: " if launch.world > 1 else ""
+        print(f"{who}{len(todo)} forecasts written, {len(mine) - len(todo)} were there: {_folder(config)}")
+
+
+def _folder(config: Config) -> Path:
+    return Path(config.save_loc) / config.inference.folder
+
+
+def _open_writer(
+    config: Config, made: Forecaster, reader: FieldReader, initial: list[int], leads: list[int]
+) -> ForecastWriter:
+    from credit.forecast.writer import ForecastWriter
+    from credit.train.assemble import describe_run
+
+    conf = config.inference
+    return ForecastWriter(
+        _folder(config),
         made.assets.channels,
         made.assets.grid,
         reader.clock,
         made.assets.attributes,
-        step,
-        lead_minutes=[number * step for number in kept],
+        config.data.step_minutes,
+        lead_minutes=leads,
         initial_minutes=initial,
         level_units=config.data.level_units,
         format=conf.format,
         layout=conf.layout,
         variables=conf.variables,
+        levels=conf.levels,
+        members=None if conf.ensemble is None else conf.ensemble.members,
+        split=conf.split,
+        keep_bits=conf.keep_bits,
+        compression=conf.compression,
         masks=made.assets.masks,
         global_attributes=describe_run(made, reader),
     )
-    mine = take_part(initial, arguments.part) if arguments.part else initial
-    todo = [minutes for minutes in mine if not writer.is_complete(minutes)]
-    with tqdm(total=len(todo), desc="forecasting", unit="start", disable=None) as bar:
-        for first in range(0, len(todo), conf.batch_size):
-            batch = todo[first : first + conf.batch_size]
-            rollout = forecast(made.stepper, made.frames, batch, steps, step, config.data.history_len)
-            fields = [out.cpu().numpy() for number, out in enumerate(rollout, start=1) if number in kept]
-            for row, minutes in enumerate(batch):
-                require_finite(fields, row, f"{made.path}: forecast from {reader.clock.format(minutes)}")
-                writer.write(minutes, np.stack([field[row] for field in fields]))
-                bar.update()
-    writer.close()
-    print(f"{len(todo)} forecasts written, {len(mine) - len(todo)} were there: {folder}")
-    return 0
+
+
+def _share(initial: list[int], part: str | None, launch: Launch, mesh: RunMesh) -> list[int]:
+    """Return this rank's initial times: of an array job's part, dealt to ranks, or to groups that share forecasts."""
+    from credit.forecast.initial_times import deal, take_part
+
+    mine = take_part(initial, part) if part else initial
+    if mesh.device_mesh is None:
+        return deal(mine, launch.rank, launch.world)
+    return deal(mine, mesh.data_rank, mesh.data_ranks)
+
+
+def _agree(todo: list[int], launch: Launch, mesh: RunMesh) -> list[int]:
+    """Return what the first of the tensor-parallel peers wants to do: they saw the files at different moments."""
+    if mesh.device_mesh is None:
+        return todo
+    from credit.train.verdict import together
+
+    return together(lambda: todo)[launch.rank - mesh.tensor_rank]
+
+
+def _most(batches: int, mesh: RunMesh) -> int:
+    """Return the largest number of batches of any rank that weights are shared with."""
+    if mesh.device_mesh is None:
+        return batches
+    from credit.train.verdict import together
+
+    return max(together(lambda: batches))

@@ -21,6 +21,52 @@ class InitialTimesConfig(Section):
     every: Duration = Field("24h", description="Distance.")
 
 
+class PerturbationConfig(Section):
+    """How the initial states of an ensemble's members differ."""
+
+    kind: Literal["gaussian", "correlated", "bred"] = Field(
+        "correlated",
+        description="Noise from cell to cell, noise correlated over a distance, or the differences that have grown in "
+        "the days before.",
+    )
+    amplitude: float = Field(
+        0.3,
+        gt=0,
+        description="Standard deviation, in units of that of each channel's change over a step.",
+    )
+    length: float = Field(500.0, gt=0, description="Correlation length in km (correlated; the seeds of bred).")
+    cycles: int = Field(3, ge=1, description="How often differences are bred and scaled back (bred).")
+    cycle: Duration = Field("24h", description="Length of a cycle (bred).")
+
+
+class EnsembleConfig(Section):
+    """Several forecasts from one initial time, the dimension `member` of the output."""
+
+    members: int = Field(ge=2, description="How many.")
+    perturbation: PerturbationConfig | None = Field(
+        None, description="Of the initial states; members 1 and 2, 3 and 4, ... are moved in opposite directions."
+    )
+    control: bool = Field(True, description="Member 0 starts from the analysis as it is.")
+    lagged: Duration | None = Field(None, description="Member m starts from the analysis m times this earlier.")
+    dropout: bool = Field(
+        False, description="Keep the network's dropout on. The numbers then depend on the batches, too."
+    )
+    seed: int = Field(0, ge=0, description="Of all random numbers.")
+
+    @model_validator(mode="after")
+    def _differs(self) -> EnsembleConfig:
+        if self.perturbation is None and self.lagged is None and not self.dropout:
+            raise ValueError("the members would be equal; give perturbation, lagged or dropout")
+        return self
+
+
+class ForecastParallelismConfig(Section):
+    """How one forecast is spread over ranks; by default each rank has the whole network and makes its own forecasts."""
+
+    tensor: int = Field(1, ge=1, description="Tensor-parallel ranks; must divide attention heads and number of ranks.")
+    shard: bool = Field(False, description="Shard the weights over all ranks (FSDP2), for models beyond one device.")
+
+
 class InferenceConfig(Section):
     """How forecasts are made."""
 
@@ -29,8 +75,12 @@ class InferenceConfig(Section):
         InitialTimesConfig(), description="A range {start, end, every} or a list of times."
     )
     lead_time: Duration = Field("72h", description="Length of a forecast.")
-    batch_size: int = Field(8, ge=1, description="Initial times at once.")
+    batch_size: int = Field(8, ge=1, description="Initial times, or members of ensembles, at once on a rank.")
     amp: bool = Field(False, description="Compute in bfloat16.")
+    parallelism: ForecastParallelismConfig = Field(
+        ForecastParallelismConfig(), description="Where several ranks share one forecast."
+    )
+    ensemble: EnsembleConfig | None = Field(None, description="Several forecasts from each initial time.")
     hyperdiffusion: HyperdiffusionConfig | None = Field(
         None,
         description="Damping of the shortest waves in place of the model's own. A network learns to undo what it is "
@@ -40,7 +90,25 @@ class InferenceConfig(Section):
     format: Literal["netcdf", "zarr"] = Field("netcdf", description="One netCDF file an initial time, or one store.")
     layout: Literal["cf", "weatherbench2"] = Field("cf", description="Names of zarr's dimensions.")
     variables: list[str] | None = Field(None, description="Variables to write; default: every output.")
+    levels: list[float] | None = Field(None, description="Levels to write of variables that have them; default: all.")
     output_every: Duration | None = Field(None, description="Lead times to write; default: every step.")
+    split: Literal["day", "month", "lead"] | None = Field(
+        None, description="netCDF: a file for each day or month of the valid time, or each lead time, of a forecast."
+    )
+    compression: int = Field(0, ge=0, le=9, description="Lossless: 0 (none) to 9, zlib in netCDF, zstd in zarr.")
+    keep_bits: int | None = Field(
+        None,
+        ge=1,
+        le=23,
+        description="Bits of the mantissa to round to, which makes compression worth while: 12 is a relative error of "
+        "1.2e-4; default: all.",
+    )
+
+    @model_validator(mode="after")
+    def _split_files(self) -> InferenceConfig:
+        if self.split is not None and self.format != "netcdf":
+            raise ValueError("split: is for netCDF; a zarr store is one for all forecasts")
+        return self
 
 
 class ClimatologyConfig(Section):

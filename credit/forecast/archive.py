@@ -18,6 +18,7 @@ from credit.grid import LatLonGrid
 from credit.times import Clock
 
 _LAT_NAMES, _LON_NAMES = ("latitude", "lat"), ("longitude", "lon")
+_MEMBER_NAMES = ("member", "number", "realization")
 _MINUTES = {"h": 60, "hr": 60, "hour": 60, "hours": 60, "min": 1, "minute": 1, "minutes": 1, "d": 1440, "days": 1440}
 
 
@@ -28,6 +29,7 @@ class ForecastArchive(ABC):
         origin: the folder or store.
         initial_minutes: initial times of the forecasts that are whole, increasing, int64.
         lead_minutes: lead times, increasing, int64.
+        members: number of an ensemble's members, None for single forecasts.
         channel_names: names such as ``z500`` and ``t2m``, in the order of the files.
         units: variable -> units, where the files state them.
         grid: the grid, in canonical orientation.
@@ -35,33 +37,50 @@ class ForecastArchive(ABC):
         attributes: global attributes.
     """
 
-    def __init__(self, origin: Path, initial_minutes: np.ndarray, example: _Fields, clock: Clock) -> None:
+    def __init__(
+        self, origin: Path, initial_minutes: np.ndarray, lead_minutes: np.ndarray, example: _Fields, clock: Clock
+    ) -> None:
         self.origin, self.clock = origin, clock
         self.initial_minutes = np.asarray(initial_minutes, dtype=np.int64)
-        self.lead_minutes = example.lead_minutes
+        self.lead_minutes = lead_minutes
+        self.members = example.members
         self.channel_names = example.channel_names
         self.units, self.attributes = example.units, example.attributes
         self.grid, self._orientation = example.grid, example.orientation
         self._variables = example.variables
 
-    @abstractmethod
     def read(self, initial_minutes: int) -> np.ndarray:
-        """Return one forecast, (L, C, H, W) float32, NaN where missing.
+        """Return one forecast, of an ensemble the mean of its members, (L, C, H, W) float32, NaN where missing.
 
         Raises:
             DataError: if it cannot be read.
         """
+        fields = (self.read_members(initial_minutes, number) for number in range(len(self.lead_minutes)))
+        return np.stack([own[0] if len(own) == 1 else own.mean(axis=0, dtype=np.float32) for own in fields])
 
-    def _stack(self, arrays: Iterable[np.ndarray]) -> np.ndarray:
-        """Put (L, [levels,] H, W) arrays of all variables together as channels."""
-        whole = [array.reshape(len(self.lead_minutes), -1, *array.shape[-2:]) for array in arrays]
+    def read_members(self, initial_minutes: int, number: int) -> np.ndarray:
+        """Return all members at one lead time, (M, C, H, W) float32, NaN where missing; M is 1 for a single forecast.
+
+        Args:
+            initial_minutes: its initial time.
+            number: which of `lead_minutes`.
+
+        Raises:
+            DataError: if it cannot be read.
+        """
+        arrays = self._read(int(initial_minutes), number)
+        whole = [array.reshape(self.members or 1, -1, *array.shape[-2:]) for array in arrays]
         return self._orientation.apply(np.concatenate(whole, axis=1)).astype(np.float32, copy=False)
+
+    @abstractmethod
+    def _read(self, initial_minutes: int, number: int) -> list[np.ndarray]:
+        """Return every variable at one lead time, ([members,] [levels,] H, W)."""
 
 
 class _Fields:
     """What the metadata of one file or store say.
 
-    Fields are the variables with the dimensions `leading`, then perhaps a level, then latitude and longitude.
+    Fields are the variables with the dimensions `leading`, then perhaps a member, a level, and latitude and longitude.
     """
 
     def __init__(self, origin: Path, source: _Source, leading: tuple[str, ...], lead: str) -> None:
@@ -70,6 +89,10 @@ class _Fields:
         self.lead_minutes = _lead_minutes(source, lead, origin)
         self.attributes = source.attributes
         self.variables = [n for n in source.names if _is_field(source.dims(n), leading, (lat, lon))]
+        members = {
+            dims[len(leading)] for n in self.variables if (dims := source.dims(n))[len(leading)] in _MEMBER_NAMES
+        }
+        self.members = len(source.values(members.pop())) if members else None
         if not self.variables:
             wanted = ", ".join((*leading, "[level]", lat, lon))
             raise DataError(f"{origin}: no variable has the dimensions {wanted}")
@@ -77,9 +100,9 @@ class _Fields:
         self.channel_names = _channel_names(source, self.variables)
 
     def difference(self, other: _Fields) -> str | None:
-        """Return in words how another file differs, None where it fits."""
-        if not np.array_equal(self.lead_minutes, other.lead_minutes):
-            return "has other lead times"
+        """Return in words how another file differs but for its lead times, None where it fits."""
+        if self.members != other.members:
+            return "has another number of members"
         if self.channel_names != other.channel_names:
             return "has other variables or levels"
         if self.attributes != other.attributes:
@@ -156,7 +179,7 @@ def _level_dim(source: _Source, variable: str) -> str | None:
 
 class _NetcdfArchive(ForecastArchive):
     def __init__(self, folder: Path, paths: list[Path]) -> None:
-        self._paths: dict[int, Path] = {}
+        places: dict[int, dict[int, tuple[Path, int]]] = {}  # initial time -> lead time -> file, row
         first: _Fields | None = None
         for path in paths:
             try:
@@ -171,15 +194,27 @@ class _NetcdfArchive(ForecastArchive):
             difference = first.difference(fields)
             if difference:
                 raise DataError(f"{path}: {difference}, unlike {paths[0]}; remove what is of another run")
-            self._paths[initial] = path
+            for row, lead in enumerate(fields.lead_minutes.tolist()):
+                if lead in places.setdefault(initial, {}):
+                    raise DataError(f"{path}: has lead times of {places[initial][lead][0]} again; remove one of them")
+                places[initial][lead] = path, row
         assert first is not None
-        super().__init__(folder, np.array(sorted(self._paths)), first, clock)
+        leads = sorted(places[min(places)])
+        for own in places.values():
+            if sorted(own) != leads:
+                raise DataError(
+                    f"{next(iter(own.values()))[0]}: the forecast has other lead times than that of "
+                    f"{next(iter(places[min(places)].values()))[0]}; run credit_rollout again, or remove what is of "
+                    "another run"
+                )
+        self._places = {initial: [own[lead] for lead in leads] for initial, own in places.items()}
+        super().__init__(folder, np.array(sorted(places)), np.array(leads, dtype=np.int64), first, clock)
 
-    def read(self, initial_minutes: int) -> np.ndarray:
-        path = self._paths[int(initial_minutes)]
+    def _read(self, initial_minutes: int, number: int) -> list[np.ndarray]:
+        path, row = self._places[initial_minutes][number]
         try:
             with netCDF4.Dataset(path) as dataset:
-                return self._stack([np.ma.filled(dataset[name][...], np.nan) for name in self._variables])
+                return [np.ma.filled(dataset[name][row], np.nan) for name in self._variables]
         except (OSError, RuntimeError) as error:
             raise DataError(f"{path}: cannot be read ({error})") from error
 
@@ -205,11 +240,11 @@ class _ZarrArchive(ForecastArchive):
         initial = clock.from_cf(source.values(init), str(attributes["units"]))
         self._position = {int(minutes): number for number, minutes in enumerate(initial)}
         whole = source.values(WRITTEN).astype(bool) if WRITTEN in source.names else np.ones(len(initial), dtype=bool)
-        super().__init__(path, np.sort(initial[whole]), fields, clock)
+        super().__init__(path, np.sort(initial[whole]), fields.lead_minutes, fields, clock)
 
-    def read(self, initial_minutes: int) -> np.ndarray:
-        position = self._position[int(initial_minutes)]
-        return self._stack([np.asarray(self._group[name][position]) for name in self._variables])
+    def _read(self, initial_minutes: int, number: int) -> list[np.ndarray]:
+        position = self._position[initial_minutes]
+        return [np.asarray(self._group[name][position, number]) for name in self._variables]
 
 
 def open_forecasts(path: str | os.PathLike) -> ForecastArchive:

@@ -62,7 +62,31 @@ def take_part(chosen: Sequence[int], part: str) -> list[int]:
     match = re.fullmatch(r"([0-9]+)/([0-9]+)", part)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise ConfigError(f'--part: "{part}": write I/N with I from 1 to N, for example 2/8')
-    return list(chosen[int(match[1]) - 1 :: int(match[2])])
+    return deal(chosen, int(match[1]) - 1, int(match[2]))
+
+
+def deal(chosen: Sequence[int], rank: int, ranks: int) -> list[int]:
+    """Return what falls to `rank`: each time to exactly one of the ranks, to none two more than to another."""
+    return list(chosen[rank::ranks])
+
+
+def choose_leads(conf: InferenceConfig, step: int) -> list[int]:
+    """Return the lead times in minutes that are written, every ``inference.output_every`` up to ``lead_time``.
+
+    Raises:
+        ConfigError: if they are no multiples of `step`, in minutes, or none is left.
+    """
+    every = step if conf.output_every is None else parse_duration(conf.output_every)
+    if every % step:
+        raise ConfigError(
+            f"inference.output_every: {conf.output_every} is not a multiple of data.timestep {format_duration(step)}"
+        )
+    leads = list(range(every, parse_duration(conf.lead_time) + 1, every))
+    if not leads:
+        raise ConfigError(
+            f"inference.output_every: no multiple of {format_duration(every)} is within lead_time {conf.lead_time}"
+        )
+    return leads
 
 
 def _require_frames(chosen: list[int], times: np.ndarray, clock: Clock, step: int, history_len: int) -> None:

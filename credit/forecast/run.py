@@ -1,62 +1,99 @@
-"""Forecasts from many initial times, a batch at a time, in physical units."""
+"""Forecasts from many starts, a batch at a time, in physical units."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from credit.data.frames import Frames
-from credit.errors import CreditError
 from credit.forecast.step import Stepper
+
+
+@dataclass(frozen=True, order=True)
+class Start:
+    """Where one forecast, or one member of an ensemble, begins.
+
+    Attributes:
+        initial: the time in minutes that lead times count from.
+        member: number of the member, 0 for a single forecast.
+        analysis: the time in minutes whose fields it starts from; before `initial` for a lagged member.
+    """
+
+    initial: int
+    member: int
+    analysis: int
+
+
+def deal_starts(initial: Sequence[int], members: int = 1, lag_minutes: int = 0) -> list[Start]:
+    """Return the starts of all members, those of one initial time side by side; member m starts m lags before."""
+    return [Start(t, m, t - m * lag_minutes) for t in initial for m in range(members)]
+
+
+# changes the normalised states (B, C, T, H, W) of a batch's starts
+Perturb = Callable[[Sequence[Start], Tensor], Tensor]
+
+
+def analyses(frames: Frames, times: Sequence[int], step_minutes: int, history_len: int) -> np.ndarray:
+    """Return the prognostic fields (B, C, T, H, W) of the input frames up to each of `times`, in physical units."""
+    past = range(1 - history_len, 1)
+    return np.stack([np.stack([frames.prognostic(t + k * step_minutes) for k in past], axis=1) for t in times])
+
+
+def forcing_of(
+    stepper: Stepper, frames: Frames, times: Sequence[int], step_minutes: int, history_len: int,
+    reading: AbstractContextManager,
+) -> Callable[[int], Tensor]:  # fmt: skip
+    """Return step number -> normalised forcing (B, C, T, H, W) that forecasts from `times` may know."""
+    device, past = stepper.normalizer.tendency_scale_C.device, range(1 - history_len, 1)
+
+    def forcing(number: int) -> Tensor:
+        with reading:
+            fields = [
+                np.stack([frames.forcing(t + (number + k) * step_minutes, initial=t) for k in past], axis=1)
+                for t in times
+            ]
+        return stepper.normalizer.encode(torch.from_numpy(np.stack(fields)).to(device), "dynamic_forcing")
+
+    return forcing
 
 
 @torch.inference_mode()
 def forecast(
-    stepper: Stepper, frames: Frames, initial: Sequence[int], steps: int, step_minutes: int, history_len: int
-) -> Iterator[torch.Tensor]:
+    stepper: Stepper,
+    frames: Frames,
+    starts: Sequence[Start],
+    steps: int,
+    step_minutes: int,
+    history_len: int,
+    perturb: Perturb | None = None,
+    reading: AbstractContextManager | None = None,
+) -> Iterator[Tensor]:
     """Yield the output (B, C_out, H, W) of each step in physical units, float32, on the device.
 
     Args:
         stepper: runs the network, in eval mode.
         frames: initial states, and the forcing that a forecast may know.
-        initial: B initial times in minutes.
-        steps: forecast steps.
+        starts: of the batch.
+        steps: how many, counted from the analyses.
         step_minutes: time step.
         history_len: input frames.
+        perturb: changes the initial states.
+        reading: held while fields are read.
     """
-    normalizer = stepper.normalizer
-    device = normalizer.tendency_scale_C.device
-    past = range(1 - history_len, 1)
-    history = [np.stack([frames.prognostic(t + k * step_minutes) for k in past], axis=1) for t in initial]
-    state = normalizer.encode(torch.from_numpy(np.stack(history)).to(device), "prognostic")
-
-    def forcing(number: int) -> torch.Tensor:
-        fields = [
-            np.stack([frames.forcing(t + (number + k) * step_minutes, initial=t) for k in past], axis=1)
-            for t in initial
-        ]
-        return normalizer.encode(torch.from_numpy(np.stack(fields)).to(device), "dynamic_forcing")
-
+    reading = reading or nullcontext()
+    times = [start.analysis for start in starts]
+    with reading:
+        history = analyses(frames, times, step_minutes, history_len)
+    state = stepper.normalizer.encode(
+        torch.from_numpy(history).to(stepper.normalizer.tendency_scale_C.device), "prognostic"
+    )
+    if perturb is not None:
+        state = perturb(starts, state)
+    forcing = forcing_of(stepper, frames, times, step_minutes, history_len, reading)
     for output in stepper.rollout(state, forcing, steps):
         yield stepper.decode(output)
-
-
-def require_finite(fields: Sequence[np.ndarray], row: int, origin: str) -> None:
-    """Stop before a forecast that has blown up is written.
-
-    Args:
-        fields: (B, C_out, H, W) of each step that is kept.
-        row: which forecast of the batch.
-        origin: how to call it in the message.
-
-    Raises:
-        CreditError: naming the first bad step; a NaN is never written as if it were a forecast.
-    """
-    for number, field in enumerate(fields, start=1):
-        if not np.isfinite(field[row]).all():
-            raise CreditError(
-                f"{origin}: not finite from output {number} of {len(fields)} on; not written. Forecast a shorter "
-                "inference.lead_time, or train on longer rollouts (data.forecast_len)"
-            )

@@ -103,6 +103,15 @@ class Stepper:
             fed_back = output[:, self._prognostic] * self._valid_CHW
             state = torch.cat([state[:, :, 1:], fed_back[:, :, None]], dim=2)
 
+    def perturbed(self, state_BCTHW: torch.Tensor, change_BCTHW: torch.Tensor) -> torch.Tensor:
+        """Return a normalised state moved by `change`, which is in standard deviations of the change over a step.
+
+        Cells that are always missing stay as they are, and no value falls below its minimum.
+        """
+        scale = self.normalizer.tendency_scale_C[None, :, None, None, None]
+        moved = state_BCTHW + scale * change_BCTHW * self._valid_CHW[None, :, None]
+        return torch.maximum(moved, self._minimum_1C11[:, self._prognostic, None])
+
     def decode(self, output_BCHW: torch.Tensor) -> torch.Tensor:
         """Return an output of `step` in physical units, at least the minimum to the last bit."""
         return torch.maximum(self.normalizer.decode(output_BCHW, "output"), self._least_1C11)

@@ -22,6 +22,7 @@ from credit.data.normalize import Normalizer
 from credit.data.reader import FieldReader, open_reader
 from credit.data.splits import Split, build_splits, describe_gaps, require_samples
 from credit.errors import CheckpointError, ConfigError, did_you_mean
+from credit.forecast.ensemble import describe_ensemble
 from credit.forecast.hyperdiffusion import Hyperdiffusion
 from credit.forecast.step import Stepper
 from credit.losses import WeightedLoss, build_loss
@@ -150,8 +151,17 @@ class Forecaster:
     path: Path
 
 
-def assemble_forecaster(config: Config, reader: FieldReader, which: str) -> Forecaster:
-    """Return the model of a checkpoint, to forecast from the run's data.
+def assemble_forecaster(
+    config: Config, reader: FieldReader, which: str, launch: Launch | None = None, mesh: RunMesh | None = None
+) -> Forecaster:
+    """Return the model of a checkpoint, to forecast from the run's data; collective where it is spread over ranks.
+
+    Args:
+        config: the run's.
+        reader: of its data.
+        which: best, latest or a path.
+        launch: of this process, which chooses its device.
+        mesh: from `credit.train.network.build_forecast_mesh`; default: this process alone.
 
     Raises:
         CheckpointError: if the checkpoint was trained on other channels or on another grid.
@@ -168,8 +178,8 @@ def assemble_forecaster(config: Config, reader: FieldReader, which: str) -> Fore
         )
     config = as_trained(config, trained)
     assets = replace(assets, attributes={**reader.attributes, **assets.attributes})
-    device = choose_device(config.trainer.device)
-    model = load_forecast_network(config, trained.trainer.lora, assets, path, device)
+    device = choose_device(config.trainer.device, launch.local_rank if launch is not None else 0)
+    model = load_forecast_network(config, trained.trainer.lora, assets, path, device, mesh or RunMesh())
     stepper = build_stepper(config, assets, model, device, config.inference.amp)
     frames = Frames(reader, config.data, assets.climatology)
     return Forecaster(config, assets, stepper, frames, meta["step"], path)
@@ -196,6 +206,8 @@ def describe_run(made: Forecaster, reader: FieldReader) -> dict[str, str | int]:
         how = made.config.data.field(channel.variable).in_forecast if channel.source == "data" else "computed"
         forcing.append(f"{channel.name}: {how}")
     damping = made.config.model.hyperdiffusion
+    ensemble = made.config.inference.ensemble
+    described = {} if ensemble is None else {"ensemble": describe_ensemble(ensemble)}
     return {
         "title": f"Forecasts of {made.config.experiment}",
         "experiment": made.config.experiment,
@@ -205,6 +217,7 @@ def describe_run(made: Forecaster, reader: FieldReader) -> dict[str, str | int]:
         "weights": checkpoint.fingerprint(made.path, "forecast"),
         "forcing": "; ".join(forcing) or "none",
         "hyperdiffusion": f"{damping.time}, order {damping.order}" if damping is not None else "none",
+        **described,
     }
 
 

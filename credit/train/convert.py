@@ -19,6 +19,7 @@ from credit.data.statistics import Statistics
 from credit.errors import CheckpointError, ConfigError, DataError, did_you_mean
 from credit.grid import LatLonGrid, Orientation
 from credit.models.wxformer import import_reference_state
+from credit.parallel.mesh import RunMesh
 from credit.train import checkpoint
 from credit.train.assets import Assets
 from credit.train.continuation import prepare_folder, write_config
@@ -112,7 +113,8 @@ def _forecast_weights(config: Config, path: Path) -> dict[str, Tensor]:
     trained = build_config(meta["config"], origin=str(path / "meta.json"))
     assets = Assets.load(meta, checkpoint.load_tensors(path, "assets"))
     config = trained.model_copy(update={"trainer": config.trainer})
-    return load_forecast_network(config, trained.trainer.lora, assets, path, torch.device("cpu")).state_dict()
+    network = load_forecast_network(config, trained.trainer.lora, assets, path, torch.device("cpu"), RunMesh())
+    return network.state_dict()
 
 
 def read_statistics(channels: ChannelMap, files: PublishedFiles) -> Statistics:

@@ -16,7 +16,9 @@ from credit.config import Config
 from credit.config.schema_trainer import LoraConfig
 from credit.errors import CheckpointError, ConfigError
 from credit.models.lora import apply_lora, base_state, initial_adapters, merge_adapters, saved_state
+from credit.parallel.apply import parallelize
 from credit.parallel.materialise import allocate_, fill_, require_filled
+from credit.parallel.mesh import RunMesh
 from credit.train import checkpoint
 from credit.train.assets import Assets
 from credit.train.network import build_network
@@ -89,9 +91,11 @@ def load_base(model: nn.Module, base: Path, seed: int) -> None:
 
 
 def load_forecast_network(
-    config: Config, lora: LoraConfig | None, assets: Assets, path: Path, device: torch.device
+    config: Config, lora: LoraConfig | None, assets: Assets, path: Path, device: torch.device, mesh: RunMesh
 ) -> nn.Module:
-    """Return the network of a checkpoint with the weights that forecast; adapters are merged into their base.
+    """Return the network of a checkpoint with the weights that forecast; collective where it is spread over ranks.
+
+    On one process, adapters are merged into their base.
 
     Args:
         config: with the model and data sections that the weights were trained with.
@@ -99,15 +103,17 @@ def load_forecast_network(
         assets: of the checkpoint.
         path: the checkpoint.
         device: for the network.
+        mesh: from `credit.train.network.build_forecast_mesh`.
     """
     with torch.device("meta"):
         model = build_network(config, assets.channels, assets.grid, assets.attributes)
     if lora is not None:
         apply_lora(model, lora)
+    parallelize(model, mesh, shard=config.inference.parallelism.shard)
     allocate_(model, device)
     if lora is not None:
         base = locate_base(checkpoint.load_meta(path)["base"], config.trainer.resume, path)
         checkpoint.load_into(base, "forecast", base_state(model))
     checkpoint.load_into(path, "forecast", saved_state(model))
     require_filled(model)
-    return merge_adapters(model).eval()
+    return (merge_adapters(model) if mesh.device_mesh is None else model).eval()

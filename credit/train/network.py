@@ -11,6 +11,7 @@ from torch import nn
 
 from credit.channels import ChannelMap
 from credit.config import Config
+from credit.config.schema_forecast import ForecastParallelismConfig
 from credit.config.schema_model import ModelSection
 from credit.config.schema_trainer import MixedPrecisionConfig
 from credit.errors import ConfigError
@@ -20,8 +21,9 @@ from credit.models.registry import build_model, model_class
 from credit.models.wxformer import spectral_norm
 from credit.parallel.apply import parallelize
 from credit.parallel.fsdp2 import _build_mp_policy
+from credit.parallel.launch import Launch
 from credit.parallel.materialise import allocate_
-from credit.parallel.mesh import RunMesh
+from credit.parallel.mesh import Degrees, RunMesh, build_mesh
 from credit.train.assets import Assets, is_vector_component
 
 logger = logging.getLogger(__name__)
@@ -93,6 +95,31 @@ def allocate_network(config: Config, assets: Assets, mesh: RunMesh, device: torc
     )
     allocate_(model, device, host_parameters=sharded and conf.parallelism.cpu_offload)
     return model, autocast
+
+
+def build_forecast_mesh(conf: ForecastParallelismConfig, launch: Launch, device_type: str) -> RunMesh:
+    """Return the ranks that share forecasts (``inference.parallelism``); collective where there are any.
+
+    Without sharing, every rank is a world of its own: no rank waits for another.
+
+    Raises:
+        ConfigError: if the number of ranks is no multiple of ``tensor``.
+    """
+    if not shares_forecasts(conf):
+        return RunMesh()
+    groups, rest = divmod(launch.world, conf.tensor)
+    if rest or not groups:
+        raise ConfigError(
+            f"inference.parallelism.tensor: {conf.tensor} does not divide the {launch.world} ranks that were started; "
+            f"start a multiple of {conf.tensor}, or set it to 1"
+        )
+    degrees = Degrees(shard=groups, tensor=conf.tensor) if conf.shard else Degrees(groups, 1, conf.tensor)
+    return build_mesh(degrees, launch.rank, device_type)
+
+
+def shares_forecasts(conf: ForecastParallelismConfig) -> bool:
+    """Whether a forecast is spread over ranks."""
+    return conf.shard or conf.tensor > 1
 
 
 def compile_blocks(model: nn.Module, backend: str = "inductor") -> None:

@@ -1,20 +1,15 @@
 """Power spectra by total wavenumber, from a spherical-harmonic analysis on a latitude-longitude grid.
 
-Harmonics are normalised so that the mean of their square over the sphere is 1; hence the powers of a field add up to
-the mean of its square (Parseval). Degrees above `max_wavenumber`, which the grid does not resolve, are left out.
+The powers of a field add up to the mean of its square (Parseval). Degrees above `max_wavenumber`, which the grid does
+not resolve, are left out.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from credit.data.harmonics import legendre, max_wavenumber
 from credit.grid import LatLonGrid
-
-
-def max_wavenumber(grid: LatLonGrid) -> int:
-    """Return the largest total wavenumber whose squares the grid still resolves: 21 on 32 x 64 (the 2/3 rule)."""
-    rows, columns = grid.shape
-    return min(2 * rows, columns) // 3
 
 
 def latitude_quadrature(grid: LatLonGrid) -> np.ndarray:
@@ -50,26 +45,6 @@ class SphericalSpectrum:
             both_signs = 1.0 if m == 0 else 2.0
             power[..., m:] += both_signs * np.abs(coefficients) ** 2
         return power
-
-
-def legendre(max_degree: int, m: int, sine: np.ndarray) -> np.ndarray:
-    """Return the associated Legendre functions of order `m`, degrees m..max_degree, (max_degree - m + 1, H) float64.
-
-    Normalised so that half the integral of their square over -1..1 is 1. The recursion in the degree is the stable one
-    (Holmes and Featherstone 2002, doi:10.1007/s00190-002-0216-2, eq. 11).
-    """
-    cosine = np.sqrt(np.maximum(1.0 - sine**2, 0.0))
-    table = np.zeros((max_degree - m + 1, len(sine)))
-    table[0] = 1.0
-    for k in range(1, m + 1):
-        table[0] *= np.sqrt((2 * k + 1) / (2 * k)) * cosine
-    if max_degree > m:
-        table[1] = np.sqrt(2 * m + 3) * sine * table[0]
-    for degree in range(m + 2, max_degree + 1):
-        upper = np.sqrt((4.0 * degree**2 - 1.0) / (degree**2 - m**2))
-        lower = np.sqrt(((degree - 1.0) ** 2 - m**2) / (4.0 * (degree - 1.0) ** 2 - 1.0))
-        table[degree - m] = upper * (sine * table[degree - m - 1] - lower * table[degree - m - 2])
-    return table
 
 
 def _analysis_matrices(grid: LatLonGrid, max_degree: int) -> list[np.ndarray]:

@@ -1,0 +1,69 @@
+"""Spherical harmonics on the rows of a latitude-longitude grid.
+
+They are normalised so that the mean of their square over the sphere is 1.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from credit.grid import LatLonGrid
+
+EARTH_RADIUS_KM = 6371.0
+
+
+def max_wavenumber(grid: LatLonGrid) -> int:
+    """Return the largest total wavenumber whose squares the grid still resolves: 21 on 32 x 64 (the 2/3 rule)."""
+    rows, columns = grid.shape
+    return min(2 * rows, columns) // 3
+
+
+def legendre(max_degree: int, m: int, sine: np.ndarray) -> np.ndarray:
+    """Return the associated Legendre functions of order `m`, degrees m..max_degree, (max_degree - m + 1, H) float64.
+
+    Normalised so that half the integral of their square over -1..1 is 1. The recursion in the degree is the stable one
+    (Holmes and Featherstone 2002, doi:10.1007/s00190-002-0216-2, eq. 11).
+    """
+    cosine = np.sqrt(np.maximum(1.0 - sine**2, 0.0))
+    table = np.zeros((max_degree - m + 1, len(sine)))
+    table[0] = 1.0
+    for k in range(1, m + 1):
+        table[0] *= np.sqrt((2 * k + 1) / (2 * k)) * cosine
+    if max_degree > m:
+        table[1] = np.sqrt(2 * m + 3) * sine * table[0]
+    for degree in range(m + 2, max_degree + 1):
+        upper = np.sqrt((4.0 * degree**2 - 1.0) / (degree**2 - m**2))
+        lower = np.sqrt(((degree - 1.0) ** 2 - m**2) / (4.0 * (degree - 1.0) ** 2 - 1.0))
+        table[degree - m] = upper * (sine * table[degree - m - 1] - lower * table[degree - m - 2])
+    return table
+
+
+class CorrelatedNoise:
+    """Random fields with the variance 1 whose correlation falls off with distance d as exp(-d^2 / (2 length^2)).
+
+    The power of a harmonic of degree l is proportional to exp(-l (l + 1) length^2 / (2 R^2)), which on the sphere
+    solves the heat equation and so tends to that Gaussian where `length` is small beside the earth's radius R.
+
+    Args:
+        grid: of the fields.
+        length_km: of the correlation; what the grid does not resolve of shorter ones is left out.
+    """
+
+    def __init__(self, grid: LatLonGrid, length_km: float) -> None:
+        degree = np.arange(max_wavenumber(grid) + 1)
+        power = np.exp(-degree * (degree + 1) * (length_km / EARTH_RADIUS_KM) ** 2 / 2)
+        power = power[power > 1e-8]
+        self._columns = grid.shape[1]
+        sine = np.sin(np.deg2rad(grid.lat))
+        top = len(power) - 1
+        amplitude = np.sqrt(power / (power * (2 * np.arange(top + 1) + 1)).sum())
+        self._functions = [legendre(top, m, sine) * amplitude[m:, None] for m in range(top + 1)]
+
+    def draw(self, count: int, generator: np.random.Generator) -> np.ndarray:
+        """Return `count` independent fields, (count, H, W) float32."""
+        waves = np.zeros((count, self._functions[0].shape[1], self._columns // 2 + 1), dtype=np.complex128)
+        for m, functions in enumerate(self._functions):
+            real, imaginary = generator.standard_normal((2, count, len(functions)))
+            # of the two harmonics of order m, sqrt(2) cos and sqrt(2) sin; irfft counts orders above 0 twice
+            waves[..., m] = (real if m == 0 else (real - 1j * imaginary) / np.sqrt(2)) @ functions
+        return np.fft.irfft(waves * self._columns, n=self._columns, axis=-1).astype(np.float32)
