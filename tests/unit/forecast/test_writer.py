@@ -13,7 +13,9 @@ import pytest
 import xarray as xr
 
 from credit.channels import ChannelMap
-from credit.errors import ConfigError, CreditError
+from credit.errors import ConfigError, CreditError, DataError
+from credit.forecast.archive import open_forecasts
+from credit.forecast.layout import round_mantissa
 from credit.forecast.writer import ForecastWriter
 from credit.times import Clock
 from tests.unit.analytic_reader import ATTRIBUTES, make_grid
@@ -141,6 +143,69 @@ def test_a_file_of_another_run_is_not_taken_as_done(tmp_path: Path) -> None:
     _writer(tmp_path, format="zarr")
     with pytest.raises(ConfigError, match="of another checkpoint"):
         _writer(tmp_path, format="zarr", global_attributes={"title": "other"})
+
+
+def test_levels_to_keep(tmp_path: Path) -> None:
+    fields = _fields()
+    path = _writer(tmp_path, levels=[500], variables=["t", "t2m"]).write(Clock().parse(INITIAL[0]), fields)
+    with xr.open_dataset(path) as dataset:
+        assert set(dataset.data_vars) - {"latitude_bnds"} == {"t", "t2m"}
+        np.testing.assert_array_equal(dataset["t"].sel(level=500.0), fields[:, NAMES.index("t500")])
+        assert dataset["t"].sizes["level"] == 1
+    with pytest.raises(ConfigError, match=r"inference.levels: 501: no output is on it; the levels are .*500"):
+        _writer(tmp_path, levels=[500, 501])
+
+
+@pytest.mark.parametrize(
+    ("split", "names"),
+    [("day", ["2001-04-01", "2001-04-02"]), ("month", ["2001-04"]), ("lead", ["006h", "012h", "024h"])],
+)
+def test_a_forecast_in_several_files(tmp_path: Path, split: str, names: list[str]) -> None:
+    first, second = (Clock().parse(text) for text in INITIAL)
+    writer = _writer(tmp_path, split=split)
+    for seed, initial in enumerate((first, second)):
+        writer.write(initial, _fields(seed))
+    assert [path.name for path in sorted(tmp_path.glob("*04-01T00_*"))] == [
+        f"forecast_2001-04-01T00_{name}.nc" for name in names
+    ]
+    archive = open_forecasts(tmp_path)
+    assert archive.lead_minutes.tolist() == LEADS
+    assert _writer(tmp_path, split=split).is_complete(second) and not _writer(tmp_path).is_complete(second)
+    t500 = archive.channel_names.index("t500")
+    np.testing.assert_array_equal(archive.read(second)[:, t500], _fields(1)[:, NAMES.index("t500")])
+    if split != "month":
+        next(tmp_path.glob("*04-02T0030_*")).unlink()
+        assert not _writer(tmp_path, split=split).is_complete(second)
+        with pytest.raises(DataError, match=r"04-02T0030.* has other lead times .*credit_rollout again"):
+            open_forecasts(tmp_path)
+
+
+@pytest.mark.parametrize("format", ["netcdf", "zarr"])
+def test_rounded_mantissas_compress(tmp_path: Path, format: str) -> None:
+    fields, initial = _fields(), Clock().parse(INITIAL[0])
+    sizes = {}
+    for bits in (23, 7):
+        writer = _writer(tmp_path / str(bits), format=format, keep_bits=bits, compression=5)
+        writer.write(initial, fields)
+        read = open_forecasts(tmp_path / str(bits)).read(initial)
+        names = open_forecasts(tmp_path / str(bits)).channel_names
+        t500 = read[:, names.index("t500")]
+        off = np.abs(t500 / fields[:, NAMES.index("t500")] - 1).max()
+        assert off == 0 if bits == 23 else 2**-10 < off <= 2**-8
+        files = [path for path in (tmp_path / str(bits)).rglob("*") if path.is_file()]
+        sizes[bits] = sum(path.stat().st_size for path in files)
+    assert sizes[7] < sizes[23]
+
+
+def test_rounding_is_to_the_nearest() -> None:
+    """Against arithmetic in double precision, ties to even; what is not a number or infinite stays."""
+    values = np.random.default_rng(3).normal(0, 1e3, 1000).astype(np.float32)
+    mantissa, exponent = np.frexp(values.astype(np.float64))
+    expected = np.ldexp(np.rint(mantissa * 2**8), exponent - 8)
+    np.testing.assert_array_equal(round_mantissa(values, 7), expected.astype(np.float32))
+    special = np.array([np.nan, np.inf, -np.inf, 0.0], dtype=np.float32)
+    special = np.append(special, np.array([0x7FFFFFFF], dtype=np.uint32).view(np.float32))
+    np.testing.assert_array_equal(round_mantissa(special, 5), special)
 
 
 def test_an_unknown_variable_is_refused(tmp_path: Path) -> None:

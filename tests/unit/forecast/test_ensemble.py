@@ -1,0 +1,164 @@
+"""Ensembles: what members differ by, and what they do not depend on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from credit.config.schema_forecast import EnsembleConfig, PerturbationConfig
+from credit.errors import ConfigError
+from credit.forecast.ensemble import build_perturbation, describe_ensemble, enable_dropout, lag_minutes
+from credit.forecast.run import Start, deal_starts, forecast
+from credit.forecast.step import Stepper
+from credit.grid import LatLonGrid
+from credit.models import build_model
+from tests.unit.analytic_reader import make_grid
+from tests.unit.forecast.test_step import CHANNELS, TENDENCY, normalizer
+
+STEP = 360
+GRID = make_grid(16, 32)
+
+
+class Growth(nn.Module):
+    """A residual network under which the first channel's departures grow to 3 and the second's to 1.5 times a step."""
+
+    def forward(self, x_BCTHW: torch.Tensor) -> torch.Tensor:
+        state = x_BCTHW[:, :2, -1:]
+        scale = normalizer().tendency_scale_C[None, :, None, None, None]
+        change = torch.tensor([2.0, 0.5])[None, :, None, None, None] * state / scale
+        return torch.cat([change, torch.zeros_like(state[:, :1])], dim=1)
+
+
+class Still:
+    """Frames of a world in which everything is 0 in normalised units."""
+
+    def prognostic(self, minutes: int) -> np.ndarray:
+        return np.stack([np.full(GRID.shape, value, dtype=np.float32) for value in (10.0, -5.0)])
+
+    def forcing(self, minutes: int, initial: int | None = None) -> np.ndarray:
+        return np.zeros((1, *GRID.shape), dtype=np.float32)
+
+
+def make_stepper(model: nn.Module, minimum: list[float] | None = None, grid: LatLonGrid = GRID) -> Stepper:
+    least = torch.tensor(minimum or [-torch.inf] * 3)
+    valid = torch.ones(2, *grid.shape, dtype=torch.bool)
+    valid[1, 3, 5] = False
+    return Stepper(model, CHANNELS, normalizer(), torch.ones(1, *grid.shape), True, least, valid)
+
+
+def states(conf: EnsembleConfig, starts: list[Start], model: nn.Module | None = None, **options) -> np.ndarray:
+    """Return the perturbed states in physical units, (B, C, H, W), of a world that is 10 and -5 everywhere."""
+    stepper = make_stepper(model or Growth(), **options)
+    perturb = build_perturbation(conf, stepper, Still(), GRID, STEP, 1)
+    state = perturb(starts, torch.zeros(len(starts), 2, 1, *GRID.shape))
+    return stepper.normalizer.decode(state[:, :, 0], "prognostic").numpy() - np.array([10.0, -5.0])[:, None, None]
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "correlated"])
+def test_noise_has_the_amplitude_that_is_asked_for(kind: str) -> None:
+    conf = EnsembleConfig(members=61, perturbation=PerturbationConfig(kind=kind, amplitude=0.5, length=2000))
+    moved = states(conf, deal_starts([0], 61))
+    assert np.abs(moved[0]).max() < 1e-5, "the control starts from the analysis"
+    expected = 0.5 * np.array(TENDENCY[:2])
+    # 30 independent fields, of which the correlated ones have some dozens of degrees of freedom each
+    np.testing.assert_allclose(moved[1:].std(axis=(0, 2, 3)), expected, rtol=0.1)
+    np.testing.assert_allclose(moved[1::2], -moved[2::2], atol=1e-5)
+    assert np.abs(moved[:, 1, 3, 5]).max() < 1e-5, "what is always missing stays"
+    neighbours = np.corrcoef(moved[1::2, 0, 4:12, :-1].ravel(), moved[1::2, 0, 4:12, 1:].ravel())[0, 1]
+    assert neighbours > 0.7 if kind == "correlated" else abs(neighbours) < 0.1
+
+
+def test_a_member_does_not_depend_on_its_batch() -> None:
+    conf = EnsembleConfig(members=4, perturbation=PerturbationConfig(), control=False)
+    starts = deal_starts([0, 1440], 4)
+    together = states(conf, starts)
+    apart = np.concatenate([states(conf, [start]) for start in reversed(starts)])[::-1]
+    np.testing.assert_array_equal(together, apart)
+    assert len({row.tobytes() for row in together}) == 8
+    other = states(EnsembleConfig(members=4, perturbation=PerturbationConfig(), control=False, seed=1), starts)
+    assert np.abs(other - together).max() > 0.01
+
+
+def test_minimum_holds() -> None:
+    conf = EnsembleConfig(members=3, perturbation=PerturbationConfig(kind="gaussian", amplitude=3.0))
+    moved = states(conf, deal_starts([0], 3), minimum=[9.9, -torch.inf, -torch.inf])
+    assert moved[:, 0].min() == pytest.approx(-0.1, abs=1e-5) and moved[:, 0].max() > 0.5
+
+
+def test_bred_vectors_are_what_grows() -> None:
+    """After five cycles of two steps the faster channel is ahead by 4 to the power of 10; the size is the amplitude."""
+    chosen = PerturbationConfig(kind="bred", amplitude=0.2, cycles=5, cycle="12h")
+    moved = (
+        states(EnsembleConfig(members=3, perturbation=chosen), deal_starts([0], 3))[1:]
+        / np.array(TENDENCY[:2])[:, None, None]
+    )
+    area = GRID.area_weights() / GRID.area_weights().sum()
+    size = np.sqrt((moved**2 * area).sum(axis=(2, 3)))
+    # the mean is over both channels, of which one has nearly all of it
+    np.testing.assert_allclose(size[:, 0], 0.2 * np.sqrt(2), rtol=1e-3)
+    assert (size[:, 1] < 0.01 * size[:, 0]).all()
+
+
+def test_lagged_members_start_earlier_and_are_valid_at_the_same_time() -> None:
+    starts = deal_starts([1440], 3, lag_minutes=720)
+    assert [start.analysis for start in starts] == [1440, 720, 0]
+
+    class Clockwork(Still):
+        """The first channel is the time."""
+
+        def prognostic(self, minutes: int) -> np.ndarray:
+            fields = super().prognostic(minutes)
+            fields[0] = minutes
+            return fields
+
+    class Forward(nn.Module):
+        """Adds a step to the first channel."""
+
+        def forward(self, x_BCTHW: torch.Tensor) -> torch.Tensor:
+            change = torch.zeros(len(x_BCTHW), 3, 1, *GRID.shape)
+            change[:, 0] = STEP / TENDENCY[0]
+            return change
+
+    outputs = list(forecast(make_stepper(Forward()), Clockwork(), starts, 5, STEP, 1))
+    for step, output in enumerate(outputs, start=1):
+        valid = [start.analysis + step * STEP for start in starts]
+        np.testing.assert_allclose(output[:, 0, 0, 0], valid, rtol=1e-5)
+
+
+def test_dropout_draws_in_evaluation_and_nothing_else_changes() -> None:
+    small = {
+        "image_height": 16, "image_width": 32, "in_channels": 4, "out_channels": 3, "frames": 1, "output_frames": 1,
+        "dim": [8, 16, 32, 64], "depth": [1, 1, 1, 1], "dim_head": 8, "global_window_size": [2, 2, 1, 1],
+        "local_window_size": [4, 2, 1, 1], "padding": {"mode": "earth", "lat": [8, 8], "lon": [8, 8]},
+    }  # fmt: skip
+    model = build_model("wxformer", **small, attn_dropout=0.2, ff_dropout=0.1).eval()
+    x = torch.randn(1, 4, 1, 16, 32)
+    with torch.no_grad():
+        before = [model(x), model(x)]
+        enable_dropout(model)
+        after = [model(x), model(x)]
+        torch.manual_seed(3)
+        first = model(x)
+        torch.manual_seed(3)
+        again = model(x)
+    assert torch.equal(*before) and not torch.equal(*after) and torch.equal(first, again)
+    assert not model.training
+    with pytest.raises(ConfigError, match=r"inference.ensemble.dropout: the network was trained without"):
+        enable_dropout(build_model("wxformer", **small))
+
+
+def test_messages() -> None:
+    with pytest.raises(ValueError, match="members would be equal"):
+        EnsembleConfig(members=3)
+    with pytest.raises(ConfigError, match=r"lagged: 4h is not a multiple of data.timestep"):
+        lag_minutes(EnsembleConfig(members=3, lagged="4h"), STEP)
+    chosen = PerturbationConfig(kind="bred", cycle="8h")
+    with pytest.raises(ConfigError, match=r"perturbation.cycle: 8h is not a multiple"):
+        states(EnsembleConfig(members=3, perturbation=chosen), [])
+    said = describe_ensemble(EnsembleConfig(members=3, perturbation=chosen, dropout=True))
+    assert said == (
+        "3 members; seed 0; bred perturbations of 0.3 deviations of change, 500 km, 3 cycles of 8h, member 0 "
+        "unperturbed; dropout"
+    )
