@@ -2,7 +2,7 @@
 
 Shapes: M members, N cells.
 
-With the members x_i and the truth y, the kernel form (Gneiting and Raftery 2007, doi:10.1198/016214506000001437) is
+With the members x_i and the truth y, the kernel form (Gneiting and Raftery 2007, doi:10.1198/016214506000001437) is::
 
     CRPS = mean |x_i - y| - D / M^2,          D = sum over pairs i < j of |x_i - x_j|
 
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-# 4096 cells of 50 members are 1.6 MB: a block stays in the cache of a core while it is sorted
+# 4096 cells of 50 members are 1.6 MB
 _CELLS = 4096
 
 
@@ -49,11 +49,16 @@ def sorted_deviations(members: np.ndarray, truth: np.ndarray) -> Iterator[tuple[
     """
     assert members.shape[1:] == truth.shape, (members.shape, truth.shape)
     members_MN, truth_N = members.reshape(len(members), -1), truth.reshape(-1)
-    for start in range(0, truth_N.size, _CELLS):
-        cells = slice(start, min(start + _CELLS, truth_N.size))
+    for cells in cell_blocks(truth_N.size):
         deviation_NM = np.subtract(members_MN[:, cells].T, truth_N[cells, None], dtype=np.float64, order="C")
         deviation_NM.sort(axis=1)
         yield cells, deviation_NM
+
+
+def cell_blocks(count: int) -> Iterator[slice]:
+    """Yield slices that cover `count` cells, each few enough to be worked on in a core's cache."""
+    for start in range(0, count, _CELLS):
+        yield slice(start, min(start + _CELLS, count))
 
 
 def crps_of_sorted(deviation_NM: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -3,7 +3,7 @@
 Shapes: L lead times, C vectors, R regions (`credit.verify.sums.REGIONS`), M members, D components, N cells.
 
 With norms for absolute values it is the CRPS of `credit.verify.crps`, which it equals for D = 1 (Gneiting and Raftery
-2007, doi:10.1198/016214506000001437):
+2007, doi:10.1198/016214506000001437)::
 
     ES = mean ||x_i - y|| - S / M^2,          S = sum over pairs i < j of ||x_i - x_j||
 
@@ -13,18 +13,18 @@ and the fair one has S / (M (M - 1)). Vectors have no order to sort by, so the t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import combinations
 
 import numpy as np
 
 from credit.verify.addable import AddableSums, require_members
+from credit.verify.crps import cell_blocks
 from credit.verify.sums import REGIONS, CellMeans
 
 
 def energy_score(members: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the standard and the fair energy score, in the units of the components; 0 is perfect.
 
-    One pair of members is taken at a time, so that the memory does not depend on M.
+    Beside its results it needs memory for a few thousand cells, of all members.
 
     Args:
         members: (M, D, ...); the D components have one unit, or have been divided by scales that make them alike.
@@ -34,19 +34,20 @@ def energy_score(members: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np
         Two arrays (...) float64. Of one member the standard score is the length of the error, the fair one NaN.
     """
     assert members.shape[1:] == truth.shape, (members.shape, truth.shape)
-    count = len(members)
-    error, distances = np.zeros(truth.shape[1:]), np.zeros(truth.shape[1:])
-    for member in members:
-        error += _distance(member, truth)
-    for one, other in combinations(members, 2):
-        distances += _distance(one, other)
-    error /= count
+    count, shape = len(members), truth.shape[1:]
+    members_MDN, truth_DN = members.reshape(*members.shape[:2], -1), truth.reshape(len(truth), -1)
+    error, distances = np.zeros(truth_DN.shape[1]), np.zeros(truth_DN.shape[1])
+    for cells in cell_blocks(truth_DN.shape[1]):
+        block_MDN = members_MDN[:, :, cells].astype(np.float64)
+        error[cells] = _lengths(block_MDN - truth_DN[:, cells]).mean(axis=0)
+        for number in range(1, count):
+            distances[cells] += _lengths(block_MDN[number:] - block_MDN[number - 1]).sum(axis=0)
     fair = error - distances / (count * (count - 1)) if count > 1 else np.full_like(error, np.nan)
-    return error - distances / count**2, fair
+    return (error - distances / count**2).reshape(shape), fair.reshape(shape)
 
 
-def _distance(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    return np.sqrt(sum(np.subtract(a, b, dtype=np.float64) ** 2 for a, b in zip(one, other, strict=True)))
+def _lengths(vectors_MDN: np.ndarray) -> np.ndarray:
+    return np.sqrt(np.einsum("mdn,mdn->mn", vectors_MDN, vectors_MDN))
 
 
 @dataclass

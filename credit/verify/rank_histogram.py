@@ -62,9 +62,9 @@ class RankHistogram(AddableSums):
     def metrics(self) -> dict[str, np.ndarray]:
         """Return metric -> (L, C, R).
 
-        - ``rank_deviation``: sum over ranks of |frequency - 1 / (M + 1)|, 0 if flat, 2 M / (M + 1) if every truth has
-          the same rank: the reliability index of Delle Monache et al. 2006 (doi:10.1029/2005JD006917). Sampling alone
-          makes it positive.
+        - ``rank_deviation``: sum over ranks of the distance of the frequency from 1 / (M + 1); 0 if flat,
+          2 M / (M + 1) if every truth has the same rank: the reliability index of Delle Monache et al. 2006
+          (doi:10.1029/2005JD006917). Sampling alone makes it positive.
         - ``rank_outliers``: frequency of a truth outside the ensemble over the 2 / (M + 1) of a flat histogram; above
           1 the spread is too small (or there is a bias), below 1 it is too large.
         """

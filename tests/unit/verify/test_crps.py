@@ -21,7 +21,7 @@ def distance_of_normals(mean: float, deviation: float) -> float:
 
 def _fields(members: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
-    values = 5e4 + 100 * rng.standard_normal((members + 1, 3, 3000))  # more cells than a block has
+    values = 5e4 + 100 * rng.standard_normal((members + 1, 3, 1400))  # more cells than a block has
     return values[1:], values[0]
 
 
