@@ -1,0 +1,76 @@
+"""RankHistogram: how often the truth has which rank among the members, as sums that add up over cases.
+
+Shapes: L lead times, C channels, R regions (`credit.verify.sums.REGIONS`), M members, N cells.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from credit.verify.addable import AddableSums, require_members
+from credit.verify.sums import REGIONS, CellMeans
+
+
+@dataclass
+class RankHistogram(AddableSums):
+    """Area-weighted frequency of the truth's rank among the members, summed over cases (Hamill 2001).
+
+    Where truth and members are exchangeable every rank is equally likely: the histogram is flat. Rank 0 is a truth
+    below all members. A truth that equals t members (no precipitation) has t + 1 possible ranks and gives each of them
+    1 / (t + 1), which is what drawing one of them at random gives on average, without a random number.
+
+    Hamill (2001): Interpretation of rank histograms for verifying ensemble forecasts, Mon. Wea. Rev. 129, 550-560.
+
+    Attributes:
+        members: number of members M, the same in all cases.
+        ranks: (L, C, R, M + 1) float64; each case adds 1 in all.
+    """
+
+    members: int
+    ranks: np.ndarray
+
+    @classmethod
+    def zeros(cls, leads: int, channels: int, members: int) -> RankHistogram:
+        """Return empty sums."""
+        shape = (leads, channels, len(REGIONS), members + 1)
+        return cls(np.zeros(leads, dtype=np.int64), members, np.zeros(shape))
+
+    def add(self, lead: int, means: CellMeans, members_MCN: np.ndarray, truth_CN: np.ndarray) -> None:
+        """Add one case at one lead time; members and truth are from `CellMeans.flatten`.
+
+        Raises:
+            DataError: if there are not as many members as the sums are for.
+        """
+        require_members(self.members, len(members_MCN))
+        below = np.zeros(truth_CN.shape, dtype=np.int32)
+        equal = np.zeros(truth_CN.shape, dtype=np.int32)
+        for member_CN in members_MCN:
+            below += member_CN < truth_CN
+            equal += member_CN == truth_CN
+        share = means.valid_CN / (equal + 1.0)
+        for rank in range(self.members + 1):
+            possible = (below <= rank) & (rank <= below + equal)
+            self.ranks[lead, :, :, rank] += means.mean(np.where(possible, share, 0.0))
+        self.cases[lead] += 1
+
+    def frequencies(self) -> np.ndarray:
+        """Return the relative frequency of each rank, (L, C, R, M + 1), adding up to 1."""
+        return self.average(self.ranks)
+
+    def metrics(self) -> dict[str, np.ndarray]:
+        """Return metric -> (L, C, R).
+
+        - ``rank_deviation``: sum over ranks of the distance of the frequency from 1 / (M + 1); 0 if flat,
+          2 M / (M + 1) if every truth has the same rank: the reliability index of Delle Monache et al. 2006
+          (doi:10.1029/2005JD006917). Sampling alone makes it positive.
+        - ``rank_outliers``: frequency of a truth outside the ensemble over the 2 / (M + 1) of a flat histogram; above
+          1 the spread is too small (or there is a bias), below 1 it is too large.
+        """
+        frequencies = self.frequencies()
+        flat = 1.0 / (self.members + 1)
+        return {
+            "rank_deviation": np.abs(frequencies - flat).sum(axis=-1),
+            "rank_outliers": (frequencies[..., 0] + frequencies[..., -1]) / (2 * flat),
+        }

@@ -1,0 +1,97 @@
+"""SEEPS against `scores`, and its equitability."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from credit.verify.addable import AddableSums
+from credit.verify.seeps import DRY_BELOW_MM, SeepsSums, is_scored, seeps
+from credit.verify.sums import REGIONS
+from tests.unit.verify.ensembles import CELLS, CHANNELS, MEANS, WEIGHTS
+
+CASES = 4
+SHAPE = (len(CHANNELS), CELLS)
+
+
+def _fields() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return forecast and truth (K, C, N), probability of dry and threshold of heavy (C, N)."""
+    rng = np.random.default_rng(0)
+    forecast, truth = np.maximum(rng.gamma(0.6, 5.0, (2, CASES, *SHAPE)) - 0.5, 0.0)
+    truth[:, :, :3] = DRY_BELOW_MM  # wet
+    return forecast, truth, rng.uniform(0.02, 0.98, SHAPE), rng.uniform(1.0, 6.0, SHAPE)
+
+
+def _sums(which: range) -> AddableSums:
+    forecast, truth, dry, heavy = _fields()
+    sums = SeepsSums.zeros(1, len(CHANNELS))
+    for case in which:
+        sums.add(0, MEANS, forecast[case] * MEANS.valid_CN, truth[case] * MEANS.valid_CN, dry, heavy)
+    return sums
+
+
+def test_the_library_agrees() -> None:
+    scores = pytest.importorskip("scores")
+    names = ("case", "channel", "cell")
+    forecast, truth, dry, heavy = _fields()
+    limits = [xr.DataArray(values, dims=names[1:]) for values in (dry, heavy)]
+    penalties = scores.categorical.seeps(
+        xr.DataArray(forecast, dims=names),
+        xr.DataArray(truth, dims=names),
+        *limits,
+        dry_light_threshold=np.nextafter(DRY_BELOW_MM, 0),  # the library's dry includes its limit
+        preserve_dims="all",
+    )
+    ours = seeps(forecast, truth, dry, heavy)
+    assert 0.1 < np.isnan(ours).mean() < 0.4
+    np.testing.assert_allclose(ours, penalties, rtol=1e-12)
+    valid = xr.DataArray(MEANS.valid_CN, dims=names[1:])
+    score = penalties.where(valid).weighted(WEIGHTS).mean(["case", "cell"]).transpose("channel", "region")
+    np.testing.assert_allclose(_sums(range(CASES)).metrics()["seeps"][0], score, rtol=1e-9)
+
+
+@pytest.mark.parametrize("dry", [0.1, 0.3, 0.5, 0.85])
+def test_it_is_equitable(dry: float) -> None:
+    """Exact expectations over the climatology: 1 of each constant forecast and of one drawn from it, 0 if perfect."""
+    amounts = np.array([0.0, 1.0, 9.0])
+    probabilities = np.array([dry, (1 - dry) * 2 / 3, (1 - dry) / 3])
+    penalty = seeps(amounts[:, None], amounts, np.full((3, 3), dry), np.full((3, 3), 5.0))
+    assert np.diag(penalty).tolist() == [0, 0, 0]
+    np.testing.assert_allclose(penalty @ probabilities, 1, rtol=1e-12)
+    np.testing.assert_allclose(probabilities @ penalty @ probabilities, 1, rtol=1e-12)
+
+
+def test_the_matrix_of_an_even_climate() -> None:
+    """p1 = 2/5, p3 = 1/5; rows are forecasts: half of 1/p1 = 5/2, 1/(1-p1) = 5/3, 1/p3 = 5, 1/(1-p3) = 5/4."""
+    amounts = np.array([0.0, 1.0, 9.0])
+    expected = np.array([[0, 5 / 3, 5 / 3 + 5], [5 / 2, 0, 5], [5 / 2 + 5 / 4, 5 / 4, 0]]) / 2
+    np.testing.assert_allclose(seeps(amounts[:, None], amounts, np.full(3, 0.4), np.full(3, 5.0)), expected)
+
+
+def test_limits_of_the_categories_and_of_the_climates() -> None:
+    assert is_scored(np.array([0.0999, 0.1, 0.85, 0.8501, np.nan])).tolist() == [False, True, True, False, False]
+    just_dry = np.nextafter(DRY_BELOW_MM, 0)
+    one = np.ones(2)
+    assert (seeps(np.array([DRY_BELOW_MM, 5.0]), 1.0 * one, 0.5 * one, 5 * one) == 0).all()
+    assert (seeps(np.array([just_dry, np.nextafter(5.0, 6)]), 1.0 * one, 0.5 * one, 5 * one) > 0).all()
+
+
+def test_what_is_missing_is_not_dry() -> None:
+    values = [np.full(4, value) for value in (1.0, 1.0, 0.5, 5.0)]
+    for number, value in enumerate(values):
+        value[number] = np.nan
+    assert np.isnan(seeps(*values)).all()
+
+
+def test_sums_add_up_and_a_region_without_such_a_climate_has_no_score() -> None:
+    whole, parts = _sums(range(CASES)), _sums(range(1)) + _sums(range(1, CASES))
+    np.testing.assert_allclose(parts.metrics()["seeps"], whole.metrics()["seeps"], rtol=1e-12)
+    sums = SeepsSums.zeros(1, len(CHANNELS))
+    rows = np.repeat(np.arange(8), 16)
+    dry = np.where(rows < 4, 0.95, 0.5) * np.ones(SHAPE)
+    sums.add(0, MEANS, np.zeros(SHAPE), np.ones(SHAPE), dry, np.full(SHAPE, 5.0))
+    score = sums.metrics()["seeps"][0]
+    assert np.isnan(score[:, REGIONS.index("extratropics_north")]).all()
+    # light rain called dry: half of 1 / (1 - p1)
+    np.testing.assert_allclose(score[:, REGIONS.index("global")], 1.0)
