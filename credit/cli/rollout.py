@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from credit.parallel.launch import Launch
     from credit.parallel.mesh import RunMesh
     from credit.train.assemble import Forecaster
+
+logger = logging.getLogger(__name__)
 
 HELP = """Forecast from the initial times of inference.initial_times with the checkpoint inference.checkpoint.
 
@@ -57,8 +60,8 @@ def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -
 
     from credit.forecast.background import BackgroundWriter
     from credit.forecast.ensemble import build_perturbation, lag_minutes
-    from credit.forecast.initial_times import choose_initial_times, choose_leads
-    from credit.forecast.run import deal_starts, forecast
+    from credit.forecast.initial_times import choose_initial_times, choose_leads, group
+    from credit.forecast.run import forecast, starts_of
     from credit.train.assemble import assemble_forecaster, open_fields
 
     reader, splits = open_fields(config)
@@ -67,20 +70,27 @@ def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -
     initial = choose_initial_times(conf, reader.times, reader.clock, splits["test"], step, history)
     leads = choose_leads(conf, step)
     writer = _open_writer(config, made, reader, initial, leads)
-    mine = _share(initial, part, launch, mesh)
-    todo = _agree([minutes for minutes in mine if not writer.is_complete(minutes)], launch, mesh)
     members = 1 if conf.ensemble is None else conf.ensemble.members
-    starts = deal_starts(todo, members, lag_minutes(conf.ensemble, step))
-    batches = [starts[first : first + conf.batch_size] for first in range(0, len(starts), conf.batch_size)]
+    groups = _share(group(initial, members, conf.batch_size), part, launch, mesh)
+    mine = [minutes for own in groups for minutes in own]
+    todo = _agree([minutes for minutes in mine if not writer.is_complete(minutes)], launch, mesh)
+    batches = [
+        starts[first : first + conf.batch_size]
+        for starts in (starts_of(own, members, lag_minutes(conf.ensemble, step)) for own in groups)
+        for first in range(0, len(starts), conf.batch_size)
+    ]
+    batches = [batch for batch in batches if any(start.initial in todo for start in batch)]
     # sharded weights are gathered by all ranks, so one that has no more to do takes part in the others' forecasts
-    idle = [deal_starts(initial[:1], 1)] * (_most(len(batches), mesh) - len(batches))
+    idle = [starts_of(initial[:1])] * (_most(len(batches), mesh) - len(batches))
     numbers = {lead: number for number, lead in enumerate(leads)}
-    with BackgroundWriter(writer, numbers, step, str(made.path)) as background:
+    with BackgroundWriter(writer, numbers, step, str(made.path), todo) as background:
         perturb = None
         if conf.ensemble is not None:
             reading, grid = background.reading, made.assets.grid
             perturb = build_perturbation(conf.ensemble, made.stepper, made.frames, grid, step, history, reading)
-        with tqdm(total=len(starts), desc="forecasting", unit="start", disable=True if launch.rank else None) as bar:
+        with tqdm(
+            total=sum(map(len, batches)), desc="forecasting", unit="start", disable=True if launch.rank else None
+        ) as bar:
             for number, batch in enumerate([*batches, *idle]):
                 steps = (leads[-1] + max(start.initial - start.analysis for start in batch)) // step
                 outputs = forecast(made.stepper, made.frames, batch, steps, step, history, perturb, background.reading)
@@ -128,14 +138,18 @@ def _open_writer(
     )
 
 
-def _share(initial: list[int], part: str | None, launch: Launch, mesh: RunMesh) -> list[int]:
-    """Return this rank's initial times: of an array job's part, dealt to ranks, or to groups that share forecasts."""
+def _share(groups: list[list[int]], part: str | None, launch: Launch, mesh: RunMesh) -> list[list[int]]:
+    """Return this rank's groups of initial times: of an array job's part, dealt to ranks or to their groups."""
     from credit.forecast.initial_times import deal, take_part
 
-    mine = take_part(initial, part) if part else initial
-    if mesh.device_mesh is None:
-        return deal(mine, launch.rank, launch.world)
-    return deal(mine, mesh.data_rank, mesh.data_ranks)
+    mine = take_part(groups, part) if part else groups
+    rank, ranks = (launch.rank, launch.world) if mesh.device_mesh is None else (mesh.data_rank, mesh.data_ranks)
+    if launch.is_main and len(mine) < ranks:
+        logger.warning(
+            "%d of %d ranks have nothing to do: inference.batch_size makes %d batches of initial times; lower it",
+            ranks - len(mine), ranks, len(mine),
+        )  # fmt: skip
+    return deal(mine, rank, ranks)
 
 
 def _agree(todo: list[int], launch: Launch, mesh: RunMesh) -> list[int]:

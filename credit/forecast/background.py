@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
 
 import numpy as np
@@ -28,14 +28,23 @@ class BackgroundWriter:
         numbers: lead time in minutes -> its number in the files; other steps are not kept.
         step_minutes: of the model.
         origin: how to call the forecasts in messages.
+        wanted: initial times to write; others may be in a batch, too.
 
     Attributes:
         reading: to be held while source files are read, as netCDF's library is not safe for two threads.
     """
 
-    def __init__(self, writer: ForecastWriter, numbers: Mapping[int, int], step_minutes: int, origin: str) -> None:
+    def __init__(
+        self,
+        writer: ForecastWriter,
+        numbers: Mapping[int, int],
+        step_minutes: int,
+        origin: str,
+        wanted: Collection[int],
+    ) -> None:
         self.reading = threading.Lock()
         self._writer, self._numbers, self._step, self._origin = writer, numbers, step_minutes, origin
+        self._wanted = frozenset(wanted)
         self._queue: queue.Queue[tuple[list[tuple[int, int, Start]], Tensor, torch.cuda.Event | None] | None]
         self._queue = queue.Queue(_WAITING)
         self._error: BaseException | None = None
@@ -45,7 +54,7 @@ class BackgroundWriter:
         """Take a step's output (B, C_out, H, W) in physical units; waits where the disk is behind.
 
         Args:
-            starts: of the batch; those after the last row are left out.
+            starts: of the batch.
             step: number from 1, counted from the analyses.
             output: on any device; not changed afterwards.
 
@@ -56,7 +65,7 @@ class BackgroundWriter:
         kept = []
         for row, start in enumerate(starts):
             lead = start.analysis + step * self._step - start.initial
-            if lead in self._numbers:
+            if start.initial in self._wanted and lead in self._numbers:
                 kept.append((row, self._numbers[lead], start))
         if kept:
             self._queue.put((kept, *_to_host(output)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from credit.config.schema_forecast import InferenceConfig, InitialTimesConfig
 from credit.data.splits import Split, initial_times
 from credit.errors import ConfigError, DataError
 from credit.times import Clock, format_duration, parse_duration
+
+T = TypeVar("T")
 
 
 def choose_initial_times(
@@ -53,7 +56,17 @@ def choose_initial_times(
     return chosen
 
 
-def take_part(chosen: Sequence[int], part: str) -> list[int]:
+def group(chosen: Sequence[int], members: int, batch_size: int) -> list[list[int]]:
+    """Return groups of initial times of which each fills a batch of starts, or is one time with several batches.
+
+    Groups are what ranks and jobs share, so that batches, and with them the rounding of every forecast, do not depend
+    on how many there are.
+    """
+    size = max(1, batch_size // members)
+    return [list(chosen[first : first + size]) for first in range(0, len(chosen), size)]
+
+
+def take_part(chosen: Sequence[T], part: str) -> list[T]:
     """Return the I-th of N parts, written ``I/N``; the N parts are exactly `chosen`, and none is longer by two.
 
     Raises:
@@ -65,8 +78,8 @@ def take_part(chosen: Sequence[int], part: str) -> list[int]:
     return deal(chosen, int(match[1]) - 1, int(match[2]))
 
 
-def deal(chosen: Sequence[int], rank: int, ranks: int) -> list[int]:
-    """Return what falls to `rank`: each time to exactly one of the ranks, to none two more than to another."""
+def deal(chosen: Sequence[T], rank: int, ranks: int) -> list[T]:
+    """Return what falls to `rank`: each to exactly one of the ranks, to none two more than to another."""
     return list(chosen[rank::ranks])
 
 

@@ -29,7 +29,7 @@ class Start:
     analysis: int
 
 
-def deal_starts(initial: Sequence[int], members: int = 1, lag_minutes: int = 0) -> list[Start]:
+def starts_of(initial: Sequence[int], members: int = 1, lag_minutes: int = 0) -> list[Start]:
     """Return the starts of all members, those of one initial time side by side; member m starts m lags before."""
     return [Start(t, m, t - m * lag_minutes) for t in initial for m in range(members)]
 

@@ -10,7 +10,7 @@ from torch import nn
 from credit.config.schema_forecast import EnsembleConfig, PerturbationConfig
 from credit.errors import ConfigError
 from credit.forecast.ensemble import build_perturbation, describe_ensemble, enable_dropout, lag_minutes
-from credit.forecast.run import Start, deal_starts, forecast
+from credit.forecast.run import Start, forecast, starts_of
 from credit.forecast.step import Stepper
 from credit.grid import LatLonGrid
 from credit.models import build_model
@@ -59,7 +59,7 @@ def states(conf: EnsembleConfig, starts: list[Start], model: nn.Module | None = 
 @pytest.mark.parametrize("kind", ["gaussian", "correlated"])
 def test_noise_has_the_amplitude_that_is_asked_for(kind: str) -> None:
     conf = EnsembleConfig(members=61, perturbation=PerturbationConfig(kind=kind, amplitude=0.5, length=2000))
-    moved = states(conf, deal_starts([0], 61))
+    moved = states(conf, starts_of([0], 61))
     assert np.abs(moved[0]).max() < 1e-5, "the control starts from the analysis"
     expected = 0.5 * np.array(TENDENCY[:2])
     # 30 independent fields, of which the correlated ones have some dozens of degrees of freedom each
@@ -72,7 +72,7 @@ def test_noise_has_the_amplitude_that_is_asked_for(kind: str) -> None:
 
 def test_a_member_does_not_depend_on_its_batch() -> None:
     conf = EnsembleConfig(members=4, perturbation=PerturbationConfig(), control=False)
-    starts = deal_starts([0, 1440], 4)
+    starts = starts_of([0, 1440], 4)
     together = states(conf, starts)
     apart = np.concatenate([states(conf, [start]) for start in reversed(starts)])[::-1]
     np.testing.assert_array_equal(together, apart)
@@ -83,7 +83,7 @@ def test_a_member_does_not_depend_on_its_batch() -> None:
 
 def test_minimum_holds() -> None:
     conf = EnsembleConfig(members=3, perturbation=PerturbationConfig(kind="gaussian", amplitude=3.0))
-    moved = states(conf, deal_starts([0], 3), minimum=[9.9, -torch.inf, -torch.inf])
+    moved = states(conf, starts_of([0], 3), minimum=[9.9, -torch.inf, -torch.inf])
     assert moved[:, 0].min() == pytest.approx(-0.1, abs=1e-5) and moved[:, 0].max() > 0.5
 
 
@@ -91,7 +91,7 @@ def test_bred_vectors_are_what_grows() -> None:
     """After five cycles of two steps the faster channel is ahead by 4 to the power of 10; the size is the amplitude."""
     chosen = PerturbationConfig(kind="bred", amplitude=0.2, cycles=5, cycle="12h")
     moved = (
-        states(EnsembleConfig(members=3, perturbation=chosen), deal_starts([0], 3))[1:]
+        states(EnsembleConfig(members=3, perturbation=chosen), starts_of([0], 3))[1:]
         / np.array(TENDENCY[:2])[:, None, None]
     )
     area = GRID.area_weights() / GRID.area_weights().sum()
@@ -102,7 +102,7 @@ def test_bred_vectors_are_what_grows() -> None:
 
 
 def test_lagged_members_start_earlier_and_are_valid_at_the_same_time() -> None:
-    starts = deal_starts([1440], 3, lag_minutes=720)
+    starts = starts_of([1440], 3, lag_minutes=720)
     assert [start.analysis for start in starts] == [1440, 720, 0]
 
     class Clockwork(Still):

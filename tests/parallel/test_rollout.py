@@ -1,0 +1,86 @@
+"""credit_rollout on several ranks: the files of one process, whoever shares what, and after a kill."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from credit.cli.main import main
+from credit.forecast.archive import open_forecasts
+from tests.parallel.grid import REPOSITORY, launch
+from tests.smoke.conftest import world
+
+pytestmark = pytest.mark.slow
+
+# three initial times, so that two ranks have unequal shares, and batches that cut through ensembles
+FORECASTS = (
+    "inference.initial_times=[2000-02-09T00:00, 2000-02-10T06:00, 2000-02-12T00:00]", "inference.lead_time=36h",
+    "inference.batch_size=2", "inference.ensemble={members: 3, perturbation: {kind: correlated}}",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def forecast(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model and the forecasts of one process in ``one``."""
+    folder = world(tmp_path_factory.mktemp("rollout"))
+    assert main(["train", str(folder / "config.yml"), "trainer.max_steps=2"]) == 0
+    assert main(["rollout", str(folder / "config.yml"), *FORECASTS, "inference.folder=one"]) == 0
+    return folder
+
+
+def on_two_ranks(folder: Path, name: str, *overrides: str) -> str:
+    arguments = ["rollout", str(folder / "config.yml"), *FORECASTS, f"inference.folder={name}", *overrides]
+    return launch("credit.cli.main", 2, *arguments)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_many_ranks_write_what_one_process_writes(forecast: Path) -> None:
+    run = forecast / "run"
+    said = on_two_ranks(forecast, "dealt")
+    assert "rank 0: 2 forecasts written" in said and "rank 1: 1 forecasts written" in said
+    assert contents(run / "dealt") == contents(run / "one")
+    one = open_forecasts(run / "one")
+    for name, overrides in {
+        "split": ("inference.parallelism.tensor=2",),
+        "sharded": ("inference.parallelism.shard=true", "inference.format=zarr"),
+    }.items():
+        on_two_ranks(forecast, name, *overrides)
+        many = open_forecasts(run / name)
+        assert many.initial_minutes.tolist() == one.initial_minutes.tolist()
+        order = [many.channel_names.index(channel) for channel in one.channel_names]
+        for initial in one.initial_minutes.tolist():
+            for number in range(len(one.lead_minutes)):
+                expected, read = one.read_members(initial, number), many.read_members(initial, number)[:, order]
+                scale = np.abs(expected).max(axis=(0, 2, 3), keepdims=True)
+                assert (np.abs(read - expected) / scale).max() < 1e-5, f"{name} {initial} {number}"
+
+
+def test_killed_and_started_again_gives_the_same_files(forecast: Path) -> None:
+    run = forecast / "run"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m",
+               "credit.cli.main", "rollout", str(forecast / "config.yml"), *FORECASTS,
+               "inference.folder=killed"]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as process:
+        deadline = time.monotonic() + 120
+        while not list((run / "killed").glob("*")) and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.005)
+        os.killpg(process.pid, signal.SIGKILL)
+    whole = contents(run / "one")
+    left = {name: found for name, found in contents(run / "killed").items() if name.endswith(".nc")}
+    assert left.items() <= whole.items(), "a file that has its name is whole"
+    on_two_ranks(forecast, "killed")
+    assert {name: found for name, found in contents(run / "killed").items() if name.endswith(".nc")} == whole
+    assert not list((run / "killed").glob("*.part"))
