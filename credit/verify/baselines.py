@@ -50,7 +50,7 @@ def fit_damping(
         climatology: what anomalies are taken from.
         train: the period; both ends of a pair lie in it.
         leads: (L,) lead times in minutes.
-        means: area weights and masks.
+        means: area weights of the globe alone, and masks.
 
     Returns:
         (L, C) float64, pooled over cells and times; 0, which is climatology, where the period has no pair of times.
