@@ -1,6 +1,6 @@
 """Figures of a verification, as PNG files. Colours are Okabe and Ito's, safe for the colour-blind.
 
-Nothing outside this file imports matplotlib, so that commands that draw nothing start fast.
+Nothing but this file and plots_scores.py imports matplotlib, so that commands that draw nothing start fast.
 """
 
 from __future__ import annotations
@@ -21,15 +21,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from credit.errors import CreditError
 from credit.grid import LatLonGrid
 from credit.times import Clock
-from credit.verify.table import ScoreTable
 
-_STYLES = {
-    "model": {"color": "#0072B2", "linewidth": 2.2, "marker": "o", "markersize": 3.5, "zorder": 5},
-    "persistence": {"color": "#D55E00", "linewidth": 1.4, "linestyle": "--"},
-    "damped_persistence": {"color": "#E69F00", "linewidth": 1.6, "linestyle": "-."},
-    "climatology": {"color": "#555555", "linewidth": 1.4, "linestyle": ":"},
-}
-_OTHER_COLOURS = ("#009E73", "#CC79A7", "#56B4E9")
 _STYLE = {
     "font.size": 9.5,
     "axes.titlesize": 10.5,
@@ -44,7 +36,7 @@ _STYLE = {
     "axes.formatter.limits": (-4, 5),
 }
 _DPI = 150
-_LEAST_WIDTH = 6.4  # inches; what the legend needs
+LEAST_WIDTH = 6.4  # inches; what the legend needs
 
 
 @dataclass(frozen=True)
@@ -95,35 +87,6 @@ def label(name: str) -> str:
     return name.replace("_", " ").capitalize()
 
 
-def skill_curves(table: ScoreTable, channels: Sequence[str]) -> Figure:
-    """RMSE (top) and anomaly correlation (bottom) by lead time, a column a channel."""
-    figure = _figure(max(2.9 * len(channels) + 0.6, _LEAST_WIDTH), 5.4)
-    axes = figure.subplots(2, len(channels), sharex=True, squeeze=False)
-    unit, hours = ("days", 24.0) if table.lead_hours[-1] > 48 else ("hours", 1.0)
-    leads = np.array(table.lead_hours) / hours
-    others = iter(_OTHER_COLOURS * len(table.forecasts))
-    styles = {name: _STYLES.get(name) or {"color": next(others), "linewidth": 1.8} for name in table.forecasts}
-    for column, channel in enumerate(channels):
-        for row, metric in enumerate(("rmse", "acc")):
-            axis = axes[row, column]
-            for name in table.forecasts:
-                curve = table.curve(name, channel, metric)
-                if np.isfinite(curve).any():
-                    axis.plot(leads, curve, label=label(name), **styles[name])
-            axis.set_xlim(0, leads[-1] * 1.02)
-        axes[0, column].set_title(channel)
-        axes[0, column].set_ylim(bottom=0)
-        axes[0, column].set_ylabel(f"RMSE ({pretty_units(table.units(channel))})")
-        low = np.nanmin([0.55, *(np.nanmin(line.get_ydata()) for line in axes[1, column].lines)])
-        axes[1, column].set_ylim(low, 1.005)
-        axes[1, column].set_ylabel("Anomaly correlation")
-        axes[1, column].set_xlabel(f"Lead time ({unit})")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-    figure.suptitle(f"Global scores of {table.n_cases} forecasts from {table.dataset.attrs['initial_times']}")
-    return figure
-
-
 def maps(
     channel: str, units: str, pairs: Mapping[int, tuple[np.ndarray, np.ndarray]], initial: int, clock: Clock,
     background: Background,
@@ -133,7 +96,7 @@ def maps(
     low, high = _limits([field for pair in pairs.values() for field in pair])
     errors = {lead: forecast - truth for lead, (truth, forecast) in pairs.items()}
     widest = max(np.nanpercentile(np.abs(error), 99.5) for error in errors.values()) or 1.0
-    figure = _figure(11.0, 2.05 * len(pairs) + 1.15)
+    figure = new_figure(11.0, 2.05 * len(pairs) + 1.15)
     axes = figure.subplots(len(pairs), 3, squeeze=False, sharex=True, sharey=True)
     area = background.grid.area_weights()
     for row, (lead, (truth, forecast)) in enumerate(pairs.items()):
@@ -165,7 +128,7 @@ def spectra(
     channels = [name for name in units if any(channel == name for channel, _ in powers)]
     leads = sorted({lead for _, lead in powers})
     shades = colormaps["viridis"](np.linspace(0.1, 0.75, len(leads)))
-    figure = _figure(max(2.9 * len(channels) + 0.6, _LEAST_WIDTH), 5.2)
+    figure = new_figure(max(2.9 * len(channels) + 0.6, LEAST_WIDTH), 5.2)
     axes = figure.subplots(2, len(channels), sharex=True, squeeze=False, height_ratios=[2, 1])
     for column, channel in enumerate(channels):
         upper, lower = axes[:, column]
@@ -194,7 +157,7 @@ def spectra(
 
 def loss_curve(train: Sequence[tuple[int, float]], valid: Sequence[tuple[int, float]]) -> Figure:
     """Training and validation loss by optimizer step; each is a list of (step, loss)."""
-    figure = _figure(6.4, 3.4)
+    figure = new_figure(6.4, 3.4)
     axis = figure.subplots()
     steps, losses = np.array(train, dtype=np.float64).T
     axis.plot(steps, losses, color="#56B4E9", linewidth=0.8, alpha=0.6, label="Training, each step")
@@ -225,7 +188,7 @@ def loss_curve(train: Sequence[tuple[int, float]], valid: Sequence[tuple[int, fl
 
 def portrait(field: np.ndarray, values: np.ndarray, background: Background, units: str) -> Figure:
     """A field (H, W) as a map, and how often each of `values` occurs, with a logarithmic count."""
-    figure = _figure(9.6, 2.9)
+    figure = new_figure(9.6, 2.9)
     left, right = figure.subplots(1, 2, width_ratios=[5, 3])
     mesh = _draw_map(left, field, background, "viridis", *_limits([field]))
     figure.colorbar(mesh, ax=left, shrink=0.9, pad=0.02)
@@ -235,7 +198,8 @@ def portrait(field: np.ndarray, values: np.ndarray, background: Background, unit
     return figure
 
 
-def _figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure, sizes in inches."""
     figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
     figure.get_layout_engine().set(w_pad=0.07, h_pad=0.06)
     return figure

@@ -289,7 +289,7 @@ class _Scorer:
         return {
             "title": f"Scores of {self._config.experiment}",
             "n_cases": len(cases),
-            "initial_times": f"{first} to {last} UTC".replace("T", " "),
+            "initial_times": f"{first} to {last}".replace("T", " ") + " UTC",
             "first_case": first,
             "last_case": last,
             "initial_hours": " ".join(hours),

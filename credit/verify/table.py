@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Iterator
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -88,48 +89,39 @@ class ScoreTable:
         place = number, self.seasons.index(ALL), self.channels.index(channel)
         return self.dataset[what].values[(*place, slice(None), self.regions.index(region))]
 
-    def skill(self, channel: str, lead_hours: float, region: str = "global") -> float:
+    def skill(self, channel: str, lead_hours: float, region: str = "global", season: str = ALL) -> float:
         """Return the model's RMSE over that of the best baseline; below 1 is better than all of them."""
-        best = min(self.value(name, channel, lead_hours, region=region) for name in BASELINES)
-        model = self.value("model", channel, lead_hours, region=region)
+        best = min(self.value(name, channel, lead_hours, "rmse", region, season) for name in BASELINES)
+        model = self.value("model", channel, lead_hours, "rmse", region, season)
         return model / best if best > 0 else float("nan")
 
-    def rows(self) -> Iterator[dict[str, object]]:
-        """Yield the rows of scores.csv; scores that do not exist have none."""
+    def rows(self) -> Iterator[tuple]:
+        """Yield the rows of scores.csv, as `COLUMNS`; scores that do not exist have none."""
         for metric in METRICS:
             yield from self._rows_of(metric, metric, "")
         if WIND in self.dataset:
             for metric, name in WIND_METRICS.items():
                 yield from self._rows_of(metric, name, "wind_")
 
-    def _rows_of(self, metric: str, name: str, prefix: str) -> Iterator[dict[str, object]]:
+    def _rows_of(self, metric: str, name: str, prefix: str) -> Iterator[tuple]:
         data = self.dataset
-        columns = (data[prefix + label].values.tolist() for label in ("variable", "level", "units"))
-        labels = list(zip(*columns, strict=True))
-        values, cases, blocks = data[name].values, data["n_cases"].values, data["n_blocks"].values
-        ends = [data[name + end].values for end in ENDS] if metric in WITH_INTERVAL else None
-        facts = {key: data.attrs[key] for key in FACTS}
-        for place in np.argwhere(~np.isnan(values)):
-            f, s, c, number, r = place
-            variable, level, units = labels[c]
-            low, high = ("", "") if ends is None else (_number(end[tuple(place)]) for end in ends)
-            yield {
-                "forecast": self.forecasts[f],
-                "variable": variable,
-                "level": "" if np.isnan(level) else f"{level:g}",
-                "level_units": "" if np.isnan(level) else data.attrs["level_units"],
-                "region": self.regions[r],
-                "season": self.seasons[s],
-                "lead_hours": f"{self.lead_hours[number]:g}",
-                "metric": name,
-                "value": _number(values[tuple(place)]),
-                "units": "1" if metric in _PURE_NUMBERS else units,
-                "n_cases": cases[s],
-                "low": low,
-                "high": high,
-                "n_blocks": blocks[s, number],
-                **facts,
-            }
+        labels, columns = [], (data[prefix + label].values.tolist() for label in ("variable", "level", "units"))
+        for variable, level, units in zip(*columns, strict=True):
+            where = ("", "") if np.isnan(level) else (f"{level:g}", data.attrs["level_units"])
+            labels.append(((variable, *where), "1" if metric in _PURE_NUMBERS else units))
+        hours = [f"{lead:g}" for lead in self.lead_hours]
+        cases, blocks = data["n_cases"].values.tolist(), data["n_blocks"].values.tolist()
+        facts = tuple(data.attrs[key] for key in FACTS)
+        values = data[name].values
+        known = ~np.isnan(values)
+        ends = [data[name + end].values[known].tolist() if metric in WITH_INTERVAL else repeat(np.nan) for end in ENDS]
+        places = zip(*(index.tolist() for index in np.nonzero(known)), strict=True)
+        for (f, s, c, lead, r), value, low, high in zip(places, values[known].tolist(), *ends, strict=False):
+            label, units = labels[c]
+            yield (
+                self.forecasts[f], *label, self.regions[r], self.seasons[s], hours[lead], name, _number(value), units,
+                cases[s], _number(low), _number(high), blocks[s][lead], *facts,
+            )  # fmt: skip
 
     def write(self, folder: Path) -> None:
         """Write ``scores.nc`` and ``scores.csv``, each replaced whole.
@@ -143,8 +135,8 @@ class ScoreTable:
             os.replace(beside, folder / "scores.nc")
             beside = folder / ".scores.csv.part"
             with open(beside, "w", newline="", encoding="utf-8") as handle:
-                writer = csv.DictWriter(handle, COLUMNS)
-                writer.writeheader()
+                writer = csv.writer(handle)
+                writer.writerow(COLUMNS)
                 writer.writerows(self.rows())
             os.replace(beside, folder / "scores.csv")
         except (OSError, RuntimeError) as error:
@@ -173,18 +165,21 @@ class ScoreTable:
                 independent = "-" if np.isnan(n_eff[place]) else f"{n_eff[place]:.0f}"
                 ratio = f"{self.skill(channel, hours):6.2f}{star} {independent:>6s}"
                 lines.append(f"{head} {f'{hours:g} h':>6s} {numbers} {ratio}")
-        return "\n".join([*lines, self.explain_stars()])
+        return "\n".join([*lines, self.explain_significance()])
 
-    def explain_stars(self) -> str:
-        """Return what stars and n_eff mean, and why there may be none."""
+    def explain_significance(self) -> str:
+        """Return what n_eff and stars mean, and why there may be no stars."""
         fewest, most = min(self.n_blocks), max(self.n_blocks)
-        made = f"{most}" if fewest == most else f"{most} (first lead) to {fewest} (last)"
-        text = f"The initial times make {made} blocks of at least 5 days and of the lead time and 2 days more. "
+        made = f"{most}" if fewest == most else f"{most} (first lead) to {fewest} (last lead)"
+        text = (
+            "n_eff: how many independent cases would tell as much about the difference of squared errors. The initial "
+            f"times make {made} blocks, each of at least 5 days and of the lead time and 2 days more. "
+        )
         if most < ENOUGH_BLOCKS:
-            return text + f"Fewer than {ENOUGH_BLOCKS} cannot tell a difference from chance, so nothing has a star."
-        few = f"; leads with fewer than {ENOUGH_BLOCKS} have none" if fewest < ENOUGH_BLOCKS else ""
-        return text + f"*: the difference is no chance (false discovery rate 5 % over the scorecard){few}."
+            return text + f"That is fewer than {ENOUGH_BLOCKS}, so no difference is called significant."
+        few = f"; lead times with fewer than {ENOUGH_BLOCKS} blocks are left out" if fewest < ENOUGH_BLOCKS else ""
+        return text + f"A star or hatching: significant, with a false discovery rate of 5 % over the scorecard{few}."
 
 
 def _number(value: float) -> str:
-    return "" if np.isnan(value) else f"{value:.8g}"
+    return "" if value != value else f"{value:.8g}"

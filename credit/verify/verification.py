@@ -11,6 +11,8 @@ import numpy as np
 from credit.config import Config
 from credit.errors import CreditError
 from credit.forecast.archive import ForecastArchive
+from credit.verify.blocks import LEAST_BLOCKS
+from credit.verify.comparison import BEST_BASELINE
 from credit.verify.facts import read_training_log
 from credit.verify.scoring import Verification, score_forecasts
 from credit.verify.table import ScoreTable
@@ -52,16 +54,25 @@ def verify(config: Config, reader: FieldReader, archive: ForecastArchive, save_l
 
 def _draw(found: Verification, reader: FieldReader, folder: Path) -> list[tuple[str, Path]]:
     """Draw every figure; return (caption, path) in the order of the report."""
-    from credit.verify import plots
+    from credit.verify import plots, plots_scores
 
     table, figures = found.table, folder / "figures"
     units = {name: table.units(name) for name in found.figure_channels}
     drawn = [
         (
-            "Root-mean-square error and anomaly correlation by lead time.",
-            plots.draw(figures / "skill.png", plots.skill_curves, table, found.figure_channels),
+            "Root-mean-square error and anomaly correlation by lead time. Shaded: 95 % intervals, by resampling of "
+            f"blocks of days; a lead time with fewer than {LEAST_BLOCKS} blocks has none.",
+            plots.draw(figures / "skill.png", plots_scores.skill_curves, table, found.figure_channels),
         )
     ]
+    for number, reference in enumerate(table.dataset["reference"].values.tolist()):
+        path = figures / ("scorecard.png" if number == 0 else f"scorecard_{number}.png")
+        against = "the best of the three baselines" if reference == BEST_BASELINE else reference
+        caption = (
+            f"Scorecard: RMSE of the model against {against}, by channel and lead time; blue is better. "
+            f"{table.explain_significance()}"
+        )
+        drawn.append((caption, plots.draw(path, plots_scores.scorecard, table, reference)))
     background = plots.Background(reader.grid, land_fraction(reader))
     for name in found.figure_channels:
         pairs = {lead: found.maps[name, lead] for lead in found.figure_leads}
