@@ -77,7 +77,7 @@ class VerificationConfig(Section):
     def _regions_exist(self) -> VerificationConfig:
         for name in self.regions:
             if name not in REGIONS:
-                raise ValueError(f'regions: "{name}" is not known{did_you_mean(name, REGIONS)}; for others use boxes')
+                raise ValueError(f'regions: "{name}" is not known; your own go into boxes{did_you_mean(name, REGIONS)}')
         if "global" not in self.regions or len(set(self.regions)) < len(self.regions):
             raise ValueError("regions: must have global, which the report shows, and each once")
         for name in self.boxes:

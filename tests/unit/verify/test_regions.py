@@ -65,7 +65,7 @@ def test_a_region_without_a_cell_is_named() -> None:
 @pytest.mark.parametrize(
     ("raw", "says"),
     [
-        ({"regions": ["global", "europ"]}, '"europ" is not known; did you mean "europe"'),
+        ({"regions": ["global", "europ"]}, '"europ" is not known; your own go into boxes; did you mean "europe"'),
         ({"regions": ["europe"]}, "must have global"),
         ({"regions": ["global", "europe", "europe"]}, "each once"),
         ({"boxes": {"arctic": {"lat": [70, 90]}}}, '"arctic" is the name of one of the regions'),
