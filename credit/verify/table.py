@@ -168,13 +168,15 @@ class ScoreTable:
         return "\n".join([*lines, self.explain_significance()])
 
     def explain_significance(self) -> str:
-        """Return what n_eff and stars mean, and why there may be no stars."""
+        """Return how many blocks and independent cases there are, what stars mean, and why there may be none."""
         fewest, most = min(self.n_blocks), max(self.n_blocks)
         made = f"{most}" if fewest == most else f"{most} (first lead) to {fewest} (last lead)"
-        text = (
-            "n_eff: how many independent cases would tell as much about the difference of squared errors. The initial "
-            f"times make {made} blocks, each of at least 5 days and of the lead time and 2 days more. "
-        )
+        text = f"The initial times make {made} blocks, each of at least 5 days and of the lead time and 2 days more"
+        n_eff = self.dataset["n_eff"].sel(reference=BEST_BASELINE, season=ALL, region="global").values
+        if np.isfinite(n_eff).any():
+            text += f"; for the global differences they are worth {np.nanmin(n_eff):.0f} to {np.nanmax(n_eff):.0f} "
+            text += "independent cases (n_eff)"
+        text += ". "
         if most < ENOUGH_BLOCKS:
             return text + f"That is fewer than {ENOUGH_BLOCKS}, so no difference is called significant."
         few = f"; lead times with fewer than {ENOUGH_BLOCKS} blocks are left out" if fewest < ENOUGH_BLOCKS else ""
