@@ -9,6 +9,8 @@ from pydantic import Field, model_validator
 from credit.config.base import Section
 from credit.config.schema_data import Duration
 from credit.config.schema_model import HyperdiffusionConfig
+from credit.config.schema_regions import DEFAULT_REGIONS, REGIONS, BoxConfig
+from credit.errors import did_you_mean
 
 
 class InitialTimesConfig(Section):
@@ -136,3 +138,17 @@ class VerificationConfig(Section):
     )
     figure_leads: list[Duration] = Field(["24h", "72h"], description="Lead times of the maps and spectra.")
     other_forecasts: dict[str, str] = Field({}, description="Name -> folder or store of another forecast to score.")
+    regions: list[str] = Field(DEFAULT_REGIONS, description=f"Regions of the scores, among {', '.join(REGIONS)}.")
+    boxes: dict[str, BoxConfig] = Field({}, description="Name -> a region of your own, scored beside `regions`.")
+
+    @model_validator(mode="after")
+    def _regions_exist(self) -> VerificationConfig:
+        for name in self.regions:
+            if name not in REGIONS:
+                raise ValueError(f'regions: "{name}" is not known; your own go into boxes{did_you_mean(name, REGIONS)}')
+        if "global" not in self.regions or len(set(self.regions)) < len(self.regions):
+            raise ValueError("regions: must have global, which the report shows, and each once")
+        for name in self.boxes:
+            if name in REGIONS:
+                raise ValueError(f'boxes: "{name}" is the name of one of the regions; take another name')
+        return self

@@ -12,7 +12,7 @@ from credit.config.schema_forecast import ClimatologyConfig
 from credit.data.climatology import Climatology, load_climatology
 from credit.data.climatology_store import obtain_climatology
 from credit.data.splits import Split
-from credit.verify.sums import CellMeans
+from credit.verify.cell_means import CellMeans
 
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
@@ -50,7 +50,7 @@ def fit_damping(
         climatology: what anomalies are taken from.
         train: the period; both ends of a pair lie in it.
         leads: (L,) lead times in minutes.
-        means: area weights and masks.
+        means: area weights of the globe alone, and masks.
 
     Returns:
         (L, C) float64, pooled over cells and times; 0, which is climatology, where the period has no pair of times.

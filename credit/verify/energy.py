@@ -1,6 +1,6 @@
 """Energy score of vectors, such as the wind: the CRPS of several components at once.
 
-Shapes: L lead times, C vectors, R regions (`credit.verify.sums.REGIONS`), M members, D components, N cells.
+Shapes: M members, D components, N cells.
 
 With norms for absolute values it is the CRPS of `credit.verify.crps`, which it equals for D = 1 (Gneiting and Raftery
 2007, doi:10.1198/016214506000001437)::
@@ -12,13 +12,9 @@ and the fair one has S / (M (M - 1)). Vectors have no order to sort by, so the t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from credit.verify.addable import AddableSums, require_members
 from credit.verify.crps import cell_blocks
-from credit.verify.sums import REGIONS, CellMeans
 
 
 def energy_score(members: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -48,46 +44,3 @@ def energy_score(members: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np
 
 def _lengths(vectors_MDN: np.ndarray) -> np.ndarray:
     return np.sqrt(np.einsum("mdn,mdn->mn", vectors_MDN, vectors_MDN))
-
-
-@dataclass
-class EnergySums(AddableSums):
-    """Sums over cases of the energy score of C vectors, each (L, C, R) float64.
-
-    Attributes:
-        members: number of members M, the same in all cases.
-        energy: standard energy score.
-        energy_fair: fair energy score.
-    """
-
-    members: int
-    energy: np.ndarray
-    energy_fair: np.ndarray
-
-    @classmethod
-    def zeros(cls, leads: int, vectors: int, members: int) -> EnergySums:
-        """Return empty sums."""
-        sums = (np.zeros((leads, vectors, len(REGIONS))) for _ in range(2))
-        return cls(np.zeros(leads, dtype=np.int64), members, *sums)
-
-    def add(self, lead: int, means: CellMeans, members_MDCN: np.ndarray, truth_DCN: np.ndarray) -> None:
-        """Add one case at one lead time.
-
-        Args:
-            lead: index of the lead time.
-            means: with one channel for each vector; all components of a vector are masked where this channel is.
-            members_MDCN: the members' components, 0 where masked.
-            truth_DCN: the truth's.
-
-        Raises:
-            DataError: if there are not as many members as the sums are for.
-        """
-        require_members(self.members, len(members_MDCN))
-        standard, fair = energy_score(members_MDCN, truth_DCN)
-        self.energy[lead] += means.mean(standard)
-        self.energy_fair[lead] += means.mean(fair)
-        self.cases[lead] += 1
-
-    def metrics(self) -> dict[str, np.ndarray]:
-        """Return metric -> (L, C, R): ``energy_score`` and ``energy_score_fair`` (NaN of one member)."""
-        return {"energy_score": self.average(self.energy), "energy_score_fair": self.average(self.energy_fair)}

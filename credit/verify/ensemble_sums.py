@@ -1,7 +1,6 @@
-"""EnsembleSums: errors of an ensemble's mean, its spread and its CRPS, as sums that add up over cases.
+"""EnsembleSums: what the scores of an ensemble need of each case, beside those of its mean.
 
-Shapes: L lead times, C channels, R regions (`credit.verify.sums.REGIONS`), M members, N cells.
-Mean first, root last: every root in `EnsembleSums.metrics` is of a mean over members, cells and cases.
+Shapes: N cases, L lead times, C channels, V wind vectors, X = C + V rows, R regions, M members, P cells.
 """
 
 from __future__ import annotations
@@ -10,109 +9,76 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from credit.verify.addable import AddableSums, require_members
+from credit.errors import DataError
+from credit.verify.cell_means import CellMeans
 from credit.verify.crps import crps_of_sorted, sorted_deviations
-from credit.verify.sums import REGIONS, CellMeans
+from credit.verify.energy import energy_score
+from credit.verify.sums import ScoreSums
 
 
 @dataclass
-class EnsembleSums(AddableSums):
-    """Sums over cases of one ensemble forecast, each (L, C, R) float64.
+class EnsembleSums(ScoreSums):
+    """The sums of an ensemble's mean, and area means over each case of what its members say, (N, L, X, R) each.
 
     Attributes:
-        members: number of members M, the same in all cases.
-        absolute: absolute error of the ensemble mean.
-        squared: squared error of the ensemble mean.
-        variance: unbiased variance over members (divided by M - 1).
-        crps: standard CRPS (`credit.verify.crps`).
-        crps_fair: fair CRPS.
-        forecast_variance: square of the ensemble mean's anomaly to the climatology.
-        truth_variance: square of the truth's anomaly.
-        covariance: product of the two anomalies.
+        variance: unbiased variance over members (divided by M - 1); of a vector: summed over both components.
+        crps: standard CRPS (`credit.verify.crps`); of a vector: energy score.
+        crps_fair: fair CRPS; of a vector: fair energy score.
     """
 
-    members: int
-    absolute: np.ndarray
-    squared: np.ndarray
     variance: np.ndarray
     crps: np.ndarray
     crps_fair: np.ndarray
-    forecast_variance: np.ndarray
-    truth_variance: np.ndarray
-    covariance: np.ndarray
 
-    @classmethod
-    def zeros(cls, leads: int, channels: int, members: int) -> EnsembleSums:
-        """Return empty sums."""
-        sums = (np.zeros((leads, channels, len(REGIONS))) for _ in range(8))
-        return cls(np.zeros(leads, dtype=np.int64), members, *sums)
+    def add_members(
+        self, case: int, lead: int, means: CellMeans, members_MCP: np.ndarray, truth_CP: np.ndarray, what: str
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Enter the members of one field, whose mean goes to `add`.
 
-    def add(
-        self, lead: int, means: CellMeans, members_MCN: np.ndarray, truth_CN: np.ndarray, normal_CN: np.ndarray
-    ) -> None:
-        """Add one case at one lead time.
+        Beside its results it needs memory for a few thousand cells of all members.
 
         Args:
-            lead: index of the lead time.
+            case: number of the case.
+            lead: number of the lead time.
             means: of the C channels.
-            members_MCN: the members, from `CellMeans.flatten` each (0 where masked).
-            truth_CN: the truth at the valid time, likewise.
-            normal_CN: the climatology at the valid time, likewise.
+            members_MCP: any float type, whatever where masked.
+            truth_CP: from `CellMeans.flatten`.
+            what: names the forecast and its time.
+
+        Returns:
+            How many members lie below the truth and how many equal it, both (C, P), for `RankHistogram`.
 
         Raises:
-            DataError: if there are not as many members as the sums are for.
+            DataError: if a value outside the mask is missing, or if there are not as many members as in other cases.
         """
-        require_members(self.members, len(members_MCN))
-        error, variance, crps, crps_fair = (np.empty(truth_CN.size) for _ in range(4))
-        for cells, deviation_NM in sorted_deviations(members_MCN, truth_CN):
-            error[cells] = deviation_NM.mean(axis=1)
-            variance[cells] = deviation_NM.var(axis=1, ddof=1) if self.members > 1 else np.nan
-            crps[cells], crps_fair[cells] = crps_of_sorted(deviation_NM)
-        error_CN = error.reshape(truth_CN.shape)
-        true_anomaly = truth_CN - normal_CN
-        anomaly = true_anomaly + error_CN
-        self.absolute[lead] += means.mean(np.abs(error_CN))
-        self.squared[lead] += means.mean(error_CN**2)
-        self.variance[lead] += means.mean(variance.reshape(truth_CN.shape))
-        self.crps[lead] += means.mean(crps.reshape(truth_CN.shape))
-        self.crps_fair[lead] += means.mean(crps_fair.reshape(truth_CN.shape))
-        self.forecast_variance[lead] += means.mean(anomaly**2)
-        self.truth_variance[lead] += means.mean(true_anomaly**2)
-        self.covariance[lead] += means.mean(anomaly * true_anomaly)
-        self.cases[lead] += 1
+        if len(members_MCP) != self.members:
+            raise DataError(f"{what}: has {len(members_MCP)} members, other forecasts have {self.members}")
+        variance, crps, crps_fair = (np.empty(truth_CP.size) for _ in range(3))
+        below, equal = (np.empty(truth_CP.size, dtype=np.int32) for _ in range(2))
+        valid = means.valid_CP.reshape(-1)
+        for cells, deviation_nM in sorted_deviations(members_MCP, truth_CP):
+            deviation_nM[~valid[cells]] = 0.0
+            variance[cells] = deviation_nM.var(axis=1, ddof=1)
+            crps[cells], crps_fair[cells] = crps_of_sorted(deviation_nM)
+            below[cells], equal[cells] = (deviation_nM < 0).sum(axis=1), (deviation_nM == 0).sum(axis=1)
+        if not np.isfinite(variance).all():
+            channel = int(np.flatnonzero(~np.isfinite(variance))[0]) // truth_CP.shape[1]
+            raise DataError(f"{what}: a member of {means.names[channel]} is not finite outside its mask")
+        place, shape = (case, lead), truth_CP.shape
+        self.variance[place] = means.with_vectors(means.mean(variance.reshape(shape)))
+        energy, energy_fair = self._energy(means, members_MCP, truth_CP)
+        self.crps[place] = np.concatenate([means.mean(crps.reshape(shape)), energy])
+        self.crps_fair[place] = np.concatenate([means.mean(crps_fair.reshape(shape)), energy_fair])
+        return below.reshape(shape), equal.reshape(shape)
 
-    def metrics(self) -> dict[str, np.ndarray]:
-        """Return metric -> (L, C, R); NaN where undefined (spread and fair CRPS of one member; no case).
-
-        - ``rmse``, ``mae``, ``acc``: of the ensemble mean; ``acc`` is the anomaly correlation of all cases pooled,
-          without subtracting the mean anomaly.
-        - ``spread``: root of the mean variance over members.
-        - ``spread_skill``: sqrt((M + 1) / M) spread / rmse, 1 for an ensemble that is statistically consistent with
-          the truth, below 1 for one with too little spread (Fortin et al. 2014, doi:10.1175/JHM-D-14-0008.1).
-        - ``crps``, ``crps_fair``.
-        - ``rmse_member``: root of the mean squared error of single members.
-
-        Why the root of the factor, and why last: let truth and members be independent draws of one distribution with
-        variance V, another one in each cell and case. The ensemble mean has the variance V / M and the truth V, both
-        about the same expectation, so the expected squared error of the ensemble mean is V (M + 1) / M, and that of
-        the variance over members (divided by M - 1) is V. Both relations are linear, hence they hold for means over
-        cells and cases with whatever V, and the root of their ratio is sqrt((M + 1) / M) spread / rmse. They do not
-        hold for standard deviations: the mean of roots is smaller than the root of the mean.
-
-        The squared error of members needs no sum: averaged over members it is the squared error of their mean plus
-        the variance about it, which is (M - 1) / M of the unbiased one.
-        """
-        count = self.members
-        squared, variance = self.average(self.squared), self.average(self.variance)
-        about_mean = variance * (count - 1) / count if count > 1 else 0.0
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return {
-                "rmse": np.sqrt(squared),
-                "mae": self.average(self.absolute),
-                "acc": self.covariance / np.sqrt(self.forecast_variance * self.truth_variance),
-                "spread": np.sqrt(variance),
-                "spread_skill": np.sqrt((count + 1) / count * variance / squared),
-                "crps": self.average(self.crps),
-                "crps_fair": self.average(self.crps_fair),
-                "rmse_member": np.sqrt(squared + about_mean),
-            }
+    def _energy(self, means: CellMeans, members_MCP: np.ndarray, truth_CP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the standard and the fair energy score of the wind vectors, (V, R) each."""
+        found = []
+        for u, v in zip(means.u.tolist(), means.v.tolist(), strict=True):
+            valid = means.valid_CP[u]
+            scores = energy_score(members_MCP[:, [u, v]][:, :, valid], truth_CP[[u, v]][:, valid])
+            whole = np.zeros((2, len(valid)))
+            whole[:, valid] = scores
+            found.append(whole)
+        both = np.stack(found, axis=1) if found else np.zeros((2, 0, truth_CP.shape[1]))
+        return means.vector_mean(both[0]), means.vector_mean(both[1])

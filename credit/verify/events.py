@@ -1,6 +1,6 @@
 """EventSums: Brier score, its parts and the reliability diagram of threshold exceedances, as sums over cases.
 
-Shapes: L lead times, E events, C channels, R regions (`credit.verify.sums.REGIONS`), M members, N cells.
+Shapes: L lead times, E events, C channels, R regions, M members, P cells.
 
 An ensemble of M members has M + 1 possible probabilities k / M. So how often each was forecast, and how often the
 event then happened, is all that the Brier score, its fair version and its decomposition need.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from credit.verify.addable import AddableSums, require_members
-from credit.verify.sums import REGIONS, CellMeans
+from credit.verify.cell_means import CellMeans
 
 
 @dataclass
@@ -34,9 +34,9 @@ class EventSums(AddableSums):
     reference: np.ndarray
 
     @classmethod
-    def zeros(cls, leads: int, events: int, channels: int, members: int) -> EventSums:
+    def zeros(cls, leads: int, events: int, means: CellMeans, members: int) -> EventSums:
         """Return empty sums."""
-        shape = (leads, events, channels, len(REGIONS))
+        shape = (leads, events, *means.valid_CP.shape[:1], means.shape[1])
         counts = (np.zeros((*shape, members + 1)) for _ in range(2))
         return cls(np.zeros(leads, dtype=np.int64), members, *counts, np.zeros(shape))
 
@@ -44,38 +44,38 @@ class EventSums(AddableSums):
         self,
         lead: int,
         means: CellMeans,
-        members_MCN: np.ndarray,
-        truth_CN: np.ndarray,
-        thresholds_ECN: np.ndarray,
-        climatology_ECN: np.ndarray,
+        members_MCP: np.ndarray,
+        truth_CP: np.ndarray,
+        thresholds_ECP: np.ndarray,
+        climatology_ECP: np.ndarray,
     ) -> None:
         """Add one case at one lead time.
 
         Args:
             lead: index of the lead time.
             means: of the C channels.
-            members_MCN: the members, from `CellMeans.flatten` each.
-            truth_CN: the truth, likewise.
-            thresholds_ECN: thresholds in the channels' units, a value for all cells (E, C, 1) or one for each, such
+            members_MCP: the members, from `CellMeans.flatten` each.
+            truth_CP: the truth, likewise.
+            thresholds_ECP: thresholds in the channels' units, a value for all cells (E, C, 1) or one for each, such
                 as a quantile of the climatology; the event is a value above it.
-            climatology_ECN: climatological probability of the event, (E, C, 1) or one for each cell: what skill is
+            climatology_ECP: climatological probability of the event, (E, C, 1) or one for each cell: what skill is
                 measured against. Of the threshold that is the quantile q it is 1 - q. One probability for cells whose
                 climates differ makes skill of knowing the climate (Hamill and Juras 2006).
 
         Raises:
             DataError: if there are not as many members as the sums are for.
         """
-        require_members(self.members, len(members_MCN))
-        for event, (threshold, climatology) in enumerate(zip(thresholds_ECN, climatology_ECN, strict=True)):
-            happened = truth_CN > threshold
-            count = np.zeros(truth_CN.shape, dtype=np.int32)
-            for member_CN in members_MCN:
-                count += member_CN > threshold
+        require_members(self.members, len(members_MCP))
+        for event, (threshold, climatology) in enumerate(zip(thresholds_ECP, climatology_ECP, strict=True)):
+            happened = truth_CP > threshold
+            count = np.zeros(truth_CP.shape, dtype=np.int32)
+            for member_CP in members_MCP:
+                count += member_CP > threshold
             for k in range(self.members + 1):
-                forecast = (count == k) & means.valid_CN
+                forecast = (count == k) & means.valid_CP
                 self.forecasts[lead, event, :, :, k] += means.mean(forecast)
                 self.occurrences[lead, event, :, :, k] += means.mean(forecast & happened)
-            self.reference[lead, event] += means.mean(np.where(means.valid_CN, (climatology - happened) ** 2, 0.0))
+            self.reference[lead, event] += means.mean(np.where(means.valid_CP, (climatology - happened) ** 2, 0.0))
         self.cases[lead] += 1
 
     def diagram(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

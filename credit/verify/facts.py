@@ -10,6 +10,7 @@ from pathlib import Path
 from credit.config.schema_data import DataConfig
 from credit.data.files import expand_paths, open_file
 from credit.errors import CreditError
+from credit.grid import LatLonGrid
 
 _DATA_ATTRIBUTES = ("title", "comment", "source", "institution")
 
@@ -58,6 +59,18 @@ def describe_data(conf: DataConfig) -> list[str]:
         except CreditError:
             continue
     return list(said)
+
+
+def describe_truth(conf: DataConfig) -> str:
+    """Return the paths of the sources as the config has them."""
+    paths = [[source.path] if isinstance(source.path, str) else source.path for source in conf.sources]
+    return "; ".join(path for own in paths for path in own)
+
+
+def describe_grid(grid: LatLonGrid) -> str:
+    """Return size, spacing and outermost rows of a grid."""
+    rows, columns = grid.shape
+    return f"{rows} x {columns}, {360.0 / columns:.4g} degrees, rows from {grid.lat[0]:.6g} to {grid.lat[-1]:.6g}"
 
 
 def prescribed_forcing(attributes: Mapping[str, object]) -> list[str]:

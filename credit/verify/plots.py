@@ -1,6 +1,6 @@
 """Figures of a verification, as PNG files. Colours are Okabe and Ito's, safe for the colour-blind.
 
-Nothing outside this file imports matplotlib, so that commands that draw nothing start fast.
+Nothing but this file and plots_scores.py imports matplotlib, so that commands that draw nothing start fast.
 """
 
 from __future__ import annotations
@@ -21,15 +21,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from credit.errors import CreditError
 from credit.grid import LatLonGrid
 from credit.times import Clock
-from credit.verify.table import ScoreTable
 
-_STYLES = {
-    "model": {"color": "#0072B2", "linewidth": 2.2, "marker": "o", "markersize": 3.5, "zorder": 5},
-    "persistence": {"color": "#D55E00", "linewidth": 1.4, "linestyle": "--"},
-    "damped_persistence": {"color": "#E69F00", "linewidth": 1.6, "linestyle": "-."},
-    "climatology": {"color": "#555555", "linewidth": 1.4, "linestyle": ":"},
-}
-_OTHER_COLOURS = ("#009E73", "#CC79A7", "#56B4E9")
 _STYLE = {
     "font.size": 9.5,
     "axes.titlesize": 10.5,
@@ -44,7 +36,7 @@ _STYLE = {
     "axes.formatter.limits": (-4, 5),
 }
 _DPI = 150
-_LEAST_WIDTH = 6.4  # inches; what the legend needs
+LEAST_WIDTH = 6.4  # inches; what the legend needs
 
 
 @dataclass(frozen=True)
@@ -95,67 +87,48 @@ def label(name: str) -> str:
     return name.replace("_", " ").capitalize()
 
 
-def skill_curves(table: ScoreTable, channels: Sequence[str]) -> Figure:
-    """RMSE (top) and anomaly correlation (bottom) by lead time, a column a channel."""
-    figure = _figure(max(2.9 * len(channels) + 0.6, _LEAST_WIDTH), 5.4)
-    axes = figure.subplots(2, len(channels), sharex=True, squeeze=False)
-    unit, hours = ("days", 24.0) if table.lead_hours[-1] > 48 else ("hours", 1.0)
-    leads = np.array(table.lead_hours) / hours
-    others = iter(_OTHER_COLOURS * len(table.forecasts))
-    styles = {name: _STYLES.get(name) or {"color": next(others), "linewidth": 1.8} for name in table.forecasts}
-    for column, channel in enumerate(channels):
-        for row, metric in enumerate(("rmse", "acc")):
-            axis = axes[row, column]
-            for name in table.forecasts:
-                curve = table.curve(name, channel, metric)
-                if np.isfinite(curve).any():
-                    axis.plot(leads, curve, label=label(name), **styles[name])
-            axis.set_xlim(0, leads[-1] * 1.02)
-        axes[0, column].set_title(channel)
-        axes[0, column].set_ylim(bottom=0)
-        axes[0, column].set_ylabel(f"RMSE ({pretty_units(table.units(channel))})")
-        low = np.nanmin([0.55, *(np.nanmin(line.get_ydata()) for line in axes[1, column].lines)])
-        axes[1, column].set_ylim(low, 1.005)
-        axes[1, column].set_ylabel("Anomaly correlation")
-        axes[1, column].set_xlabel(f"Lead time ({unit})")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-    figure.suptitle(f"Global scores of {table.n_cases} forecasts from {table.dataset.attrs['initial_times']}")
-    return figure
-
-
 def maps(
-    channel: str, units: str, pairs: Mapping[int, tuple[np.ndarray, np.ndarray]], initial: int, clock: Clock,
+    channel: str, units: str, fields: Mapping[int, Sequence[np.ndarray]], initial: int, clock: Clock,
     background: Background,
 ) -> Figure:  # fmt: skip
-    """Truth, forecast and error at one initial time; a row a lead time (minutes), one scale for all fields."""
+    """Truth, forecast, error and, where it is given, spread at one initial time; a row a lead time (minutes)."""
     units = pretty_units(units)
-    low, high = _limits([field for pair in pairs.values() for field in pair])
-    errors = {lead: forecast - truth for lead, (truth, forecast) in pairs.items()}
+    low, high = _limits([field for own in fields.values() for field in own[:2]])
+    errors = {lead: own[1] - own[0] for lead, own in fields.items()}
     widest = max(np.nanpercentile(np.abs(error), 99.5) for error in errors.values()) or 1.0
-    figure = _figure(11.0, 2.05 * len(pairs) + 1.15)
-    axes = figure.subplots(len(pairs), 3, squeeze=False, sharex=True, sharey=True)
+    columns = 1 + len(next(iter(fields.values())))
+    forecast_name = "Forecast" if columns == 3 else "Ensemble mean"
+    figure = new_figure(11.0 / 3 * columns, 2.05 * len(fields) + 1.15)
+    axes = figure.subplots(len(fields), columns, squeeze=False, sharex=True, sharey=True)
     area = background.grid.area_weights()
-    for row, (lead, (truth, forecast)) in enumerate(pairs.items()):
+    for row, (lead, own) in enumerate(fields.items()):
         valid = clock.format(initial + lead).replace("T", " ")
-        field = _draw_map(axes[row, 0], truth, background, "viridis", low, high)
-        _draw_map(axes[row, 1], forecast, background, "viridis", low, high)
+        field = _draw_map(axes[row, 0], own[0], background, "viridis", low, high)
+        _draw_map(axes[row, 1], own[1], background, "viridis", low, high)
         error = _draw_map(axes[row, 2], errors[lead], background, "RdBu_r", -widest, widest)
-        seen = np.isfinite(errors[lead])
-        rmse = np.sqrt((errors[lead][seen] ** 2 * area[seen]).sum() / area[seen].sum())
         axes[row, 0].set_title(f"Truth, {valid} UTC")
-        axes[row, 1].set_title(f"Forecast at {lead / 60:g} h")
-        axes[row, 2].set_title(f"Error, RMSE {rmse:.3g} {units}")
+        axes[row, 1].set_title(f"{forecast_name} at {lead / 60:g} h")
+        axes[row, 2].set_title(f"Error, RMSE {_root_mean_square(errors[lead], area):.3g} {units}")
         axes[row, 0].set_ylabel("Latitude")
+        if columns == 4:
+            spread = _draw_map(axes[row, 3], own[2], background, "magma_r", 0.0, widest)
+            axes[row, 3].set_title(f"Spread, {_root_mean_square(own[2], area):.3g} {units}")
     for axis in axes[-1]:
         axis.set_xlabel("Longitude")
-    bar = {"orientation": "horizontal", "shrink": 0.7, "aspect": 40, "pad": 0.02}
-    figure.colorbar(field, ax=axes[:, :2], label=f"{channel} ({units})", extend="both", **bar)
-    figure.colorbar(
-        error, ax=axes[:, 2], label=f"forecast minus truth ({units})", extend="both", **{**bar, "aspect": 20}
-    )
+    bar = {"orientation": "horizontal", "shrink": 0.7, "aspect": 40, "pad": 0.02, "extend": "both"}
+    figure.colorbar(field, ax=axes[:, :2], label=f"{channel} ({units})", **bar)
+    bar |= {"aspect": 20}
+    figure.colorbar(error, ax=axes[:, 2], label=f"forecast minus truth ({units})", **bar)
+    if columns == 4:
+        label = f"standard deviation over members ({units})"
+        figure.colorbar(spread, ax=axes[:, 3], label=label, **bar | {"extend": "max"})
     figure.suptitle(f"{channel}: forecast from {clock.format(initial).replace('T', ' ')} UTC")
     return figure
+
+
+def _root_mean_square(field: np.ndarray, area: np.ndarray) -> float:
+    seen = np.isfinite(field)
+    return float(np.sqrt((field[seen] ** 2 * area[seen]).sum() / area[seen].sum()))
 
 
 def spectra(
@@ -165,7 +138,7 @@ def spectra(
     channels = [name for name in units if any(channel == name for channel, _ in powers)]
     leads = sorted({lead for _, lead in powers})
     shades = colormaps["viridis"](np.linspace(0.1, 0.75, len(leads)))
-    figure = _figure(max(2.9 * len(channels) + 0.6, _LEAST_WIDTH), 5.2)
+    figure = new_figure(max(2.9 * len(channels) + 0.6, LEAST_WIDTH), 5.2)
     axes = figure.subplots(2, len(channels), sharex=True, squeeze=False, height_ratios=[2, 1])
     for column, channel in enumerate(channels):
         upper, lower = axes[:, column]
@@ -194,7 +167,7 @@ def spectra(
 
 def loss_curve(train: Sequence[tuple[int, float]], valid: Sequence[tuple[int, float]]) -> Figure:
     """Training and validation loss by optimizer step; each is a list of (step, loss)."""
-    figure = _figure(6.4, 3.4)
+    figure = new_figure(6.4, 3.4)
     axis = figure.subplots()
     steps, losses = np.array(train, dtype=np.float64).T
     axis.plot(steps, losses, color="#56B4E9", linewidth=0.8, alpha=0.6, label="Training, each step")
@@ -225,7 +198,7 @@ def loss_curve(train: Sequence[tuple[int, float]], valid: Sequence[tuple[int, fl
 
 def portrait(field: np.ndarray, values: np.ndarray, background: Background, units: str) -> Figure:
     """A field (H, W) as a map, and how often each of `values` occurs, with a logarithmic count."""
-    figure = _figure(9.6, 2.9)
+    figure = new_figure(9.6, 2.9)
     left, right = figure.subplots(1, 2, width_ratios=[5, 3])
     mesh = _draw_map(left, field, background, "viridis", *_limits([field]))
     figure.colorbar(mesh, ax=left, shrink=0.9, pad=0.02)
@@ -235,7 +208,8 @@ def portrait(field: np.ndarray, values: np.ndarray, background: Background, unit
     return figure
 
 
-def _figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure, sizes in inches."""
     figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
     figure.get_layout_engine().set(w_pad=0.07, h_pad=0.06)
     return figure

@@ -1,6 +1,6 @@
 """RankHistogram: how often the truth has which rank among the members, as sums that add up over cases.
 
-Shapes: L lead times, C channels, R regions (`credit.verify.sums.REGIONS`), M members, N cells.
+Shapes: L lead times, C channels, R regions, M members, P cells.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from credit.verify.addable import AddableSums, require_members
-from credit.verify.sums import REGIONS, CellMeans
+from credit.verify.addable import AddableSums
+from credit.verify.cell_means import CellMeans
 
 
 @dataclass
@@ -32,26 +32,16 @@ class RankHistogram(AddableSums):
     ranks: np.ndarray
 
     @classmethod
-    def zeros(cls, leads: int, channels: int, members: int) -> RankHistogram:
+    def zeros(cls, leads: int, means: CellMeans, members: int) -> RankHistogram:
         """Return empty sums."""
-        shape = (leads, channels, len(REGIONS), members + 1)
+        shape = (leads, *means.valid_CP.shape[:1], means.shape[1], members + 1)
         return cls(np.zeros(leads, dtype=np.int64), members, np.zeros(shape))
 
-    def add(self, lead: int, means: CellMeans, members_MCN: np.ndarray, truth_CN: np.ndarray) -> None:
-        """Add one case at one lead time; members and truth are from `CellMeans.flatten`.
-
-        Raises:
-            DataError: if there are not as many members as the sums are for.
-        """
-        require_members(self.members, len(members_MCN))
-        below = np.zeros(truth_CN.shape, dtype=np.int32)
-        equal = np.zeros(truth_CN.shape, dtype=np.int32)
-        for member_CN in members_MCN:
-            below += member_CN < truth_CN
-            equal += member_CN == truth_CN
-        share = means.valid_CN / (equal + 1.0)
+    def add(self, lead: int, means: CellMeans, below_CP: np.ndarray, equal_CP: np.ndarray) -> None:
+        """Add one case at one lead time: how many members lie below the truth, and how many equal it."""
+        share = means.valid_CP / (equal_CP + 1.0)
         for rank in range(self.members + 1):
-            possible = (below <= rank) & (rank <= below + equal)
+            possible = (below_CP <= rank) & (rank <= below_CP + equal_CP)
             self.ranks[lead, :, :, rank] += means.mean(np.where(possible, share, 0.0))
         self.cases[lead] += 1
 

@@ -10,13 +10,15 @@ from credit.config import Config, dump_config
 from credit.data.reader import FieldReader
 from credit.data.splits import SPLITS
 from credit.forecast.archive import ForecastArchive
-from credit.verify.facts import describe_data, prescribed_forcing, read_training_log
+from credit.verify.facts import describe_data, describe_grid, describe_truth, prescribed_forcing, read_training_log
 from credit.verify.page import embed, render, write_page
 from credit.verify.plots import label
 from credit.verify.scoring import Verification
+from credit.verify.seasons import ALL
 from credit.verify.table import WIND, ScoreTable
 
 _BETTER, _WORSE = (0, 114, 178), (213, 94, 0)
+_Cell = tuple[str, str]  # text, colour
 _FULL_COLOUR_AT = 0.6  # the ratio's distance from 1 at which a cell has its full colour
 
 
@@ -50,6 +52,8 @@ def write_report(
         facts=_facts(config, found, reader, archive, folder),
         leads=[f"{hours:g} h" for hours in found.table.shown_leads()],
         scorecard=_scorecard(found.table),
+        significance=found.table.explain_significance(),
+        parts=_parts(found.table, found.figure_channels),
         forecasts=[label(name) for name in found.table.forecasts],
         scores=_scores(found.table),
         winds=_winds(found.table),
@@ -97,26 +101,42 @@ def _facts(
             best = min(log.valid, key=lambda row: row[1])
             facts.append(("Validation loss", f"lowest {best[1]:.4g} at step {best[0]}"))
     facts += [(f"{name.capitalize()} period", " to ".join(getattr(splits, name))) for name in SPLITS]
-    rows, columns = reader.grid.shape
-    poles = ", with pole points" if reader.grid.has_pole_points else ""
     leads = found.table.lead_hours
     return facts + [
-        ("Grid", f"{rows} x {columns}, {360.0 / columns:.4g} degrees{poles}"),
+        ("Truth", describe_truth(config.data)),
+        ("Grid", describe_grid(reader.grid)),
         ("Time step", config.data.timestep),
         ("Cases", f"{found.table.n_cases} initial times, {found.table.dataset.attrs['initial_times']}"),
+        ("Hours of the initial times", f"{found.table.dataset.attrs['initial_hours']} UTC"),
         ("Lead times", f"{leads[0]:g} h to {leads[-1]:g} h"),
         ("Climatology", found.climatology.description),
         ("Damped persistence", "climatology plus r(lead) times the anomaly, r fitted on the training period"),
     ]
 
 
-def _scorecard(table: ScoreTable) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return (channel, [(ratio, colour) by lead]): the model's RMSE over the best baseline's."""
+def _scorecard(table: ScoreTable) -> list[tuple[str, list[_Cell]]]:
+    """Return (channel, [(ratio, colour) by lead]): the model's RMSE over the best baseline's, * if significant."""
     rows = []
     for channel in table.channels:
-        ratios = [table.skill(channel, hours) for hours in table.shown_leads()]
-        rows.append((channel, [(f"{ratio:.2f}", _colour(ratio)) for ratio in ratios]))
+        stars = ["*" if star else "" for star in table.compared("significant", channel)]
+        cells = []
+        for hours in table.shown_leads():
+            ratio = table.skill(channel, hours)
+            cells.append((f"{_number(ratio, '.2f')}{stars[table.lead_hours.index(hours)]}", _colour(ratio)))
+        rows.append((channel, cells))
     return rows
+
+
+def _parts(table: ScoreTable, channels: Sequence[str]) -> tuple[list[str], list[tuple[str, str, list[_Cell]]]]:
+    """Return the names of regions and, where there are several, seasons, and (channel, lead, [(ratio, colour)])."""
+    seasons = table.seasons[1:] if len(table.seasons) > 2 else []
+    parts = [(region, ALL) for region in table.regions] + [("global", season) for season in seasons]
+    rows = []
+    for channel in channels:
+        for hours in table.shown_leads():
+            ratios = [table.skill(channel, hours, *part) for part in parts]
+            rows.append((channel, f"{hours:g} h", [(_number(ratio, ".2f"), _colour(ratio)) for ratio in ratios]))
+    return [label(name) for name in table.regions] + seasons, rows
 
 
 def _colour(ratio: float) -> str:
@@ -150,7 +170,7 @@ def _winds(table: ScoreTable) -> list[tuple[str, str, list[str]]]:
         level = float(data["wind_level"].values[number])
         name = str(data["wind_variable"].values[number]) + ("" if level != level else f" {level:g}")
         for hours in table.shown_leads():
-            values = data[WIND].isel(wind=number).sel(lead=hours, region="global").values
+            values = data[WIND].isel(wind=number).sel(lead=hours, region="global", season=ALL).values
             rows.append((name, f"{hours:g} h", [_number(value) for value in values]))
     return rows
 

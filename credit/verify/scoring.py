@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tqdm import tqdm
 
+from credit import __version__
 from credit.channels import Channel
 from credit.config import Config
 from credit.data.climatology import Climatology
@@ -18,9 +19,16 @@ from credit.errors import ConfigError, DataError, did_you_mean
 from credit.forecast.archive import ForecastArchive, open_forecasts
 from credit.times import parse_duration
 from credit.verify.baselines import BASELINES, baseline_fields, build_climatology, fit_damping
+from credit.verify.cell_means import CellMeans, wind_pairs
+from credit.verify.ensemble_sums import EnsembleSums
+from credit.verify.facts import describe_grid, describe_truth
+from credit.verify.rank_histogram import RankHistogram
+from credit.verify.regions import GLOBE, describe_regions, region_weights, scored_regions
+from credit.verify.seasons import cases_by_season
 from credit.verify.spectra import SphericalSpectrum
-from credit.verify.sums import CellMeans, ScoreSums, wind_pairs
-from credit.verify.table import ScoreTable, build_table
+from credit.verify.sums import ScoreSums
+from credit.verify.table import ScoreTable
+from credit.verify.tabulate import Rows, build_table
 
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
@@ -28,8 +36,8 @@ if TYPE_CHECKING:
 _CACHE_BYTES = 1 << 30
 _PREFERRED = ("z500", "t850", "t2m", "msl", "u850", "u10", "q700", "u250", "v10", "tp")
 _FIGURE_CHANNELS = 4
-# (channel, lead time in minutes) -> (of the truth, of the forecast)
-Pairs = dict[tuple[str, int], tuple[np.ndarray, np.ndarray]]
+# (channel, lead time in minutes) -> of the truth, of the forecast, ...
+Pairs = dict[tuple[str, int], tuple[np.ndarray, ...]]
 _REAL_CALENDARS = {"standard", "proleptic_gregorian"}  # the same since 1582
 
 
@@ -46,8 +54,10 @@ class Verification:
         figure_channels: names of the channels of the figures.
         figure_leads: lead times of the maps and spectra in minutes.
         example: the case of the maps.
-        maps: (figure channel, lead) -> (truth, forecast), each (H, W), at the example.
-        spectra: (figure channel, lead) -> (truth, forecast) power by total wavenumber, mean over the cases.
+        maps: (figure channel, lead) -> (truth, forecast), each (H, W), at the example; of an ensemble the mean and,
+            third, the standard deviation over members.
+        spectra: (figure channel, lead) -> (truth, forecast) power by total wavenumber, mean over the cases; of an
+            ensemble its first member's, as a mean is smooth.
     """
 
     table: ScoreTable
@@ -138,17 +148,37 @@ class _CachedReader:
 
 @dataclass(frozen=True)
 class _Contender:
-    """A forecast to score: which of the scored channels it has, and where they lie in its archive."""
+    """A forecast to score.
+
+    Attributes:
+        archive: where it is.
+        has: which of the scored channels it has.
+        places: where they lie in its archive.
+        rows: which rows of the table its sums are: its channels and the winds of which it has both components.
+        means: area means of its channels and winds.
+    """
 
     archive: ForecastArchive
     has: list[int]
+    places: list[int]
     rows: list[int]
     means: CellMeans
 
-    def read(self, initial: int, leads: np.ndarray) -> np.ndarray:
-        """Return (L, C, H, W) of the scored lead times and channels."""
-        have = self.archive.lead_minutes.tolist()
-        return self.archive.read(initial)[[have.index(lead) for lead in leads.tolist()]][:, self.rows]
+    def read(self, initial: int, lead: int) -> np.ndarray:
+        """Return the members' scored channels, (M, C, H, W) float32; M is 1 of a single forecast."""
+        number = self.archive.lead_minutes.tolist().index(lead)
+        return self.archive.read_members(initial, number)[:, self.places]
+
+    def sums(self, cases: np.ndarray, leads: int) -> ScoreSums:
+        """Return room for its sums."""
+        if self.members == 1:
+            return ScoreSums.empty(cases, leads, self.means)
+        return EnsembleSums.empty(cases, leads, self.means, self.members)
+
+    @property
+    def members(self) -> int:
+        """Number of members, 1 of a single forecast."""
+        return self.archive.members or 1
 
 
 class _Scorer:
@@ -172,21 +202,38 @@ class _Scorer:
         names = [c.name for c in channels]
         stored = [c.name for c in reader.channels.stored]
         self._stored = [stored.index(name) for name in names]
-        self._means = CellMeans(reader.grid, channels, reader.masks)
-        self._contenders = {}
-        for key, archive in archives.items():
-            has = [i for i, name in enumerate(names) if name in archive.channel_names]
-            if not has:
-                raise DataError(
-                    f"{archive.origin}: has none of the channels {', '.join(names)}, but "
-                    f"{', '.join(archive.channel_names)}; levels and names must be those of the data"
-                )
-            rows = [archive.channel_names.index(names[i]) for i in has]
-            means = CellMeans(reader.grid, [channels[i] for i in has], reader.masks)
-            self._contenders[key] = _Contender(archive, has, rows, means)
+        self._regions = scored_regions(config.verification)
+        self._weights = region_weights(reader.grid, self._regions)
+        self._winds = wind_pairs(channels, reader.attributes, reader.masks)
+        self._means = CellMeans(channels, reader.masks, self._weights, [(u, v) for u, v, _ in self._winds])
+        self._contenders = {key: self._contender(archive) for key, archive in archives.items()}
+        self._histograms = {
+            key: RankHistogram.zeros(len(leads), own.means, own.members)
+            for key, own in self._contenders.items()
+            if own.members > 1
+        }
         self._climatology = build_climatology(config.verification.climatology, reader, names, train)
-        self._damping = fit_damping(self._truth, reader.times, self._climatology, train, leads, self._means)
+        globe = CellMeans(channels, reader.masks, region_weights(reader.grid, GLOBE))
+        self._damping = fit_damping(self._truth, reader.times, self._climatology, train, leads, globe)
         self._spectrum = SphericalSpectrum(reader.grid)
+
+    def _contender(self, archive: ForecastArchive) -> _Contender:
+        names = [c.name for c in self._channels]
+        has = [i for i, name in enumerate(names) if name in archive.channel_names]
+        if not has:
+            raise DataError(
+                f"{archive.origin}: has none of the channels {', '.join(names)}, but "
+                f"{', '.join(archive.channel_names)}; levels and names must be those of the data"
+            )
+        winds = [(number, u, v) for number, (u, v, _) in enumerate(self._winds) if {u, v} <= set(has)]
+        own = [(has.index(u), has.index(v)) for _, u, v in winds]
+        return _Contender(
+            archive=archive,
+            has=has,
+            places=[archive.channel_names.index(names[i]) for i in has],
+            rows=has + [len(names) + number for number, *_ in winds],
+            means=CellMeans([self._channels[i] for i in has], self._reader.masks, self._weights, own),
+        )
 
     def _truth(self, minutes: int) -> np.ndarray:
         index = self._reader.index_of(minutes)
@@ -195,21 +242,21 @@ class _Scorer:
 
     def run(self, cases: np.ndarray, left_out: int) -> Verification:
         """Score every case and collect what the figures show."""
-        leads, channels = len(self._leads), len(self._channels)
-        sums = {key: ScoreSums.zeros(leads, len(own.has)) for key, own in self._contenders.items()}
-        sums |= {name: ScoreSums.zeros(leads, channels) for name in BASELINES}
+        leads, everything = len(self._leads), list(range(self._means.shape[0]))
+        sums: dict[str, ScoreSums] = {key: own.sums(cases, leads) for key, own in self._contenders.items()}
+        sums |= {name: ScoreSums.empty(cases, leads, self._means) for name in BASELINES}
         example = int(cases[len(cases) // 2])
-        for initial in tqdm(cases.tolist(), "scoring", disable=None):
-            self._score_case(initial, sums, initial == example)
-        everything = list(range(channels))
-        indices = {key: self._contenders[key].has if key in self._contenders else everything for key in sums}
+        for number, initial in enumerate(tqdm(cases.tolist(), "scoring", disable=None)):
+            self._score_case(number, initial, sums, initial == example)
+        rows = {key: self._contenders[key].rows if key in self._contenders else everything for key in sums}
         table = build_table(
-            {key: (own, indices[key]) for key, own in sums.items()},
-            self._channels,
+            {key: (own, rows[key]) for key, own in sums.items()},
+            Rows(self._channels, self._winds, self._reader.attributes),
             self._leads,
-            self._reader.attributes,
-            wind_pairs(self._channels, self._reader.attributes),
+            cases_by_season(cases, self._reader.clock),
+            list(self._regions),
             self._facts(cases),
+            self._histograms,
         )
         return Verification(
             table=table,
@@ -224,9 +271,8 @@ class _Scorer:
             spectra={key: (own / len(cases), other / len(cases)) for key, (own, other) in self._spectra.items()},
         )
 
-    def _score_case(self, initial: int, sums: Mapping[str, ScoreSums], is_example: bool) -> None:
+    def _score_case(self, case: int, initial: int, sums: Mapping[str, ScoreSums], is_example: bool) -> None:
         clock, flatten = self._reader.clock, self._means.flatten
-        forecasts = {key: own.read(initial, self._leads) for key, own in self._contenders.items()}
         start = flatten(self._truth(initial), "truth")
         normal_start = flatten(self._climatology.at(initial), "climatology")
         for number, lead in enumerate(self._leads.tolist()):
@@ -234,40 +280,54 @@ class _Scorer:
             truth = flatten(self._truth(initial + lead), f"truth at {when}")
             normal = flatten(self._climatology.at(initial + lead), f"climatology at {when}")
             for name, baseline in baseline_fields(start, normal_start, normal, self._damping[number]).items():
-                sums[name].add(number, self._means, baseline, truth, normal)
+                sums[name].add(case, number, self._means, baseline, truth, normal)
             for key, own in self._contenders.items():
                 what = f"{own.archive.origin}: forecast from {clock.format(initial)} at {lead / 60:g} h"
-                forecast = own.means.flatten(forecasts[key][number], what)
-                sums[key].add(number, own.means, forecast, truth[own.has], normal[own.has])
-            if lead in self._figure_leads:
-                self._collect(lead, self._truth(initial + lead), forecasts["model"][number], is_example)
-        for own in sums.values():
-            own.cases += 1
+                members = own.read(initial, lead)
+                mean = members[0] if len(members) == 1 else members.mean(axis=0, dtype=np.float64)
+                forecast = own.means.flatten(mean, what)
+                sums[key].add(case, number, own.means, forecast, truth[own.has], normal[own.has])
+                if isinstance(sums[key], EnsembleSums):
+                    flat = members.reshape(*members.shape[:2], -1)
+                    ranks = sums[key].add_members(case, number, own.means, flat, truth[own.has], what)
+                    self._histograms[key].add(number, own.means, *ranks)
+                if key == "model" and lead in self._figure_leads:
+                    self._collect(lead, self._truth(initial + lead), members, is_example)
 
-    def _collect(self, lead: int, truth: np.ndarray, forecast: np.ndarray, is_example: bool) -> None:
+    def _collect(self, lead: int, truth: np.ndarray, members: np.ndarray, is_example: bool) -> None:
         """Keep the maps of the example and add to the spectra; masked channels have no spectrum."""
         masks = self._reader.masks
         for index, channel in enumerate(self._channels):
             if channel.name not in self._shown:
                 continue
-            pair = (truth[index], forecast[index])
+            own = members[:, index]
             if is_example:
                 hidden = masks.get(channel.variable, False)
-                self._maps[channel.name, lead] = tuple(np.where(hidden, np.nan, one) for one in pair)
+                fields = [truth[index], own.mean(axis=0)] + ([own.std(axis=0, ddof=1)] if len(own) > 1 else [])
+                self._maps[channel.name, lead] = tuple(np.where(hidden, np.nan, field) for field in fields)
             if channel.variable not in masks:
                 before = self._spectra.get((channel.name, lead), (0.0, 0.0))
-                power = self._spectrum.power(np.stack(pair))
+                power = self._spectrum.power(np.stack([truth[index], own[0]]))
                 self._spectra[channel.name, lead] = (before[0] + power[0], before[1] + power[1])
 
     def _facts(self, cases: np.ndarray) -> dict[str, str | int]:
         clock = self._reader.clock
+        first, last = (clock.format(cases[i]) for i in (0, -1))
+        hours = sorted({clock.format(time)[-5:] for time in cases.tolist()})
         return {
             "title": f"Scores of {self._config.experiment}",
             "n_cases": len(cases),
-            "initial_times": " to ".join(clock.format(cases[i]).replace("T", " ") for i in (0, -1)) + " UTC",
+            "initial_times": f"{first} to {last}".replace("T", " ") + " UTC",
+            "first_case": first,
+            "last_case": last,
+            "initial_hours": " ".join(hours),
+            "grid": describe_grid(self._reader.grid),
+            "truth": describe_truth(self._config.data),
             "climatology": self._climatology.description,
             "level_units": self._config.data.level_units,
-            "regions": "tropics: within 20 degrees of the equator; extratropics: beyond",
+            "regions": describe_regions(self._regions),
+            "seasons": "by the month of the initial time",
+            "version": f"credit {__version__}",
         }
 
 

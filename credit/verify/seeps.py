@@ -1,6 +1,6 @@
 """SEEPS, the stable equitable error in probability space, of deterministic forecasts of accumulated precipitation.
 
-Shapes: L lead times, C channels, R regions (`credit.verify.sums.REGIONS`), N cells.
+Shapes: L lead times, C channels, R regions, P cells.
 
 Rodwell et al. 2010 (doi:10.1002/qj.656). Three categories, dry, light and heavy, whose limits depend on the climate of
 each cell: p1 is the climatological probability of dry, and light is twice as likely as heavy, p3 = (1 - p1) / 3. The
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from credit.verify.addable import AddableSums
-from credit.verify.sums import REGIONS, CellMeans
+from credit.verify.cell_means import CellMeans
 
 DRY_BELOW_MM = 0.25
 # in drier and wetter climates the penalties are too large to be stable (Rodwell et al. 2010)
@@ -68,26 +68,27 @@ class SeepsSums(AddableSums):
     area: np.ndarray
 
     @classmethod
-    def zeros(cls, leads: int, channels: int) -> SeepsSums:
+    def zeros(cls, leads: int, means: CellMeans) -> SeepsSums:
         """Return empty sums."""
-        return cls(np.zeros(leads, dtype=np.int64), *(np.zeros((leads, channels, len(REGIONS))) for _ in range(2)))
+        shape = (leads, *means.valid_CP.shape[:1], means.shape[1])
+        return cls(np.zeros(leads, dtype=np.int64), *(np.zeros(shape) for _ in range(2)))
 
     def add(
         self,
         lead: int,
         means: CellMeans,
-        forecast_CN: np.ndarray,
-        truth_CN: np.ndarray,
-        dry_probability_CN: np.ndarray,
-        heavy_above_CN: np.ndarray,
+        forecast_CP: np.ndarray,
+        truth_CP: np.ndarray,
+        dry_probability_CP: np.ndarray,
+        heavy_above_CP: np.ndarray,
     ) -> None:
         """Add one case at one lead time; the C channels of `means` are precipitation sums in mm.
 
         Forecast and truth are from `CellMeans.flatten`; for the climate of the valid time see `seeps`. A missing
-        `heavy_above_CN` where `is_scored` makes the score NaN.
+        `heavy_above_CP` where `is_scored` makes the score NaN.
         """
-        scored = is_scored(dry_probability_CN) & means.valid_CN
-        penalty = seeps(forecast_CN, truth_CN, dry_probability_CN, heavy_above_CN)
+        scored = is_scored(dry_probability_CP) & means.valid_CP
+        penalty = seeps(forecast_CP, truth_CP, dry_probability_CP, heavy_above_CP)
         self.penalty[lead] += means.mean(np.where(scored, penalty, 0.0))
         self.area[lead] += means.mean(scored)
         self.cases[lead] += 1

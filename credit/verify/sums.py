@@ -1,132 +1,171 @@
-"""Score sums: what every score needs of each case, as sums that add up over cases, processes and files.
+"""Score sums: what every score needs of each case, kept case by case.
 
-A metric is a function of the means; mean first, root last. Sums are float64.
+A metric is a function of the means over cases; mean first, root last. Seasons, resampling and paired tests choose among
+the cases without a second pass over the fields. All sums are float64.
+
+Shapes: N cases, L lead times, C channels, V wind vectors, X = C + V rows, R regions, P cells.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
+from typing import Self
 
 import numpy as np
 
-from credit.channels import Channel
 from credit.errors import DataError
-from credit.grid import LatLonGrid
-
-# WeatherBench 2's: rows at exactly 20 degrees belong to both sides
-REGIONS = ("global", "tropics", "extratropics", "extratropics_north", "extratropics_south")
-_TROPICS_DEGREES = 20.0
-
-
-def region_weights(grid: LatLonGrid) -> np.ndarray:
-    """Return (R, H, W) area weights of `REGIONS`, float64, each summing to 1; a row belongs by its centre."""
-    lat = grid.lat[:, None]
-    inside = {
-        "global": np.ones_like(lat, dtype=bool),
-        "tropics": np.abs(lat) <= _TROPICS_DEGREES,
-        "extratropics": np.abs(lat) >= _TROPICS_DEGREES,
-        "extratropics_north": lat >= _TROPICS_DEGREES,
-        "extratropics_south": lat <= -_TROPICS_DEGREES,
-    }
-    area = grid.area_weights()
-    stacked = np.stack([np.where(inside[name], area, 0.0) for name in REGIONS])
-    return stacked / stacked.sum(axis=(1, 2), keepdims=True)
-
-
-class CellMeans:
-    """Area-weighted means over regions, masked cells left out with the weights renormalised.
-
-    Args:
-        grid: the grid.
-        channels: the C channels that fields have.
-        masks: variable -> (H, W) bool, True where missing.
-    """
-
-    def __init__(self, grid: LatLonGrid, channels: Sequence[Channel], masks: Mapping[str, np.ndarray]) -> None:
-        self._channels = channels
-        everywhere = np.ones(grid.shape, dtype=bool)
-        valid = [~masks[c.variable] if c.variable in masks else everywhere for c in channels]
-        self.valid_CN = np.stack(valid).reshape(len(channels), -1)
-        self._weights_NR = region_weights(grid).reshape(len(REGIONS), -1).T
-        self._norm_CR = self.valid_CN @ self._weights_NR
-
-    def flatten(self, fields_CHW: np.ndarray, what: str) -> np.ndarray:
-        """Return (C, N) float64 with masked cells set to 0.
-
-        Raises:
-            DataError: if a value outside the mask is missing: `what` names the forecast and its time. A forecast that
-                blew up must not pass for one with fewer cells.
-        """
-        flat = np.where(self.valid_CN, fields_CHW.reshape(self.valid_CN.shape), 0.0).astype(np.float64)
-        if not np.isfinite(flat).all():
-            channel = self._channels[int(np.flatnonzero(~np.isfinite(flat).all(axis=1))[0])]
-            raise DataError(f"{what}: {channel.name} is not finite outside its mask")
-        return flat
-
-    def mean(self, values_CN: np.ndarray) -> np.ndarray:
-        """Return the means over each region, (C, R); `values_CN` must be 0 where masked."""
-        with np.errstate(invalid="ignore"):  # a region without a valid cell has no mean
-            return (values_CN @ self._weights_NR) / self._norm_CR
+from credit.verify.cell_means import CellMeans
 
 
 @dataclass
 class ScoreSums:
-    """Sums over cases of one forecast, each (L, C, R) float64.
+    """Area means of each case of one forecast, each (N, L, X, R) float64 beside the initial times.
+
+    The rows are the channels, then the wind vectors, whose squares and products are sums over both components.
 
     Attributes:
-        cases: number of cases.
-        error: forecast minus truth.
-        absolute: its absolute value.
-        squared: its square.
+        initial: (N,) initial times in minutes, increasing.
+        error: forecast minus truth; of a vector: of its length.
+        absolute: the absolute error; of a vector: the length of the vector error.
+        squared: the squared error.
         forecast_variance: square of the forecast's anomaly to the climatology.
         truth_variance: square of the truth's anomaly.
         covariance: product of the two anomalies.
-        correlation: ratio of that product to the root of the squares, case by case.
+        forecast_activity: variance of the forecast's anomaly about its area mean.
+        truth_activity: that of the truth's.
+        members: number of members of an ensemble, of which these are the sums of the mean; 1 of a single forecast.
     """
 
-    cases: int
+    initial: np.ndarray
     error: np.ndarray
     absolute: np.ndarray
     squared: np.ndarray
     forecast_variance: np.ndarray
     truth_variance: np.ndarray
     covariance: np.ndarray
-    correlation: np.ndarray
+    forecast_activity: np.ndarray
+    truth_activity: np.ndarray
+    members: int = field(default=1, kw_only=True)
 
     @classmethod
-    def zeros(cls, leads: int, channels: int) -> ScoreSums:
-        """Return empty sums."""
-        return cls(0, *(np.zeros((leads, channels, len(REGIONS))) for _ in fields(cls)[1:]))
+    def empty(cls, initial: np.ndarray, leads: int, means: CellMeans, members: int = 1) -> Self:
+        """Return room for the cases that start at `initial`; NaN until they are added."""
+        shape = len(initial), leads, *means.shape
+        planes = {name: np.full(shape, np.nan) for name in cls.plane_names()}
+        return cls(np.asarray(initial, dtype=np.int64), **planes, members=members)
 
-    def add(self, lead: int, means: CellMeans, forecast: np.ndarray, truth: np.ndarray, normal: np.ndarray) -> None:
-        """Add one field; all are (C, N) from `CellMeans.flatten`, `normal` is the climatology at the valid time."""
+    def add(
+        self, case: int, lead: int, means: CellMeans, forecast: np.ndarray, truth: np.ndarray, normal: np.ndarray
+    ) -> None:
+        """Enter one field; all are (C, P) from `CellMeans.flatten`, `normal` is the climatology at the valid time."""
         error, anomaly, true_anomaly = forecast - truth, forecast - normal, truth - normal
-        self.error[lead] += means.mean(error)
-        self.absolute[lead] += means.mean(np.abs(error))
-        self.squared[lead] += means.mean(error**2)
+        place, u, v = (case, lead), means.u, means.v
+        mean_error, true_mean = means.mean(error), means.mean(true_anomaly)
+        longer = np.hypot(forecast[u], forecast[v]) - np.hypot(truth[u], truth[v])
+        self.error[place] = np.concatenate([mean_error, means.vector_mean(longer)])
+        length = np.hypot(error[u], error[v])
+        self.absolute[place] = np.concatenate([means.mean(np.abs(error)), means.vector_mean(length)])
+        self.squared[place] = means.with_vectors(means.mean(error**2))
         own, true = means.mean(anomaly**2), means.mean(true_anomaly**2)
-        product = means.mean(anomaly * true_anomaly)
-        self.forecast_variance[lead] += own
-        self.truth_variance[lead] += true
-        self.covariance[lead] += product
-        self.correlation[lead] += _ratio(product, own * true)
+        self.forecast_variance[place] = means.with_vectors(own)
+        self.truth_variance[place] = means.with_vectors(true)
+        self.covariance[place] = means.with_vectors(means.mean(anomaly * true_anomaly))
+        # rounding may leave a little less than nothing
+        self.forecast_activity[place] = means.with_vectors(np.maximum(own - (true_mean + mean_error) ** 2, 0.0))
+        self.truth_activity[place] = means.with_vectors(np.maximum(true - true_mean**2, 0.0))
 
-    def __add__(self, other: ScoreSums) -> ScoreSums:
-        return ScoreSums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+    @classmethod
+    def join(cls, parts: Sequence[Self]) -> Self:
+        """Return the cases of all parts in the order of their times, whatever the order of the parts.
+
+        Raises:
+            DataError: if two parts have the same case, or ensembles of different size.
+        """
+        initial = np.concatenate([part.initial for part in parts])
+        order = np.argsort(initial)
+        if (np.diff(initial[order]) == 0).any():
+            raise DataError("scores of two parts cannot be joined: they have an initial time in common")
+        members = {part.members for part in parts}
+        if len(members) > 1:
+            raise DataError(f"scores of ensembles of {members} members cannot be joined: they depend on the number")
+        planes = {name: np.concatenate([getattr(part, name) for part in parts])[order] for name in cls.plane_names()}
+        return cls(initial[order], **planes, members=members.pop())
+
+    def select(self, cases: np.ndarray) -> Self:
+        """Return the chosen cases; `cases` is (N,) bool."""
+        return replace(self, initial=self.initial[cases], **{name: own[cases] for name, own in self.planes().items()})
+
+    @classmethod
+    def plane_names(cls) -> list[str]:
+        """Return the names of what is summed."""
+        return [own.name for own in fields(cls) if own.name not in ("initial", "members")]
+
+    def planes(self) -> dict[str, np.ndarray]:
+        """Return what is summed by name, each (N, L, X, R)."""
+        return {name: getattr(self, name) for name in self.plane_names()}
 
     def metrics(self) -> dict[str, np.ndarray]:
-        """Return metric -> (L, C, R).
+        """Return metric -> (L, X, R): those of `metrics_of`, and ``acc_wb2`` and the activities.
 
-        ``rmse`` is the root of the mean over cases; ``acc`` the anomaly correlation of all cases pooled, without
-        subtracting the mean anomaly; ``acc_wb2`` the mean of each case's (WeatherBench 2, Rasp et al. 2024, eq. 6).
+        ``acc_wb2`` is the mean of each case's correlation (WeatherBench 2, Rasp et al. 2024, eq. 6). ``activity`` is
+        the standard deviation in space of the forecast's anomaly, ``activity_truth`` that of the truth's; the mean over
+        cases is taken of the variance.
         """
-        return {
-            "rmse": np.sqrt(self.squared / self.cases),
-            "bias": self.error / self.cases,
-            "mae": self.absolute / self.cases,
-            "acc": _ratio(self.covariance, self.forecast_variance * self.truth_variance),
-            "acc_wb2": self.correlation / self.cases,
+        means = {name: own.mean(axis=0) for name, own in self.planes().items()}
+        each = _ratio(self.covariance, self.forecast_variance * self.truth_variance)
+        activity, truth = (np.sqrt(means[name]) for name in ("forecast_activity", "truth_activity"))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return {
+                **metrics_of(means, self.members),
+                "acc_wb2": each.mean(axis=0),
+                "activity": activity,
+                "activity_truth": truth,
+                "activity_ratio": np.where(truth > 0, activity / truth, np.nan),
+            }
+
+
+def metrics_of(means: Mapping[str, np.ndarray], members: int = 1) -> dict[str, np.ndarray]:
+    """Return metric -> values, of means over cases of any shape by the names of `ScoreSums` or `EnsembleSums`.
+
+    - ``rmse``: root of the mean over cases; ``bias``, ``mae``.
+    - ``acc``: the anomaly correlation of all cases pooled, without subtracting the mean anomaly.
+    - ``crps``: of an ensemble, and of a single forecast the absolute error (of a vector: the energy score).
+
+    Of an ensemble of M members the first four are those of its mean, and there are:
+
+    - ``crps_fair``: `credit.verify.crps`.
+    - ``spread``: root of the mean variance over members.
+    - ``spread_skill``: sqrt((M + 1) / M) spread / rmse, 1 for an ensemble that is statistically consistent with the
+      truth, below 1 for one with too little spread (Fortin et al. 2014, doi:10.1175/JHM-D-14-0008.1).
+    - ``rmse_member``: root of the mean squared error of single members.
+
+    Why the root of the factor, and why last: let truth and members be independent draws of one distribution with
+    variance V, another one in each cell and case. The ensemble mean has the variance V / M and the truth V, both about
+    the same expectation, so the expected squared error of the ensemble mean is V (M + 1) / M, and that of the variance
+    over members (divided by M - 1) is V. Both relations are linear, hence they hold for means over cells and cases with
+    whatever V, and the root of their ratio is sqrt((M + 1) / M) spread / rmse. They do not hold for standard
+    deviations: the mean of roots is smaller than the root of the mean.
+
+    The squared error of members needs no sum: averaged over members it is the squared error of their mean plus the
+    variance about it, which is (M - 1) / M of the unbiased one.
+    """
+    found = {
+        "rmse": np.sqrt(means["squared"]),
+        "bias": means["error"],
+        "mae": means["absolute"],
+        "acc": _ratio(means["covariance"], means["forecast_variance"] * means["truth_variance"]),
+        "crps": means["crps"] if members > 1 else means["absolute"],
+    }
+    if members == 1:
+        return found
+    squared, variance = means["squared"], means["variance"]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return found | {
+            "crps_fair": means["crps_fair"],
+            "spread": np.sqrt(variance),
+            "spread_skill": np.sqrt((members + 1) / members * variance / squared),
+            "rmse_member": np.sqrt(squared + variance * (members - 1) / members),
         }
 
 
@@ -134,22 +173,3 @@ def _ratio(covariance: np.ndarray, squares: np.ndarray) -> np.ndarray:
     """Return covariance / sqrt(squares), NaN where there is no variance."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return covariance / np.sqrt(squares)
-
-
-def wind_pairs(channels: Sequence[Channel], attributes: Mapping[str, Mapping[str, str]]) -> list[tuple[int, int, str]]:
-    """Return (index of u, index of v, name of the pair's variable) of the horizontal winds among `channels`.
-
-    Components belong together by standard_name, level and a name that differs in its first letter only.
-    """
-
-    def component(channel: Channel) -> str | None:
-        name = attributes.get(channel.variable, {}).get("standard_name", "")
-        return {"eastward_wind": "u", "northward_wind": "v"}.get(name)
-
-    northward = {(c.variable[1:], c.level): i for i, c in enumerate(channels) if component(c) == "v"}
-    pairs = []
-    for index, channel in enumerate(channels):
-        partner = northward.get((channel.variable[1:], channel.level))
-        if component(channel) == "u" and partner is not None:
-            pairs.append((index, partner, f"wind{channel.variable[1:]}"))
-    return pairs

@@ -1,27 +1,38 @@
-"""ScoreTable: scores by forecast, channel, lead time and region, on disk and on the terminal."""
+"""ScoreTable: scores by forecast, season, channel, lead time and region, on disk and on the terminal."""
 
 from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
 import xarray as xr
 
-from credit.channels import Channel
 from credit.errors import CreditError
 from credit.verify.baselines import BASELINES
-from credit.verify.sums import REGIONS, ScoreSums
+from credit.verify.blocks import ENDS, WITH_INTERVAL
+from credit.verify.comparison import BEST_BASELINE, ENOUGH_BLOCKS
+from credit.verify.seasons import ALL
 
+# global attributes that tell unlike numbers apart; in every row of scores.csv, too
+FACTS = ("grid", "truth", "first_case", "last_case", "initial_hours", "climatology", "version")
 COLUMNS = (
     "forecast", "variable", "level", "level_units", "region", "season", "lead_hours", "metric", "value", "units",
-    "n_cases",
+    "n_cases", "low", "high", "n_blocks", *FACTS,
 )  # fmt: skip
-CORRELATIONS = ("acc", "acc_wb2")
-METRICS = ("rmse", "bias", "mae", *CORRELATIONS)
+CORRELATIONS = ("acc", "acc_wb2", "acc_low", "acc_high")
+METRICS = ("rmse", "bias", "mae", "acc", "acc_wb2", "activity", "activity_truth", "activity_ratio")
+ENSEMBLE_METRICS = ("crps", "crps_fair", "spread", "spread_skill", "rmse_member")  # where a forecast has members
+RANK_METRICS = ("rank_deviation", "rank_outliers")  # of channels only
 WIND = "wind_vector_rmse"
+# of a wind vector the bias is that of its length, and the CRPS is the energy score
+_OF_WINDS = {"bias": "wind_speed_bias", "crps": "wind_energy_score", "crps_fair": "wind_energy_score_fair"}
+WIND_METRICS = {name: _OF_WINDS.get(name, f"wind_vector_{name}") for name in METRICS + ENSEMBLE_METRICS}
+WIND_NAMES = WIND_METRICS | {f"{m}{end}": f"{WIND_METRICS[m]}{end}" for m in WITH_INTERVAL for end in ENDS}
+_PURE_NUMBERS = ("acc", "acc_wb2", "activity_ratio", "spread_skill", *RANK_METRICS)
 _SHOWN_LEADS = (6, 12, 24, 48, 72, 120, 168, 240)
 
 
@@ -29,11 +40,16 @@ class ScoreTable:
     """Scores of a verification.
 
     Attributes:
-        dataset: ``rmse``, ``bias``, ``mae``, ``acc``, ``acc_wb2`` over (forecast, channel, lead, region) and
-            ``wind_vector_rmse`` over (forecast, wind, lead, region); physical units; NaN where there is no score.
+        dataset: `METRICS` and, where a forecast is an ensemble, `ENSEMBLE_METRICS` over (forecast, season, channel,
+            lead, region), and those of wind vectors over wind instead of channel; physical units; NaN where there is no
+            score. ``rmse_low`` and ``rmse_high`` are the ends of the 95 % interval. What
+            `credit.verify.comparison.compare` finds has reference instead of forecast. Of ensembles ``ranks``, the
+            rank histogram, is over (forecast, channel, lead, region, rank), and `RANK_METRICS` without rank.
         forecasts: names of the forecasts.
         channels: names of the channels.
         lead_hours: lead times.
+        regions: names of the regions.
+        seasons: all, and the seasons that have cases.
     """
 
     def __init__(self, dataset: xr.Dataset) -> None:
@@ -41,60 +57,77 @@ class ScoreTable:
         self.forecasts: list[str] = dataset["forecast"].values.tolist()
         self.channels: list[str] = dataset["channel"].values.tolist()
         self.lead_hours: list[float] = dataset["lead"].values.tolist()
+        self.regions: list[str] = dataset["region"].values.tolist()
+        self.seasons: list[str] = dataset["season"].values.tolist()
 
     @property
     def n_cases(self) -> int:
-        """Number of initial times, the same for every score."""
-        return int(self.dataset.attrs["n_cases"])
+        """Number of initial times, the same for every score that is not of one season."""
+        return int(self.dataset["n_cases"][0])
+
+    @property
+    def n_blocks(self) -> list[int]:
+        """Number of blocks by lead time, of all seasons."""
+        return self.dataset["n_blocks"].values[0].tolist()
 
     def units(self, channel: str) -> str:
         """Return the units of a channel."""
         return str(self.dataset["units"].sel(channel=channel).item())
 
     def value(
-        self, forecast: str, channel: str, lead_hours: float, metric: str = "rmse", region: str = "global"
-    ) -> float:
+        self, forecast: str, channel: str, lead_hours: float, metric: str = "rmse", region: str = "global",
+        season: str = ALL,
+    ) -> float:  # fmt: skip
         """Return one score."""
-        return float(self.curve(forecast, channel, metric, region)[self.lead_hours.index(lead_hours)])
+        return float(self.curve(forecast, channel, metric, region, season)[self.lead_hours.index(lead_hours)])
 
-    def curve(self, forecast: str, channel: str, metric: str = "rmse", region: str = "global") -> np.ndarray:
+    def curve(
+        self, forecast: str, channel: str, metric: str = "rmse", region: str = "global", season: str = ALL
+    ) -> np.ndarray:
         """Return a score at every lead time, (L,)."""
-        place = self.forecasts.index(forecast), self.channels.index(channel), slice(None), REGIONS.index(region)
-        return self.dataset[metric].values[place]
+        place = self.forecasts.index(forecast), self.seasons.index(season), self.channels.index(channel)
+        return self.dataset[metric].values[(*place, slice(None), self.regions.index(region))]
 
-    def skill(self, channel: str, lead_hours: float, region: str = "global") -> float:
+    def compared(self, what: str, channel: str, reference: str = BEST_BASELINE, region: str = "global") -> np.ndarray:
+        """Return ``rmse_difference``, ``p_value``, ``n_eff`` or ``significant`` at every lead time, (L,)."""
+        number = self.dataset["reference"].values.tolist().index(reference)
+        place = number, self.seasons.index(ALL), self.channels.index(channel)
+        return self.dataset[what].values[(*place, slice(None), self.regions.index(region))]
+
+    def skill(self, channel: str, lead_hours: float, region: str = "global", season: str = ALL) -> float:
         """Return the model's RMSE over that of the best baseline; below 1 is better than all of them."""
-        best = min(self.value(name, channel, lead_hours, region=region) for name in BASELINES)
-        model = self.value("model", channel, lead_hours, region=region)
+        best = min(self.value(name, channel, lead_hours, "rmse", region, season) for name in BASELINES)
+        model = self.value("model", channel, lead_hours, "rmse", region, season)
         return model / best if best > 0 else float("nan")
 
-    def rows(self) -> Iterator[dict[str, object]]:
-        """Yield the rows of scores.csv; scores that do not exist have none."""
-        for metric in METRICS:
-            yield from self._rows_of(metric, "")
-        if WIND in self.dataset:
-            yield from self._rows_of(WIND, "wind_")
+    def rows(self) -> Iterator[tuple]:
+        """Yield the rows of scores.csv, as `COLUMNS`; scores that do not exist have none."""
+        for metric in METRICS + ENSEMBLE_METRICS + RANK_METRICS:
+            yield from self._rows_of(metric, metric, "")
+        for metric, name in WIND_METRICS.items():
+            yield from self._rows_of(metric, name, "wind_")
 
-    def _rows_of(self, metric: str, prefix: str) -> Iterator[dict[str, object]]:
+    def _rows_of(self, metric: str, name: str, prefix: str) -> Iterator[tuple]:
         data = self.dataset
-        columns = (data[prefix + name].values.tolist() for name in ("variable", "level", "units"))
-        labels = list(zip(*columns, strict=True))
-        values = data[metric].values
-        for f, c, number, r in np.argwhere(~np.isnan(values)):
-            variable, level, units = labels[c]
-            yield {
-                "forecast": self.forecasts[f],
-                "variable": variable,
-                "level": "" if np.isnan(level) else f"{level:g}",
-                "level_units": "" if np.isnan(level) else data.attrs["level_units"],
-                "region": REGIONS[r],
-                "season": "all",
-                "lead_hours": f"{self.lead_hours[number]:g}",
-                "metric": metric,
-                "value": f"{values[f, c, number, r]:.8g}",
-                "units": "1" if metric in CORRELATIONS else units,
-                "n_cases": self.n_cases,
-            }
+        if name not in data:
+            return
+        labels, columns = [], (data[prefix + label].values.tolist() for label in ("variable", "level", "units"))
+        for variable, level, units in zip(*columns, strict=True):
+            where = ("", "") if np.isnan(level) else (f"{level:g}", data.attrs["level_units"])
+            labels.append(((variable, *where), "1" if metric in _PURE_NUMBERS else units))
+        hours = [f"{lead:g}" for lead in self.lead_hours]
+        cases, blocks = data["n_cases"].values.tolist(), data["n_blocks"].values.tolist()
+        facts = tuple(data.attrs[key] for key in FACTS)
+        values = data[name].values
+        known = ~np.isnan(values)
+        ends = [data[name + end].values[known].tolist() if metric in WITH_INTERVAL else repeat(np.nan) for end in ENDS]
+        places = zip(*(index.tolist() for index in np.nonzero(known)), strict=True)
+        for (f, s, c, lead, r), value, low, high in zip(places, values[known].tolist(), *ends, strict=False):
+            label, units = labels[c]
+            yield (
+                self.forecasts[f], *label, self.regions[r], self.seasons[s], hours[lead], name, _number(value), units,
+                cases[s], _number(low), _number(high), blocks[s][lead], *facts,
+            )  # fmt: skip
 
     def write(self, folder: Path) -> None:
         """Write ``scores.nc`` and ``scores.csv``, each replaced whole.
@@ -108,8 +141,8 @@ class ScoreTable:
             os.replace(beside, folder / "scores.nc")
             beside = folder / ".scores.csv.part"
             with open(beside, "w", newline="", encoding="utf-8") as handle:
-                writer = csv.DictWriter(handle, COLUMNS)
-                writer.writeheader()
+                writer = csv.writer(handle)
+                writer.writerow(COLUMNS)
                 writer.writerows(self.rows())
             os.replace(beside, folder / "scores.csv")
         except (OSError, RuntimeError) as error:
@@ -125,68 +158,36 @@ class ScoreTable:
         lines = [
             f"RMSE, global, {self.n_cases} initial times. Ratio: model over the best of the three baselines.",
             f"{'':12s} {'':10s} {'lead':>6s} {'model':>11s} {'persistence':>11s} {'damped':>11s} {'climatology':>11s}"
-            f" {'ratio':>6s}",
+            f" {'ratio':>7s} {'n_eff':>6s}",
         ]
         for channel in self.channels:
+            stars, n_eff = (self.compared(what, channel) for what in ("significant", "n_eff"))
             for number, hours in enumerate(self.shown_leads()):
                 head = f"{channel:12s} {self.units(channel):10s}" if number == 0 else " " * 23
                 scores = [self.value(name, channel, hours) for name in ("model", *BASELINES)]
                 numbers = " ".join(f"{score:11.4g}" for score in scores)
-                lines.append(f"{head} {f'{hours:g} h':>6s} {numbers} {self.skill(channel, hours):6.2f}")
-        return "\n".join(lines)
+                place = self.lead_hours.index(hours)
+                star = "*" if stars[place] else " "
+                independent = "-" if np.isnan(n_eff[place]) else f"{n_eff[place]:.0f}"
+                ratio = f"{self.skill(channel, hours):6.2f}{star} {independent:>6s}"
+                lines.append(f"{head} {f'{hours:g} h':>6s} {numbers} {ratio}")
+        return "\n".join([*lines, self.explain_significance()])
+
+    def explain_significance(self) -> str:
+        """Return how many blocks and independent cases there are, what stars mean, and why there may be none."""
+        fewest, most = min(self.n_blocks), max(self.n_blocks)
+        made = f"{most}" if fewest == most else f"{most} (first lead) to {fewest} (last lead)"
+        text = f"The initial times make {made} blocks, each of at least 5 days and of the lead time and 2 days more"
+        n_eff = self.dataset["n_eff"].sel(reference=BEST_BASELINE, season=ALL, region="global").values
+        if np.isfinite(n_eff).any():
+            text += f"; for the global differences they are worth {np.nanmin(n_eff):.0f} to {np.nanmax(n_eff):.0f} "
+            text += "independent cases (n_eff)"
+        text += ". "
+        if most < ENOUGH_BLOCKS:
+            return text + f"That is fewer than {ENOUGH_BLOCKS}, so no difference is called significant."
+        few = f"; lead times with fewer than {ENOUGH_BLOCKS} blocks are left out" if fewest < ENOUGH_BLOCKS else ""
+        return text + f"A star or hatching: significant, with a false discovery rate of 5 % over the scorecard{few}."
 
 
-def build_table(
-    sums: Mapping[str, tuple[ScoreSums, Sequence[int]]],
-    channels: Sequence[Channel],
-    lead_minutes: np.ndarray,
-    attributes: Mapping[str, Mapping[str, str]],
-    winds: Sequence[tuple[int, int, str]],
-    facts: Mapping[str, str | int],
-) -> ScoreTable:
-    """Turn sums into scores.
-
-    Args:
-        sums: forecast -> its sums and the indices, among `channels`, of the channels that it has.
-        channels: the C channels.
-        lead_minutes: (L,) lead times.
-        attributes: variable -> ``units``.
-        winds: from `credit.verify.sums.wind_pairs`.
-        facts: global attributes: ``n_cases``, ``level_units`` and what else describes the scores.
-    """
-    shape = (len(sums), len(channels), len(lead_minutes), len(REGIONS))
-    values = {name: np.full(shape, np.nan) for name in METRICS}
-    for number, (forecast, (own, index)) in enumerate(sums.items()):
-        for name, score in own.metrics().items():
-            if name not in CORRELATIONS or forecast != "climatology":
-                values[name][number, list(index)] = np.moveaxis(score, 1, 0)
-    units = [str(attributes.get(c.variable, {}).get("units", "")) for c in channels]
-    dims = ("forecast", "channel", "lead", "region")
-    data = {name: (dims, array) for name, array in values.items()}
-    coords = {
-        "forecast": list(sums),
-        "channel": [c.name for c in channels],
-        "lead": ("lead", lead_minutes / 60.0, {"units": "hour", "standard_name": "forecast_period"}),
-        "region": list(REGIONS),
-        **_labels("channel", "", [c.variable for c in channels], [c.level for c in channels], units),
-    }
-    if winds:
-        rmse = values["rmse"]
-        squares = np.stack([rmse[:, u] ** 2 + rmse[:, v] ** 2 for u, v, _ in winds], axis=1)
-        data[WIND] = (("forecast", "wind", "lead", "region"), np.sqrt(squares))
-        coords |= _labels(
-            "wind", "wind_", [name for *_, name in winds], [channels[u].level for u, *_ in winds],
-            [units[u] for u, *_ in winds],
-        )  # fmt: skip
-    return ScoreTable(xr.Dataset(data, coords, dict(facts)))
-
-
-def _labels(
-    dim: str, prefix: str, variables: list[str], levels: list[float | None], units: list[str]
-) -> dict[str, tuple[str, list]]:
-    numbers = [np.nan if level is None else level for level in levels]
-    return {
-        f"{prefix}variable": (dim, variables),
-        f"{prefix}level": (dim, np.array(numbers, dtype=np.float64)),
-        f"{prefix}units": (dim, units),
-    }
+def _number(value: float) -> str:
+    return "" if value != value else f"{value:.8g}"

@@ -11,6 +11,8 @@ import numpy as np
 from credit.config import Config
 from credit.errors import CreditError
 from credit.forecast.archive import ForecastArchive
+from credit.verify.blocks import LEAST_BLOCKS
+from credit.verify.comparison import BEST_BASELINE
 from credit.verify.facts import read_training_log
 from credit.verify.scoring import Verification, score_forecasts
 from credit.verify.table import ScoreTable
@@ -52,25 +54,53 @@ def verify(config: Config, reader: FieldReader, archive: ForecastArchive, save_l
 
 def _draw(found: Verification, reader: FieldReader, folder: Path) -> list[tuple[str, Path]]:
     """Draw every figure; return (caption, path) in the order of the report."""
-    from credit.verify import plots
+    from credit.verify import plots, plots_ensemble, plots_scores
 
     table, figures = found.table, folder / "figures"
     units = {name: table.units(name) for name in found.figure_channels}
     drawn = [
         (
-            "Root-mean-square error and anomaly correlation by lead time.",
-            plots.draw(figures / "skill.png", plots.skill_curves, table, found.figure_channels),
+            "Root-mean-square error and anomaly correlation by lead time. Shaded: 95 % intervals, by resampling of "
+            f"blocks of days; a lead time with fewer than {LEAST_BLOCKS} blocks has none.",
+            plots.draw(figures / "skill.png", plots_scores.skill_curves, table, found.figure_channels),
         )
     ]
+    if "crps" in table.dataset:
+        path = plots.draw(figures / "spread.png", plots_ensemble.spread_and_skill, table, found.figure_channels)
+        caption = (
+            "Continuous ranked probability score by lead time, of single forecasts the mean absolute error; and spread "
+            "over the error of the mean, corrected for the number of members: below 1 the ensemble is too sure of "
+            "itself."
+        )
+        drawn.append((caption, path))
+    if "ranks" in table.dataset and np.isfinite(table.dataset["ranks"].sel(forecast="model")).any():
+        hours = [lead / 60 for lead in found.figure_leads]
+        path = plots.draw(figures / "ranks.png", plots_ensemble.rank_histograms, table, found.figure_channels, hours)
+        drawn.append(("Where the truth lies among the members. A U: too little spread; a slope: a bias.", path))
+    for number, reference in enumerate(table.dataset["reference"].values.tolist()):
+        path = figures / ("scorecard.png" if number == 0 else f"scorecard_{number}.png")
+        against = "the best of the three baselines" if reference == BEST_BASELINE else reference
+        caption = (
+            f"Scorecard: RMSE of the model against {against}, by channel and lead time; blue is better. "
+            f"{table.explain_significance()}"
+        )
+        drawn.append((caption, plots.draw(path, plots_scores.scorecard, table, reference)))
     background = plots.Background(reader.grid, land_fraction(reader))
     for name in found.figure_channels:
         pairs = {lead: found.maps[name, lead] for lead in found.figure_leads}
         path = figures / f"maps_{name}.png"
         arguments = (name, units[name], pairs, found.example, reader.clock, background)
-        drawn.append((f"{name}: truth, forecast and error of one forecast.", plots.draw(path, plots.maps, *arguments)))
+        drawn.append(
+            (
+                f"{name}: truth, forecast, error and, of an ensemble, spread; one initial time.",
+                plots.draw(path, plots.maps, *arguments),
+            )
+        )
     if found.spectra:
         path = plots.draw(figures / "spectra.png", plots.spectra, found.spectra, units, len(found.cases))
-        drawn.append(("Power by total wavenumber; below 1 the forecast is too smooth.", path))
+        drawn.append(
+            ("Power by total wavenumber, of an ensemble its first member; below 1 the forecast is too smooth.", path)
+        )
     log = read_training_log(folder / "metrics.jsonl")
     if log is not None:
         path = plots.draw(figures / "loss.png", plots.loss_curve, log.train, log.valid)

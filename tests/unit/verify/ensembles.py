@@ -8,15 +8,20 @@ import numpy as np
 import xarray as xr
 
 from credit.channels import ChannelMap
-from credit.verify.sums import REGIONS, CellMeans, region_weights
+from credit.config.schema_regions import REGIONS
+from credit.verify.cell_means import CellMeans
+from credit.verify.regions import region_weights
 from tests.unit.analytic_reader import make_grid
 
 CHANNELS = ChannelMap.build({"prognostic": {"vars_3D": ["z"], "vars_2D": ["t2m", "sst"]}}, [500.0]).output
 GRID = make_grid(8, 16)
 CELLS = GRID.shape[0] * GRID.shape[1]
-WEIGHTS = xr.DataArray(region_weights(GRID).reshape(len(REGIONS), -1), dims=("region", "cell"))
+NAMES = ("global", "tropics", "extratropics_north", "extratropics_south")
+_WEIGHTS_RHW = region_weights(GRID, {name: REGIONS[name] for name in NAMES})
+WEIGHTS = xr.DataArray(_WEIGHTS_RHW.reshape(len(NAMES), -1), dims=("region", "cell"))
+WINDS = [(0, 1)]  # for sums of vectors, z500 and t2m stand for components
 MASK = np.random.default_rng(3).random(GRID.shape) < 0.3
-MEANS = CellMeans(GRID, CHANNELS, {"sst": MASK})
+MEANS = CellMeans(CHANNELS, {"sst": MASK}, _WEIGHTS_RHW, WINDS)
 CASE_DIMS = ("case", "channel", "cell")
 MEMBER_DIMS = ("case", "member", "channel", "cell")
 
@@ -32,7 +37,7 @@ class Cases:
     @property
     def labelled(self) -> tuple[xr.DataArray, xr.DataArray]:
         """Members and truth with names of dimensions, missing where masked."""
-        valid = xr.DataArray(MEANS.valid_CN, dims=CASE_DIMS[1:])
+        valid = xr.DataArray(MEANS.valid_CP, dims=CASE_DIMS[1:])
         members = xr.DataArray(self.members, dims=MEMBER_DIMS).where(valid)
         return members, xr.DataArray(self.truth, dims=CASE_DIMS).where(valid)
 
@@ -45,8 +50,8 @@ def draw_cases(cases: int, members: int, spread: float = 1.0, seed: int = 0) -> 
     centre = 10 * rng.standard_normal((cases, 1, *shape)) + np.array([5e4, 280.0, 290.0])[:, None]
     draws = rng.standard_normal((cases, members + 1, *shape))
     draws[:, 1:] *= spread
-    values = np.where(MEANS.valid_CN, centre + deviation * draws, 0.0)
-    normal = np.where(MEANS.valid_CN, centre[:, 0] + 2 * rng.standard_normal((cases, *shape)), 0.0)
+    values = np.where(MEANS.valid_CP, centre + deviation * draws, 0.0)
+    normal = np.where(MEANS.valid_CP, centre[:, 0] + 2 * rng.standard_normal((cases, *shape)), 0.0)
     return Cases(values[:, 1:], values[:, 0], normal)
 
 

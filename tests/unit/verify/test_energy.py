@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from credit.verify.crps import ensemble_crps
-from credit.verify.energy import EnergySums, energy_score
-from credit.verify.sums import CellMeans
-from tests.unit.verify.ensembles import CELLS, CHANNELS, GRID, MASK, within
+from credit.verify.energy import energy_score
+from tests.unit.verify.ensembles import CELLS, within
 
 
 def _vectors(members: int, components: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -56,22 +55,3 @@ def test_no_copy_of_the_members_is_made() -> None:
         assert tracemalloc.get_traced_memory()[1] < 0.25 * members.nbytes
     finally:
         tracemalloc.stop()
-
-
-def test_sums_are_means_over_regions_and_cases() -> None:
-    """Channels 1 and 2 stand for two vectors, the second of which is masked."""
-    means = CellMeans(GRID, CHANNELS[1:], {"sst": MASK})
-    whole, parts = EnergySums.zeros(1, 2, 4), [EnergySums.zeros(1, 2, 4) for _ in range(2)]
-    expected = {"energy_score": 0.0, "energy_score_fair": 0.0}
-    for case in range(2):
-        members, truth = (values * means.valid_CN for values in _vectors(4, 2, seed=case))
-        for sums in (whole, parts[case]):
-            sums.add(0, means, members, truth)
-        for name, cells in zip(expected, energy_score(members, truth), strict=True):
-            area = GRID.area_weights().reshape(-1)
-            weights = area * means.valid_CN
-            expected[name] += (cells * weights).sum(axis=1) / weights.sum(axis=1) / 2
-    total = parts[0] + parts[1]
-    for name, value in expected.items():
-        np.testing.assert_allclose(whole.metrics()[name][0, :, 0], value, rtol=1e-12)
-        np.testing.assert_allclose(total.metrics()[name], whole.metrics()[name], rtol=1e-12)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 
@@ -10,16 +12,18 @@ from credit.verify.addable import AddableSums
 from credit.verify.ensemble_sums import EnsembleSums
 from credit.verify.events import EventSums
 from credit.verify.rank_histogram import RankHistogram
-from credit.verify.sums import ScoreSums
-from tests.unit.verify.ensembles import CHANNELS, MEANS, Cases, draw_cases, pooled
+from tests.unit.verify.ensembles import CHANNELS, MEANS, WEIGHTS, WINDS, Cases, draw_cases, pooled
 
 MEMBERS = 5
 
 
-def _sums(cases: Cases, which: range | None = None) -> EnsembleSums:
-    sums = EnsembleSums.zeros(1, len(CHANNELS), cases.members.shape[1])
-    for case in which or range(len(cases.truth)):
-        sums.add(0, MEANS, cases.members[case], cases.truth[case], cases.normal[case])
+def _sums(cases: Cases, which: Iterable[int] | None = None) -> EnsembleSums:
+    chosen = np.array(list(which or range(len(cases.truth))))
+    sums = EnsembleSums.empty(chosen * 1440, 1, MEANS, cases.members.shape[1])
+    for number, case in enumerate(chosen.tolist()):
+        members, truth = cases.members[case], cases.truth[case]
+        sums.add(number, 0, MEANS, members.mean(axis=0), truth, cases.normal[case])
+        sums.add_members(number, 0, MEANS, members, truth, "test")
     return sums
 
 
@@ -27,7 +31,7 @@ def test_the_library_and_numpy_agree() -> None:
     scores = pytest.importorskip("scores")
     cases = draw_cases(4, MEMBERS, spread=0.7)
     members, truth = cases.labelled
-    ours = {name: value[0] for name, value in _sums(cases).metrics().items()}
+    ours = {name: value[0, : len(CHANNELS)] for name, value in _sums(cases).metrics().items()}
     error = members.mean("member") - truth
     variance = members.var("member", ddof=1)
     expected = {
@@ -42,28 +46,34 @@ def test_the_library_and_numpy_agree() -> None:
         expected[name] = pooled(cells)
     for name, value in expected.items():
         np.testing.assert_allclose(ours[name], value, rtol=1e-9, err_msg=name)
-    assert set(ours) == {*expected, "acc"}
 
 
-def test_the_mean_is_scored_like_a_single_forecast() -> None:
-    cases = draw_cases(3, MEMBERS)
-    single = ScoreSums.zeros(1, len(CHANNELS))
-    for members, truth, normal in zip(cases.members, cases.truth, cases.normal, strict=True):
-        single.add(0, MEANS, members.mean(axis=0), truth, normal)
-    single.cases += len(cases.truth)
-    ours, theirs = _sums(cases).metrics(), single.metrics()
-    for name in ("rmse", "mae", "acc"):
-        np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-9, err_msg=name)
+def test_rows_of_vectors_have_the_energy_score() -> None:
+    """The second vector's component is masked, so both are."""
+    scoringrules = pytest.importorskip("scoringrules")
+    cases = draw_cases(2, MEMBERS)
+    ours = {name: value[0, len(CHANNELS)] for name, value in _sums(cases).metrics().items()}
+    u, v = WINDS[0]
+    members, truth = cases.members[:, :, [u, v]], cases.truth[:, [u, v]]
+    for name, estimator in (("crps", "nrg"), ("crps_fair", "fair")):
+        cells = scoringrules.es_ensemble(
+            np.moveaxis(truth, 1, -1), np.moveaxis(members, (1, 2), (-2, -1)), estimator=estimator
+        )
+        np.testing.assert_allclose(ours[name], (cells @ WEIGHTS.values.T).mean(axis=0), rtol=1e-9)
+    squared = ((members.mean(axis=1) - truth) ** 2).sum(axis=1)
+    variance = members.var(axis=1, ddof=1).sum(axis=1)
+    ratio = (MEMBERS + 1) / MEMBERS * (variance @ WEIGHTS.values.T).mean(0) / (squared @ WEIGHTS.values.T).mean(0)
+    np.testing.assert_allclose(ours["spread_skill"], np.sqrt(ratio), rtol=1e-9)
 
 
 def test_by_hand_the_root_is_last_and_over_the_correction() -> None:
     """Errors of the mean 1 and 3, variances 2 and 8: mean squares 5 and 5."""
-    shape = MEANS.valid_CN.shape
-    sums = EnsembleSums.zeros(1, len(CHANNELS), 2)
-    for error, half_distance in ((1.0, 1.0), (-3.0, 2.0)):
-        members = np.stack([np.full(shape, error - half_distance), np.full(shape, error + half_distance)])
-        sums.add(0, MEANS, members * MEANS.valid_CN, np.zeros(shape), np.zeros(shape))
-    metrics = sums.metrics()
+    shape = MEANS.valid_CP.shape
+    members = np.stack(
+        [[np.full(shape, error - half), np.full(shape, error + half)] for error, half in ((1, 1), (-3, 2))]
+    )
+    cases = Cases(members * MEANS.valid_CP, np.zeros((2, *shape)), np.zeros((2, *shape)))
+    metrics = {name: value[:, : len(CHANNELS)] for name, value in _sums(cases).metrics().items()}
     np.testing.assert_allclose(metrics["rmse"], np.sqrt(5))  # the mean of roots would be 2
     np.testing.assert_allclose(metrics["mae"], 2)
     np.testing.assert_allclose(metrics["spread"], np.sqrt(5))  # the mean of roots would be 1.5 sqrt(2)
@@ -81,8 +91,8 @@ def test_a_consistent_ensemble_has_the_ratio_1(members: int) -> None:
     cases = draw_cases(300, members, seed=members)
     ratio = _sums(cases).metrics()["spread_skill"][0]
     each = [_sums(cases, range(case, case + 1)) for case in range(300)]
-    squares = np.stack([sums.squared[0] * members / (members + 1) for sums in each])
-    variances = np.stack([sums.variance[0] for sums in each])
+    squares = np.stack([sums.squared[0, 0] * members / (members + 1) for sums in each])
+    variances = np.stack([sums.variance[0, 0] for sums in each])
     # of the logarithm of a ratio of two means, halved for the root
     error = 0.5 * np.sqrt(
         (squares / squares.mean(0) - variances / variances.mean(0)).var(axis=0, ddof=1) / len(squares)
@@ -100,48 +110,48 @@ def test_too_little_and_too_much_spread_show(spread: float, low: float, high: fl
     assert (ratio > low).all() and (ratio < high).all()
 
 
-def test_sums_add_up_whatever_the_split() -> None:
+def test_parts_are_joined_in_any_order() -> None:
     cases = draw_cases(4, MEMBERS)
-    whole = _sums(cases)
-    parts = _sums(cases, range(1)) + _sums(cases, range(1, 4))
-    assert parts.cases.tolist() == whole.cases.tolist() == [4]
+    whole, parts = _sums(cases), EnsembleSums.join([_sums(cases, range(1, 4)), _sums(cases, range(1))])
+    assert parts.initial.tolist() == whole.initial.tolist()
     for name, value in whole.metrics().items():
-        np.testing.assert_allclose(parts.metrics()[name], value, rtol=1e-12)
-
-
-def test_one_member_has_no_spread() -> None:
-    cases = draw_cases(2, 1)
-    metrics = _sums(cases).metrics()
-    for name in ("spread", "spread_skill", "crps_fair"):
-        assert np.isnan(metrics[name]).all()
-    np.testing.assert_allclose(metrics["crps"], metrics["mae"], rtol=1e-12)
-    np.testing.assert_allclose(metrics["rmse_member"], metrics["rmse"], rtol=1e-12)
-
-
-def test_a_lead_time_without_a_case_has_no_score() -> None:
-    sums = EnsembleSums.zeros(2, len(CHANNELS), MEMBERS)
-    cases = draw_cases(1, MEMBERS)
-    sums.add(1, MEANS, cases.members[0], cases.truth[0], cases.normal[0])
-    for value in sums.metrics().values():
-        assert np.isnan(value[0]).all() and np.isfinite(value[1]).all()
+        np.testing.assert_array_equal(parts.metrics()[name], value)
 
 
 def test_unlike_ensembles_are_refused() -> None:
     cases = draw_cases(1, MEMBERS)
-    sums = EnsembleSums.zeros(1, len(CHANNELS), MEMBERS + 1)
-    with pytest.raises(DataError, match="has 5 members, the sums are for 6"):
-        sums.add(0, MEANS, cases.members[0], cases.truth[0], cases.normal[0])
-    with pytest.raises(DataError, match="members is 6 in one and 5 in the other"):
-        sums + _sums(cases)
+    sums = EnsembleSums.empty(np.zeros(1), 1, MEANS, MEMBERS + 1)
+    with pytest.raises(DataError, match="here: has 5 members, other forecasts have 6"):
+        sums.add_members(0, 0, MEANS, cases.members[0], cases.truth[0], "here")
+    sums.initial += 1440
+    with pytest.raises(DataError, match="cannot be joined: they depend on the number"):
+        EnsembleSums.join([sums, _sums(cases)])
+
+
+def test_a_member_that_blew_up_is_named_and_a_masked_cell_does_not_matter() -> None:
+    cases = draw_cases(1, MEMBERS)
+    clean = _sums(cases).metrics()
+    cases.members[0, 1, 2, ~MEANS.valid_CP[2]] = np.nan
+    sums = EnsembleSums.empty(np.zeros(1), 1, MEANS, MEMBERS)
+    sums.add_members(0, 0, MEANS, cases.members[0], cases.truth[0], "here")
+    np.testing.assert_array_equal(sums.crps[0, 0], clean["crps"][0])
+    cases.members[0, 1, 1, 7] = np.nan
+    with pytest.raises(DataError, match="here: a member of t2m is not finite"):
+        sums.add_members(0, 0, MEANS, cases.members[0], cases.truth[0], "here")
 
 
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (RankHistogram.zeros(1, 3, 4), RankHistogram.zeros(2, 3, 4)),
-        (EventSums.zeros(1, 2, 3, 4), EventSums.zeros(1, 1, 3, 4)),
+        (RankHistogram.zeros(1, MEANS, 4), RankHistogram.zeros(2, MEANS, 4)),
+        (EventSums.zeros(1, 2, MEANS, 4), EventSums.zeros(1, 1, MEANS, 4)),
     ],
 )
 def test_unlike_shapes_are_refused(one: AddableSums, other: AddableSums) -> None:
     with pytest.raises(DataError, match="the shape of"):
         one + other
+
+
+def test_unlike_numbers_are_refused() -> None:
+    with pytest.raises(DataError, match="members is 4 in one and 5 in the other"):
+        RankHistogram.zeros(1, MEANS, 4) + RankHistogram.zeros(1, MEANS, 5)

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from credit.config.schema_regions import REGIONS
+from credit.verify.cell_means import CellMeans
 from credit.verify.events import EventSums
-from credit.verify.sums import REGIONS, CellMeans
-from tests.unit.verify.ensembles import CELLS, CHANNELS, GRID, MEANS, Cases, draw_cases, pooled, within
+from credit.verify.regions import region_weights
+from tests.unit.verify.ensembles import CELLS, CHANNELS, GRID, MEANS, NAMES, Cases, draw_cases, pooled, within
 
 MEMBERS = 5
 THRESHOLDS = np.array([5e4, 280.0, 290.0]) + np.array([[-5.0], [0.0], [15.0]])
@@ -23,7 +25,7 @@ def _events(
     climatology: np.ndarray = CLIMATOLOGY[:, :, None],
     which: range | None = None,
 ) -> EventSums:
-    sums = EventSums.zeros(1, len(thresholds), len(CHANNELS), cases.members.shape[1])
+    sums = EventSums.zeros(1, len(thresholds), MEANS, cases.members.shape[1])
     for case in which or range(len(cases.truth)):
         sums.add(0, MEANS, cases.members[case], cases.truth[case], thresholds, climatology)
     return sums
@@ -60,9 +62,10 @@ def test_another_library_agrees_on_the_diagram() -> None:
     xskillscore = pytest.importorskip("xskillscore")
     masked = np.ones(GRID.shape, dtype=bool)
     masked[2] = False
-    circle = CellMeans(GRID, CHANNELS, {channel.variable: masked for channel in CHANNELS})
+    masks = {channel.variable: masked for channel in CHANNELS}
+    circle = CellMeans(CHANNELS, masks, region_weights(GRID, {name: REGIONS[name] for name in NAMES}))
     cases = draw_cases(6, MEMBERS)
-    sums = EventSums.zeros(1, len(THRESHOLDS), len(CHANNELS), MEMBERS)
+    sums = EventSums.zeros(1, len(THRESHOLDS), circle, MEMBERS)
     for members, truth in zip(cases.members, cases.truth, strict=True):
         sums.add(0, circle, members, truth, THRESHOLDS[:, :, None], CLIMATOLOGY[:, :, None])
     probabilities, shares, observed = sums.diagram()
@@ -76,7 +79,7 @@ def test_another_library_agrees_on_the_diagram() -> None:
         theirs = xskillscore.reliability(
             happened, xr.DataArray(forecast, dims=("case", "cell")), probability_bin_edges=edges
         )
-        for region in (REGIONS.index("global"), REGIONS.index("extratropics_north")):
+        for region in (NAMES.index("global"), NAMES.index("extratropics_north")):
             np.testing.assert_allclose(observed[0, event, channel, region], theirs, rtol=1e-9)
             samples = theirs["samples"] / happened.size
             np.testing.assert_allclose(shares[0, event, channel, region], samples, rtol=1e-9, atol=1e-12)
@@ -93,8 +96,8 @@ def test_the_parts_add_up_to_the_score(members: int) -> None:
 
 def test_by_hand() -> None:
     """Half of the cases: 1 of 2 members, happens; the other half: 2 of 2, does not happen."""
-    shape = MEANS.valid_CN.shape
-    sums = EventSums.zeros(1, 1, len(CHANNELS), 2)
+    shape = MEANS.valid_CP.shape
+    sums = EventSums.zeros(1, 1, MEANS, 2)
     for members, truth in (((0.0, 2.0), 2.0), ((2.0, 2.0), 1.0)):
         fields = np.stack([np.full(shape, value) for value in members])
         thresholds, climatology = np.full((1, *shape), 1.0), np.full((1, *shape), 0.25)

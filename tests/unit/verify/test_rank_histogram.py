@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 
 from credit.verify.rank_histogram import RankHistogram
-from credit.verify.sums import REGIONS
-from tests.unit.verify.ensembles import CHANNELS, MEANS, WEIGHTS, Cases, draw_cases, rainy
+from tests.unit.verify.ensembles import MEANS, NAMES, WEIGHTS, Cases, draw_cases, rainy
 
 
 def _rank(cases: Cases, which: range | None = None) -> RankHistogram:
-    sums = RankHistogram.zeros(1, len(CHANNELS), cases.members.shape[1])
+    sums = RankHistogram.zeros(1, MEANS, cases.members.shape[1])
     for case in which or range(len(cases.truth)):
-        sums.add(0, MEANS, cases.members[case], cases.truth[case])
+        members, truth = cases.members[case], cases.truth[case]
+        sums.add(0, MEANS, (members < truth).sum(axis=0), (members == truth).sum(axis=0))
     return sums
 
 
 def _rain(cases: Cases) -> Cases:
-    centre = np.where(MEANS.valid_CN, np.array([5e4, 280.0, 290.0])[:, None], 0.0)
+    centre = np.where(MEANS.valid_CP, np.array([5e4, 280.0, 290.0])[:, None], 0.0)
     return Cases(rainy(cases.members - centre), rainy(cases.truth - centre), cases.normal)
 
 
@@ -32,7 +32,7 @@ def test_the_library_agrees(ties: bool) -> None:
         assert 0.2 < (cases.truth[:, :2] == 0).mean() < 0.8
     members, truth = cases.labelled
     ours = _rank(cases).frequencies()[0]
-    for region in range(len(REGIONS)):
+    for region in range(len(NAMES)):
         theirs = scores.probability.rank_histogram(
             members, truth, "member", preserve_dims=["channel"], weights=WEIGHTS[region]
         )
@@ -63,7 +63,7 @@ def test_the_shape_tells_what_is_wrong() -> None:
     for sums in (narrow, wide):
         assert sums.metrics()["rank_deviation"].min() > 0.25
     cases = draw_cases(1, 7)
-    cases.truth += 1e3 * MEANS.valid_CN
+    cases.truth += 1e3 * MEANS.valid_CP
     above = _rank(cases)
     np.testing.assert_allclose(above.frequencies()[..., -1], 1)
     np.testing.assert_allclose(above.metrics()["rank_deviation"], 2 * 7 / 8)

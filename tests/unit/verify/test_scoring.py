@@ -93,12 +93,19 @@ def test_every_time_is_read_once(run: Run) -> None:
 def test_other_forecasts_share_the_cases(run: Run, tmp_path: Path) -> None:
     write_forecasts(tmp_path / "other", run.reader, ["2001-03-04T06:00"], 1.0, [720, 1440], format="zarr",
                     variables=["z", "t2m"])  # fmt: skip
-    config = make_config(tmp_path, other_forecasts={"other": str(tmp_path / "other")})
+    mine = {"regions": ["arctic", "global"], "boxes": {"strip": {"lat": [0, 30], "lon": [350, 20]}}}
+    config = make_config(tmp_path, other_forecasts={"other": str(tmp_path / "other")}, **mine)
     table = score_forecasts(config, run.reader, run.archive).table
     assert table.n_cases == 1 and table.lead_hours == [12.0, 24.0]
     assert table.value("other", "t2m", 24) == pytest.approx(1.0, rel=1e-4)
     assert table.value("model", "t2m", 24) == pytest.approx(MODEL_ERROR, rel=1e-4)
     assert np.isnan(table.value("other", "u500", 24))
+    assert table.regions == ["arctic", "global", "strip"]
+    assert table.value("other", "t2m", 24, "bias", "strip") == pytest.approx(1.0, rel=1e-4)
+    assert table.dataset["reference"].values.tolist() == ["best_baseline", "other"]
+    assert table.compared("rmse_difference", "t2m", "other") == pytest.approx(MODEL_ERROR - 1, rel=1e-3)
+    assert np.isnan(table.compared("rmse_difference", "u500", "other")).all()
+    assert np.isnan(table.dataset["wind_rmse_difference"].sel(reference="other")).all()
 
 
 def test_a_masked_output_is_scored_over_its_valid_cells(tmp_path: Path) -> None:

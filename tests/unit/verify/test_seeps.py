@@ -8,8 +8,7 @@ import xarray as xr
 
 from credit.verify.addable import AddableSums
 from credit.verify.seeps import DRY_BELOW_MM, SeepsSums, is_scored, seeps
-from credit.verify.sums import REGIONS
-from tests.unit.verify.ensembles import CELLS, CHANNELS, MEANS, WEIGHTS
+from tests.unit.verify.ensembles import CELLS, CHANNELS, MEANS, NAMES, WEIGHTS
 
 CASES = 4
 SHAPE = (len(CHANNELS), CELLS)
@@ -25,9 +24,9 @@ def _fields() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 
 def _sums(which: range) -> AddableSums:
     forecast, truth, dry, heavy = _fields()
-    sums = SeepsSums.zeros(1, len(CHANNELS))
+    sums = SeepsSums.zeros(1, MEANS)
     for case in which:
-        sums.add(0, MEANS, forecast[case] * MEANS.valid_CN, truth[case] * MEANS.valid_CN, dry, heavy)
+        sums.add(0, MEANS, forecast[case] * MEANS.valid_CP, truth[case] * MEANS.valid_CP, dry, heavy)
     return sums
 
 
@@ -46,7 +45,7 @@ def test_the_library_agrees() -> None:
     ours = seeps(forecast, truth, dry, heavy)
     assert 0.1 < np.isnan(ours).mean() < 0.4
     np.testing.assert_allclose(ours, penalties, rtol=1e-12)
-    valid = xr.DataArray(MEANS.valid_CN, dims=names[1:])
+    valid = xr.DataArray(MEANS.valid_CP, dims=names[1:])
     score = penalties.where(valid).weighted(WEIGHTS).mean(["case", "cell"]).transpose("channel", "region")
     np.testing.assert_allclose(_sums(range(CASES)).metrics()["seeps"][0], score, rtol=1e-9)
 
@@ -87,11 +86,11 @@ def test_what_is_missing_is_not_dry() -> None:
 def test_sums_add_up_and_a_region_without_such_a_climate_has_no_score() -> None:
     whole, parts = _sums(range(CASES)), _sums(range(1)) + _sums(range(1, CASES))
     np.testing.assert_allclose(parts.metrics()["seeps"], whole.metrics()["seeps"], rtol=1e-12)
-    sums = SeepsSums.zeros(1, len(CHANNELS))
+    sums = SeepsSums.zeros(1, MEANS)
     rows = np.repeat(np.arange(8), 16)
     dry = np.where(rows < 4, 0.95, 0.5) * np.ones(SHAPE)
     sums.add(0, MEANS, np.zeros(SHAPE), np.ones(SHAPE), dry, np.full(SHAPE, 5.0))
     score = sums.metrics()["seeps"][0]
-    assert np.isnan(score[:, REGIONS.index("extratropics_north")]).all()
+    assert np.isnan(score[:, NAMES.index("extratropics_north")]).all()
     # light rain called dry: half of 1 / (1 - p1)
-    np.testing.assert_allclose(score[:, REGIONS.index("global")], 1.0)
+    np.testing.assert_allclose(score[:, NAMES.index("global")], 1.0)

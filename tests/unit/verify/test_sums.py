@@ -7,8 +7,11 @@ import pytest
 import xarray as xr
 
 from credit.channels import Channel, ChannelMap
+from credit.config.schema_regions import REGIONS
 from credit.errors import DataError
-from credit.verify.sums import REGIONS, CellMeans, ScoreSums, region_weights, wind_pairs
+from credit.verify.cell_means import CellMeans, wind_pairs
+from credit.verify.regions import region_weights
+from credit.verify.sums import ScoreSums
 from tests.unit.analytic_reader import ATTRIBUTES, make_grid
 
 CHANNELS = ChannelMap.build({"prognostic": {"vars_3D": ["z"], "vars_2D": ["t2m", "sst"]}}, [500.0]).output
@@ -31,13 +34,18 @@ def _cases(grid, masked: bool) -> tuple[dict[str, np.ndarray], dict[str, np.ndar
 
 
 def _sums(grid, cases: dict[str, np.ndarray], masks: dict[str, np.ndarray], which: range) -> ScoreSums:
-    means = CellMeans(grid, CHANNELS, masks)
-    sums = ScoreSums.zeros(1, len(CHANNELS))
-    for case in which:
+    means = CellMeans(CHANNELS, masks, region_weights(grid, _on(grid)))
+    sums = ScoreSums.empty(1440 * np.array(which), 1, means)
+    for number, case in enumerate(which):
         fields = [means.flatten(cases[name][case].astype(np.float32), name) for name in cases]
-        sums.add(0, means, *fields)
-        sums.cases += 1
+        sums.add(number, 0, means, *fields)
     return sums
+
+
+def _on(grid) -> dict:
+    """Return a few regions that have cells on the grid."""
+    small = ["global", "tropics", "extratropics", "extratropics_north", "extratropics_south"]
+    return {name: REGIONS[name] for name in (["global", "europe", "ausnz"] if len(grid.lat) > 100 else small)}
 
 
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
@@ -50,8 +58,8 @@ def test_scores_agree_with_the_libraries(grid, masked: bool) -> None:
     ours = {name: score[0] for name, score in _sums(grid, cases, masks, range(CASES)).metrics().items()}
     dims = ("case", "channel", "latitude", "longitude")
     data = {name: xr.DataArray(value.astype(np.float32).astype(np.float64), dims=dims) for name, value in cases.items()}
-    for number in range(len(REGIONS)):
-        weights = xr.DataArray(region_weights(grid)[number], dims=dims[2:])
+    for number, region_weight in enumerate(region_weights(grid, _on(grid))):
+        weights = xr.DataArray(region_weight, dims=dims[2:])
         over = {"reduce_dims": ["case", "latitude", "longitude"], "weights": weights}
         mse = scores.continuous.mse(data["forecast"], data["truth"], **over)
         np.testing.assert_allclose(ours["rmse"][:, number], np.sqrt(mse), rtol=1e-9)
@@ -72,13 +80,62 @@ def test_scores_agree_with_the_libraries(grid, masked: bool) -> None:
             np.testing.assert_allclose(ours[metric][:, number], theirs, rtol=1e-8)
 
 
-def test_sums_add_up_whatever_the_split() -> None:
+def test_parts_that_are_joined_are_the_whole_to_the_last_bit() -> None:
+    cases, masks = _cases(GRIDS["small"], True)
+    whole = _sums(GRIDS["small"], cases, masks, range(CASES))
+    first, last = _sums(GRIDS["small"], cases, masks, range(1)), _sums(GRIDS["small"], cases, masks, range(1, CASES))
+    for joined in (ScoreSums.join([first, last]), ScoreSums.join([last, first])):
+        for name in ("initial", *ScoreSums.plane_names()):
+            np.testing.assert_array_equal(getattr(joined, name), getattr(whole, name))
+        for name, value in whole.metrics().items():
+            np.testing.assert_array_equal(joined.metrics()[name], value)
+    with pytest.raises(DataError, match="an initial time in common"):
+        ScoreSums.join([whole, last])
+    chosen = whole.select(np.array([True, False, False]))
+    np.testing.assert_array_equal(chosen.metrics()["rmse"], first.metrics()["rmse"])
+
+
+def test_activity_is_the_standard_deviation_of_the_anomaly_in_space() -> None:
+    grid = GRIDS["181 x 360 with poles"]
+    cases, masks = _cases(grid, True)
+    found = _sums(grid, cases, masks, range(CASES)).metrics()
+    weights = region_weights(grid, _on(grid))
+    for name, metric in (("forecast", "activity"), ("truth", "activity_truth")):
+        anomaly = cases[name].astype(np.float32).astype(float) - cases["normal"].astype(np.float32)
+        for channel, region in ((0, 0), (1, 1), (2, 2)):
+            seen = np.isfinite(anomaly[0, channel])
+            parts = [np.cov(field[channel][seen], aweights=weights[region][seen], ddof=0) for field in anomaly]
+            assert found[metric][0, channel, region] == pytest.approx(np.sqrt(np.mean(parts)), rel=1e-9)
+    np.testing.assert_allclose(found["activity_ratio"], found["activity"] / found["activity_truth"])
+
+
+def test_wind_vectors() -> None:
+    """Against complex numbers u + iv."""
     grid = GRIDS["small"]
-    cases, masks = _cases(grid, masked=True)
-    whole = _sums(grid, cases, masks, range(CASES)).metrics()
-    parts = (_sums(grid, cases, masks, range(1)) + _sums(grid, cases, masks, range(1, CASES))).metrics()
-    for name, value in whole.items():
-        np.testing.assert_allclose(parts[name], value, rtol=1e-12)
+    channels = [Channel(name, name, None, "prognostic") for name in ("u10", "t2m", "v10")]
+    means = CellMeans(channels, {}, region_weights(grid, _on(grid)), [(0, 2)])
+    cases, _ = _cases(grid, False)
+    sums = ScoreSums.empty(np.arange(CASES), 1, means)
+    for case in range(CASES):
+        sums.add(case, 0, means, *(means.flatten(cases[name][case], name) for name in cases))
+    vector = {name: field[:, 0] + 1j * field[:, 2] for name, field in cases.items()}
+    error = vector["forecast"] - vector["truth"]
+    own, true = vector["forecast"] - vector["normal"], vector["truth"] - vector["normal"]
+
+    def mean(values: np.ndarray) -> complex:
+        return (values.mean(axis=0) * grid.area_weights()).sum()
+
+    centred = [own[case] - (own[case] * grid.area_weights()).sum() for case in range(CASES)]
+    expected = {
+        "rmse": np.sqrt(mean(np.abs(error) ** 2)),
+        "mae": mean(np.abs(error)),
+        "bias": mean(np.abs(vector["forecast"]) - np.abs(vector["truth"])),
+        "acc": mean((own * true.conj()).real) / np.sqrt(mean(np.abs(own) ** 2) * mean(np.abs(true) ** 2)),
+        "activity": np.sqrt(mean(np.abs(np.array(centred)) ** 2)),
+    }
+    found = sums.metrics()
+    for name, value in expected.items():
+        assert found[name][0, 3, 0] == pytest.approx(value, rel=1e-9), name
 
 
 def test_the_root_is_taken_last() -> None:
@@ -93,30 +150,18 @@ def test_the_root_is_taken_last() -> None:
 
 def test_a_pole_row_counts_as_the_half_cell_that_it_is() -> None:
     grid = GRIDS["181 x 360 with poles"]
-    means = CellMeans(grid, CHANNELS[:1], {})
+    means = CellMeans(CHANNELS[:1], {}, region_weights(grid, _on(grid)))
     field = np.zeros((1, *grid.shape))
     field[0, 0] = 1.0
     expected = (1 - np.sin(np.deg2rad(89.5))) / 2
     assert means.mean(means.flatten(field, "pole"))[0, 0] == pytest.approx(expected, rel=1e-9)
 
 
-def test_regions_are_weatherbench2s() -> None:
-    grid = make_grid(19, 4, poles=True)  # every 10 degrees
-    weights = dict(zip(REGIONS, region_weights(grid), strict=True))
-    rows = {name: grid.lat[weight[:, 0] > 0].tolist() for name, weight in weights.items()}
-    assert rows["tropics"] == [20, 10, 0, -10, -20]
-    assert rows["extratropics_north"] == [90, 80, 70, 60, 50, 40, 30, 20]
-    assert rows["extratropics"] == rows["extratropics_north"] + rows["extratropics_south"]
-    assert len(rows["global"]) == 19
-    for weight in weights.values():
-        assert weight.sum() == pytest.approx(1.0)
-
-
 def test_a_forecast_that_is_not_finite_is_refused() -> None:
     grid = GRIDS["small"]
     mask = np.zeros(grid.shape, dtype=bool)
     mask[0, 0] = True
-    means = CellMeans(grid, CHANNELS, {"sst": mask})
+    means = CellMeans(CHANNELS, {"sst": mask}, region_weights(grid, _on(grid)))
     field = np.zeros((len(CHANNELS), *grid.shape))
     field[2, 0, 0] = np.nan
     assert (means.flatten(field, "masked") == 0).all()
@@ -128,4 +173,5 @@ def test_a_forecast_that_is_not_finite_is_refused() -> None:
 def test_wind_components_find_each_other() -> None:
     names = [("u", 850.0), ("u", 500.0), ("t", 500.0), ("v", 500.0), ("u10", None), ("v10", None), ("v", 250.0)]
     channels = [Channel(f"{n}{level or ''}", n, level, "prognostic") for n, level in names]
-    assert wind_pairs(channels, ATTRIBUTES) == [(1, 3, "wind"), (4, 5, "wind10")]
+    assert wind_pairs(channels, ATTRIBUTES, {}) == [(1, 3, "wind"), (4, 5, "wind10")]
+    assert wind_pairs(channels, ATTRIBUTES, {"u10": np.ones((2, 2), dtype=bool)}) == [(1, 3, "wind")]

@@ -15,7 +15,7 @@ import xarray as xr
 from credit.errors import CreditError
 from credit.verify.facts import describe_data, read_training_log
 from credit.verify.plots import pretty_units
-from credit.verify.table import COLUMNS, ScoreTable
+from credit.verify.table import COLUMNS, FACTS, ScoreTable
 from credit.verify.verification import verify
 from tests.unit.verify.conftest import MODEL_ERROR, Run
 
@@ -34,7 +34,7 @@ def test_every_file_is_there_and_nothing_else(run: Run, table: ScoreTable) -> No
         "forecasts", "metrics.jsonl", "scores.nc", "scores.csv", "figures", "report.html",
     }  # fmt: skip
     assert {path.name for path in (run.folder / "figures").iterdir()} == {
-        "skill.png", "spectra.png", "loss.png", "maps_z500.png", "maps_t2m.png", "maps_tp.png",
+        "skill.png", "scorecard.png", "spectra.png", "loss.png", "maps_z500.png", "maps_t2m.png", "maps_tp.png",
     }  # fmt: skip
 
 
@@ -47,33 +47,48 @@ def test_scores_csv(run: Run, table: ScoreTable) -> None:
     def find(**wanted: str) -> list[dict[str, str]]:
         return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
 
-    (row,) = find(forecast="model", variable="z", region="global", lead_hours="24", metric="rmse")
+    (row,) = find(forecast="model", variable="z", region="global", season="all", lead_hours="24", metric="rmse")
     assert float(row["value"]) == pytest.approx(MODEL_ERROR, rel=1e-4)
     assert (row["level"], row["level_units"], row["units"]) == ("500", "hPa", "m2 s-2")
-    assert (row["season"], row["n_cases"]) == ("all", "3")
-    (row,) = find(forecast="persistence", variable="t2m", region="tropics", lead_hours="6", metric="acc")
+    assert (row["n_cases"], row["low"], row["high"], row["n_blocks"]) == ("3", "", "", "1")
+    facts = {name: row[name] for name in FACTS}
+    assert facts.pop("version").startswith("credit ") and facts == {
+        "grid": "12 x 24, 15 degrees, rows from 82.5 to -82.5", "truth": "none.nc", "first_case": "2001-03-02T00:00",
+        "last_case": "2001-03-07T12:00", "initial_hours": "00:00 06:00 12:00",
+        "climatology": "1 annual harmonic, 2000-01-01 to 2000-12-31",
+    }  # fmt: skip
+    (row,) = find(forecast="persistence", variable="t2m", region="tropics", season="all", lead_hours="6", metric="acc")
     assert (row["level"], row["level_units"], row["units"]) == ("", "", "1")
-    (row,) = find(forecast="model", variable="wind", region="global", lead_hours="6", metric="wind_vector_rmse")
+    wind = {"forecast": "model", "variable": "wind", "region": "global", "season": "MAM", "lead_hours": "6"}
+    (row,) = find(**wind, metric="wind_vector_rmse")
     assert (row["level"], row["units"]) == ("500", "m s-1")
+    (row,) = find(**wind, metric="wind_vector_activity_ratio")
+    assert row["units"] == "1"
+    assert {row["season"] for row in rows} == {"all", "MAM"}
     assert not find(forecast="climatology", metric="acc") and not find(lead_hours="0")
 
 
 def test_scores_nc(run: Run, table: ScoreTable) -> None:
     with xr.open_dataset(run.folder / "scores.nc") as dataset:
         xr.testing.assert_equal(dataset.load(), table.dataset)
-        assert dataset["rmse"].dims == ("forecast", "channel", "lead", "region")
+        assert dataset["rmse"].dims == ("forecast", "season", "channel", "lead", "region")
+        assert dataset["n_cases"].values.tolist() == [3, 3] and dataset["n_blocks"].values.tolist() == [[1, 1, 1]] * 2
+        assert dataset["p_value"].dims == ("reference", "season", "channel", "lead", "region")
+        assert dataset["reference"].values.tolist() == ["best_baseline"]
+        assert "rmse_low" in dataset and "wind_vector_rmse_high" in dataset and "wind_n_eff" in dataset
+        assert set(FACTS) <= set(dataset.attrs) and dataset.attrs["n_cases"] == 3
         assert dataset["lead"].values.tolist() == [6.0, 12.0, 24.0]
-        assert dataset.attrs["n_cases"] == 3
 
 
 def test_the_report_is_one_file_that_says_what_it_must(run: Run, table: ScoreTable) -> None:
     text = (run.folder / "report.html").read_text()
     assert not re.search(r'(src|href)="(?!data:)', text)
-    assert text.count("data:image/png;base64,") == 6
+    assert text.count("data:image/png;base64,") == 7
     for wanted in (
         "Prescribed forcing: sst", "The climatology is from 1.0 years", "1 of the forecasts were left out",
         "3 initial times", "1 annual harmonic, 2000-01-01 to 2000-12-31", "12 x 24, 15 degrees", "60 steps",
-        "lowest 0.05 at step 30", "1,234,567", "experiment: waves", "Wind vector RMSE",
+        "lowest 0.05 at step 30", "1,234,567", "experiment: waves", "Wind vector RMSE", "none.nc",
+        "That is fewer than 20, so no difference is called significant", "Extratropics north", "06:00 12:00 UTC",
     ):  # fmt: skip
         assert wanted in text, wanted
 
@@ -82,7 +97,8 @@ def test_the_terminals_table(table: ScoreTable) -> None:
     lines = table.format().splitlines()
     assert "3 initial times" in lines[0]
     (line,) = [line for line in lines if line.startswith("z500")]
-    numbers = [float(word) for word in line.split()[5:]]
+    assert line.split()[-1] == "-" and "fewer than 20" in lines[-1]  # three cases tell nothing of significance
+    numbers = [float(word) for word in line.split()[5:-1]]
     assert numbers[0] == pytest.approx(MODEL_ERROR, rel=1e-3)
     assert numbers[-1] == pytest.approx(numbers[0] / min(numbers[1:4]), abs=0.01)
 

@@ -1,0 +1,128 @@
+"""Figures of scores: skill by lead time with its intervals, and scorecards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from credit.verify.plots import LEAST_WIDTH, label, new_figure, pretty_units
+from credit.verify.seasons import ALL
+from credit.verify.table import WIND, ScoreTable
+
+_STYLES = {
+    "model": {"color": "#0072B2", "linewidth": 2.2, "marker": "o", "markersize": 3.5, "zorder": 5},
+    "persistence": {"color": "#D55E00", "linewidth": 1.4, "linestyle": "--"},
+    "damped_persistence": {"color": "#E69F00", "linewidth": 1.6, "linestyle": "-."},
+    "climatology": {"color": "#555555", "linewidth": 1.4, "linestyle": ":"},
+}
+_OTHER_COLOURS = ("#009E73", "#CC79A7", "#56B4E9")
+_CARD_REGIONS = ("global", "extratropics_north", "tropics", "extratropics_south")
+
+
+def skill_curves(table: ScoreTable, channels: Sequence[str]) -> Figure:
+    """RMSE (top) and anomaly correlation (bottom) by lead time, with 95 % intervals; a column a channel."""
+    figure = new_figure(max(2.9 * len(channels) + 0.6, LEAST_WIDTH), 5.4)
+    axes = figure.subplots(2, len(channels), sharex=True, squeeze=False)
+    leads, unit = lead_axis(table)
+    styles = styles_of(table)
+    for column, channel in enumerate(channels):
+        for row, metric in enumerate(("rmse", "acc")):
+            for name in table.forecasts:
+                draw_curve(axes[row, column], leads, table, name, channel, metric, styles[name])
+            axes[row, column].set_xlim(0, leads[-1] * 1.02)
+        axes[0, column].set_title(channel)
+        axes[0, column].set_ylim(bottom=0)
+        axes[0, column].set_ylabel(f"RMSE ({pretty_units(table.units(channel))})")
+        axes[1, column].set_ylim(min(0.55, axes[1, column].dataLim.y0), 1.005)
+        axes[1, column].set_ylabel("Anomaly correlation")
+        axes[1, column].set_xlabel(f"Lead time ({unit})")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    figure.suptitle(f"Global scores of {table.n_cases} forecasts from {table.dataset.attrs['initial_times']}")
+    return figure
+
+
+def styles_of(table: ScoreTable) -> dict[str, dict]:
+    """Return forecast -> how its curves look in every figure."""
+    others = iter(_OTHER_COLOURS * len(table.forecasts))
+    return {name: _STYLES.get(name) or {"color": next(others), "linewidth": 1.8} for name in table.forecasts}
+
+
+def lead_axis(table: ScoreTable) -> tuple[np.ndarray, str]:
+    """Return the lead times and their unit, which suits their length."""
+    unit, hours = ("days", 24.0) if table.lead_hours[-1] > 48 else ("hours", 1.0)
+    return np.array(table.lead_hours) / hours, unit
+
+
+def draw_curve(
+    axis: Axes, leads: np.ndarray, table: ScoreTable, forecast: str, channel: str, metric: str, style: dict
+) -> None:
+    """Draw one score by lead time and, where there is one, its interval."""
+    curve = table.curve(forecast, channel, metric)
+    if not np.isfinite(curve).any():
+        return
+    axis.plot(leads, curve, label=label(forecast), **style)
+    low, high = (table.curve(forecast, channel, f"{metric}_{end}") for end in ("low", "high"))
+    if np.isfinite(low).any():
+        axis.fill_between(leads, low, high, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def scorecard(table: ScoreTable, reference: str) -> Figure:
+    """Relative difference of the model's RMSE to that of a reference, a row a channel or wind, a column a lead time.
+
+    Hatched where it is significant; a panel each for the globe, the northern extratropics, the tropics and the southern
+    extratropics, as far as they are scored.
+    """
+    regions = [name for name in _CARD_REGIONS if name in table.regions]
+    names, differences, significant = _card(table, reference)
+    edges = np.arange(len(table.lead_hours) + 1)
+    figure = new_figure(max(2.5 * len(regions) + 1.6, LEAST_WIDTH), 0.24 * len(names) + 1.7)
+    axes = figure.subplots(1, len(regions), sharey=True, squeeze=False)[0]
+    seen = np.abs(differences[np.isfinite(differences)])
+    widest = float(np.clip(seen.max(initial=0.0), 0.01, 0.5)) * 100
+    rows = np.arange(len(names) + 1)
+    palette = colormaps["RdBu_r"].with_extremes(bad="#CCCCCC")
+    for axis, region in zip(axes, regions, strict=True):
+        number = table.regions.index(region)
+        own = np.ma.masked_invalid(differences[..., number] * 100)
+        mesh = axis.pcolormesh(edges, rows, own, cmap=palette, vmin=-widest, vmax=widest, rasterized=True)
+        hatched = np.ma.masked_where(~significant[..., number], own)
+        axis.pcolor(edges, rows, hatched, hatch="////", facecolor="none", edgecolor="#333333", linewidth=0)
+        axis.set_title(label(region))
+        _label_leads(axis, table.lead_hours)
+        axis.grid(False)
+    axes[0].set_yticks(rows[:-1] + 0.5, names)
+    axes[0].invert_yaxis()
+    figure.colorbar(mesh, ax=axes, label="RMSE, difference (%)", extend="both", aspect=15, pad=0.01)
+    hatching = "hatched: significant" if significant.any() else "nothing is significant"
+    figure.suptitle(f"Model against {label(reference).lower()} (blue: better; {hatching})")
+    return figure
+
+
+def _label_leads(axis: Axes, hours: Sequence[float]) -> None:
+    """Name the columns of a scorecard by lead time: whole days where there are several, else about six."""
+    days = [number for number, lead in enumerate(hours) if lead % 24 == 0]
+    chosen, unit = (days, 24.0) if len(days) > 1 else (range(len(hours)), 1.0)
+    chosen = chosen[:: -(-len(chosen) // 6)]
+    axis.set_xticks([number + 0.5 for number in chosen], [f"{hours[number] / unit:g}" for number in chosen])
+    axis.set_xlabel(f"Lead time ({'days' if unit == 24 else 'hours'})")
+
+
+def _card(table: ScoreTable, reference: str) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Return the rows' names, the differences and whether they are significant, both (rows, L, R)."""
+    data = table.dataset.sel(reference=reference, season=ALL)
+    names, prefixes = list(table.channels), [""]
+    if WIND in data:
+        levels = data["wind_level"].values
+        ends = ["" if np.isnan(level) else f" {level:g}" for level in levels]
+        names += [f"{name}{end}" for name, end in zip(data["wind_variable"].values, ends, strict=True)]
+        prefixes.append("wind_")
+    differences, significant = (
+        np.concatenate([data[prefix + what].values for prefix in prefixes])
+        for what in ("rmse_difference", "significant")
+    )
+    return names, differences, significant.astype(bool)

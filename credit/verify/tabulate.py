@@ -1,0 +1,149 @@
+"""From sums to the table of scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import xarray as xr
+
+from credit.channels import Channel
+from credit.verify.blocks import ENDS, WITH_INTERVAL, ends_of, intervals, number_of_blocks
+from credit.verify.comparison import compare_all, references
+from credit.verify.rank_histogram import RankHistogram
+from credit.verify.sums import ScoreSums
+from credit.verify.table import CORRELATIONS, ENSEMBLE_METRICS, METRICS, RANK_METRICS, WIND_NAMES, ScoreTable
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What the rows of the sums are: channels, then wind vectors.
+
+    Attributes:
+        channels: the C channels.
+        winds: from `credit.verify.cell_means.wind_pairs`.
+        attributes: variable -> ``units``.
+    """
+
+    channels: Sequence[Channel]
+    winds: Sequence[tuple[int, int, str]]
+    attributes: Mapping[str, Mapping[str, str]]
+
+    def coordinates(self) -> dict[str, tuple[str, list] | list[str]]:
+        """Return the coordinates of the dimensions channel and wind."""
+        units = [str(self.attributes.get(c.variable, {}).get("units", "")) for c in self.channels]
+        of_winds = [self.channels[u] for u, *_ in self.winds]
+        return {
+            "channel": [c.name for c in self.channels],
+            **_labels("channel", "", [c.variable for c in self.channels], self.channels, units),
+            **_labels("wind", "wind_", [n for *_, n in self.winds], of_winds, [units[u] for u, *_ in self.winds]),
+        }
+
+
+def build_table(
+    sums: Mapping[str, tuple[ScoreSums, Sequence[int]]],
+    rows: Rows,
+    leads: np.ndarray,
+    seasons: Mapping[str, np.ndarray],
+    regions: Sequence[str],
+    facts: Mapping[str, str | int],
+    histograms: Mapping[str, RankHistogram] | None = None,
+) -> ScoreTable:
+    """Turn sums into scores.
+
+    Args:
+        sums: forecast -> its sums and which of `rows` theirs are; all of the same cases; ``model`` has every row.
+        rows: what the rows are.
+        leads: (L,) lead times in minutes.
+        seasons: from `credit.verify.seasons.cases_by_season`.
+        regions: names of the regions.
+        facts: global attributes: ``n_cases``, ``level_units`` and what else describes the scores.
+        histograms: forecast -> rank histograms of its channels, of those that are ensembles.
+    """
+    initial = sums["model"][0].initial
+    scores = _scores(sums, len(rows.channels) + len(rows.winds), leads, seasons, len(regions))
+    compared = compare_all(sums, seasons, leads)
+    channels, winds = slice(len(rows.channels)), slice(len(rows.channels), None)
+    dims = ("season", "channel", "lead", "region")
+    data = {name: (("forecast", *dims), values[:, :, channels]) for name, values in scores.items()}
+    data |= {name: (("reference", *dims), values[:, :, channels]) for name, values in compared.items()}
+    if rows.winds:
+        dims = ("season", "wind", "lead", "region")
+        data |= {WIND_NAMES[name]: (("forecast", *dims), values[:, :, winds]) for name, values in scores.items()}
+        data |= {f"wind_{name}": (("reference", *dims), values[:, :, winds]) for name, values in compared.items()}
+    blocks = [[number_of_blocks(initial[chosen], lead) for lead in leads.tolist()] for chosen in seasons.values()]
+    if histograms:
+        data |= _ranks(histograms, sums, len(rows.channels), len(seasons))
+    data["n_cases"] = ("season", [int(chosen.sum()) for chosen in seasons.values()])
+    data["n_blocks"] = (("season", "lead"), blocks)
+    coords = {
+        "forecast": list(sums),
+        "reference": list(references(list(sums))),
+        "season": list(seasons),
+        "lead": ("lead", leads / 60.0, {"units": "hour", "standard_name": "forecast_period"}),
+        "region": list(regions),
+        **rows.coordinates(),
+    }
+    return ScoreTable(xr.Dataset(data, coords, dict(facts)))
+
+
+def _scores(
+    sums: Mapping[str, tuple[ScoreSums, Sequence[int]]],
+    rows: int,
+    leads: np.ndarray,
+    seasons: Mapping[str, np.ndarray],
+    regions: int,
+) -> dict[str, np.ndarray]:
+    """Return metric, and with ``_low`` and ``_high`` the ends of its interval -> (forecasts, seasons, X, L, R)."""
+    shape = len(sums), len(seasons), rows, len(leads), regions
+    names = METRICS + ENSEMBLE_METRICS if any(own.members > 1 for own, _ in sums.values()) else METRICS
+    with_interval = [name for name in WITH_INTERVAL if name in names]
+    found = {name: np.full(shape, np.nan) for name in (*names, *ends_of(with_interval))}
+    for f, (forecast, (whole, index)) in enumerate(sums.items()):
+        without = CORRELATIONS if forecast == "climatology" else ()
+        for s, chosen in enumerate(seasons.values()):
+            own = whole.select(chosen)
+            for name, values in own.metrics().items():
+                if name in found and name not in without:
+                    found[name][f, s][list(index)] = np.moveaxis(values, 1, 0)
+            for number, lead in enumerate(leads.tolist()):
+                for name, ends in intervals(own, number, lead).items():
+                    if name in found and name not in without:
+                        for end, values in zip(ENDS, ends, strict=True):
+                            found[f"{name}{end}"][f, s][list(index), number] = values
+    return found
+
+
+def _ranks(
+    histograms: Mapping[str, RankHistogram],
+    sums: Mapping[str, tuple[ScoreSums, Sequence[int]]],
+    channels: int,
+    seasons: int,
+) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
+    """Return what rank histograms say, of all seasons; a smaller ensemble than the largest lacks the last ranks."""
+    most = max(own.members for own in histograms.values()) + 1
+    _, leads, _, regions = sums["model"][0].error.shape
+    frequency = np.full((len(sums), channels, leads, regions, most), np.nan)
+    numbers = {name: np.full((len(sums), seasons, channels, leads, regions), np.nan) for name in RANK_METRICS}
+    for f, (forecast, (_, index)) in enumerate(sums.items()):
+        if forecast in histograms:
+            own, rows = histograms[forecast], [row for row in index if row < channels]
+            frequency[f, rows, :, :, : own.members + 1] = np.moveaxis(own.frequencies(), 1, 0)
+            for name, values in own.metrics().items():
+                numbers[name][f, 0, rows] = np.moveaxis(values, 1, 0)
+    found = {name: (("forecast", "season", "channel", "lead", "region"), values) for name, values in numbers.items()}
+    return {"ranks": (("forecast", "channel", "lead", "region", "rank"), frequency)} | found
+
+
+def _labels(
+    dim: str, prefix: str, variables: list[str], channels: Sequence[Channel], units: list[str]
+) -> dict[str, tuple[str, list]]:
+    if not variables:
+        return {}
+    numbers = [np.nan if c.level is None else c.level for c in channels]
+    return {
+        f"{prefix}variable": (dim, variables),
+        f"{prefix}level": (dim, np.array(numbers, dtype=np.float64)),
+        f"{prefix}units": (dim, units),
+    }

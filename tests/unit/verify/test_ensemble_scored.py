@@ -1,0 +1,81 @@
+"""An ensemble of known members through the whole verification."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from credit.forecast.archive import open_forecasts
+from credit.forecast.writer import ForecastWriter
+from credit.verify.table import ScoreTable
+from credit.verify.verification import verify
+from tests.unit.verify.conftest import LEADS, STEP, Run, make_config, make_reader
+
+# the truth plus these everywhere: mean 1, variance 4, so spread/skill = sqrt(4/3 * 4 / 1)
+MEMBER_ERRORS = np.array([-1.0, 1.0, 3.0])
+INITIAL = ["2001-03-02T00:00", "2001-03-04T06:00", "2001-03-07T12:00"]
+
+
+@pytest.fixture(scope="module")
+def ensemble(tmp_path_factory: pytest.TempPathFactory, run: Run) -> tuple[ScoreTable, Path]:
+    """The ensemble is the model; the single forecasts of `run` are another forecast."""
+    folder, reader = tmp_path_factory.mktemp("ensemble"), make_reader()
+    starts = [reader.clock.parse(text) for text in INITIAL]
+    writer = ForecastWriter(
+        folder / "forecasts", reader.channels, reader.grid, reader.clock, reader.attributes, STEP,
+        lead_minutes=LEADS, initial_minutes=starts, masks=reader.masks, members=len(MEMBER_ERRORS),
+    )  # fmt: skip
+    outputs = len(reader.channels.output)
+    for start in starts:
+        for number, lead in enumerate(LEADS):
+            truth = reader.read(reader.index_of(start + lead))[:outputs]
+            for member, error in enumerate(MEMBER_ERRORS):
+                writer.put(start, number, truth + np.float32(error), member)
+    writer.close()
+    config = make_config(folder, other_forecasts={"single": str(run.folder / "forecasts")})
+    return verify(config, reader, open_forecasts(folder / "forecasts"), folder), folder
+
+
+def test_scores_of_members(ensemble: tuple[ScoreTable, Path]) -> None:
+    table, _ = ensemble
+    expected = {
+        "rmse": 1.0, "bias": 1.0, "mae": 1.0, "spread": 2.0, "spread_skill": np.sqrt(4 / 3 * 4),
+        "rmse_member": np.sqrt(11 / 3), "crps": 5 / 3 - 8 / 9, "crps_fair": 5 / 3 - 8 / 6,
+        "rank_outliers": 0.0, "rank_deviation": 1.5,
+    }  # fmt: skip
+    for name, value in expected.items():
+        for region in ("global", "tropics"):
+            found = [table.value("model", channel, 12, name, region) for channel in table.channels]
+            np.testing.assert_allclose(found, value, rtol=1e-4, atol=1e-6, err_msg=name)
+    ranks = table.dataset["ranks"].sel(forecast="model", region="global", lead=6.0)
+    np.testing.assert_allclose(ranks, np.broadcast_to([0, 1, 0, 0], ranks.shape), atol=1e-12)
+
+
+def test_of_a_single_forecast_the_crps_is_the_absolute_error(ensemble: tuple[ScoreTable, Path]) -> None:
+    table, _ = ensemble
+    for name in ("single", "persistence", "climatology"):
+        assert table.value(name, "z500", 24, "crps") == table.value(name, "z500", 24, "mae")
+        assert np.isnan(table.value(name, "z500", 24, "crps_fair")) and np.isnan(
+            table.value(name, "z500", 24, "spread")
+        )
+
+
+def test_wind_has_the_energy_score(ensemble: tuple[ScoreTable, Path]) -> None:
+    """Both components have the same errors, so every length is the root of 2 times the scalar's."""
+    table, folder = ensemble
+    with open(folder / "scores.csv", newline="") as handle:
+        rows = [row for row in csv.DictReader(handle) if row["variable"] == "wind" and row["forecast"] == "model"]
+    by_metric = {row["metric"]: row for row in rows if row["region"] == "global" and row["lead_hours"] == "6"}
+    assert float(by_metric["wind_energy_score"]["value"]) == pytest.approx(np.sqrt(2) * (5 / 3 - 8 / 9), rel=1e-4)
+    assert by_metric["wind_energy_score"]["units"] == "m s-1"
+    assert by_metric["wind_vector_spread_skill"]["units"] == "1"
+
+
+def test_figures_and_maps_show_the_spread(ensemble: tuple[ScoreTable, Path]) -> None:
+    _, folder = ensemble
+    names = {path.name for path in (folder / "figures").iterdir()}
+    assert {"spread.png", "ranks.png"} <= names
+    assert (folder / "report.html").read_text().count("data:image/png;base64,") == len(names)
