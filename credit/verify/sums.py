@@ -59,21 +59,36 @@ class ScoreSums:
         self, case: int, lead: int, means: CellMeans, forecast: np.ndarray, truth: np.ndarray, normal: np.ndarray
     ) -> None:
         """Enter one field; all are (C, P) from `CellMeans.flatten`, `normal` is the climatology at the valid time."""
-        error, anomaly, true_anomaly = forecast - truth, forecast - normal, truth - normal
-        place, u, v = (case, lead), means.u, means.v
-        mean_error, true_mean = means.mean(error), means.mean(true_anomaly)
-        longer = np.hypot(forecast[u], forecast[v]) - np.hypot(truth[u], truth[v])
-        self.error[place] = np.concatenate([mean_error, means.vector_mean(longer)])
-        length = np.hypot(error[u], error[v])
-        self.absolute[place] = np.concatenate([means.mean(np.abs(error)), means.vector_mean(length)])
-        self.squared[place] = means.with_vectors(means.mean(error**2))
-        own, true = means.mean(anomaly**2), means.mean(true_anomaly**2)
-        self.forecast_variance[place] = means.with_vectors(own)
-        self.truth_variance[place] = means.with_vectors(true)
-        self.covariance[place] = means.with_vectors(means.mean(anomaly * true_anomaly))
+        place, names = (case, lead), ("error", "absolute", "squared", "own", "true", "product", "true_mean")
+        found = np.empty((len(names), len(forecast), means.shape[1]))
+        rows = np.empty((len(names), forecast.shape[1]))
+        error, absolute, squared, own, true, product, true_anomaly = rows
+        for channel in range(len(forecast)):  # one after the other, so that all rows stay in the core's cache
+            np.subtract(forecast[channel], truth[channel], out=error)
+            np.subtract(truth[channel], normal[channel], out=true_anomaly)
+            np.add(true_anomaly, error, out=own)
+            np.multiply(own, true_anomaly, out=product)
+            np.square(own, out=own)
+            np.square(true_anomaly, out=true)
+            np.square(error, out=squared)
+            np.abs(error, out=absolute)
+            found[:, channel] = means.means_of_channel(rows, channel)
+        of = dict(zip(names, found, strict=True))
+        vectors = np.empty((2, len(means.u), means.shape[1]))
+        for number, (u, v) in enumerate(zip(means.u.tolist(), means.v.tolist(), strict=True)):
+            rows[0] = _length(forecast[u], forecast[v]) - _length(truth[u], truth[v])
+            rows[1] = _length(forecast[u] - truth[u], forecast[v] - truth[v])
+            vectors[:, number] = means.means_of_channel(rows[:2], u)
+        self.error[place] = np.concatenate([of["error"], vectors[0]])
+        self.absolute[place] = np.concatenate([of["absolute"], vectors[1]])
+        self.squared[place] = means.with_vectors(of["squared"])
+        self.forecast_variance[place] = means.with_vectors(of["own"])
+        self.truth_variance[place] = means.with_vectors(of["true"])
+        self.covariance[place] = means.with_vectors(of["product"])
         # rounding may leave a little less than nothing
-        self.forecast_activity[place] = means.with_vectors(np.maximum(own - (true_mean + mean_error) ** 2, 0.0))
-        self.truth_activity[place] = means.with_vectors(np.maximum(true - true_mean**2, 0.0))
+        own_mean = of["true_mean"] + of["error"]
+        self.forecast_activity[place] = means.with_vectors(np.maximum(of["own"] - own_mean**2, 0.0))
+        self.truth_activity[place] = means.with_vectors(np.maximum(of["true"] - of["true_mean"] ** 2, 0.0))
 
     @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:
@@ -173,3 +188,7 @@ def _ratio(covariance: np.ndarray, squares: np.ndarray) -> np.ndarray:
     """Return covariance / sqrt(squares), NaN where there is no variance."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return covariance / np.sqrt(squares)
+
+
+def _length(u: np.ndarray, v: np.ndarray) -> np.ndarray:
+    return np.sqrt(u * u + v * v)
