@@ -156,7 +156,7 @@ def _agree(todo: list[int], launch: Launch, mesh: RunMesh) -> list[int]:
     """Return what the first of the tensor-parallel peers wants to do: they saw the files at different moments."""
     if mesh.device_mesh is None:
         return todo
-    from credit.train.verdict import together
+    from credit.parallel.verdict import together
 
     return together(lambda: todo)[launch.rank - mesh.tensor_rank]
 
@@ -165,6 +165,6 @@ def _most(batches: int, mesh: RunMesh) -> int:
     """Return the largest number of batches of any rank that weights are shared with."""
     if mesh.device_mesh is None:
         return batches
-    from credit.train.verdict import together
+    from credit.parallel.verdict import together
 
     return max(together(lambda: batches))

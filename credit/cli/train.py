@@ -47,6 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _train(config: Config, launch: Launch) -> str:
     """Train, and hold meanwhile what has to be given back: signals, process group, log, folder."""
     from credit.parallel.launch import process_group
+    from credit.parallel.verdict import together
     from credit.parallel.watchdog import Watchdog
     from credit.times import parse_duration
     from credit.train.assemble import assemble_training
@@ -55,7 +56,6 @@ def _train(config: Config, launch: Launch) -> str:
     from credit.train.network import choose_device
     from credit.train.preempt import StopRequest
     from credit.train.presence import Presence
-    from credit.train.verdict import together
 
     conf = config.trainer
     device = choose_device(conf.device, launch.local_rank)

@@ -3,34 +3,144 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from credit.cli.arguments import add_config_arguments as add_arguments
+if TYPE_CHECKING:
+    from credit.config import Config
+    from credit.data.reader import FieldReader
+    from credit.forecast.forecasts import Forecasts
+    from credit.parallel.launch import Launch
+    from credit.parallel.mesh import RunMesh
+    from credit.verify.share import Share
 
 HELP = """Score the forecasts in save_loc/forecasts (inference.folder) against the data of the test period.
 
 The model, persistence, damped persistence, climatology and verification.other_forecasts are scored on the same initial
-times. Writes scores.csv, scores.nc, figures/ and report.html into save_loc and prints a table."""
+times. Writes scores.csv, scores.nc, figures/ and report.html into save_loc and prints a table.
+
+With a second run, OTHER, its forecasts are scored beside the first's, which are tested against them; the results go
+into save_loc/against_NAME. With --online the forecasts are made while they are scored and leave no file. Started on
+several ranks, each scores its share of the initial times."""
 
 __all__ = ["HELP", "add_arguments", "run"]
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add CONFIG, a second run, overrides and where forecasts come from."""
+    parser.add_argument("config", metavar="CONFIG", help="the run's YAML file")
+    parser.add_argument(
+        "rest", nargs="*", metavar="OTHER, section.key=value",
+        help="the YAML file or the folder of a run to compare with; and replaced keys of the first, e.g. "
+        "verification.regions=[global,europe]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--online", action="store_true", help="forecast from inference.initial_times while scoring, without files"
+    )
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
-    from pathlib import Path
+    from contextlib import ExitStack
 
     from credit.config import load_config
-    from credit.data.reader import open_reader
-    from credit.forecast.archive import open_forecasts
-    from credit.parallel.launch import require_one_process
+    from credit.parallel.launch import process_group, read_launch
+    from credit.times import parse_duration
+    from credit.train.network import choose_device
     from credit.verify.verification import verify
 
-    require_one_process("verify")
-    config = load_config(arguments.config, arguments.overrides)
-    folder = Path(config.save_loc)
-    archive = open_forecasts(folder / config.inference.folder)
-    table = verify(config, open_reader(config.data), archive, folder)
-    print(table.format())
-    print(f"\nscores   {folder / 'scores.csv'}, {folder / 'scores.nc'}")
-    print(f"figures  {folder / 'figures'}")
-    print(f"report   {folder / 'report.html'}")
+    overrides = [text for text in arguments.rest if "=" in text]
+    config = load_config(arguments.config, overrides)
+    config, other = _compared(config, [text for text in arguments.rest if "=" not in text])
+    folder = Path(config.save_loc) / (f"against_{other}" if other else "")
+    launch = read_launch()
+    device = choose_device(config.trainer.device if arguments.online else "cpu", launch.local_rank)
+    with ExitStack() as held:
+        timeout = parse_duration(config.trainer.parallelism.timeout)
+        held.enter_context(process_group(launch, device, timeout))
+        reader, forecasts, share = _open(config, arguments.online, launch, device.type)
+        table = verify(config, reader, forecasts, folder, share)
+    if table is not None:
+        print(table.format(other))
+        print(f"\nscores   {folder / 'scores.csv'}, {folder / 'scores.nc'}")
+        print(f"figures  {folder / 'figures'}")
+        print(f"report   {folder / 'report.html'}")
     return 0
+
+
+def _compared(config: Config, others: list[str]) -> tuple[Config, str | None]:
+    """Return the config with the second run's forecasts among those to score, and its name.
+
+    Raises:
+        ConfigError: if there are several, or its name is taken.
+    """
+    from credit.config import load_config
+    from credit.errors import ConfigError
+    from credit.verify.baselines import BASELINES
+
+    if not others:
+        return config, None
+    if len(others) > 1:
+        raise ConfigError(
+            f"{', '.join(others)}: one run is compared with one other; name more in verification.other_forecasts"
+        )
+    path = Path(others[0])
+    second = load_config(path / "config.yml" if path.is_dir() else path, [])
+    folder = Path(second.save_loc) if not path.is_dir() else path
+    name = "".join(c if c.isalnum() or c in "-_." else "_" for c in second.experiment)
+    if name in ("model", *BASELINES, *config.verification.other_forecasts):
+        raise ConfigError(f"{others[0]}: experiment: {name} is the name of another forecast here; choose another")
+    known = config.verification.other_forecasts | {name: str(folder / second.inference.folder)}
+    verification = config.verification.model_copy(update={"other_forecasts": known})
+    return config.model_copy(update={"verification": verification}), name
+
+
+def _open(config: Config, online: bool, launch: Launch, device_type: str) -> tuple[FieldReader, Forecasts, Share]:
+    """Return the truth, the forecasts and which of the cases fall to this process."""
+    from credit.data.reader import open_reader
+    from credit.forecast.archive import open_forecasts
+    from credit.train.network import build_forecast_mesh
+    from credit.verify.share import Share
+
+    if not online:
+        archive = open_forecasts(Path(config.save_loc) / config.inference.folder)
+        return open_reader(config.data), archive, Share(launch.rank, launch.world)
+    mesh = build_forecast_mesh(config.inference.parallelism, launch, device_type)
+    reader, forecasts = _open_online(config, launch, mesh)
+    if mesh.device_mesh is None:
+        return reader, forecasts, Share(launch.rank, launch.world)
+    return reader, forecasts, Share(mesh.data_rank, mesh.data_ranks, counts=mesh.tensor_rank == 0)
+
+
+def _open_online(config: Config, launch: Launch, mesh: RunMesh) -> tuple[FieldReader, Forecasts]:
+    """Return the data and the forecasts that the checkpoint makes of them."""
+    from functools import partial
+
+    from credit.forecast.ensemble import build_perturbation, lag_minutes
+    from credit.forecast.initial_times import choose_initial_times, choose_leads
+    from credit.forecast.online import OnlineForecasts
+    from credit.forecast.run import forecast
+    from credit.train.assemble import assemble_forecaster, describe_run, open_fields
+
+    reader, splits = open_fields(config)
+    made = assemble_forecaster(config, reader, config.inference.checkpoint, launch, mesh)
+    conf, step, history = config.inference, config.data.step_minutes, config.data.history_len
+    perturb = None
+    if conf.ensemble is not None:
+        perturb = build_perturbation(conf.ensemble, made.stepper, made.frames, made.assets.grid, step, history)
+    forecasts = OnlineForecasts(
+        partial(forecast, made.stepper, made.frames, step_minutes=step, history_len=history, perturb=perturb),
+        choose_initial_times(conf, reader.times, reader.clock, splits["test"], step, history),
+        choose_leads(conf, step),
+        step,
+        conf.batch_size,
+        None if conf.ensemble is None else conf.ensemble.members,
+        lag_minutes(conf.ensemble, step),
+        origin=made.path,
+        channels=made.assets.channels,
+        grid=made.assets.grid,
+        clock=reader.clock,
+        attributes=made.assets.attributes,
+        described=describe_run(made, reader),
+    )
+    return reader, forecasts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import numpy as np
 import zarr
 
 from credit.errors import DataError
+from credit.forecast.forecasts import Forecasts
 from credit.forecast.netcdf_files import PREFIX
 from credit.forecast.zarr_store import WRITTEN
 from credit.grid import LatLonGrid
@@ -22,20 +23,8 @@ _MEMBER_NAMES = ("member", "number", "realization")
 _MINUTES = {"h": 60, "hr": 60, "hour": 60, "hours": 60, "min": 1, "minute": 1, "minutes": 1, "d": 1440, "days": 1440}
 
 
-class ForecastArchive(ABC):
-    """Forecasts of one model with the same lead times and channels.
-
-    Attributes:
-        origin: the folder or store.
-        initial_minutes: initial times of the forecasts that are whole, increasing, int64.
-        lead_minutes: lead times, increasing, int64.
-        members: number of an ensemble's members, None for single forecasts.
-        channel_names: names such as ``z500`` and ``t2m``, in the order of the files.
-        units: variable -> units, where the files state them.
-        grid: the grid, in canonical orientation.
-        clock: the calendar.
-        attributes: global attributes.
-    """
+class ForecastArchive(Forecasts):
+    """Forecasts on disk; `initial_minutes` are those of the forecasts that are whole."""
 
     def __init__(
         self, origin: Path, initial_minutes: np.ndarray, lead_minutes: np.ndarray, example: _Fields, clock: Clock

@@ -31,6 +31,7 @@ from credit.models.initialise import initial_values
 from credit.parallel.launch import Launch
 from credit.parallel.materialise import fill_, require_filled
 from credit.parallel.mesh import RunMesh, build_mesh, plan_degrees
+from credit.parallel.verdict import together
 from credit.parallel.watchdog import Watchdog
 from credit.times import parse_duration
 from credit.train import checkpoint
@@ -50,7 +51,6 @@ from credit.train.optim import build_optimizer, forecast_len_at
 from credit.train.step import TrainingStep
 from credit.train.trainer import Trainer, TrainingParts
 from credit.train.validate import ValidationShare, deal_cases, spread_evenly, validate
-from credit.train.verdict import together
 
 logger = logging.getLogger(__name__)
 

@@ -29,8 +29,8 @@ from torch import Tensor
 from credit.errors import CheckpointError
 from credit.parallel.materialise import part_of
 from credit.parallel.reduce import local_part
+from credit.parallel.verdict import rank_of, together
 from credit.train import sharded
-from credit.train.verdict import rank_of, together
 
 logger = logging.getLogger(__name__)
 

@@ -19,10 +19,10 @@ from credit.models.lora import apply_lora, base_state, initial_adapters, merge_a
 from credit.parallel.apply import parallelize
 from credit.parallel.materialise import allocate_, fill_, require_filled
 from credit.parallel.mesh import RunMesh
+from credit.parallel.verdict import together
 from credit.train import checkpoint
 from credit.train.assets import Assets
 from credit.train.network import build_network
-from credit.train.verdict import together
 
 logger = logging.getLogger(__name__)
 

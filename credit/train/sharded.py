@@ -31,7 +31,7 @@ from torch.distributed.checkpoint import (
 from torch.distributed.checkpoint.default_planner import create_default_local_save_plan
 
 from credit.parallel.reduce import local_part
-from credit.train.verdict import rank_of, together
+from credit.parallel.verdict import rank_of, together
 
 # file's metadata that DCP's reader looks for
 _OFFSETS, _OFFSET = "DCP_SHARDING_INFO", "saved_offsets"

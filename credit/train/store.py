@@ -17,9 +17,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from credit.errors import CheckpointError
+from credit.parallel.verdict import rank_of, together
 from credit.train import sharded
 from credit.train.checkpoint import FORMAT, MANIFEST, Retention, point, prune, step_folder
-from credit.train.verdict import rank_of, together
 
 logger = logging.getLogger(__name__)
 

@@ -22,6 +22,7 @@ from credit.parallel.fsdp2 import reshard
 from credit.parallel.launch import Launch
 from credit.parallel.mesh import RunMesh
 from credit.parallel.reduce import mean_over_ranks
+from credit.parallel.verdict import together
 from credit.parallel.watchdog import Watchdog
 from credit.times import Clock
 from credit.train import checkpoint
@@ -37,7 +38,6 @@ from credit.train.progression import Progression
 from credit.train.record import read_status
 from credit.train.step import StepResult, TrainingStep
 from credit.train.store import CheckpointStore
-from credit.train.verdict import together
 
 logger = logging.getLogger(__name__)
 

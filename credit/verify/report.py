@@ -9,7 +9,7 @@ from credit import __version__
 from credit.config import Config, dump_config
 from credit.data.reader import FieldReader
 from credit.data.splits import SPLITS
-from credit.forecast.archive import ForecastArchive
+from credit.forecast.forecasts import Forecasts
 from credit.verify.facts import describe_data, describe_grid, describe_truth, prescribed_forcing, read_training_log
 from credit.verify.page import embed, render, write_page
 from credit.verify.plots import label
@@ -26,7 +26,7 @@ def write_report(
     config: Config,
     found: Verification,
     reader: FieldReader,
-    archive: ForecastArchive,
+    archive: Forecasts,
     figures: Sequence[tuple[str, Path]],
     folder: Path,
 ) -> Path:
@@ -63,7 +63,7 @@ def write_report(
     return write_page(folder / "report.html", text)
 
 
-def _notices(found: Verification, archive: ForecastArchive) -> list[str]:
+def _notices(found: Verification, archive: Forecasts) -> list[str]:
     notices = []
     prescribed = prescribed_forcing(archive.attributes)
     if prescribed:
@@ -82,7 +82,7 @@ def _notices(found: Verification, archive: ForecastArchive) -> list[str]:
 
 
 def _facts(
-    config: Config, found: Verification, reader: FieldReader, archive: ForecastArchive, folder: Path
+    config: Config, found: Verification, reader: FieldReader, archive: Forecasts, folder: Path
 ) -> list[tuple[str, str]]:
     """Return what the scores rest on as (name, value)."""
     attributes, splits = archive.attributes, config.data.splits

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch.distributed as dist
 from tqdm import tqdm
 
 from credit import __version__
@@ -16,15 +16,19 @@ from credit.config import Config
 from credit.data.climatology import Climatology
 from credit.data.splits import Split, build_splits
 from credit.errors import ConfigError, DataError, did_you_mean
-from credit.forecast.archive import ForecastArchive, open_forecasts
+from credit.forecast.archive import open_forecasts
+from credit.forecast.forecasts import Forecasts
+from credit.forecast.initial_times import deal
 from credit.times import parse_duration
 from credit.verify.baselines import BASELINES, baseline_fields, build_climatology, fit_damping
+from credit.verify.cases import CachedReader, common_cases, common_leads, require_comparable
 from credit.verify.cell_means import CellMeans, wind_pairs
 from credit.verify.ensemble_sums import EnsembleSums
 from credit.verify.facts import describe_grid, describe_truth
 from credit.verify.rank_histogram import RankHistogram
 from credit.verify.regions import GLOBE, describe_regions, region_weights, scored_regions
 from credit.verify.seasons import cases_by_season
+from credit.verify.share import Pairs, Part, Share, gather
 from credit.verify.spectra import SphericalSpectrum
 from credit.verify.sums import ScoreSums
 from credit.verify.table import ScoreTable
@@ -33,12 +37,8 @@ from credit.verify.tabulate import Rows, build_table
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
 
-_CACHE_BYTES = 1 << 30
 _PREFERRED = ("z500", "t850", "t2m", "msl", "u850", "u10", "q700", "u250", "v10", "tp")
 _FIGURE_CHANNELS = 4
-# (channel, lead time in minutes) -> of the truth, of the forecast, ...
-Pairs = dict[tuple[str, int], tuple[np.ndarray, ...]]
-_REAL_CALENDARS = {"standard", "proleptic_gregorian"}  # the same since 1582
 
 
 @dataclass(frozen=True)
@@ -72,78 +72,46 @@ class Verification:
     spectra: Pairs
 
 
-def score_forecasts(config: Config, reader: FieldReader, archive: ForecastArchive) -> Verification:
-    """Score the archive, the baselines and ``verification.other_forecasts``.
+def score_forecasts(
+    config: Config, reader: FieldReader, archive: Forecasts, share: Share | None = None
+) -> Verification | None:
+    """Score the forecasts, the baselines and ``verification.other_forecasts``; collective where there are ranks.
+
+    Returns:
+        What was found, on the first rank, None on the others.
 
     Raises:
         DataError: if forecasts and truth differ in grid, calendar or units, or have no case in common.
         ConfigError: if the climatology cannot be made.
     """
+    share = share or Share()
     archives = {"model": archive}
     for name, path in config.verification.other_forecasts.items():
         archives[name] = open_forecasts(path)
     for own in archives.values():
-        _require_comparable(own, reader)
+        require_comparable(own, reader)
     channels = [c for c in reader.channels.output if c.name in archive.channel_names]
     if not channels:
         wanted = ", ".join(c.name for c in reader.channels.output)
         raise DataError(f"{archive.origin}: has none of the outputs of data.variables ({wanted})")
-    leads = _common_leads(archives)
+    leads = common_leads(archives)
     splits = build_splits(config.data, reader.clock)
-    cases = _common_cases(archives, reader, leads, splits["test"])
+    cases = common_cases(archives, reader, leads, splits["test"])
     scorer = _Scorer(config, reader, archives, channels, leads, splits["train"])
-    return scorer.run(cases, left_out=len(archive.initial_minutes) - len(cases))
+    known = set(cases.tolist())
+    groups = [kept for own in archive.groups() if (kept := [minutes for minutes in own if minutes in known])]
+    mine = deal(groups, share.number, share.count)
+    example = int(cases[len(cases) // 2])
 
+    def score() -> Part | None:
+        part = scorer.score(mine, example)
+        # sharded weights are gathered by all ranks: who has no more to score takes part in the others' forecasts
+        for _ in range(-(-len(groups) // share.count) - len(mine)):
+            archive.keep_company(leads.tolist())
+        return part if share.counts else None
 
-def _require_comparable(archive: ForecastArchive, reader: FieldReader) -> None:
-    difference = reader.grid.difference(archive.grid)
-    if difference:
-        raise DataError(f"{archive.origin}: its grid is not that of the data: {difference}")
-    if archive.clock != reader.clock and not {archive.clock.calendar, reader.clock.calendar} <= _REAL_CALENDARS:
-        raise DataError(f"{archive.origin}: calendar {archive.clock.calendar}, the data have {reader.clock.calendar}")
-    for name, units in archive.units.items():
-        ours = reader.attributes.get(name, {}).get("units")
-        if ours and ours != units:
-            raise DataError(f"{archive.origin}: {name} is in {units}, the data in {ours}")
-
-
-def _common_leads(archives: Mapping[str, ForecastArchive]) -> np.ndarray:
-    """Return the lead times that every archive has, without 0."""
-    common = set.intersection(*(set(own.lead_minutes.tolist()) for own in archives.values()))
-    leads = np.array(sorted(lead for lead in common if lead > 0), dtype=np.int64)
-    if not len(leads):
-        raise DataError(f"{', '.join(str(own.origin) for own in archives.values())}: have no lead time in common")
-    return leads
-
-
-def _common_cases(
-    archives: Mapping[str, ForecastArchive], reader: FieldReader, leads: np.ndarray, test: Split
-) -> np.ndarray:
-    """Return the initial times that every archive has and whose truth, at every lead too, is in the test period."""
-    common = set.intersection(*(set(own.initial_minutes.tolist()) for own in archives.values()))
-    truth = set(reader.times[(reader.times >= test.first) & (reader.times <= test.last)].tolist())
-    cases = sorted(t for t in common if t in truth and all(t + lead in truth for lead in leads.tolist()))
-    if not cases:
-        raise DataError(
-            f"{test.describe(reader.clock)}: of {len(common)} initial times that all forecasts have, none has truth at "
-            f"every lead up to {leads[-1] / 60:g} h in this period; forecast from times in it (inference.initial_times)"
-        )
-    return np.array(cases, dtype=np.int64)
-
-
-class _CachedReader:
-    """A FieldReader that keeps what it has read, up to a limit of memory.
-
-    Climatology, damping and scoring read the same times; in a small data set each is read once.
-    """
-
-    def __init__(self, reader: FieldReader, least_fields: int) -> None:
-        self.grid, self.clock, self.channels, self.times = reader.grid, reader.clock, reader.channels, reader.times
-        self.attributes, self.masks = reader.attributes, reader.masks
-        self.static, self.index_of = reader.static, reader.index_of
-        self.path = getattr(reader, "path", None)  # of the store, which may have a climatology
-        field_bytes = 4 * len(reader.channels.stored) * reader.grid.shape[0] * reader.grid.shape[1]
-        self.read = lru_cache(maxsize=max(least_fields, _CACHE_BYTES // field_bytes))(reader.read)
+    whole = gather(score)
+    return None if whole is None else scorer.conclude(whole, cases, example, len(archive.initial_minutes) - len(cases))
 
 
 @dataclass(frozen=True)
@@ -158,7 +126,7 @@ class _Contender:
         means: area means of its channels and winds.
     """
 
-    archive: ForecastArchive
+    archive: Forecasts
     has: list[int]
     places: list[int]
     rows: list[int]
@@ -188,17 +156,15 @@ class _Scorer:
         self,
         config: Config,
         reader: FieldReader,
-        archives: Mapping[str, ForecastArchive],
+        archives: Mapping[str, Forecasts],
         channels: list[Channel],
         leads: np.ndarray,
         train: Split,
     ) -> None:
-        reader = _CachedReader(reader, least_fields=len(leads) + 2)
+        reader = CachedReader(reader, least_fields=len(leads) + 2)
         self._config, self._reader, self._channels, self._leads = config, reader, channels, leads
         self._shown = figure_channels(config, channels)
         self._figure_leads = _figure_leads(config, leads)
-        self._maps: Pairs = {}
-        self._spectra: Pairs = {}
         names = [c.name for c in channels]
         stored = [c.name for c in reader.channels.stored]
         self._stored = [stored.index(name) for name in names]
@@ -207,17 +173,12 @@ class _Scorer:
         self._winds = wind_pairs(channels, reader.attributes, reader.masks)
         self._means = CellMeans(channels, reader.masks, self._weights, [(u, v) for u, v, _ in self._winds])
         self._contenders = {key: self._contender(archive) for key, archive in archives.items()}
-        self._histograms = {
-            key: RankHistogram.zeros(len(leads), own.means, own.members)
-            for key, own in self._contenders.items()
-            if own.members > 1
-        }
         self._climatology = build_climatology(config.verification.climatology, reader, names, train)
         globe = CellMeans(channels, reader.masks, region_weights(reader.grid, GLOBE))
         self._damping = fit_damping(self._truth, reader.times, self._climatology, train, leads, globe)
         self._spectrum = SphericalSpectrum(reader.grid)
 
-    def _contender(self, archive: ForecastArchive) -> _Contender:
+    def _contender(self, archive: Forecasts) -> _Contender:
         names = [c.name for c in self._channels]
         has = [i for i, name in enumerate(names) if name in archive.channel_names]
         if not has:
@@ -240,23 +201,37 @@ class _Scorer:
         assert index is not None, minutes
         return self._reader.read(index)[self._stored]
 
-    def run(self, cases: np.ndarray, left_out: int) -> Verification:
-        """Score every case and collect what the figures show."""
-        leads, everything = len(self._leads), list(range(self._means.shape[0]))
+    def score(self, groups: Sequence[Sequence[int]], example: int) -> Part:
+        """Score the cases of `groups` and collect what the figures show."""
+        cases = np.array(sorted(minutes for own in groups for minutes in own), dtype=np.int64)
+        leads = len(self._leads)
         sums: dict[str, ScoreSums] = {key: own.sums(cases, leads) for key, own in self._contenders.items()}
         sums |= {name: ScoreSums.empty(cases, leads, self._means) for name in BASELINES}
-        example = int(cases[len(cases) // 2])
-        for number, initial in enumerate(tqdm(cases.tolist(), "scoring", disable=None)):
-            self._score_case(number, initial, sums, initial == example)
-        rows = {key: self._contenders[key].rows if key in self._contenders else everything for key in sums}
+        histograms = {
+            key: RankHistogram.zeros(leads, own.means, own.members)
+            for key, own in self._contenders.items()
+            if own.members > 1
+        }
+        part = Part(cases, sums, histograms, {}, {})
+        first = not dist.is_initialized() or dist.get_rank() == 0
+        with tqdm(total=len(cases), desc="scoring", disable=None if first else True) as bar:
+            for group in groups:
+                self._score_group(group, part, example)
+                bar.update(len(group))
+        return part
+
+    def conclude(self, part: Part, cases: np.ndarray, example: int, left_out: int) -> Verification:
+        """Return the verification of all cases."""
+        everything = list(range(self._means.shape[0]))
+        rows = {key: self._contenders[key].rows if key in self._contenders else everything for key in part.sums}
         table = build_table(
-            {key: (own, rows[key]) for key, own in sums.items()},
+            {key: (own, rows[key]) for key, own in part.sums.items()},
             Rows(self._channels, self._winds, self._reader.attributes),
             self._leads,
             cases_by_season(cases, self._reader.clock),
             list(self._regions),
             self._facts(cases),
-            self._histograms,
+            part.histograms,
         )
         return Verification(
             table=table,
@@ -267,48 +242,60 @@ class _Scorer:
             figure_channels=self._shown,
             figure_leads=self._figure_leads,
             example=example,
-            maps=self._maps,
-            spectra={key: (own / len(cases), other / len(cases)) for key, (own, other) in self._spectra.items()},
+            maps=part.maps,
+            spectra={key: tuple(own.mean(axis=0)) for key, own in part.spectra.items()},
         )
 
-    def _score_case(self, case: int, initial: int, sums: Mapping[str, ScoreSums], is_example: bool) -> None:
+    def _score_group(self, group: Sequence[int], part: Part, example: int) -> None:
+        """Score the cases of a group side by side."""
         clock, flatten = self._reader.clock, self._means.flatten
-        start = flatten(self._truth(initial), "truth")
-        normal_start = flatten(self._climatology.at(initial), "climatology")
-        for number, lead in enumerate(self._leads.tolist()):
-            when = clock.format(initial + lead)
-            truth = flatten(self._truth(initial + lead), f"truth at {when}")
-            normal = flatten(self._climatology.at(initial + lead), f"climatology at {when}")
-            for name, baseline in baseline_fields(start, normal_start, normal, self._damping[number]).items():
-                sums[name].add(case, number, self._means, baseline, truth, normal)
-            for key, own in self._contenders.items():
-                what = f"{own.archive.origin}: forecast from {clock.format(initial)} at {lead / 60:g} h"
-                members = own.read(initial, lead)
-                mean = members[0] if len(members) == 1 else members.mean(axis=0, dtype=np.float64)
-                forecast = own.means.flatten(mean, what)
-                sums[key].add(case, number, own.means, forecast, truth[own.has], normal[own.has])
-                if isinstance(sums[key], EnsembleSums):
-                    flat = members.reshape(*members.shape[:2], -1)
-                    ranks = sums[key].add_members(case, number, own.means, flat, truth[own.has], what)
-                    self._histograms[key].add(number, own.means, *ranks)
-                if key == "model" and lead in self._figure_leads:
-                    self._collect(lead, self._truth(initial + lead), members, is_example)
+        numbers = np.searchsorted(part.cases, group).tolist()
+        starts = [flatten(self._truth(initial), "truth") for initial in group]
+        normal_starts = [flatten(self._climatology.at(initial), "climatology") for initial in group]
+        for row, lead in enumerate(self._leads.tolist()):
+            for case, initial, start, normal_start in zip(numbers, group, starts, normal_starts, strict=True):
+                when = clock.format(initial + lead)
+                truth = flatten(self._truth(initial + lead), f"truth at {when}")
+                normal = flatten(self._climatology.at(initial + lead), f"climatology at {when}")
+                for name, baseline in baseline_fields(start, normal_start, normal, self._damping[row]).items():
+                    part.sums[name].add(case, row, self._means, baseline, truth, normal)
+                for key in self._contenders:
+                    self._score_forecast(key, part, (case, row), initial, truth, normal, initial == example)
 
-    def _collect(self, lead: int, truth: np.ndarray, members: np.ndarray, is_example: bool) -> None:
-        """Keep the maps of the example and add to the spectra; masked channels have no spectrum."""
+    def _score_forecast(
+        self, key: str, part: Part, place: tuple[int, int], initial: int, truth: np.ndarray, normal: np.ndarray,
+        is_example: bool,
+    ) -> None:  # fmt: skip
+        """Score one forecast at one lead time; `place` is the number of the case and of the lead time."""
+        own, lead = self._contenders[key], int(self._leads[place[1]])
+        what = f"{own.archive.origin}: forecast from {self._reader.clock.format(initial)} at {lead / 60:g} h"
+        members = own.read(initial, lead)
+        mean = members[0] if len(members) == 1 else members.mean(axis=0, dtype=np.float64)
+        sums, true = part.sums[key], truth[own.has]
+        sums.add(*place, own.means, own.means.flatten(mean, what), true, normal[own.has])
+        if isinstance(sums, EnsembleSums):
+            flat = members.reshape(*members.shape[:2], -1)
+            ranks = sums.add_members(*place, own.means, flat, true, what)
+            part.histograms[key].add(place[1], own.means, *ranks)
+        if key == "model" and lead in self._figure_leads:
+            self._collect(part, place[0], lead, self._truth(initial + lead), members, is_example)
+
+    def _collect(
+        self, part: Part, case: int, lead: int, truth: np.ndarray, members: np.ndarray, is_example: bool
+    ) -> None:
+        """Keep the maps of the example and the spectra; masked channels have no spectrum."""
         masks = self._reader.masks
         for index, channel in enumerate(self._channels):
             if channel.name not in self._shown:
                 continue
-            own = members[:, index]
+            own, key = members[:, index], (channel.name, lead)
             if is_example:
                 hidden = masks.get(channel.variable, False)
                 fields = [truth[index], own.mean(axis=0)] + ([own.std(axis=0, ddof=1)] if len(own) > 1 else [])
-                self._maps[channel.name, lead] = tuple(np.where(hidden, np.nan, field) for field in fields)
+                part.maps[key] = tuple(np.where(hidden, np.nan, field) for field in fields)
             if channel.variable not in masks:
-                before = self._spectra.get((channel.name, lead), (0.0, 0.0))
                 power = self._spectrum.power(np.stack([truth[index], own[0]]))
-                self._spectra[channel.name, lead] = (before[0] + power[0], before[1] + power[1])
+                part.spectra.setdefault(key, np.zeros((len(part.cases), *power.shape)))[case] = power
 
     def _facts(self, cases: np.ndarray) -> dict[str, str | int]:
         clock = self._reader.clock

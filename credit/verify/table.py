@@ -153,32 +153,38 @@ class ScoreTable:
         """Return the lead times of summaries: 6, 12, 24, 48, ... hours where they exist, else all."""
         return [hours for hours in self.lead_hours if hours in _SHOWN_LEADS] or self.lead_hours
 
-    def format(self) -> str:
-        """Return the RMSE of the model and the baselines as a table for a terminal."""
+    def format(self, reference: str | None = None) -> str:
+        """Return the RMSE of the model and the baselines, or of the model and `reference`, for a terminal."""
+        against = reference or BEST_BASELINE
+        shown = ("model", *BASELINES) if reference is None else ("model", reference)
+        what = "the best of the three baselines" if reference is None else reference
+        short = {"damped_persistence": "damped"}
         lines = [
-            f"RMSE, global, {self.n_cases} initial times. Ratio: model over the best of the three baselines.",
-            f"{'':12s} {'':10s} {'lead':>6s} {'model':>11s} {'persistence':>11s} {'damped':>11s} {'climatology':>11s}"
+            f"RMSE, global, {self.n_cases} initial times. Ratio: model over {what}.",
+            f"{'':12s} {'':10s} {'lead':>6s} {' '.join(f'{short.get(name, name):>11.20s}' for name in shown)}"
             f" {'ratio':>7s} {'n_eff':>6s}",
         ]
         for channel in self.channels:
-            stars, n_eff = (self.compared(what, channel) for what in ("significant", "n_eff"))
+            differences, stars, n_eff = (
+                self.compared(what, channel, against) for what in ("rmse_difference", "significant", "n_eff")
+            )
             for number, hours in enumerate(self.shown_leads()):
                 head = f"{channel:12s} {self.units(channel):10s}" if number == 0 else " " * 23
-                scores = [self.value(name, channel, hours) for name in ("model", *BASELINES)]
+                scores = [self.value(name, channel, hours) for name in shown]
                 numbers = " ".join(f"{score:11.4g}" for score in scores)
                 place = self.lead_hours.index(hours)
                 star = "*" if stars[place] else " "
                 independent = "-" if np.isnan(n_eff[place]) else f"{n_eff[place]:.0f}"
-                ratio = f"{self.skill(channel, hours):6.2f}{star} {independent:>6s}"
+                ratio = f"{1 + differences[place]:6.2f}{star} {independent:>6s}"
                 lines.append(f"{head} {f'{hours:g} h':>6s} {numbers} {ratio}")
-        return "\n".join([*lines, self.explain_significance()])
+        return "\n".join([*lines, self.explain_significance(against)])
 
-    def explain_significance(self) -> str:
+    def explain_significance(self, reference: str = BEST_BASELINE) -> str:
         """Return how many blocks and independent cases there are, what stars mean, and why there may be none."""
         fewest, most = min(self.n_blocks), max(self.n_blocks)
         made = f"{most}" if fewest == most else f"{most} (first lead) to {fewest} (last lead)"
         text = f"The initial times make {made} blocks, each of at least 5 days and of the lead time and 2 days more"
-        n_eff = self.dataset["n_eff"].sel(reference=BEST_BASELINE, season=ALL, region="global").values
+        n_eff = self.dataset["n_eff"].sel(reference=reference, season=ALL, region="global").values
         if np.isfinite(n_eff).any():
             text += f"; for the global differences they are worth {np.nanmin(n_eff):.0f} to {np.nanmax(n_eff):.0f} "
             text += "independent cases (n_eff)"

@@ -10,11 +10,12 @@ import numpy as np
 
 from credit.config import Config
 from credit.errors import CreditError
-from credit.forecast.archive import ForecastArchive
+from credit.forecast.forecasts import Forecasts
 from credit.verify.blocks import LEAST_BLOCKS
 from credit.verify.comparison import BEST_BASELINE
 from credit.verify.facts import read_training_log
 from credit.verify.scoring import Verification, score_forecasts
+from credit.verify.share import Share
 from credit.verify.table import ScoreTable
 
 if TYPE_CHECKING:
@@ -23,26 +24,34 @@ if TYPE_CHECKING:
 _LAND_STANDARD_NAMES = ("land_area_fraction", "land_binary_mask")
 
 
-def verify(config: Config, reader: FieldReader, archive: ForecastArchive, save_loc: str | os.PathLike) -> ScoreTable:
-    """Score `archive` and write ``scores.nc``, ``scores.csv``, ``figures/`` and ``report.html`` into `save_loc`.
+def verify(
+    config: Config, reader: FieldReader, archive: Forecasts, folder: str | os.PathLike, share: Share | None = None
+) -> ScoreTable | None:
+    """Score `archive` and write ``scores.nc``, ``scores.csv``, ``figures/`` and ``report.html`` into `folder`.
 
     Args:
         config: the run's config.
         reader: truth, and the training data of climatology and damping.
         archive: the model's forecasts.
-        save_loc: the run's folder.
+        folder: the run's, or another.
+        share: which cases are this process's, where there are several; the first writes.
+
+    Returns:
+        The scores, on the first rank, None on the others.
 
     Raises:
         DataError: if forecasts and truth do not belong together.
         ConfigError: if the climatology cannot be made.
         CreditError: if the folder cannot be written.
     """
-    folder = Path(save_loc)
+    folder = Path(folder)
     try:
         (folder / "figures").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CreditError(f"{folder}: cannot be written ({error.strerror}); choose another save_loc") from error
-    found = score_forecasts(config, reader, archive)
+    found = score_forecasts(config, reader, archive, share)
+    if found is None:
+        return None
     found.table.write(folder)
     figures = _draw(found, reader, folder)
     # jinja2 and matplotlib are slow to import; a config that cannot be scored never gets here

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from credit.errors import CheckpointError, ConfigError
 from credit.parallel import fsdp2
-from credit.train.verdict import together
+from credit.parallel.verdict import together
 from tests.parallel.api_cases import CHECKPOINTED, case
 from tests.parallel.cases import whole
 from tests.parallel.outside import (

@@ -1,0 +1,122 @@
+"""OnlineForecasts: forecasts that are made while they are scored, without a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from credit.channels import ChannelMap
+from credit.forecast.forecasts import Forecasts
+from credit.forecast.initial_times import group
+from credit.forecast.run import Start, starts_of
+from credit.grid import LatLonGrid
+from credit.times import Clock
+
+# starts of a batch and number of steps -> output (B, C, H, W) of each step
+Run = Callable[[Sequence[Start], int], Iterator[Tensor]]
+
+
+class OnlineForecasts(Forecasts):
+    """Forecasts that a network makes as far as they are read.
+
+    The initial times are grouped as `credit_rollout` groups them, so the numbers are those of its files to the last
+    bit. Of a group one step is held in memory, of lagged members as many as they are apart.
+
+    Args:
+        run: makes the forecasts of a batch.
+        initial: initial times in minutes.
+        leads: lead times in minutes, increasing, multiples of `step_minutes`.
+        step_minutes: of the model.
+        batch_size: starts of a batch.
+        members: number of members, None for single forecasts.
+        lag_minutes: between the members' analyses.
+        origin: the checkpoint.
+        channels: of the model.
+        grid: its grid.
+        clock: its calendar.
+        attributes: variable -> CF attributes.
+        described: what describes the run.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        initial: Sequence[int],
+        leads: Sequence[int],
+        step_minutes: int,
+        batch_size: int,
+        members: int | None,
+        lag_minutes: int,
+        *,
+        origin: Path,
+        channels: ChannelMap,
+        grid: LatLonGrid,
+        clock: Clock,
+        attributes: Mapping[str, Mapping[str, str]],
+        described: Mapping[str, object],
+    ) -> None:
+        self.origin, self.grid, self.clock, self.attributes = origin, grid, clock, described
+        self.initial_minutes, self.lead_minutes = (np.array(sorted(own), dtype=np.int64) for own in (initial, leads))
+        self.members = members
+        self.channel_names = [channel.name for channel in channels.output]
+        variables = {channel.variable for channel in channels.output}
+        self.units = {name: own["units"] for name, own in attributes.items() if name in variables and "units" in own}
+        self._run, self._step, self._batch_size, self._lag = run, step_minutes, batch_size, lag_minutes
+        self._group: list[int] = []
+        self._batches: list[tuple[list[Start], Iterator[Tensor]]] = []
+        self._taken = 0
+        self._made: dict[tuple[int, int], dict[int, np.ndarray]] = {}  # initial and lead time -> member -> fields
+
+    def groups(self) -> list[list[int]]:
+        """Return the initial times that are forecast side by side."""
+        return group(self.initial_minutes.tolist(), self.members or 1, self._batch_size)
+
+    def read_members(self, initial_minutes: int, number: int) -> np.ndarray:
+        """Return all members at one lead time, (M, C, H, W) float32.
+
+        Reading another group's initial time begins its forecasts; within a group lead times are read in order, each
+        once for an initial time.
+        """
+        if initial_minutes not in self._group:
+            self._begin(next(own for own in self.groups() if initial_minutes in own))
+        key = initial_minutes, int(self.lead_minutes[number])
+        members = self.members or 1
+        while len(self._made.get(key, ())) < members:
+            self._advance(after=key[1])
+        made = self._made.pop(key)
+        return np.stack([made[member] for member in range(members)])
+
+    def keep_company(self, leads: Sequence[int]) -> None:
+        """Make the forecasts of a group for nobody, where other ranks need this one's weights for theirs."""
+        initial = int(self.initial_minutes[0])
+        self._begin([initial])
+        for lead in leads:
+            self.read_members(initial, self.lead_minutes.tolist().index(lead))
+        self._group = []
+
+    def _begin(self, initial: list[int]) -> None:
+        starts = starts_of(initial, self.members or 1, self._lag)
+        self._group, self._made, self._taken, self._batches = initial, {}, 0, []
+        for first in range(0, len(starts), self._batch_size):
+            batch = starts[first : first + self._batch_size]
+            longest = int(self.lead_minutes[-1]) + max(start.initial - start.analysis for start in batch)
+            self._batches.append((batch, self._run(batch, longest // self._step)))
+
+    def _advance(self, after: int) -> None:
+        """Make the next step of every batch; lead times before `after` are not asked for any more."""
+        self._taken += 1
+        self._made = {key: made for key, made in self._made.items() if key[1] >= after}
+        wanted = set(self.lead_minutes.tolist())
+        steps = [(batch, next(outputs, None)) for batch, outputs in self._batches]
+        assert any(output is not None for _, output in steps), (self._group, after)
+        for batch, output in steps:
+            if output is None:  # its members were at the last lead time before those with a longer lag
+                continue
+            fields = output.cpu().numpy()
+            for row, start in enumerate(batch):
+                lead = start.analysis + self._taken * self._step - start.initial
+                if lead in wanted and lead >= after:
+                    self._made.setdefault((start.initial, lead), {})[start.member] = fields[row]

@@ -1,0 +1,81 @@
+"""Which cases a process scores, and what several of them found, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+
+import numpy as np
+import torch.distributed as dist
+
+from credit.parallel.verdict import together
+from credit.verify.rank_histogram import RankHistogram
+from credit.verify.sums import ScoreSums
+
+# (channel, lead time in minutes) -> of the truth, of the forecast, ...
+Pairs = dict[tuple[str, int], tuple[np.ndarray, ...]]
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which of the cases are scored by this process.
+
+    Attributes:
+        number: of this process among those that share the cases.
+        count: how many share them.
+        counts: False for one that makes the same forecasts as another, whose scores count.
+    """
+
+    number: int = 0
+    count: int = 1
+    counts: bool = True
+
+
+@dataclass(frozen=True)
+class Part:
+    """What the scoring of some cases found.
+
+    Attributes:
+        cases: (N,) initial times, increasing.
+        sums: of every forecast and baseline.
+        histograms: of those that are ensembles.
+        maps: of the example, if it is among the cases.
+        spectra: (figure channel, lead) -> (N, 2, K) power of truth and forecast.
+    """
+
+    cases: np.ndarray
+    sums: dict[str, ScoreSums]
+    histograms: dict[str, RankHistogram]
+    maps: Pairs
+    spectra: dict[tuple[str, int], np.ndarray]
+
+    @classmethod
+    def join(cls, parts: Sequence[Part]) -> Part:
+        """Return what all parts found."""
+        cases = np.concatenate([part.cases for part in parts])
+        order = np.argsort(cases)
+        some = [part for part in parts if len(part.cases)]
+        return cls(
+            cases[order],
+            {key: type(own).join([part.sums[key] for part in parts]) for key, own in parts[0].sums.items()},
+            {key: reduce(add, [part.histograms[key] for part in parts]) for key in parts[0].histograms},
+            {key: fields for part in parts for key, fields in part.maps.items()},
+            {key: np.concatenate([part.spectra[key] for part in some])[order] for key in some[0].spectra},
+        )
+
+
+def gather(score: Callable[[], Part | None]) -> Part | None:
+    """Return what `score` finds on all ranks, put together, on the first of them and None on the others; collective.
+
+    Raises:
+        CreditError: on every rank, if scoring failed on any.
+    """
+    found: list[Part | None] = []
+    together(lambda: found.append(score()))
+    if not dist.is_initialized():
+        return found[0]
+    parts: list[Part | None] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(found[0], parts)
+    return None if parts is None else Part.join([own for own in parts if own is not None])

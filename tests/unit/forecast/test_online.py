@@ -1,0 +1,100 @@
+"""Forecasts made while they are read, against what the runs of their batches give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from credit.channels import ChannelMap
+from credit.forecast.online import OnlineForecasts
+from credit.forecast.run import Start
+from credit.times import Clock
+from tests.unit.analytic_reader import ATTRIBUTES, make_grid
+
+STEP = 360
+GRID = make_grid(4, 8)
+CHANNELS = ChannelMap.build({"prognostic": {"vars_3D": [], "vars_2D": ["t2m", "tp"]}}, [])
+
+
+class Runs:
+    """Stands for a network; keeps what was asked of it."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[list[Start], int]] = []
+        self.steps = 0
+
+    def __call__(self, starts: Sequence[Start], steps: int) -> Iterator[torch.Tensor]:
+        self.batches.append((list(starts), steps))
+        for number in range(1, steps + 1):
+            self.steps += 1
+            times = torch.tensor([float(start.analysis + number * STEP) for start in starts])
+            member = torch.tensor([float(start.member) for start in starts])
+            yield torch.stack([times, member], dim=1)[:, :, None, None].expand(-1, -1, *GRID.shape)
+
+
+def online(runs: Runs, members: int | None = None, lag: int = 0, batch_size: int = 2) -> OnlineForecasts:
+    return OnlineForecasts(
+        runs, [0, 1440, 2880], [720, 1440], STEP, batch_size, members, lag, origin=Path("checkpoint"),
+        channels=CHANNELS, grid=GRID, clock=Clock(), attributes=ATTRIBUTES, described={"parameters": 7},
+    )  # fmt: skip
+
+
+def read_all(forecasts: OnlineForecasts, groups: list[list[int]]) -> dict[tuple[int, int], np.ndarray]:
+    return {
+        (initial, lead): forecasts.read_members(initial, number)
+        for own in groups
+        for number, lead in enumerate(forecasts.lead_minutes.tolist())
+        for initial in own
+    }
+
+
+def test_each_batch_runs_once_and_no_further_than_it_is_read() -> None:
+    runs = Runs()
+    forecasts = online(runs)
+    assert forecasts.groups() == [[0, 1440], [2880]]
+    for (initial, lead), fields in read_all(forecasts, forecasts.groups()).items():
+        assert fields.shape == (1, 2, *GRID.shape) and (fields[0, 0] == initial + lead).all()
+    assert [([start.initial for start in batch], steps) for batch, steps in runs.batches] == [
+        ([0, 1440], 4),
+        ([2880], 4),
+    ]
+    runs = Runs()
+    online(runs).read_members(2880, 0)
+    assert runs.steps == 2
+
+
+def test_a_batch_is_that_of_the_files_whatever_is_read() -> None:
+    """An initial time that is not scored is forecast all the same, and nothing of it is kept."""
+    runs = Runs()
+    forecasts = online(runs)
+    read_all(forecasts, [[1440]])
+    assert [start.initial for start in runs.batches[0][0]] == [0, 1440]
+    assert set(forecasts._made) == {(0, 1440)}
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 8])
+@pytest.mark.parametrize("lag", [0, 720])
+def test_members(batch_size: int, lag: int) -> None:
+    """Lagged members reach a lead time at different steps, of one batch or of several."""
+    forecasts = online(Runs(), members=3, lag=lag, batch_size=batch_size)
+    for (initial, lead), fields in read_all(forecasts, forecasts.groups()).items():
+        assert fields.shape == (3, 2, *GRID.shape)
+        assert (fields[:, 0] == initial + lead).all()
+        assert fields[:, 1, 0, 0].tolist() == [0, 1, 2]
+
+
+def test_company_takes_as_many_steps() -> None:
+    scored, idle = Runs(), Runs()
+    read_all(online(scored, members=3), [[1440]])
+    online(idle, members=3).keep_company([720, 1440])
+    assert idle.steps == scored.steps == 2 * 4  # two batches
+
+
+def test_what_it_says_of_itself() -> None:
+    forecasts = online(Runs())
+    assert forecasts.channel_names == ["t2m", "tp"] and forecasts.members is None
+    assert forecasts.units == {name: ATTRIBUTES[name]["units"] for name in ("t2m", "tp")}
