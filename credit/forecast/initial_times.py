@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from credit.config.schema_forecast import InferenceConfig, InitialTimesConfig
+from credit.config.schema_forecast import EnsembleConfig, InferenceConfig, InitialTimesConfig
 from credit.data.splits import Split, initial_times
 from credit.errors import ConfigError, DataError
 from credit.times import Clock, format_duration, parse_duration
@@ -22,15 +22,17 @@ def choose_initial_times(
     """Return the initial times of ``inference.initial_times`` as minutes, in order.
 
     A range without a given end keeps only those whose truth at every lead lies in the test period, so that all lead
-    times are scored on one set of cases. A time that is asked for by name needs only its own input frames.
+    times are scored on one set of cases, and whose ensemble's earlier analyses are in the data. A time that is asked
+    for by name needs only its input frames and those analyses.
 
     Raises:
         DataError: if an input frame of a named time is missing, or no time is left.
     """
-    wanted = conf.initial_times
+    wanted, have = conf.initial_times, set(times.tolist())
+    frames = [before + k * step for before in _analyses_before(conf.ensemble) for k in range(history_len)]
     if not isinstance(wanted, InitialTimesConfig):
         chosen = [clock.parse(text, "inference.initial_times") for text in wanted]
-        _require_frames(chosen, times, clock, step, history_len)
+        _require_frames(chosen, have, clock, frames)
         return chosen
     every = parse_duration(wanted.every)
     if every % step:
@@ -41,19 +43,32 @@ def choose_initial_times(
     if wanted.end is None:
         steps = parse_duration(conf.lead_time) // step
         whole = set(initial_times(times, test, step, history_len, steps).tolist())
+        whole = {minutes for minutes in whole if all(minutes - before in have for before in frames)}
         chosen = [minutes for minutes in range(first, test.last + 1, every) if minutes in whole]
         if not chosen:
             raise DataError(
                 f"{test.describe(clock)}: no initial time has {history_len} input frames and truth for "
-                f"inference.lead_time {conf.lead_time} in this period; shorten the lead time or name the times"
+                f"inference.lead_time {conf.lead_time} in this period, and {format_duration(max(frames))} of data "
+                "before it; shorten the lead time or name the times"
             )
         return chosen
     last = clock.parse(wanted.end, "inference.initial_times.end")
     chosen = list(range(first, last + 1, every))
     if not chosen:
         raise ConfigError(f"inference.initial_times: end {wanted.end} is before start {clock.format(first)}")
-    _require_frames(chosen, times, clock, step, history_len)
+    _require_frames(chosen, have, clock, frames)
     return chosen
+
+
+def _analyses_before(conf: EnsembleConfig | None) -> list[int]:
+    """Return how long before an initial time, in minutes, its ensemble's analyses lie."""
+    if conf is None:
+        return [0]
+    lag = 0 if conf.lagged is None else parse_duration(conf.lagged)
+    bred = conf.perturbation is not None and conf.perturbation.kind == "bred"
+    cycles = range(conf.perturbation.cycles + 1 if bred else 1)
+    cycle = parse_duration(conf.perturbation.cycle) if bred else 0
+    return sorted({member * lag + number * cycle for member in range(conf.members) for number in cycles})
 
 
 def group(chosen: Sequence[int], members: int, batch_size: int) -> list[list[int]]:
@@ -102,12 +117,11 @@ def choose_leads(conf: InferenceConfig, step: int) -> list[int]:
     return leads
 
 
-def _require_frames(chosen: list[int], times: np.ndarray, clock: Clock, step: int, history_len: int) -> None:
-    have = set(times.tolist())
+def _require_frames(chosen: Sequence[int], have: set[int], clock: Clock, frames: Sequence[int]) -> None:
     for initial in chosen:
-        for offset in range(history_len):
-            if initial - offset * step not in have:
+        for before in frames:
+            if initial - before not in have:
                 raise DataError(
                     f"inference.initial_times: {clock.format(initial)} needs the fields of "
-                    f"{clock.format(initial - offset * step)}, which the data do not have"
+                    f"{clock.format(initial - before)}, which the data do not have"
                 )

@@ -1,11 +1,15 @@
-"""Parts of the initial times for job arrays."""
+"""Which initial times, and parts of them for job arrays."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from credit.errors import ConfigError
-from credit.forecast.initial_times import deal, group, take_part
+from credit.config.schema_forecast import InferenceConfig
+from credit.data.splits import Split
+from credit.errors import ConfigError, DataError
+from credit.forecast.initial_times import choose_initial_times, deal, group, take_part
+from credit.times import Clock
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 24, 97])
@@ -30,3 +34,30 @@ def test_groups_fill_batches_whatever_shares_them(members: int, batch_size: int,
     groups = group(range(7), members, batch_size)
     assert [len(own) for own in groups] == sizes and sum(groups, []) == list(range(7))
     assert sorted(sum((deal(groups, rank, 3) for rank in range(3)), [])) == groups
+
+
+CLOCK = Clock()
+DAY = 1440
+TEST = Split("test", CLOCK.parse("2001-01-01"), CLOCK.parse("2001-01-10"))
+TIMES = np.arange(TEST.first - DAY, TEST.last + 1, 360)  # the data begin a day before the period
+
+
+@pytest.mark.parametrize(
+    ("ensemble", "first_day"),
+    [
+        (None, 0),
+        ({"members": 3, "lagged": "6h"}, 0),  # 12 h before, and the frame before that
+        ({"members": 3, "lagged": "24h"}, 2),
+        ({"members": 2, "perturbation": {"kind": "bred", "cycles": 3, "cycle": "24h"}}, 3),
+        ({"members": 2, "perturbation": {"kind": "correlated"}}, 0),
+    ],
+)
+def test_an_ensembles_analyses_must_be_in_the_data(ensemble: dict | None, first_day: int) -> None:
+    conf = InferenceConfig(lead_time="24h", ensemble=ensemble)
+    chosen = choose_initial_times(conf, TIMES, CLOCK, TEST, 360, history_len=2)
+    assert chosen[0] == TEST.first + (first_day or 1) * DAY  # the first frame of the period has none before it
+    assert chosen[-1] == TEST.last - DAY
+    if first_day:
+        named = conf.model_copy(update={"initial_times": ["2001-01-02"]})
+        with pytest.raises(DataError, match="2001-01-02T00:00 needs the fields of 2000-12-3"):
+            choose_initial_times(named, TIMES, CLOCK, TEST, 360, history_len=2)
