@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import signal
 import subprocess
@@ -84,3 +85,26 @@ def test_killed_and_started_again_gives_the_same_files(forecast: Path) -> None:
     on_two_ranks(forecast, "killed")
     assert {name: found for name, found in contents(run / "killed").items() if name.endswith(".nc")} == whole
     assert not list((run / "killed").glob("*.part"))
+
+
+def test_scores_do_not_depend_on_files_or_ranks(forecast: Path) -> None:
+    run = forecast / "run"
+    assert main(["verify", str(forecast / "config.yml"), *FORECASTS, "inference.folder=one"]) == 0
+    expected = scores(run)
+    for overrides, tolerance in (((), 1e-12), (("inference.parallelism.tensor=2",), 1e-3)):
+        (run / "scores.csv").unlink()
+        launch("credit.cli.main", 2, "verify", str(forecast / "config.yml"), *FORECASTS, "--online", *overrides)
+        found = scores(run)
+        assert found.keys() == expected.keys()
+        for place, value in expected.items():
+            # the counts of a rank histogram are added in another order
+            exact = tolerance if "rank_" not in place[4] else 1e-3
+            assert found[place] == pytest.approx(value, rel=exact, abs=exact * 1e-3), place
+
+
+def scores(folder: Path) -> dict[tuple[str, ...], float]:
+    """Return the scores of the global region by what they are of."""
+    with open(folder / "scores.csv", newline="") as handle:
+        rows = [row for row in csv.DictReader(handle) if row["region"] == "global" and row["season"] == "all"]
+    names = ("forecast", "variable", "level", "lead_hours", "metric")
+    return {tuple(row[name] for name in names): float(row["value"]) for row in rows}
