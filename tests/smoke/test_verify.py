@@ -1,0 +1,48 @@
+"""credit verify: without files, and of two runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import xarray as xr
+
+from credit.cli.main import main
+
+
+@pytest.mark.slow
+def test_without_files_and_against_another_run(small_run: Path, capsys: pytest.CaptureFixture) -> None:
+    config, run = str(small_run / "config.yml"), small_run / "run"
+    second = ("experiment=second try", f"save_loc={small_run / 'second'}", "seed=1", "inference.folder=made")
+    for own in ((), second):
+        assert main(["train", config, "trainer.max_steps=3", *own]) == 0
+        assert main(["rollout", config, *own]) == 0
+    assert main(["verify", config]) == 0
+    from_files = (run / "scores.csv").read_bytes()
+    (run / "scores.csv").unlink()
+    for path in (run / "forecasts").iterdir():
+        path.unlink()
+    assert main(["verify", config, "--online"]) == 0
+    assert (run / "scores.csv").read_bytes() == from_files
+    capsys.readouterr()
+
+    # the first run has no files left, the second is named by its folder
+    assert main(["verify", config, str(small_run / "second"), "--online"]) == 0
+    said = capsys.readouterr().out
+    assert "Ratio: model over second_try" in said and "against_second_try" in said
+    assert (run / "scores.csv").read_bytes() == from_files  # as it was
+    with xr.open_dataset(run / "against_second_try" / "scores.nc") as scores, xr.open_dataset(run / "scores.nc") as own:
+        assert scores["reference"].values.tolist() == ["best_baseline", "second_try"]
+        xr.testing.assert_equal(scores["rmse"].sel(forecast="model"), own["rmse"].sel(forecast="model"))
+        rmse = scores["rmse"].sel(region="global", season="all")
+        ratio = rmse.sel(forecast="model") / rmse.sel(forecast="second_try") - 1
+        difference = scores["rmse_difference"].sel(reference="second_try", region="global", season="all")
+        xr.testing.assert_allclose(difference.drop_vars("reference"), ratio)
+    assert "second_try" in (run / "against_second_try" / "report.html").read_text()
+
+    assert main(["verify", config, str(small_run / "second"), str(run)]) == 2
+    assert "one run is compared with one other" in capsys.readouterr().err
+    assert main(["verify", config, str(small_run / "second"), "verification.other_forecasts={second_try: x}"]) == 2
+    assert "is the name of another forecast here" in capsys.readouterr().err
+    assert main(["verify", config, str(small_run / "nowhere.yml")]) == 2
+    assert "nowhere.yml" in capsys.readouterr().err
