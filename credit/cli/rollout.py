@@ -41,13 +41,13 @@ def run(arguments: argparse.Namespace) -> int:
     from credit.config import load_config
     from credit.parallel.launch import process_group, read_launch
     from credit.times import parse_duration
-    from credit.train.network import build_forecast_mesh, choose_device, shares_forecasts
+    from credit.train.network import build_forecast_mesh, choose_device
 
     config = load_config(arguments.config, arguments.overrides)
     launch, conf = read_launch(), config.inference.parallelism
     device = choose_device(config.trainer.device, launch.local_rank)
     with ExitStack() as held:
-        if shares_forecasts(conf):
+        if conf.is_spread:
             timeout = parse_duration(config.trainer.parallelism.timeout)
             held.enter_context(process_group(launch, device, timeout))
         _forecast(config, arguments.part, launch, build_forecast_mesh(conf, launch, device.type))

@@ -94,7 +94,14 @@ def _build(config: Config, arguments: argparse.Namespace) -> Job:
         config=Path(arguments.config),
         overrides=arguments.overrides,
         variables={name: os.environ[name] for name in sorted(named_in_config & set(os.environ))},
+        spread=config.inference.parallelism.is_spread,
     )
+    tensor = config.inference.parallelism.tensor
+    if job.spread and job.ranks % tensor:
+        raise ConfigError(
+            f"inference.parallelism.tensor: {tensor} does not divide the {job.ranks} ranks of this job; choose other "
+            "nodes or ranks_per_node"
+        )
     if job.kind == "train":
         plan_degrees(config.trainer.parallelism, job.ranks)
     return job

@@ -68,6 +68,11 @@ class ForecastParallelismConfig(Section):
     tensor: int = Field(1, ge=1, description="Tensor-parallel ranks; must divide attention heads and number of ranks.")
     shard: bool = Field(False, description="Shard the weights over all ranks (FSDP2), for models beyond one device.")
 
+    @property
+    def is_spread(self) -> bool:
+        """Whether one forecast is spread over ranks."""
+        return self.shard or self.tensor > 1
+
 
 class InferenceConfig(Section):
     """How forecasts are made."""

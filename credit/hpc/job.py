@@ -33,6 +33,7 @@ class Job:
         asked: the section with the cluster's values filled in.
         start: the words of the command that starts processes on nodes, with placeholders.
         variables: of the environment that the config names; a job that lacks them gets them.
+        spread: whether one forecast of a rollout is spread over ranks (``inference.parallelism``).
     """
 
     kind: str
@@ -44,11 +45,12 @@ class Job:
     asked: PbsConfig | SlurmConfig
     start: tuple[str, ...]
     variables: Mapping[str, str]
+    spread: bool = False
 
     @property
     def is_array(self) -> bool:
         """Whether the nodes are jobs of their own, which share the initial times."""
-        return self.kind == "rollout" and self.size > 1
+        return self.kind == "rollout" and not self.spread and self.size > 1
 
     @property
     def size(self) -> int:
@@ -58,7 +60,7 @@ class Job:
     @property
     def nodes(self) -> int:
         """Nodes of one job."""
-        return 1 if self.kind == "rollout" else self.size
+        return 1 if self.kind == "rollout" and not self.spread else self.size
 
     @property
     def ranks_per_node(self) -> int:
@@ -104,7 +106,8 @@ class Job:
     @property
     def tasks_per_node(self) -> int:
         """Processes of a node that Slurm starts itself: ranks only where srun is the launcher."""
-        return self.ranks_per_node if self.kind == "train" and self.launch == "srun" else 1
+        collective = self.kind == "train" or self.spread
+        return self.ranks_per_node if collective and self.launch == "srun" else 1
 
     @property
     def cpus_per_task(self) -> int | None:
@@ -122,7 +125,7 @@ class Job:
 
     @property
     def launch(self) -> str:
-        """Who starts the ranks of training: torchrun, mpiexec or srun."""
+        """Who starts ranks that work together: torchrun, mpiexec or srun."""
         return self.asked.launch or "torchrun"
 
     @property
@@ -155,6 +158,7 @@ def build_job(
     config: Path,
     overrides: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
+    spread: bool = False,
 ) -> Job:
     """Return a job.
 
@@ -167,6 +171,7 @@ def build_job(
         config: the config file.
         overrides: ``section.key=value``, handed on but for those of the sections pbs and slurm.
         variables: of the environment that the config names.
+        spread: whether the config spreads one forecast over ranks.
 
     Raises:
         ConfigError: for what the site does not allow.
@@ -185,4 +190,5 @@ def build_job(
         asked=asked,
         start=tuple(cluster.start),
         variables=variables or {},
+        spread=spread and kind == "rollout",
     )

@@ -105,7 +105,7 @@ def build_forecast_mesh(conf: ForecastParallelismConfig, launch: Launch, device_
     Raises:
         ConfigError: if the number of ranks is no multiple of ``tensor``.
     """
-    if not shares_forecasts(conf):
+    if not conf.is_spread:
         return RunMesh()
     groups, rest = divmod(launch.world, conf.tensor)
     if rest or not groups:
@@ -115,11 +115,6 @@ def build_forecast_mesh(conf: ForecastParallelismConfig, launch: Launch, device_
         )
     degrees = Degrees(shard=groups, tensor=conf.tensor) if conf.shard else Degrees(groups, 1, conf.tensor)
     return build_mesh(degrees, launch.rank, device_type)
-
-
-def shares_forecasts(conf: ForecastParallelismConfig) -> bool:
-    """Whether a forecast is spread over ranks."""
-    return conf.shard or conf.tensor > 1
 
 
 def compile_blocks(model: nn.Module, backend: str = "inductor") -> None:

@@ -260,6 +260,22 @@ def test_the_parts_of_a_rollout_are_the_rollout(small_run: Path, capsys: pytest.
         assert main(["rollout", config, "inference.lead_time=24h", f"--part={k}/2"]) == 0
         counts.append(int(capsys.readouterr().out.splitlines()[-1].split()[0]))
     files = list((small_run / "run" / "forecasts").iterdir())
-    assert sum(counts) == len(files) == 11 and max(counts) - min(counts) == 1
+    # inference.batch_size is 4: batches of 4, 4 and 3, of which the parts have two and one
+    assert counts == [4 + 3, 4] and len(files) == 11
     assert main(["rollout", config, "inference.lead_time=24h"]) == 0
     assert "0 forecasts written, 11 were there" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_forecast_that_is_spread_over_ranks_is_one_job(
+    small_run: Path, pbs: StandInPbs, capsys: pytest.CaptureFixture
+) -> None:
+    config = str(small_run / "config.yml")
+    assert main(["train", config, "trainer.max_steps=1", "trainer.validate_every=1"]) == 0
+    job = ("submit", config, "--cluster", "pbs", "--job", "rollout", "pbs.walltime=1h", "inference.lead_time=12h")
+    assert main([*job, "inference.parallelism.tensor=2", "pbs.ranks_per_node=3"]) == 2
+    assert "2 does not divide the 3 ranks of this job" in capsys.readouterr().err
+    assert main([*job, "inference.parallelism.tensor=2", "pbs.ranks_per_node=2"]) == 0
+    assert [job["indices"] for job in pbs.jobs()] == [[None]]
+    pbs.run()
+    assert len(list((small_run / "run" / "forecasts").glob("*.nc"))) == 12

@@ -17,12 +17,12 @@ from credit.hpc.script import render
 NAMES = ["", "run", "1st", "a b", "it's", "$(x)", "_x-", "e" * 99, "äöü", "x\n#PBS -q y"]
 
 
-def job(cluster: str, kind: str = "train", folder: Path = Path("runs/x"), **asked: object) -> Job:
+def job(cluster: str, kind: str = "train", folder: Path = Path("runs/x"), spread: bool = False, **asked: object) -> Job:
     site = load_cluster(cluster)
     section = PbsConfig if site.scheduler == "pbs" else SlurmConfig
     return build_job(
         kind, site, section(**{"account": "P1", "walltime": "90min", **asked}), experiment="my run", folder=folder,
-        config=Path("my config.yml"), overrides=["seed=1", "pbs.queue=x"],
+        config=Path("my config.yml"), overrides=["seed=1", "pbs.queue=x"], spread=spread,
     )  # fmt: skip
 
 
@@ -40,7 +40,8 @@ def test_every_script_is_sound(cluster: str, kind: str, shellcheck: str, tmp_pat
     for number, (nodes, launch) in enumerate((n, launch) for n in (1, 3) for launch in launchers):
         asked = {"nodes": nodes, "launch": launch, "chain": 4, "setup": ["ulimit -c 0"], "environment": {"A": "it's"}}
         scripts.append(tmp_path / f"{number}.sh")
-        scripts[-1].write_text(render(job(cluster, kind, tmp_path / "a run's folder", **asked)))
+        spread = kind == "rollout" and number % 2 == 0
+        scripts[-1].write_text(render(job(cluster, kind, tmp_path / "a run's folder", spread, **asked)))
     for path in scripts:
         subprocess.run(["bash", "-n", path], check=True)
     checked = subprocess.run([shellcheck, *scripts], capture_output=True, text=True)
@@ -90,6 +91,11 @@ def test_a_rollout_is_an_array_of_whole_nodes() -> None:
     assert "#PBS -J 1-3\n" in text and "#PBS -l select=1:ncpus=64:mpiprocs=4:ngpus=4\n" in text and "/12\n" in text
     text = render(job("slurm", "rollout", nodes=3))
     assert "#SBATCH --array=1-3\n" in text and "#SBATCH --nodes=1\n" in text and "%x-%A_%a.out" in text
+    text = render(job("derecho", "rollout", spread=True, nodes=3))
+    assert "#PBS -J" not in text and "#PBS -l select=3:" in text and "--part" not in text
+    assert "--nnodes=3 --nproc-per-node=4 " in text
+    text = render(job("perlmutter", "rollout", spread=True, nodes=3))
+    assert "--array" not in text and "exec srun --ntasks 12 --ntasks-per-node 4 " in text
     # PBS has no array of one
     assert "#PBS -J" not in render(job("derecho", "rollout"))
 
