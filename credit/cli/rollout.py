@@ -33,6 +33,9 @@ __all__ = ["HELP", "add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add CONFIG, overrides and the part."""
     add_config_arguments(parser)
+    parser.add_argument(
+        "--latest", action="store_true", help="from the last time of the data: inference.initial_times=latest"
+    )
     parser.add_argument("--part", metavar="I/N", help="only the I-th of N parts of the initial times, for job arrays")
 
 
@@ -43,7 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
     from credit.times import parse_duration
     from credit.train.network import build_forecast_mesh, choose_device
 
-    config = load_config(arguments.config, arguments.overrides)
+    latest = ["inference.initial_times=latest"] if arguments.latest else []
+    config = load_config(arguments.config, [*arguments.overrides, *latest])
     launch, conf = read_launch(), config.inference.parallelism
     device = choose_device(config.trainer.device, launch.local_rank)
     with ExitStack() as held:

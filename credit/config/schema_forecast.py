@@ -78,8 +78,9 @@ class InferenceConfig(Section):
     """How forecasts are made."""
 
     checkpoint: str = Field("best", description="best, latest, or the path of a checkpoint.")
-    initial_times: InitialTimesConfig | list[str] = Field(
-        InitialTimesConfig(), description="A range {start, end, every} or a list of times."
+    initial_times: InitialTimesConfig | list[str] | Literal["latest"] = Field(
+        InitialTimesConfig(),
+        description="A range {start, end, every}, a list of times, or `latest`: the last that the data can start from.",
     )
     lead_time: Duration = Field("72h", description="Length of a forecast.")
     batch_size: int = Field(8, ge=1, description="Initial times, or members of ensembles, at once on a rank.")

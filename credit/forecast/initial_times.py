@@ -30,6 +30,14 @@ def choose_initial_times(
     """
     wanted, have = conf.initial_times, set(times.tolist())
     frames = [before + k * step for before in _analyses_before(conf.ensemble) for k in range(history_len)]
+    if wanted == "latest":
+        ready = [minutes for minutes in have if all(minutes - before in have for before in frames)]
+        if not ready:
+            raise DataError(
+                f"inference.initial_times: latest: no time of the data has what a forecast needs: fields of the last "
+                f"{format_duration(max(frames))} at data.timestep {format_duration(step)}"
+            )
+        return [max(ready)]
     if not isinstance(wanted, InitialTimesConfig):
         chosen = [clock.parse(text, "inference.initial_times") for text in wanted]
         _require_frames(chosen, have, clock, frames)
