@@ -1,9 +1,9 @@
 """The layers of air about a run's levels, if they make up whole columns: what budgets are summed over.
 
-| levels | a layer | the whole |
+| levels | a layer reaches | a column |
 |---|---|---|
-| model levels with `data.coefficients` | between its half levels, a + b ps | from the uppermost half level to the ground |
-| pressure levels | to half way to its neighbours | from 0 to the ground; what lies below it does not count |
+| model levels with `data.coefficients` | from half level to half level | from the uppermost half level to the ground |
+| pressure levels | half way to its neighbours | from 0 to the ground, below which nothing counts |
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Shape suffixes: B batch, C channels, K layers, H latitude rows, W longitude colu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,8 +20,8 @@ from credit.forecast.budgets import Columns
 
 
 @dataclass(frozen=True)
-class Field:
-    """Where a variable lies.
+class Place:
+    """Where a variable lies among the channels.
 
     Attributes:
         group: ``output``, of which prognostic channels are the first, or ``dynamic_forcing``.
@@ -47,35 +47,35 @@ class StepFields:
     def __init__(self, normalizer: Normalizer, state_BCHW: Tensor, forcing_BCHW: Tensor, output_BCHW: Tensor) -> None:
         self._normalizer, self._state, self._forcing = normalizer, state_BCHW, forcing_BCHW
         self.output_BCHW = output_BCHW
-        self._known: dict[tuple[str, Field], Tensor] = {}
+        self._known: dict[tuple[str, Place], Tensor] = {}
 
-    def before(self, field: Field) -> Tensor:
+    def before(self, place: Place) -> Tensor:
         """Return a prognostic variable in the last input frame, (B, K, H, W)."""
-        return self._decoded("prognostic", field, self._state)
+        return self._decoded("prognostic", place, self._state)
 
-    def after(self, field: Field) -> Tensor:
+    def after(self, place: Place) -> Tensor:
         """Return a predicted variable, or the step's forcing, (B, K, H, W)."""
-        return self._decoded(field.group, field, self._forcing if field.group != "output" else self.output_BCHW)
+        return self._decoded(place.group, place, self._forcing if place.group != "output" else self.output_BCHW)
 
-    def correct(self, field: Field, values_BKHW: Tensor) -> None:
+    def correct(self, place: Place, values_BKHW: Tensor) -> None:
         """Put other values of a predicted variable in place."""
-        rows = torch.tensor(field.rows, device=self.output_BCHW.device)
-        encoded = self._normalizer.encode_rows(values_BKHW / field.factor, "output", field.rows)
+        rows = torch.tensor(place.rows, device=self.output_BCHW.device)
+        encoded = self._normalizer.encode_rows(values_BKHW / place.factor, "output", place.rows)
         self.output_BCHW = self.output_BCHW.index_copy(1, rows, encoded)
         # what was written is what counts from here on: the values as float32 keeps them
-        self._known.pop(("output", field), None)
+        self._known.pop(("output", place), None)
 
-    def _decoded(self, group: str, field: Field, x_BCHW: Tensor) -> Tensor:
-        key = (group, field)
+    def _decoded(self, group: str, place: Place, x_BCHW: Tensor) -> Tensor:
+        key = (group, place)
         if key not in self._known:
-            self._known[key] = self._normalizer.decode_rows(x_BCHW, group, field.rows) * field.factor
+            self._known[key] = self._normalizer.decode_rows(x_BCHW, group, place.rows) * place.factor
         return self._known[key]
 
 
 class Constraint(Protocol):
     """Closes a budget in place of the output."""
 
-    corrected: Field
+    corrected: Place
 
     def __call__(self, fields: StepFields, columns: Columns) -> None: ...
 
@@ -84,8 +84,8 @@ class Constraint(Protocol):
 class Air:
     """Surface pressure and the water in the air; the first of `water` is specific humidity."""
 
-    pressure: Field
-    water: tuple[Field, ...]
+    pressure: Place
+    water: tuple[Place, ...]
 
     def before(self, fields: StepFields) -> tuple[Tensor, Tensor]:
         """Return surface pressure (B, H, W) and all water (B, K, H, W) before the step."""
@@ -118,7 +118,7 @@ class Water:
         evaporation: enters it, kg m-2; its factor has the sign.
     """
 
-    def __init__(self, air: Air, precipitation: Field, evaporation: Field) -> None:
+    def __init__(self, air: Air, precipitation: Place, evaporation: Place) -> None:
         self._air, self.corrected, self._evaporation = air, precipitation, evaporation
 
     def __call__(self, fields: StepFields, columns: Columns) -> None:
@@ -141,7 +141,7 @@ class Energy:
     """
 
     def __init__(
-        self, air: Air, temperature: Field, wind: tuple[Field, Field], ground_HW: Tensor, fluxes: Sequence[Field]
+        self, air: Air, temperature: Place, wind: tuple[Place, Place], ground_HW: Tensor, fluxes: Sequence[Place]
     ) -> None:
         self._air, self.corrected, self._wind = air, temperature, wind
         self._ground_HW, self._fluxes = ground_HW, tuple(fluxes)
@@ -154,7 +154,7 @@ class Energy:
         wanted_B = heat_before + gained - (rest_after - rest_before)
         fields.correct(self.corrected, budgets.close_energy(wanted_B, fields.after(self.corrected), heat_after))
 
-    def _energy(self, columns: Columns, pressure_BHW: Tensor, of: object) -> tuple[Tensor, Tensor]:
+    def _energy(self, columns: Columns, pressure_BHW: Tensor, of: Callable[[Place], Tensor]) -> tuple[Tensor, Tensor]:
         humidity, wind = of(self._air.water[0]), [of(one) for one in self._wind]
         return (
             budgets.heat(columns, pressure_BHW, of(self.corrected), humidity),

@@ -31,7 +31,7 @@ class Stepper:
         valid_CHW: bool, False where a prognostic channel is always missing; what is fed back there stays the mean.
         amp: compute the network in bfloat16.
         hyperdiffusion: of the prognostic channels after each step, or None.
-        maximum_C: largest physical value of each output channel, inf where there is none; None where no channel has one.
+        maximum_C: largest physical value of each output channel, inf where there is none; None where all have none.
         constraints: budgets that each step closes, or None.
     """
 
