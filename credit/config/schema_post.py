@@ -33,6 +33,7 @@ class ClampConfig(Section):
 class BudgetConfig(Section):
     """Keys of what every budget is made of."""
 
+    kind: str
     surface_pressure: str = Field(description="Prognostic variable in Pa or hPa.")
     specific_humidity: str = Field("q", description="Prognostic variable on all levels, in kg kg-1 or g kg-1.")
     condensate: list[str] = Field(
@@ -114,14 +115,16 @@ def check_order(post: Sequence[ClampConfig | BudgetConfig]) -> None:
     kinds = [one.kind for one in post]
     for before, after in zip(kinds, kinds[1:], strict=False):
         if _ORDER.index(after) < _ORDER.index(before):
-            raise ValueError(f"{after} after {before} would open its budget again; the order is {', '.join(_ORDER)}")
+            raise ValueError(
+                f"post: {after} after {before} would open its budget again; the order is {', '.join(_ORDER)}"
+            )
     for kind in _ORDER[1:]:
         if kinds.count(kind) > 1:
-            raise ValueError(f"{kind} is listed twice; once is enough")
+            raise ValueError(f"post: {kind} is listed twice; once is enough")
     clamped = [one.variable for one in post if one.kind == "clamp"]
     twice = sorted({name for name in clamped if clamped.count(name) > 1})
     if twice:
-        raise ValueError(f"clamp of {', '.join(twice)} is listed twice; give minimum and maximum in one entry")
+        raise ValueError(f"post: clamp of {', '.join(twice)} is listed twice; give minimum and maximum in one entry")
 
 
 def check_variables(post: Sequence[ClampConfig | BudgetConfig], data: DataConfig) -> None:
