@@ -26,6 +26,9 @@ class Columns:
         layers: of the run's levels.
         grid: of the fields.
         device: of the fields.
+
+    Attributes:
+        is_linear: whether an integral is linear in surface pressure.
     """
 
     def __init__(self, layers: Layers, grid: LatLonGrid, device: torch.device) -> None:
@@ -35,7 +38,7 @@ class Columns:
         self._area_HW = tensor(grid.area_weights())
         self._a_2K11, self._b_2K11 = (tensor(one.T.copy())[:, :, None, None] for one in (layers.a, layers.b))
         self._da_K, self._db_K = tensor(layers.a[:, 1] - layers.a[:, 0]), tensor(layers.b[:, 1] - layers.b[:, 0])
-        self._cut = layers.cut_by_ground
+        self.is_linear = not layers.cut_by_ground
 
     def global_mean(self, x_BHW: Tensor) -> Tensor:
         """Return the mean over the globe by area, (B,) float64."""
@@ -49,7 +52,7 @@ class Columns:
             pressure_BHW: at the ground, Pa.
         """
         x, pressure = x_BKHW.double(), pressure_BHW.double()
-        if not self._cut:
+        if self.is_linear:
             fixed, growing = (torch.einsum("bkhw,k->bhw", x, one) for one in (self._da_K, self._db_K))
             return (fixed + growing * pressure) / GRAVITY
         upper, lower = self._edges(pressure)
@@ -58,7 +61,7 @@ class Columns:
     def growth(self, x_BKHW: Tensor, pressure_BHW: Tensor) -> Tensor:
         """Return the derivative of `integral` by surface pressure, (B, H, W) float64, kg m-2 Pa-1 times x."""
         x = x_BKHW.double()
-        if not self._cut:
+        if self.is_linear:
             return torch.einsum("bkhw,k->bhw", x, self._db_K) / GRAVITY
         pressure = pressure_BHW.double()[:, None]
         upper, lower = ((self._a_2K11[side] >= pressure) | (self._b_2K11[side] > 0) for side in (0, 1))
@@ -124,7 +127,8 @@ def close_dry_mass(columns: Columns, wanted_B: Tensor, pressure_BHW: Tensor, wat
     """Return surface pressure (B, H, W), float64, scaled so that the air's dry mass is as wanted.
 
     A factor leaves the gradient of ln ps as it is, by which surface pressure drives winds over mountains. The mass is
-    linear in it on hybrid levels; on pressure levels but for cells where the ground passes an edge.
+    linear in it on hybrid levels; on pressure levels but for cells where the ground passes an edge, for which it is
+    corrected once more.
 
     Args:
         columns: how to sum.
@@ -133,9 +137,11 @@ def close_dry_mass(columns: Columns, wanted_B: Tensor, pressure_BHW: Tensor, wat
         water_BKHW: all water in the air, kg kg-1.
     """
     pressure = pressure_BHW.double()
-    missing = wanted_B - dry_mass(columns, pressure, water_BKHW)
-    growth = columns.global_mean(pressure * columns.growth(1.0 - water_BKHW.double(), pressure))
-    return pressure * (1.0 + missing / growth)[:, None, None]
+    for _ in range(1 if columns.is_linear else 2):
+        missing = wanted_B - dry_mass(columns, pressure, water_BKHW)
+        growth = columns.global_mean(pressure * columns.growth(1.0 - water_BKHW.double(), pressure))
+        pressure = pressure * (1.0 + missing / growth)[:, None, None]
+    return pressure
 
 
 def close_water(columns: Columns, wanted_B: Tensor, precipitation_BHW: Tensor) -> Tensor:
