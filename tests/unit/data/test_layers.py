@@ -24,7 +24,7 @@ def table(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """The same half levels, as different archives write them."""
     if request.param == "csv":
         lines = [f"{n},{a!r},{b!r}" for n, (a, b) in enumerate(zip(*map(np.ndarray.tolist, world.half_levels()), strict=True))]  # fmt: skip  # noqa: E501
-        (tmp_path / "half.csv").write_text("n,a(Pa),b\n" + "\n".join(lines))
+        (tmp_path / "half.csv").write_text("n,a [Pa],b\n" + "\n".join(lines))
         return tmp_path / "half.csv"
     return world.write(tmp_path / "levels.nc", request.param, world.fields_of("t", "sp", times=1), world.HOURS[:1])
 

@@ -90,7 +90,7 @@ def fields(config: Config) -> dict[str, np.ndarray]:
     if config.data.level_units == "hPa":
         middle = np.array(PRESSURE_LEVELS)[:, None, None] / 1000 * np.ones((H, W))
     cos = np.cos(np.deg2rad(GRID.lat))[:, None]
-    t = np.maximum((260 + 30 * cos + random.normal(0, 2, (K, H, W))) * middle**0.19, 205.0)
+    t = np.maximum((260 + 30 * cos + random.normal(0, 2, (K, H, W))) * middle**0.19, random.normal(205, 2, (K, H, W)))
     return {
         "t": t,
         "u": 20 * cos + random.normal(0, 8, (K, H, W)),
