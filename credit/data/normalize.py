@@ -89,7 +89,7 @@ class Normalizer(nn.Module):
     def decode_rows(self, x: torch.Tensor, group: str, rows: Sequence[int]) -> torch.Tensor:
         """Return physical values of some channels of normalised `x` (B, C, H, W), float64 (B, rows, H, W)."""
         mean, std, own = self._of_rows(group, rows)
-        x = x[:, list(rows)].double() * std + mean
+        x = torch.addcmul(mean, _take(x, rows).double(), std)
         if own:
             x = torch.stack([invert(one, own[k]) if k in own else one for k, one in enumerate(x.unbind(1))], dim=1)
         return x
@@ -97,7 +97,7 @@ class Normalizer(nn.Module):
     def _of_rows(
         self, group: str, rows: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor, dict[int, TransformConfig]]:
-        mean, std = (one[:, list(rows)].double() for one in self._of(group, 4))
+        mean, std = (_take(one, rows).double() for one in self._of(group, 4))
         own = self._transforms[group]
         return mean, std, {place: own[row] for place, row in enumerate(rows) if row in own}
 
@@ -115,6 +115,12 @@ class Normalizer(nn.Module):
         mean = torch.cat([getattr(self, f"{name}_mean") for name in groups])
         std = torch.cat([getattr(self, f"{name}_std") for name in groups])
         return mean.reshape(shape), std.reshape(shape)
+
+
+def _take(x: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """Return channels of `x` (B, C, ...), without a copy where they lie side by side."""
+    first, last = rows[0], rows[-1]
+    return x[:, first : last + 1] if list(rows) == list(range(first, last + 1)) else x[:, list(rows)]
 
 
 def _mean_and_std(

@@ -8,6 +8,7 @@ Shape suffixes: B batch, K layers, H latitude rows, W longitude columns. SI unit
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,8 +37,12 @@ class Columns:
             return torch.as_tensor(array, dtype=torch.float64, device=device)
 
         self._area_HW = tensor(grid.area_weights())
-        self._a_2K11, self._b_2K11 = (tensor(one.T.copy())[:, :, None, None] for one in (layers.a, layers.b))
-        self._da_K, self._db_K = tensor(layers.a[:, 1] - layers.a[:, 0]), tensor(layers.b[:, 1] - layers.b[:, 0])
+        # of hybrid levels: the layers' thickness in Pa is the first row plus the second times surface pressure
+        self._thickness_2K = tensor(np.stack([one[:, 1] - one[:, 0] for one in (layers.a, layers.b)]))
+        # of pressure levels: the lowest layer has no lower edge but the ground
+        self._upper_K11 = tensor(layers.a[:, :1, None])
+        most = np.where(layers.b[:, 1] > 0, np.inf, layers.a[:, 1] - layers.a[:, 0])
+        self._most_K11 = tensor(most[:, None, None])
         self.is_linear = not layers.cut_by_ground
 
     def global_mean(self, x_BHW: Tensor) -> Tensor:
@@ -53,25 +58,21 @@ class Columns:
         """
         x, pressure = x_BKHW.double(), pressure_BHW.double()
         if self.is_linear:
-            fixed, growing = (torch.einsum("bkhw,k->bhw", x, one) for one in (self._da_K, self._db_K))
-            return (fixed + growing * pressure) / GRAVITY
-        upper, lower = self._edges(pressure)
-        return (x * (lower - upper)).sum(dim=1) / GRAVITY
+            fixed, growing = torch.matmul(self._thickness_2K, x.flatten(2)).unflatten(2, x.shape[2:]).unbind(1)
+            return torch.addcmul(fixed, growing, pressure) / GRAVITY
+        above_ground = (pressure[:, None] - self._upper_K11).clamp(
+            min=torch.zeros_like(self._most_K11), max=self._most_K11
+        )
+        return (x * above_ground).sum(dim=1) / GRAVITY
 
     def growth(self, x_BKHW: Tensor, pressure_BHW: Tensor) -> Tensor:
         """Return the derivative of `integral` by surface pressure, (B, H, W) float64, kg m-2 Pa-1 times x."""
         x = x_BKHW.double()
         if self.is_linear:
-            return torch.einsum("bkhw,k->bhw", x, self._db_K) / GRAVITY
-        pressure = pressure_BHW.double()[:, None]
-        upper, lower = ((self._a_2K11[side] >= pressure) | (self._b_2K11[side] > 0) for side in (0, 1))
-        return (x * (lower.double() - upper.double())).sum(dim=1) / GRAVITY
-
-    def _edges(self, pressure_BHW: Tensor) -> tuple[Tensor, Tensor]:
-        """Return pressure at the upper and lower edges (B, K, H, W); an edge below the ground is the ground."""
-        pressure = pressure_BHW[:, None]
-        upper, lower = (torch.minimum(self._a_2K11[s] + self._b_2K11[s] * pressure, pressure) for s in (0, 1))
-        return upper, lower
+            return torch.matmul(self._thickness_2K[1], x.flatten(2)).unflatten(1, x.shape[2:]) / GRAVITY
+        above_ground = pressure_BHW.double()[:, None] - self._upper_K11
+        grows = (above_ground > 0) & (above_ground < self._most_K11)
+        return (x * grows).sum(dim=1) / GRAVITY
 
 
 def dry_mass(columns: Columns, pressure_BHW: Tensor, water_BKHW: Tensor) -> Tensor:
@@ -92,9 +93,9 @@ def water_mass(columns: Columns, pressure_BHW: Tensor, water_BKHW: Tensor) -> Te
 
 def heat(columns: Columns, pressure_BHW: Tensor, temperature_BKHW: Tensor, humidity_BKHW: Tensor) -> Tensor:
     """Return the global mean of the integral of cp T dp / g, (B,) J m-2; cp = (1 - q) cp_dry + q cp_vapour."""
-    humidity = humidity_BKHW.double()
-    cp = CP_DRY + (CP_VAPOUR - CP_DRY) * humidity
-    return columns.global_mean(columns.integral(cp * temperature_BKHW.double(), pressure_BHW))
+    humidity, temperature = humidity_BKHW.double(), temperature_BKHW.double()
+    per_kg = torch.addcmul(CP_DRY * temperature, humidity, temperature, value=CP_VAPOUR - CP_DRY)
+    return columns.global_mean(columns.integral(per_kg, pressure_BHW))
 
 
 def other_energy(
@@ -118,8 +119,9 @@ def other_energy(
         v_BKHW: northward wind, m s-1.
         ground_HW: geopotential of the ground, m2 s-2.
     """
-    kinetic = 0.5 * (u_BKHW.double() ** 2 + v_BKHW.double() ** 2)
-    per_kg = LATENT_HEAT * humidity_BKHW.double() + kinetic + ground_HW.double()
+    u, v = u_BKHW.double(), v_BKHW.double()
+    per_kg = torch.add(ground_HW.double(), humidity_BKHW.double(), alpha=LATENT_HEAT)
+    per_kg = torch.addcmul(torch.addcmul(per_kg, u, u, value=0.5), v, v, value=0.5)
     return columns.global_mean(columns.integral(per_kg, pressure_BHW))
 
 
