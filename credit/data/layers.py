@@ -1,9 +1,8 @@
 """The layers of air about a run's levels, if they make up whole columns: what budgets are summed over.
 
-| levels | a layer reaches | a column |
-|---|---|---|
-| model levels with `data.coefficients` | from half level to half level | from the uppermost half level to the ground |
-| pressure levels | half way to its neighbours | from 0 to the ground, below which nothing counts |
+On model levels with ``data.coefficients`` a layer reaches from half level to half level, and a column from the
+uppermost half level to the ground. On pressure levels a layer reaches half way to its neighbours, and a column from 0
+to the ground; what lies below the ground does not count.
 """
 
 from __future__ import annotations
