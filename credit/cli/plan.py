@@ -103,9 +103,13 @@ def load_without_places(path: str, overrides: Sequence[str]) -> Config:
     data = raw.get("data")
     if isinstance(data, dict) and isinstance(data.get("sources"), list):
         sources = [source | {"path": "."} if isinstance(source, dict) else source for source in data["sources"]]
-        raw["data"] = data | {"sources": sources, "store": None}
+        raw["data"] = data | {"sources": sources, "store": None, "coefficients": None}
         if isinstance(data.get("grid"), dict) and "like" in data["grid"]:
             raw["data"]["grid"] = data["grid"] | {"like": "."}
+    model = raw.get("model")
+    if isinstance(model, dict):
+        # what budgets need of the data, units and coefficients, is not there
+        raw["model"] = {key: value for key, value in model.items() if key != "post"}
     return build_config(raw, origin=path)
 
 
@@ -125,7 +129,7 @@ def blank_assets(config: Config, grid: LatLonGrid, attributes: dict) -> Assets:
     import numpy as np
 
     from credit.data.statistics import Statistics
-    from credit.train.assets import Assets
+    from credit.train.assets import Assets, find_run_layers
 
     channels = config.data.channel_map()
     names = tuple(c.name for c in (*channels.stored, *channels.static_stored))
@@ -133,7 +137,7 @@ def blank_assets(config: Config, grid: LatLonGrid, attributes: dict) -> Assets:
     statistics = Statistics(names, zero, one, zero, one, zero, one, one)
     static = np.zeros((len(channels.group("static")), *grid.shape), dtype=np.float32)
     masks = {c.variable: np.zeros(grid.shape, dtype=bool) for c in channels.input if c.source == "mask"}
-    return Assets(channels, grid, statistics, attributes, static, masks, None)
+    return Assets(channels, grid, statistics, attributes, static, masks, None, find_run_layers(config))
 
 
 class RunRehearsal:

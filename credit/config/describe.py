@@ -49,11 +49,12 @@ def _describe_section(path: str, section: Any, title: str) -> Iterator[str]:
 def _tables(path: str, section: type[BaseModel]) -> Iterator[str]:
     yield _table(f"{path}.", list(section.model_fields.items()))
     for name, field in section.model_fields.items():
-        inner = _section_of(field.annotation)
-        if inner is not None:
+        inner = _sections_of(field.annotation)
+        for one in inner:
             below = f"{path}.{name}" + _inside(field.annotation)
-            yield f"### `{below}`\n\n{inner.__doc__}\n"
-            yield from _tables(below, inner)
+            kind = f" with `kind: {_kind_of(one)}`" if len(inner) > 1 else ""
+            yield f"### `{below}`{kind}\n\n{one.__doc__}\n"
+            yield from _tables(below, one)
 
 
 def _table(prefix: str, fields: list) -> str:
@@ -81,7 +82,7 @@ def _type_name(annotation: Any) -> str:
     if origin is Literal:
         return " or ".join(f"`{item}`" for item in arguments)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(_type_name(item) for item in arguments if item is not type(None))
+        return " or ".join(dict.fromkeys(_type_name(item) for item in arguments if item is not type(None)))
     if origin in (list, tuple):
         return f"list of {_type_name(arguments[0])}"
     if origin is dict:
@@ -91,17 +92,28 @@ def _type_name(annotation: Any) -> str:
     return getattr(annotation, "__name__", str(annotation))
 
 
-def _section_of(annotation: Any) -> type[BaseModel] | None:
-    """Return the section class inside an annotation such as ``list[SourceConfig]`` or ``PaddingConfig | None``."""
+def _sections_of(annotation: Any) -> list[type[BaseModel]]:
+    """Return the section classes inside an annotation such as ``list[SourceConfig]`` or ``PaddingConfig | None``."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next((found for item in typing.get_args(annotation) if (found := _section_of(item)) is not None), None)
+        return [annotation]
+    return [found for item in typing.get_args(annotation) for found in _sections_of(item)]
+
+
+def _section_of(annotation: Any) -> type[BaseModel] | None:
+    return next(iter(_sections_of(annotation)), None)
+
+
+def _kind_of(section: type[BaseModel]) -> str:
+    return typing.get_args(section.model_fields["kind"].annotation)[0]
 
 
 def _inside(annotation: Any) -> str:
     """Return how items are addressed below the key: ``.N`` for lists of sections, ``.NAME`` for mappings."""
-    origin = typing.get_origin(annotation)
-    return {list: ".N", dict: ".NAME"}.get(origin, "")
+    for item in (annotation, *typing.get_args(annotation)):
+        found = {list: ".N", dict: ".NAME"}.get(typing.get_origin(item))
+        if found and _sections_of(item):
+            return found
+    return ""
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import re
 import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -193,10 +193,16 @@ def _build_model_section(raw: Any, problems: list[str]) -> ModelSection | None:
 def _describe(root: type[BaseModel], detail: Mapping[str, Any], prefix: str) -> str:
     """Turn one pydantic error into a line with key, value, rule and the nearest right key."""
     location = [part for part in detail["loc"] if not (isinstance(part, str) and "[" in part)]
-    key = prefix + ".".join(str(part) for part in location)
+    owners, _ = _sections_at(root, location[:-1])
+    choices, parts = _sections_at(root, location)
+    key = (prefix + ".".join(str(part) for part in parts)).rstrip(".")
+    if detail["type"] == "union_tag_not_found":
+        return f"{key}.kind: this key is missing{did_you_mean('', _kinds_of(choices))}"
+    if detail["type"] == "union_tag_invalid":
+        tag = detail["ctx"]["tag"]
+        return f'{key}.kind: "{tag}" is none{did_you_mean(tag, _kinds_of(choices))}'
     if detail["type"] == "extra_forbidden":
-        owner = _section_at(root, location[:-1])
-        return f"{key}: unknown key{did_you_mean(str(location[-1]), owner.model_fields if owner else ())}"
+        return f"{key}: unknown key{did_you_mean(str(location[-1]), owners[0].model_fields if owners else ())}"
     if detail["type"] == "missing":
         return f"{key}: this key is missing"
     rule = detail["msg"].removeprefix("Value error, ")
@@ -206,22 +212,29 @@ def _describe(root: type[BaseModel], detail: Mapping[str, Any], prefix: str) -> 
     return f"{key}: {value!r}: {rule}"
 
 
-def _section_at(root: type[BaseModel], location: list) -> type[BaseModel] | None:
-    """Return the section class that lies at `location` below `root`."""
-    current: type[BaseModel] | None = root
+def _sections_at(root: type[BaseModel], location: list) -> tuple[list[type[BaseModel]], list]:
+    """Return the section classes that may lie at `location` below `root`, and the location as the config has it.
+
+    Where a list has sections of several kinds, pydantic puts the kind into the location.
+    """
+    choices, passed = [root], []
     for part in location:
-        if isinstance(part, int):
+        if isinstance(part, str) and len(choices) > 1:
+            choices = [one for one in choices if part in _kinds_of([one])]
             continue
-        if current is None:
-            return None
-        if part not in current.model_fields:
-            continue  # a key of a mapping of sections, such as data.fields.NAME
-        annotation = current.model_fields[part].annotation
-        current = next((item for item in _classes_in(annotation) if issubclass(item, BaseModel)), None)
-    return current
+        passed.append(part)
+        # a number, or a key of a mapping of sections, such as data.fields.NAME, leads to no other section
+        if choices and part in choices[0].model_fields:
+            found = _classes_in(choices[0].model_fields[part].annotation)
+            choices = [item for item in found if issubclass(item, BaseModel)]
+    return choices, passed
+
+
+def _kinds_of(sections: Iterable[type[BaseModel]]) -> list[str]:
+    return [kind for one in sections for kind in get_args(one.model_fields["kind"].annotation)]
 
 
 def _classes_in(annotation: Any) -> list[type]:
-    if isinstance(annotation, type) and not getattr(annotation, "__args__", None):
+    if isinstance(annotation, type) and not get_args(annotation):
         return [annotation]
-    return [item for argument in getattr(annotation, "__args__", ()) for item in _classes_in(argument)]
+    return [item for argument in get_args(annotation) for item in _classes_in(argument)]

@@ -9,6 +9,7 @@ from credit.config.schema_data import DataConfig, PreprocessConfig
 from credit.config.schema_forecast import InferenceConfig, VerificationConfig
 from credit.config.schema_hpc import PbsConfig, SlurmConfig
 from credit.config.schema_model import ModelSection
+from credit.config.schema_post import check_variables
 from credit.config.schema_trainer import LossConfig, TrainerConfig
 from credit.times import parse_duration
 
@@ -40,6 +41,11 @@ class Config(Section):
         ):
             if text is not None and parse_duration(text) % step:
                 raise ValueError(f"{key}: {text} is not a multiple of data.timestep {self.data.timestep}")
+        post = self.model.post or []
+        check_variables(post, self.data)
+        budgets = any(one.kind != "clamp" for one in post)
+        if self.data.coefficients and not self.data.has_vertical and not budgets:
+            raise ValueError("data.coefficients has no effect without sources with vertical or budgets in model.post")
         output_every = self.inference.output_every
         if output_every and parse_duration(output_every) > parse_duration(self.inference.lead_time):
             raise ValueError(

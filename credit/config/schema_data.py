@@ -198,7 +198,8 @@ class DataConfig(Section):
     level_units: Literal["hPa", "Pa", "model_level"] = Field("hPa", description="Units of `levels`.")
     coefficients: str | None = Field(
         None,
-        description="A file with the coefficients of the run's model levels, to bring sources with `vertical` to them.",
+        description="A file with the coefficients of the run's model levels, to bring sources with `vertical` to them, "
+        "and for the budgets of `model.post`.",
     )
     fields: dict[str, FieldConfig] = Field({}, description="Options of single variables, by name.")
     transforms: dict[str, TransformConfig] = Field(
@@ -294,8 +295,8 @@ class DataConfig(Section):
         from_files = [*outputs, *read, *(name for name in static if name not in COMPUTED_STATIC)]
         if self.grid is None and self.regrid != "bilinear":
             raise ValueError("regrid has no effect without grid; set data.grid")
-        if self.coefficients and (self.level_units != "model_level" or not any(one.vertical for one in self.sources)):
-            raise ValueError("coefficients has no effect: it is for level_units: model_level and sources with vertical")
+        if self.coefficients and self.level_units != "model_level":
+            raise ValueError("coefficients has no effect: it is for level_units: model_level")
         for name, field in self.fields.items():
             self._check_derived(name, field, on_levels, [*outputs, *read])
             for key, members, which in (
@@ -342,6 +343,11 @@ class DataConfig(Section):
         levels_of = {name: field.levels for name, field in self.fields.items() if field.levels}
         masked = [name for name, field in self.fields.items() if field.missing == "fill_mean"]
         return ChannelMap.build(variables, self.levels, levels_of, masked, self.input_order, self.level_units)
+
+    @property
+    def has_vertical(self) -> bool:
+        """Whether a source is brought to the run's levels by interpolation."""
+        return any(source.vertical is not None for source in self.sources)
 
     @property
     def step_minutes(self) -> int:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from credit.config.base import Section
 from credit.config.schema_data import Duration
+from credit.config.schema_post import PostConfig, check_order
 
 
 class HyperdiffusionConfig(Section):
@@ -31,6 +32,17 @@ class ModelSection(Section):
     hyperdiffusion: HyperdiffusionConfig | None = Field(
         None, description="Damp the shortest waves of prognostic channels at every step, for runs of weeks."
     )
+    post: list[PostConfig] | None = Field(
+        None,
+        min_length=1,
+        description="What the output of every step is made to keep to, in training and in forecasts, in this order: "
+        "bounds of variables, then the budgets of dry air, water and energy.",
+    )
+
+    @model_validator(mode="after")
+    def _post_in_order(self) -> ModelSection:
+        check_order(self.post or [])
+        return self
 
 
 class PaddingConfig(Section):

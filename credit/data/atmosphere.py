@@ -14,6 +14,9 @@ import numpy as np
 GRAVITY = 9.80665  # m s-2
 R_DRY = 287.0597  # J kg-1 K-1, [IFS] part IV, chapter 12
 R_VAPOUR = 461.5250
+# J kg-1 K-1 at constant pressure, of ideal gases of two atoms and of three, as [IFS] has them
+CP_DRY, CP_VAPOUR = 3.5 * R_DRY, 4.0 * R_VAPOUR
+LATENT_HEAT = 2.5008e6  # J kg-1, of vaporisation at 0 degC, [IFS]
 _EPSILON = R_DRY / R_VAPOUR
 _LAPSE_RATE = 0.0065  # K m-1, of the standard atmosphere
 # change of ln T with ln p at that lapse rate

@@ -78,6 +78,29 @@ class Normalizer(nn.Module):
             scaled[:, rows] += mean[:, rows]
         return self._each(invert, scaled, group)
 
+    def encode_rows(self, x: torch.Tensor, group: str, rows: Sequence[int]) -> torch.Tensor:
+        """Return normalised values of some of a group's channels, computed in float64; `x` is (B, rows, H, W)."""
+        mean, std, own = self._of_rows(group, rows)
+        x = x.double()
+        if own:
+            x = torch.stack([apply(one, own[k]) if k in own else one for k, one in enumerate(x.unbind(1))], dim=1)
+        return ((x - mean) / std).float()
+
+    def decode_rows(self, x: torch.Tensor, group: str, rows: Sequence[int]) -> torch.Tensor:
+        """Return physical values of some channels of normalised `x` (B, C, H, W), float64 (B, rows, H, W)."""
+        mean, std, own = self._of_rows(group, rows)
+        x = torch.addcmul(mean, _take(x, rows).double(), std)
+        if own:
+            x = torch.stack([invert(one, own[k]) if k in own else one for k, one in enumerate(x.unbind(1))], dim=1)
+        return x
+
+    def _of_rows(
+        self, group: str, rows: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[int, TransformConfig]]:
+        mean, std = (_take(one, rows).double() for one in self._of(group, 4))
+        own = self._transforms[group]
+        return mean, std, {place: own[row] for place, row in enumerate(rows) if row in own}
+
     def _each(self, function: Callable, x: torch.Tensor, group: str) -> torch.Tensor:
         """Return `x` (B, C, ...) with `function` applied to the channels of the group that have a transform."""
         own = self._transforms[group]
@@ -92,6 +115,12 @@ class Normalizer(nn.Module):
         mean = torch.cat([getattr(self, f"{name}_mean") for name in groups])
         std = torch.cat([getattr(self, f"{name}_std") for name in groups])
         return mean.reshape(shape), std.reshape(shape)
+
+
+def _take(x: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """Return channels of `x` (B, C, ...), without a copy where they lie side by side."""
+    first, last = rows[0], rows[-1]
+    return x[:, first : last + 1] if list(rows) == list(range(first, last + 1)) else x[:, list(rows)]
 
 
 def _mean_and_std(

@@ -231,7 +231,8 @@ def identity(conf: DataConfig) -> dict[str, Any]:
         **{f"data.fields.{name}.units": field.units for name, field in fields.items() if field.units},
         **{f"data.fields.{name}.derive": field.derive for name, field in fields.items() if field.derive},
         **{f"data.fields.{name}.inputs": field.inputs for name, field in fields.items() if field.inputs},
-        **({"data.coefficients": conf.coefficients} if conf.coefficients else {}),
+        # without a source that is brought to them, the fields do not depend on the coefficients
+        **({"data.coefficients": conf.coefficients} if conf.coefficients and conf.has_vertical else {}),
         **(_regridding(conf, fields) if conf.grid else {}),
     }
 

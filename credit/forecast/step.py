@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from credit.channels import ChannelMap
 from credit.data.normalize import Normalizer
+from credit.forecast.constraints import Constraints
 from credit.forecast.hyperdiffusion import Hyperdiffusion
 
 
@@ -30,6 +31,8 @@ class Stepper:
         valid_CHW: bool, False where a prognostic channel is always missing; what is fed back there stays the mean.
         amp: compute the network in bfloat16.
         hyperdiffusion: of the prognostic channels after each step, or None.
+        maximum_C: largest physical value of each output channel, inf where there is none; None where all have none.
+        constraints: budgets that each step closes, or None.
     """
 
     def __init__(
@@ -43,6 +46,8 @@ class Stepper:
         valid_CHW: torch.Tensor,
         amp: bool = False,
         hyperdiffusion: Hyperdiffusion | None = None,
+        maximum_C: torch.Tensor | None = None,
+        constraints: Constraints | None = None,
     ) -> None:
         self.model = model
         self.channels = channels
@@ -51,8 +56,19 @@ class Stepper:
         self._residual = residual
         self._amp = amp
         self._prognostic = channels.output_slice("prognostic")
-        self._least_1C11 = minimum_C[None, :, None, None]
-        self._minimum_1C11 = normalizer.encode(self._least_1C11, "output")
+        most_C = torch.full_like(minimum_C, torch.inf) if maximum_C is None else maximum_C
+        self._minimum_1C11, self._maximum_1C11 = (
+            normalizer.encode(bound_C[None, :, None, None], "output") for bound_C in (minimum_C, most_C)
+        )
+        self._has_maximum = maximum_C is not None
+        self._constraints = constraints
+        # a budget has the last word; its factor cannot take a value below 0
+        corrected = constraints.corrected if constraints is not None else []
+        least_C = minimum_C.clone()
+        least_C[corrected] = least_C[corrected].clamp(max=0)
+        most_C = most_C.clone()
+        most_C[corrected] = torch.inf
+        self._least_1C11, self._most_1C11 = least_C[None, :, None, None], most_C[None, :, None, None]
         self._valid_CHW = valid_CHW
         self._hyperdiffusion = hyperdiffusion
 
@@ -76,7 +92,14 @@ class Stepper:
         if self._hyperdiffusion is not None:
             prognostic = self._hyperdiffusion(prognostic)
         out_BCHW = torch.cat([prognostic, out_BCHW[:, self._prognostic.stop :]], dim=1)
-        return torch.maximum(out_BCHW, self._minimum_1C11)
+        out_BCHW = self._bounded(out_BCHW, self._minimum_1C11, self._maximum_1C11)
+        if self._constraints is None:
+            return out_BCHW
+        return self._constraints(state_BCTHW[:, :, -1], forcing_BCTHW[:, :, -1], out_BCHW)
+
+    def _bounded(self, x: torch.Tensor, least: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
+        x = torch.maximum(x, least)
+        return torch.minimum(x, most) if self._has_maximum else x
 
     def rollout(
         self,
@@ -106,15 +129,16 @@ class Stepper:
     def perturbed(self, state_BCTHW: torch.Tensor, change_BCTHW: torch.Tensor) -> torch.Tensor:
         """Return a normalised state moved by `change`, which is in standard deviations of the change over a step.
 
-        Cells that are always missing stay as they are, and no value falls below its minimum.
+        Cells that are always missing stay as they are, and no value leaves its bounds.
         """
         scale = self.normalizer.tendency_scale_C[None, :, None, None, None]
         moved = state_BCTHW + scale * change_BCTHW * self._valid_CHW[None, :, None]
-        return torch.maximum(moved, self._minimum_1C11[:, self._prognostic, None])
+        least, most = (one[:, self._prognostic, None] for one in (self._minimum_1C11, self._maximum_1C11))
+        return self._bounded(moved, least, most)
 
     def decode(self, output_BCHW: torch.Tensor) -> torch.Tensor:
-        """Return an output of `step` in physical units, at least the minimum to the last bit."""
-        return torch.maximum(self.normalizer.decode(output_BCHW, "output"), self._least_1C11)
+        """Return an output of `step` in physical units, within its bounds to the last bit."""
+        return self._bounded(self.normalizer.decode(output_BCHW, "output"), self._least_1C11, self._most_1C11)
 
 
 def forcing_windows(forcing_BCTHW: torch.Tensor, frames: int) -> Callable[[int], torch.Tensor]:

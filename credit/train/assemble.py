@@ -36,6 +36,7 @@ from credit.parallel.watchdog import Watchdog
 from credit.times import parse_duration
 from credit.train import checkpoint
 from credit.train.assets import Assets, fit_assets, is_vector_component, require_same_fields
+from credit.train.constrain import build_constraints, output_bounds
 from credit.train.continuation import (
     find_start,
     keep_global_batch,
@@ -79,8 +80,7 @@ def build_normalizer(config: Config, assets: Assets) -> Normalizer:
 def build_stepper(config: Config, assets: Assets, model: nn.Module, device: torch.device, amp: bool) -> Stepper:
     """Return the stepper of a network that is already on `device`."""
     normalizer = build_normalizer(config, assets).to(device)
-    least = [config.data.field(c.variable).minimum for c in assets.channels.output]
-    minimum = torch.tensor([-torch.inf if value is None else value for value in least], device=device)
+    minimum, maximum = output_bounds(config, assets, device)
     static = torch.from_numpy(np.ascontiguousarray(assets.static_CHW)).to(device)
     valid = torch.from_numpy(valid_cells(assets, assets.channels.group("prognostic"))).to(device)
     return Stepper(
@@ -93,6 +93,8 @@ def build_stepper(config: Config, assets: Assets, model: nn.Module, device: torc
         valid,
         amp,
         build_hyperdiffusion(config, assets, valid),
+        maximum,
+        build_constraints(config, assets, normalizer, device),
     )
 
 
@@ -206,8 +208,10 @@ def describe_run(made: Forecaster, reader: FieldReader) -> dict[str, str | int]:
         how = made.config.data.field(channel.variable).in_forecast if channel.source == "data" else "computed"
         forcing.append(f"{channel.name}: {how}")
     damping = made.config.model.hyperdiffusion
+    post = made.config.model.post
     ensemble = made.config.inference.ensemble
     described = {} if ensemble is None else {"ensemble": describe_ensemble(ensemble)}
+    described |= {} if post is None else {"post": ", ".join(dict.fromkeys(one.kind for one in post))}
     return {
         "title": f"Forecasts of {made.config.experiment}",
         "experiment": made.config.experiment,

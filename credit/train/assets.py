@@ -19,6 +19,7 @@ from credit.data import cf
 from credit.data.climatology import Climatology
 from credit.data.climatology_store import obtain_climatology
 from credit.data.frames import Frames
+from credit.data.layers import Layers, find_layers
 from credit.data.reader import FieldReader
 from credit.data.splits import Split
 from credit.data.statistics import Statistics, fit_statistics
@@ -44,6 +45,7 @@ class Assets:
         static_CHW: static channels in physical units, float32.
         masks: variable -> (H, W) bool, True where missing.
         climatology: of the dynamic forcing read from data, None where the training period is too short.
+        layers: that budgets of the air are summed over, None where the run has none.
     """
 
     channels: ChannelMap
@@ -53,6 +55,7 @@ class Assets:
     static_CHW: np.ndarray
     masks: Mapping[str, np.ndarray]
     climatology: Climatology | None
+    layers: Layers | None = None
 
     def meta(self) -> dict[str, Any]:
         """Return the JSON part."""
@@ -62,6 +65,7 @@ class Assets:
             "statistics": self.statistics.to_dict(),
             "attributes": {name: dict(value) for name, value in self.attributes.items()},
             "climatology": self.climatology is not None,
+            "layers": self.layers.to_dict() if self.layers is not None else None,
         }
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -90,6 +94,8 @@ class Assets:
             static_CHW=tensors["static"].numpy(),
             masks=below("mask/"),
             climatology=Climatology.from_dict(below("climatology/")) if meta["climatology"] else None,
+            # checkpoints of before there were budgets do not mention any
+            layers=Layers.from_dict(meta["layers"]) if meta.get("layers") else None,
         )
 
 
@@ -109,7 +115,25 @@ def fit_assets(config: Config, reader: FieldReader, train: Split) -> Assets:
     elif forcing:
         logger.info("the training period is under a year: %s persist unchanged in forecasts", ", ".join(forcing))
     static = Frames(reader, config.data, None).static()
-    return Assets(reader.channels, reader.grid, statistics, reader.attributes, static, reader.masks, climatology)
+    return Assets(
+        reader.channels,
+        reader.grid,
+        statistics,
+        reader.attributes,
+        static,
+        reader.masks,
+        climatology,
+        find_run_layers(config),
+    )
+
+
+def find_run_layers(config: Config) -> Layers | None:
+    """Return the layers that the budgets of ``model.post`` are summed over, None where it has none.
+
+    Raises:
+        ConfigError: if the run's levels do not make up whole columns.
+    """
+    return find_layers(config.data) if any(one.kind != "clamp" for one in config.model.post or []) else None
 
 
 def center_vectors(statistics: Statistics, conf: DataConfig, reader: FieldReader) -> Statistics:

@@ -21,7 +21,7 @@ from credit.grid import LatLonGrid, Orientation
 from credit.models.wxformer import import_reference_state
 from credit.parallel.mesh import RunMesh
 from credit.train import checkpoint
-from credit.train.assets import Assets
+from credit.train.assets import Assets, find_run_layers
 from credit.train.continuation import prepare_folder, write_config
 from credit.train.fine_tuning import load_forecast_network
 from credit.train.foreign import read_state_file
@@ -76,7 +76,8 @@ def import_checkpoint(config: Config, files: PublishedFiles) -> Path:
         fields = [_static_field(static, channel, orientation, grid, files) for channel in channels.group("static")]
     static_CHW = np.stack(fields) if fields else np.zeros((0, *grid.shape), dtype=np.float32)
     statistics = read_statistics(channels, files)
-    assets = Assets(channels, grid, statistics, {}, static_CHW, masks={}, climatology=None)
+    layers = find_run_layers(config)
+    assets = Assets(channels, grid, statistics, {}, static_CHW, masks={}, climatology=None, layers=layers)
     model = build_network(config, channels, grid, assets.attributes)
     state = import_reference_state(read_state_file(files.weights), dim_head=config.model.model_dump().get("dim_head"))
     checkpoint.load_state(model, state, files.weights)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from credit.parallel.activation import checkpoint_blocks
 from credit.parallel.launch import fake_ranks
 from credit.parallel.mesh import Degrees, build_mesh
 from credit.train.assemble import build_run_loss, build_stepper
-from credit.train.assets import Assets
+from credit.train.assets import Assets, find_run_layers
 from credit.train.network import allocate_network, build_network
 
 _META = torch.device("meta")
@@ -102,8 +102,8 @@ def try_step(config: Config, assets: Assets) -> Tried:
     if trainer.activation_checkpoint:
         checkpoint_blocks(model, trainer.activation_checkpoint)
     model.train()
-    # building it checks what else depends on the grid
-    build_stepper(config, assets, model, _META, amp=False)
+    # building it checks what else depends on the grid and on units
+    build_stepper(config, replace(assets, layers=find_run_layers(config)), model, _META, amp=False)
     with np.errstate(invalid="ignore"):
         loss = build_run_loss(config, assets, _META)
     spectral_norm.iterate_per_step(model)
@@ -129,7 +129,7 @@ def try_bfloat16(config: Config, assets: Assets) -> None:
     cpu = torch.device("cpu")
     with _META:
         model = build_network(config, assets.channels, assets.grid, assets.attributes).eval()
-    stepper = build_stepper(config, assets, model, cpu, amp=True)
+    stepper = build_stepper(config, replace(assets, layers=find_run_layers(config)), model, cpu, amp=True)
     channels, batch, frames = assets.channels, config.trainer.train_batch_size, config.data.history_len
     # the meta device has no autocast; tensors of this mode are the meta device's and pass for another's
     with fake_tensor.FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():

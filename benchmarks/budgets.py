@@ -1,0 +1,110 @@
+"""What budgets cost: the 1 degree starter's step with and without all entries of model.post, forecast and training.
+
+    python benchmarks/budgets.py [--device cuda] [--threads 1] [--steps 5] [--network]
+
+Without --network the network is replaced by one that adds a constant, so that the difference is the budgets' own.
+Times are medians after a warm-up, memory is what the tensors of a training step hold at its peak (on a GPU).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from dataclasses import replace
+from importlib.resources import files
+
+import torch
+from torch import nn
+
+from credit.config.load import build_config, read_yaml
+from credit.grid import LatLonGrid
+from credit.train.assemble import build_stepper
+from credit.train.assets import find_run_layers
+from credit.train.dry_run import blank_assets
+from credit.train.network import build_network
+
+FLUXES = ["tsr", "ttr", "ssr", "str", "sshf", "slhf"]
+AIR = {"surface_pressure": "sp"}
+POST = [
+    {"kind": "clamp", "variable": "q", "maximum": 0.05},
+    {"kind": "dry_mass", **AIR},
+    {"kind": "water", **AIR, "precipitation": "tp", "evaporation": "e", "evaporation_positive": "down"},
+    {
+        "kind": "energy", **AIR, "surface_geopotential": "geopotential_at_surface",
+        "top_down": FLUXES[:2], "surface_down": FLUXES[2:],
+    },
+]  # fmt: skip
+UNITS = {"t": "K", "u": "m s-1", "v": "m s-1", "q": "kg kg-1", "sp": "Pa", "tp": "m", "e": "m"}
+UNITS |= {"geopotential_at_surface": "m2 s-2", **dict.fromkeys(FLUXES, "J m-2")}
+
+
+class Constant(nn.Module):
+    """Adds one number."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.change = nn.Parameter(torch.full((1, channels, 1, 1, 1), 0.1))
+
+    def forward(self, x_BCTHW: torch.Tensor) -> torch.Tensor:
+        return self.change.expand(len(x_BCTHW), -1, 1, *x_BCTHW.shape[-2:])
+
+
+def measure(post: list | None, device: torch.device, network: bool, train: bool, steps: int) -> tuple[float, float]:
+    """Return milliseconds a step and, on a GPU, peak memory in MB beyond what was held before."""
+    os.environ.update(SCRATCH=".", ERA5_1DEG=".")
+    raw = read_yaml(str(files("credit.config.templates") / "wxformer_1deg.yml"))
+    raw["data"]["variables"]["diagnostic"]["vars_2D"] += ["e", *FLUXES]
+    raw["data"]["fields"] |= {name: {"temporal": "accumulate"} for name in ("e", *FLUXES)}
+    raw["model"]["post"] = post
+    config = build_config(raw)
+    channels, grid = config.data.channel_map(), LatLonGrid.equiangular(181, 360, poles=True)
+    attributes = {name: {"units": units} for name, units in UNITS.items()}
+    assets = replace(blank_assets(channels, grid, attributes, {}), layers=find_run_layers(config))
+    mean = assets.statistics.mean.copy()
+    for number, name in enumerate(assets.statistics.names):
+        mean[number] = 1e5 if name == "sp" else 250.0 if name[0] == "t" and name[1:].isdigit() else 0.001
+    assets = replace(assets, statistics=replace(assets.statistics, mean=mean))
+    model = build_network(config, channels, grid, attributes) if network else Constant(len(channels.output))
+    model = model.to(device).train(train)
+    stepper = build_stepper(config, assets, model, device, amp=False)
+    state = torch.zeros(1, len(channels.group("prognostic")), 1, *grid.shape, device=device)
+    forcing = torch.zeros(1, len(channels.group("dynamic_forcing")), 1, *grid.shape, device=device)
+    times, peak, cuda = [], 0, device.type == "cuda"
+    for _ in range(steps + 1):
+        held = torch.cuda.memory_allocated() if cuda else 0
+        if cuda:
+            torch.cuda.reset_peak_memory_stats()
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        with torch.set_grad_enabled(train):
+            output = stepper.step(state, forcing)
+            if train:
+                (output**2).mean().backward()
+        if cuda:
+            torch.cuda.synchronize()
+            peak = torch.cuda.max_memory_allocated() - held
+        times.append(time.perf_counter() - start)
+        del output
+    return 1000 * statistics.median(times[1:]), peak / 1e6
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--network", action="store_true")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    print(f"torch {torch.__version__}, {args.device}, {args.threads} threads, median of {args.steps}")
+    for train in (False, True):
+        for name, post in (("none", None), ("clamp", POST[:1]), ("+ dry_mass", POST[:2]), ("+ water", POST[:3]), ("+ energy", POST)):  # fmt: skip  # noqa: E501
+            took, peak = measure(post, torch.device(args.device), args.network, train, args.steps)
+            print(f"{'training' if train else 'forecast'} {name:11} {took:9.1f} ms {peak:8.0f} MB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Column integrals against closed forms; gradients against small differences; what closes a budget closes it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from credit.data.layers import Layers
+from credit.forecast import budgets
+from credit.forecast.budgets import Columns
+from credit.grid import LatLonGrid
+from tests.unit.data.hybrid_on_the_fly import half_levels
+
+H, W, K = 4, 6, 12
+GRID = LatLonGrid.equiangular(H, W, poles=False)
+G = 9.80665
+CPU = torch.device("cpu")
+
+
+def hybrid(top: float = 0.0) -> Layers:
+    """Return layers of a hybrid coordinate; `top` is added to the pressure of the uppermost half level."""
+    a, b = half_levels(K)
+    a[0] = top
+    edges = [np.stack([one[:-1], one[1:]], axis=1) for one in (a, b)]
+    return Layers(tuple(range(1, K + 1)), *edges, cut_by_ground=False)
+
+
+def pressure(count: int = 40) -> Layers:
+    p = np.linspace(2500, 100000, count)
+    a, b = np.zeros((count, 2)), np.zeros((count, 2))
+    a[1:, 0] = a[:-1, 1] = (p[1:] + p[:-1]) / 2
+    b[-1, 1] = 1.0
+    return Layers(tuple(p), a, b, cut_by_ground=True)
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.rand(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+SP = 5e4 + 5.5e4 * random(2, H, W)
+
+
+@pytest.mark.parametrize("layers", [hybrid(), hybrid(50.0), pressure(K)], ids=["hybrid", "with a top", "pressure"])
+def test_a_constant_integrates_to_the_mass_of_the_column(layers: Layers) -> None:
+    """Exact: (ps - top) / g times the constant, over mountains, too."""
+    columns = Columns(layers, GRID, CPU)
+    found = columns.integral(torch.full((2, K, H, W), 0.01), SP)
+    np.testing.assert_allclose(found, 0.01 * (SP - layers.a[0, 0]) / G, rtol=1e-7)  # 0.01 in float32
+    slope = columns.growth(torch.ones(2, K, H, W), SP)
+    np.testing.assert_allclose(slope, 1 / G, rtol=1e-12)
+
+
+@pytest.mark.parametrize("layers", [hybrid(), pressure(K)], ids=["hybrid", "pressure"])
+def test_an_isothermal_dry_atmosphere_at_rest(layers: Layers) -> None:
+    """Its heat is cp T ps / g; water is 0; dry mass is ps / g; ground of one height adds its geopotential."""
+    columns = Columns(layers, GRID, CPU)
+    none, warm = torch.zeros(2, K, H, W), torch.full((2, K, H, W), 250.0)
+    mean = columns.global_mean(SP)
+    np.testing.assert_allclose(budgets.heat(columns, SP, warm, none), 3.5 * 287.0597 * 250 * mean / G, rtol=1e-12)
+    np.testing.assert_allclose(budgets.dry_mass(columns, SP, none), mean / G, rtol=1e-12)
+    assert budgets.water_mass(columns, SP, none).eq(0).all()
+    ground = torch.full((H, W), 5000.0)
+    rest = budgets.other_energy(columns, SP, none, none + 3.0, none + 4.0, ground)
+    np.testing.assert_allclose(rest, (5000 + 12.5) * mean / G, rtol=1e-12)
+
+
+def test_a_profile_converges_to_its_integral() -> None:
+    """q = c p^3 has the integral c ps^4 / (4 g); with n levels the error falls as 1 / n^2 but for the lowest layer."""
+    errors = []
+    for count in (40, 160):
+        layers = pressure(count)
+        middle = torch.tensor(layers.levels)[None, :, None, None] * torch.ones(1, count, H, W)
+        columns = Columns(layers, GRID, CPU)
+        exact = 0.015 / 1e15 * 1e5**4 / 4 / G
+        errors.append(abs(columns.integral(0.015 * (middle / 1e5) ** 3, torch.full((1, H, W), 1e5)).mean() / exact - 1))
+    assert errors[0] < 0.02 and errors[1] < errors[0] / 3
+
+
+def test_what_lies_below_the_ground_does_not_count() -> None:
+    layers = pressure(K)
+    columns = Columns(layers, GRID, CPU)
+    x = random(1, K, H, W)
+    below = torch.tensor(layers.a[:, 0] >= 7e4)[None, :, None, None]
+    ground = torch.full((1, H, W), 7e4)
+    other = torch.where(below, x + 100.0, x)
+    assert below.any() and torch.equal(columns.integral(x, ground), columns.integral(other, ground))
+
+
+def test_means_are_by_area() -> None:
+    """sin^2 of latitude has the mean 1/3 on a sphere."""
+    grid = LatLonGrid.equiangular(180, 4, poles=False)
+    lat = torch.from_numpy(grid.lat)[None, :, None] * torch.ones(1, 180, 4)
+    mean = Columns(hybrid(), grid, CPU).global_mean(torch.sin(torch.deg2rad(lat)) ** 2)
+    assert mean.item() == pytest.approx(1 / 3, rel=1e-4)
+
+
+def test_sums_are_float64() -> None:
+    """2^24 + 1 is no float32 number: ones below it must not be lost."""
+    grid = LatLonGrid.equiangular(64, 128, poles=False)
+    mean = Columns(hybrid(), grid, CPU).global_mean(torch.full((1, 64, 128), 16777216.0).double() + 1)
+    assert mean.dtype == torch.float64 and mean.item() == pytest.approx(16777217, rel=1e-12)
+    many = Columns(hybrid(), grid, CPU).integral(torch.full((1, K, 64, 128), 0.1), torch.full((1, 64, 128), 1e5))
+    assert many.dtype == torch.float64
+    np.testing.assert_allclose(many, np.float64(np.float32(0.1)) * 1e5 / G, rtol=1e-13)
+
+
+@pytest.mark.parametrize("layers", [hybrid(), pressure(K)], ids=["hybrid", "pressure"])
+def test_gradients(layers: Layers) -> None:
+    columns = Columns(layers, GRID, CPU)
+    sp = SP.clone().requires_grad_()
+    q, t = 0.02 * random(2, K, H, W, seed=1), 200 + 80 * random(2, K, H, W, seed=2)
+    rain = random(2, H, W, seed=3)
+    q, t, rain = (one.requires_grad_() for one in (q, t, rain))
+    wanted = budgets.dry_mass(columns, SP, q.detach()) * torch.tensor([1.01, 0.98])
+
+    def pressure_of(sp, q):
+        return budgets.close_dry_mass(columns, wanted, sp, q) / 1e5
+
+    def rain_of(sp, q, rain):
+        return budgets.close_water(columns, 20 + budgets.water_mass(columns, sp, q), rain)
+
+    def temperature_of(sp, q, t):
+        heat = budgets.heat(columns, sp, t, q)
+        rest = budgets.other_energy(columns, sp, q, t - 240, 0.5 * t - 120, torch.ones(H, W))
+        return budgets.close_energy(3e9 - rest, t, heat) / 300
+
+    options = {"fast_mode": True, "atol": 1e-6, "rtol": 1e-4}
+    # sp in Pa: a step that is felt, and does not carry the ground over an edge
+    assert torch.autograd.gradcheck(pressure_of, (sp, q), eps=1e-4, **options)
+    assert torch.autograd.gradcheck(rain_of, (sp, q, rain), eps=1e-4, **options)
+    assert torch.autograd.gradcheck(temperature_of, (sp, q, t), eps=1e-4, **options)
+
+
+@pytest.mark.parametrize("layers", [hybrid(), hybrid(50.0), pressure(K)], ids=["hybrid", "with a top", "pressure"])
+def test_dry_mass_is_closed_by_one_factor(layers: Layers) -> None:
+    columns = Columns(layers, GRID, CPU)
+    q = 0.02 * random(2, K, H, W, seed=1)
+    wanted = budgets.dry_mass(columns, SP, q) * torch.tensor([1.03, 0.96])
+    closed = budgets.close_dry_mass(columns, wanted, SP, q)
+    # what is left on pressure levels is of the cells where the ground passes an edge
+    rtol = 1e-13 if columns.is_linear else 1e-7
+    np.testing.assert_allclose(budgets.dry_mass(columns, closed, q), wanted, rtol=rtol)
+    factor = closed / SP
+    np.testing.assert_allclose(factor, factor[:, :1, :1].expand_as(factor), rtol=1e-14)
+
+
+def test_rain_is_scaled_but_never_negative() -> None:
+    columns = Columns(hybrid(), GRID, CPU)
+    rain = random(3, H, W)
+    closed = budgets.close_water(columns, torch.tensor([2.0, -1.0, 0.0]), rain)
+    np.testing.assert_allclose(columns.global_mean(closed), [2.0, 0.0, 0.0], rtol=1e-13, atol=1e-15)
+    dry = budgets.close_water(columns, torch.tensor([2.0]), torch.zeros(1, H, W))
+    assert dry.eq(0).all()  # no rain anywhere: nothing to scale

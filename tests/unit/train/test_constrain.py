@@ -1,0 +1,186 @@
+"""What ``model.post`` names is found, in its units and directions, or refused with a way out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from credit.config import build_config
+from credit.errors import ConfigError
+from credit.train.assemble import build_stepper
+from credit.train.assets import Assets
+from tests.unit.forecast import air
+from tests.unit.forecast.air import FLUXES, H, W, assemble, initial_state, raw_config, split, totals
+
+# units -> what one of them is in those of `air`
+OTHER = {
+    "sp": ("hPa", 100.0),
+    "q": ("g kg-1", 1e-3),
+    "zs": ("m", 9.80665),
+    "tp": ("mm day-1", 1e-3 / 4),
+    "e": ("kg m**-2 s**-1", -21600e-3),
+    **dict.fromkeys(FLUXES, ("W m-2", 21600.0)),
+}
+
+
+def test_other_units_and_directions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rates, hPa, g per kg, heights, and fluxes that are positive upwards close the same budgets."""
+    plain = air.fields
+    turned = {"ttr", "str"}
+    scale = {name: factor * (-1 if name in turned else 1) for name, (_, factor) in OTHER.items()}
+
+    def fields(config: Any) -> dict[str, np.ndarray]:
+        return {name: field / scale.get(name, 1.0) for name, field in plain(config).items()}
+
+    monkeypatch.setattr(air, "fields", fields)
+    monkeypatch.setattr(air, "UNITS", air.UNITS | {name: units for name, (units, _) in OTHER.items()})
+    raw = raw_config(tmp_path)
+    for name in ("tp", "e", *FLUXES):
+        raw["data"]["fields"][name] = {**raw["data"]["fields"][name], "temporal": "mean"}
+    raw["model"]["post"] = [
+        *air.POST[:2],
+        {**air.POST[2], "evaporation_positive": "up"},
+        {
+            **air.POST[3],
+            "top_down": ["tsr"], "top_up": ["ttr"], "surface_down": ["ssr", "sshf", "slhf"], "surface_up": ["str"],
+        },
+    ]  # fmt: skip
+    raw["model"]["post"][0]["maximum"] = 50.0
+    config, assets, stepper = assemble(raw)
+    state = initial_state(config, stepper)
+
+    def sums(physical: torch.Tensor) -> dict[str, float]:
+        found = split(assets.channels.output, physical[0].numpy())
+        si = {name: field * scale.get(name, 1.0) for name, field in found.items()}
+        return totals(config, si, assets.static_CHW[0].astype(float) * 9.80665)
+
+    before = sums(stepper.normalizer.decode(state[:, :, 0], "prognostic"))
+    with torch.no_grad():
+        after = sums(stepper.decode(stepper.step(state, torch.zeros(1, 1, 1, H, W))))
+    assert after["dry"] == pytest.approx(before["dry"], rel=1e-7)
+    assert after["water"] == pytest.approx(before["water"] - 1000 * (after["e"] + after["tp"]), rel=1e-7)
+    gained = after["tsr"] + after["ttr"] - sum(after[name] for name in FLUXES[2:])
+    assert after["energy"] == pytest.approx(before["energy"] + gained, rel=1e-8)
+    assert abs(gained) > 1e-6 * before["energy"]
+
+
+def test_incoming_solar_radiation_is_that_of_the_step(tmp_path: Path) -> None:
+    """As a forcing it is in J m-2 already; radiation of the step before is refused."""
+    raw = raw_config(tmp_path)
+    entry = {**air.POST[3], "top_down": ["toa_incident_solar_radiation", "ttr"]}
+    raw["model"]["post"] = [entry]
+    with pytest.raises(ConfigError, match=r"model\.post\.0\.top_down: data\.solar\.window: past: .* set next"):
+        assemble(raw)
+    raw["data"]["solar"] = {"window": "next"}
+    config, assets, stepper = assemble(raw)
+    state = initial_state(config, stepper)
+    sun = torch.full((1, 1, 1, H, W), 5e6)
+    with torch.no_grad():
+        output = stepper.step(state, stepper.normalizer.encode(sun, "dynamic_forcing"))
+        before, after = (
+            totals(config, split(assets.channels.output, x[0].numpy()), assets.static_CHW[0].astype(float))
+            for x in (stepper.normalizer.decode(state[:, :, 0], "prognostic"), stepper.decode(output))
+        )
+    gained = 5e6 + after["ttr"] - sum(after[name] for name in FLUXES[2:])
+    assert after["energy"] - before["energy"] == pytest.approx(gained, abs=1e-7 * before["energy"])
+
+
+def change(*path: str | int, to: Any) -> Callable[[dict], None]:
+    def apply(raw: dict) -> None:
+        *above, last = path
+        for key in above:
+            raw = raw[key]
+        raw[last] = to
+
+    return apply
+
+
+FLUX = {"temporal": "accumulate"}
+REFUSED = {
+    "levels of its own": (
+        change("data", "fields", "q", to={"levels": [1, 2, 3]}),
+        {},
+        r"model\.post\.1\.specific_humidity: q has levels of its own",
+    ),
+    "units": (None, {"t": "degC"}, r'model\.post\.3\.temperature: t is in "degC"; a budget takes temperature in K;'),
+    "no units": (None, {"sp": ""}, r"model\.post\.1\.surface_pressure: sp is without units; .*data\.fields\.sp\.units"),
+    "amount called a mean": (
+        change("data", "fields", "tp", to={"temporal": "mean", "minimum": 0}),
+        {},
+        r'tp is in "m"; a budget takes flux of water, mean in kg m-2 s-1',
+    ),
+    "instantaneous": (change("data", "fields", "ttr", to={}), {}, r"model\.post\.3\.top_down: data\.fields\.ttr\.tem"),
+    "negative rain": (change("data", "fields", "tp", to=FLUX), {}, r"set data\.fields\.tp\.minimum: 0"),
+    "order": (
+        lambda raw: raw["model"]["post"].reverse(),
+        {},
+        "water after energy would open its budget again; the order is clamp, dry_mass, water, energy",
+    ),
+    "twice": (lambda raw: raw["model"]["post"].append(air.POST[3]), {}, "energy is listed twice"),
+    "clamp twice": (lambda raw: raw["model"]["post"].insert(0, air.POST[0]), {}, "clamp of q is listed twice"),
+    "minimum twice": (
+        change("data", "fields", "q", to={"minimum": 0}),
+        {},
+        r"model\.post\.0\.minimum: data\.fields\.q\.minimum says it already",
+    ),
+    "no such variable": (change("model", "post", 1, "surface_pressure", to="ps"), {}, '"ps" must be in prognostic.var'),
+    "no bounds": (change("model", "post", 0, to={"kind": "clamp", "variable": "q"}), {}, "minimum, maximum or both"),
+    "empty bounds": (change("model", "post", 0, "maximum", to=-1), {}, "minimum 0 must be below maximum -1"),
+    "no fluxes": (change("model", "post", 3, "top_down", to=[]), {}, "energy needs fluxes at the top"),
+    "flux twice": (change("model", "post", 3, "top_up", to=["ttr"]), {}, "ttr listed twice among the fluxes"),
+    "no direction": (
+        lambda raw: raw["model"]["post"][2].pop("evaporation_positive"),
+        {},
+        r"model\.post\.2\.evaporation_positive: this key is missing",
+    ),
+    "no such kind": (change("model", "post", 0, "kind", to="clmp"), {}, r'model\.post\.0\.kind: "clmp" .* "clamp"'),
+    "no kind": (lambda raw: raw["model"]["post"][0].pop("kind"), {}, r"model\.post\.0\.kind: this key is missing"),
+    "no such key": (change("model", "post", 0, "minimun", to=0), {}, r'model\.post\.0\.minimun: .* mean "minimum"'),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    breaks, units, says = REFUSED[case]
+    raw = raw_config(tmp_path)
+    raw["model"]["post"] = [dict(one) for one in raw["model"]["post"]]
+    if breaks:
+        breaks(raw)
+    monkeypatch.setattr(air, "UNITS", air.UNITS | units)
+    with pytest.raises(ConfigError, match=says):
+        assemble(raw)
+
+
+def test_units_of_the_config_count_where_the_files_say_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = raw_config(tmp_path)
+    raw["data"]["fields"]["sp"] = {"units": "Pa"}
+    monkeypatch.setattr(air, "UNITS", air.UNITS | {"sp": ""})
+    assemble(raw)
+
+
+def test_missing_cells(tmp_path: Path) -> None:
+    config, assets, stepper = assemble(raw_config(tmp_path))
+    masked = replace(assets, masks={"sp": np.zeros((H, W), dtype=bool)})
+    with pytest.raises(ConfigError, match=r"model\.post\.1\.surface_pressure: sp has missing cells"):
+        build_stepper(config, masked, stepper.model, torch.device("cpu"), amp=False)
+
+
+def test_coefficients_alone_have_no_effect(tmp_path: Path) -> None:
+    raw = raw_config(tmp_path)
+    raw["model"].pop("post")
+    with pytest.raises(ConfigError, match=r"data\.coefficients has no effect without"):
+        build_config(raw)
+
+
+def test_the_checkpoint_has_the_layers(tmp_path: Path) -> None:
+    _, assets, _ = assemble(raw_config(tmp_path))
+    again = Assets.load(assets.meta(), assets.tensors())
+    assert np.array_equal(again.layers.a, assets.layers.a)
+    before = {key: value for key, value in assets.meta().items() if key != "layers"}
+    assert Assets.load(before, assets.tensors()).layers is None
