@@ -23,6 +23,7 @@ from credit.data.layers import Layers, find_layers
 from credit.data.reader import FieldReader
 from credit.data.splits import Split
 from credit.data.statistics import Statistics, fit_statistics
+from credit.data.units import plain
 from credit.errors import CheckpointError, DataError
 from credit.grid import LatLonGrid
 
@@ -159,5 +160,8 @@ def require_same_fields(assets: Assets, reader: FieldReader, path: Path) -> None
         raise DataError(f"{path}: trained on another grid than the data have: {difference}")
     for name, attributes in assets.attributes.items():
         ours, theirs = attributes.get("units"), reader.attributes.get(name, {}).get("units")
-        if ours and theirs and ours != theirs:
-            raise DataError(f"{name}: the data are in {theirs}, the checkpoint {path} was trained on {ours}")
+        if ours and theirs and plain(ours) != plain(theirs):
+            raise DataError(
+                f"{name}: the data are in {theirs}, the checkpoint {path} was trained on {ours}; "
+                f'data.fields.{name}.units: "{ours}" converts them'
+            )

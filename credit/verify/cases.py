@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from credit.data.splits import Split
+from credit.data.units import plain
 from credit.errors import DataError
 from credit.forecast.forecasts import Forecasts
 
@@ -27,7 +28,7 @@ def require_comparable(archive: Forecasts, reader: FieldReader) -> None:
         raise DataError(f"{archive.origin}: calendar {archive.clock.calendar}, the data have {reader.clock.calendar}")
     for name, units in archive.units.items():
         ours = reader.attributes.get(name, {}).get("units")
-        if ours and ours != units:
+        if ours and plain(ours) != plain(units):
             raise DataError(f"{archive.origin}: {name} is in {units}, the data in {ours}")
 
 

@@ -61,3 +61,12 @@ def test_an_ensembles_analyses_must_be_in_the_data(ensemble: dict | None, first_
         named = conf.model_copy(update={"initial_times": ["2001-01-02"]})
         with pytest.raises(DataError, match="2001-01-02T00:00 needs the fields of 2000-12-3"):
             choose_initial_times(named, TIMES, CLOCK, TEST, 360, history_len=2)
+
+
+def test_latest_is_the_last_time_that_has_what_a_forecast_needs() -> None:
+    """A hole before the last time: with two input frames the last is the one before the hole."""
+    conf, times = InferenceConfig(initial_times="latest"), np.delete(TIMES, -2)
+    assert choose_initial_times(conf, times, CLOCK, TEST, 360, history_len=1) == [times[-1]]
+    assert choose_initial_times(conf, times, CLOCK, TEST, 360, history_len=2) == [times[-2]]
+    with pytest.raises(DataError, match="latest: no time of the data has what a forecast needs: fields of the last 6h"):
+        choose_initial_times(conf, TIMES[:1], CLOCK, TEST, 360, history_len=2)

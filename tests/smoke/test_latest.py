@@ -1,0 +1,60 @@
+"""A forecast from the newest analyses: real GFS fields, as netCDF and as GRIB."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from credit.cli.main import main
+
+CONFIG = Path(__file__).parents[2] / "config" / "gfs_wind_1deg.yml"
+
+
+def write_grib(path: Path, analyses: xr.Dataset) -> None:
+    """Write 10 m winds as GFS does: GRIB 2, rows from north, columns from 0."""
+    eccodes = pytest.importorskip("eccodes")
+    analyses = analyses.assign_coords(longitude=analyses["longitude"] % 360).sortby("longitude")
+    analyses = analyses.sortby("latitude", ascending=False)
+    grid = {
+        "Ni": 360, "Nj": 181, "iDirectionIncrementInDegrees": 1.0, "jDirectionIncrementInDegrees": 1.0,
+        "latitudeOfFirstGridPointInDegrees": 90.0, "latitudeOfLastGridPointInDegrees": -90.0,
+        "longitudeOfFirstGridPointInDegrees": 0.0, "longitudeOfLastGridPointInDegrees": 359.0,
+    }  # fmt: skip
+    with open(path, "wb") as file:
+        for time in analyses["time"].values:
+            day, hour = str(time)[:10].replace("-", ""), int(str(time)[11:13])
+            for name, short in (("u10", "10u"), ("v10", "10v")):
+                message = eccodes.codes_grib_new_from_samples("regular_ll_sfc_grib2")
+                keys = {"centre": "kwbc", **grid, "dataDate": int(day), "dataTime": 100 * hour, "shortName": short}
+                for key, value in {**keys, "bitsPerValue": 24}.items():
+                    eccodes.codes_set(message, key, value)
+                eccodes.codes_set_values(message, analyses[name].sel(time=time).values.astype(float).ravel())
+                eccodes.codes_write(message, file)
+                eccodes.codes_release(message)
+
+
+@pytest.mark.slow
+def test_from_gribs_as_from_netcdf(shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The data hold two analyses, of which the later is taken; its future is not there."""
+    monkeypatch.setenv("GFS_WIND", str(shared_data / "gfs_wind10m"))
+    run = [str(CONFIG), f"save_loc={tmp_path / 'run'}"]
+    assert main(["train", *run, "trainer.max_steps=1", "trainer.validate_every=1", "trainer.valid_samples=1"]) == 0
+    (path,) = (shared_data / "gfs_wind10m").glob("*.nc")
+    with xr.open_dataset(path) as analyses:
+        last = analyses.isel(time=slice(-2, None)).load().drop_encoding()
+    last.to_netcdf(tmp_path / "new.nc")
+    write_grib(tmp_path / "new.grib2", last)
+    made = {}
+    for kind in ("nc", "grib2"):
+        sources = f"data.sources=[{{path: {tmp_path / 'new.'}{kind}}}]"
+        assert main(["rollout", *run, "--latest", sources, f"inference.folder={kind}", "inference.lead_time=12h"]) == 0
+        (path,) = (tmp_path / "run" / kind).iterdir()
+        assert path.name == "forecast_2026-08-22T12.nc"
+        with xr.open_dataset(path) as forecast:
+            made[kind] = forecast.load()
+    for name in ("u10", "v10"):
+        np.testing.assert_allclose(made["grib2"][name], made["nc"][name], atol=1e-4)
+        assert made["nc"][name].shape == (2, 181, 360) and 3 < float(made["nc"][name].std()) < 8
