@@ -18,8 +18,8 @@ class Page {
     }
     find("choose-lead").addEventListener("change", (event) => this.choose({ lead: Number(event.target.value) }));
     addEventListener("hashchange", () => this.show(stateFromHash(this.scores, this.start, location.hash)));
-    new ResizeObserver(() => this.drawCurves()).observe(find("chart"));
     const chart = find("chart");
+    new ResizeObserver(() => chart.clientWidth !== this.width && this.drawCurves()).observe(chart);
     chart.addEventListener("pointermove", (event) => this.read(leadAt(this.svg, this.frame, event.clientX)));
     chart.addEventListener("pointerleave", () => this.read(this.place.lead));
     chart.addEventListener("click", (event) => this.chooseLead(leadAt(this.svg, this.frame, event.clientX)));
@@ -83,6 +83,7 @@ class Page {
     const { scores, place, state } = this;
     this.curves = forecastCurves(scores, place);
     const shown = this.curves.filter((own) => !state.hidden.includes(own.name));
+    this.width = find("chart").clientWidth;
     this.frame = drawChart(this.svg, scores, place, shown);
     find("chart").classList.toggle("empty", !this.curves.length);
     drawValues(find("values"), scores, shown, this.title);

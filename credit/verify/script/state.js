@@ -37,12 +37,11 @@ function hashOf(state) {
 /** Return the state with what the page does not have replaced by what it has. */
 function repaired(scores, start, state) {
   const known = (list, name, other) => (list.some((own) => own.name === name) ? name : other);
-  const levels = levelsOf(scores, state.variable);
-  const variable = levels.length ? state.variable : start.variable;
-  const there = levelsOf(scores, variable);
+  const variable = scores.rows.some((row) => row.variable === state.variable) ? state.variable : start.variable;
+  const levels = levelsOf(scores, variable);
   return {
     variable,
-    level: there.includes(state.level) ? state.level : nearestLevel(there, state.level),
+    level: levels.includes(state.level) ? state.level : nearestLevel(levels, state.level),
     score: known(scores.metrics, state.score, start.score),
     region: known(scores.regions, state.region, start.region),
     season: known(scores.seasons, state.season, start.season),
