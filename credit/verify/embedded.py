@@ -1,7 +1,7 @@
 """The scores as report.html holds them: rounded, compressed, and no more of them than a page can carry.
 
-A curve is a score by lead time, kept as ``[power, first, step, step, ...]``: whole numbers that, summed up to a lead and
-times ten to the power, are the values there; null where a value is missing, and in place of a curve without values.
+A curve is a score by lead time, kept as ``[power, first, step, step, ...]``: whole numbers that, summed up to a lead
+and times ten to the power, are the values there; null where a value is missing, and for a curve without values.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _names(metrics: Sequence[str], extent: Extent) -> Iterator[tuple[str, bool]]
 
 
 def _choose_extent(table: ScoreTable, most: int) -> Extent:
-    """Return the first that is small enough of: all, without intervals of seasons, with fewer leads, without seasons."""
+    """Return the first that is small enough: all, no intervals of seasons, fewer leads, no seasons."""
     count = len(table.lead_hours)
     thinned = [every for every in range(1, count + 1) if len(Extent(every).leads(count)) >= min(_LEAST_LEADS, count)]
     choices = [Extent(), *(Extent(every, True, False) for every in thinned)]
@@ -197,8 +197,9 @@ def raised(units: str) -> str:
 
 def _left_out(table: ScoreTable, extent: Extent, metrics: Sequence[str]) -> str:
     """Return a sentence on what is only in scores.nc."""
-    has = [name for name, own in table.dataset.data_vars.items() if own.dims[:1] == ("forecast",) and "wind" not in name]
-    more = [name for name in has if name not in metrics and not name.endswith(ENDS)]
+    kept = (*metrics, *WIND_NAMES.values())
+    has = [name for name, own in table.dataset.data_vars.items() if own.dims[0] == "forecast"]
+    more = [name for name in has if name not in kept and not name.endswith(ENDS)]
     parts = [f"the scores {', '.join(more)}"] if more else []
     count = len(table.lead_hours)
     if len(extent.leads(count)) < count:

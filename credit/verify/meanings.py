@@ -1,4 +1,4 @@
-"""What the scores of report.html mean, in a sentence or two each. docs/scores.md and docs/ensemble_scores.md say more."""
+"""What the scores of report.html mean, in a sentence or two each; the page on scores of the docs says more."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ MEANINGS = {
     "acc": Meaning(
         "Anomaly correlation",
         "Correlation of forecast and truth as departures from the climatology, all cases in one.",
-        "1 is perfect, 0 is no better than the climatology, which has none itself. At 500 hPa 0.6 is often taken as the "
-        "end of what is useful.",
+        "1 is perfect, 0 is no better than the climatology, which has none itself. At 500 hPa 0.6 is often taken as "
+        "the end of what is useful.",
         wind="Products and squares of both components are added.",
         has_units=False,
         line=1.0,
@@ -104,7 +104,7 @@ BASELINE_MEANINGS = (
 TERMS = (
     (
         "Lead time",
-        "Time from the start of a forecast to the time that it is for. A case is one forecast's start; all forecasts and "
+        "Time from the start of a forecast to the time that it is for. A case is the start of one; all forecasts and "
         "baselines are scored on the same cases.",
     ),
     (
@@ -121,8 +121,8 @@ TERMS = (
     (
         "Stars and hatching",
         "The difference to the reference is significant: squared errors of the same cases are subtracted and the means "
-        "over blocks tested. A scorecard has hundreds of tests, some of which look significant by chance; the marks are "
-        "set so that about 5 % of them are false.",
+        "over blocks tested. A scorecard has hundreds of tests, some of which look significant by chance; the marks "
+        "are set so that about 5 % of them are false.",
     ),
     (
         "Best baseline",

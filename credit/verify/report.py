@@ -118,7 +118,9 @@ def _facts(
 def _terms(page: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return (what, explanation) of the scores of a page and of what belongs to them."""
     scores = [MEANINGS[own["name"]] for own in page["metrics"]]
-    terms = [(own.label, " ".join(filter(None, (own.what, own.good, own.wind and f"Wind: {own.wind}")))) for own in scores]
+    terms = [
+        (own.label, f"{own.what} {own.good}" + (f" Of wind vectors: {own.wind}" if own.wind else "")) for own in scores
+    ]
     numbers = {"least": page["least_blocks"], "enough": page["enough_blocks"]}
     return [*terms, *((name, text.format(**numbers)) for name, text in TERMS), *BASELINE_MEANINGS]
 
