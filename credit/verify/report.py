@@ -117,10 +117,10 @@ def _facts(
 
 def _terms(page: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return (what, explanation) of the scores of a page and of what belongs to them."""
-    scores = [MEANINGS[own["name"]] for own in page["metrics"]]
-    terms = [
-        (own.label, f"{own.what} {own.good}" + (f" Of wind vectors: {own.wind}" if own.wind else "")) for own in scores
-    ]
+    terms = []
+    for own in (MEANINGS[metric["name"]] for metric in page["metrics"]):
+        winds = f" Of wind vectors: {own.wind}" if own.wind else ""
+        terms.append((own.label, f"{own.what} {own.good}{winds}"))
     numbers = {"least": page["least_blocks"], "enough": page["enough_blocks"]}
     return [*terms, *((name, text.format(**numbers)) for name, text in TERMS), *BASELINE_MEANINGS]
 

@@ -32,12 +32,11 @@ function frameOf(svg, scores, place, curves) {
   const width = Math.max(svg.parentElement.clientWidth, 200);
   const height = Math.round(Math.min(Math.max(0.56 * width, 19 * em), 32 * em));
   const [left, right, top, bottom] = [4.6 * em, width - em, em, height - 3.4 * em];
-  const inDays = scores.leads[scores.leads.length - 1] > 48;
   const last = scores.leads[scores.leads.length - 1] * 1.02;
   const x = (hours) => left + (hours / last) * (right - left);
   const { least, most, step } = extentOf(curves, place.metric, (bottom - top) / (3.2 * em));
   const y = (value) => bottom - ((value - least) / (most - least)) * (bottom - top);
-  return { em, width, height, left, right, top, bottom, inDays, last, x, y, least, most, step, places: scores.leads.map(x) };
+  return { em, width, height, left, right, top, bottom, last, x, y, least, most, step, places: scores.leads.map(x) };
 }
 
 /** Return range and tick distance of the values, what the score's charts mark included. */
@@ -80,8 +79,8 @@ function drawAxes(frame, scores, place) {
     line("rule", left, y(value), right, y(value));
     text("tick-y", left - 0.5 * em, y(value) + 0.33 * em, "end", tickText(value, frame.step), { "data-y": y(value) });
   }
-  const unit = frame.inDays ? 24 : 1;
-  const step = leadStep(frame.last / unit, (right - left) / (3 * em), frame.inDays);
+  const unit = inDays(scores) ? 24 : 1;
+  const step = leadStep(frame.last / unit, (right - left) / (3 * em), unit === 24);
   for (const value of ticksOf(0, frame.last / unit, step)) {
     line("stub", x(value * unit), bottom, x(value * unit), bottom + 0.35 * em);
     text("tick-x", x(value * unit), bottom + 1.4 * em, "middle", String(value));
@@ -89,15 +88,15 @@ function drawAxes(frame, scores, place) {
   const { line: marked } = place.metric;
   if (marked !== null && marked >= frame.least && marked <= frame.most) line("marked", left, y(marked), right, y(marked));
   line("axis", left, bottom, right, bottom);
-  text("label", (left + right) / 2, bottom + 2.9 * em, "middle", `Lead time (${frame.inDays ? "days" : "hours"})`);
+  text("label", (left + right) / 2, bottom + 2.9 * em, "middle", `Lead time (${unit === 24 ? "days" : "hours"})`);
   const units = metricUnits(place.metric, scores.rows[place.row]);
   const middle = (top + bottom) / 2;
   text("label", 0.9 * em, middle, "middle", units, { transform: `rotate(-90 ${0.9 * em} ${middle})` });
   return drawn;
 }
 
-function leadStep(last, most, inDays) {
-  const steps = inDays ? [1, 2, 5, 10, 20, 50, 100, 200] : [1, 2, 3, 6, 12, 24];
+function leadStep(last, most, days) {
+  const steps = days ? [1, 2, 5, 10, 20, 50, 100, 200] : [1, 2, 3, 6, 12, 24];
   return steps.find((step) => last / step <= most) ?? steps[steps.length - 1];
 }
 

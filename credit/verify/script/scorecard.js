@@ -35,15 +35,24 @@ function widestOf(card) {
 
 function cardHead(scores, dense) {
   const row = make("tr");
-  row.append(make("td"));
-  const every = dense ? Math.ceil(scores.leads.length / 10) : 1;
-  scores.leads.forEach((hours, lead) => {
-    const named = (lead + 1) % every === 0;
-    row.append(make("th", { scope: "col", title: formatLead(hours) }, named ? `${hours} h` : ""));
-  });
+  const unit = inDays(scores) ? 24 : 1;
+  row.append(make("th", {}, unit === 24 ? "days" : "hours"));
+  const named = dense ? namedLeads(scores, unit) : scores.leads;
+  for (const hours of scores.leads) {
+    const text = named.includes(hours) ? String(round(hours / unit)) : "";
+    row.append(make("th", { scope: "col", title: formatLead(hours) }, text));
+  }
   const head = make("thead");
   head.append(row);
   return head;
+}
+
+/** Return the lead times that narrow columns name: at most ten, whole days where there are several. */
+function namedLeads(scores, unit) {
+  const whole = scores.leads.filter((hours) => hours % unit === 0);
+  const chosen = whole.length > 1 ? whole : scores.leads;
+  const every = Math.ceil(chosen.length / 10);
+  return chosen.filter((_, number) => (number + 1) % every === 0);
 }
 
 function cardCell(scores, own, row, lead, widest, dense) {

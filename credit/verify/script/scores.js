@@ -50,6 +50,11 @@ function formatLead(hours) {
   return hours >= 48 && hours % 24 === 0 ? `${hours} h (${hours / 24} d)` : `${hours} h`;
 }
 
+/** Return whether axes count lead times in days. */
+function inDays(scores) {
+  return scores.leads[scores.leads.length - 1] > 48;
+}
+
 /** Return a relative difference in percent, with its sign. */
 function formatPercent(value, decimals) {
   const text = Math.abs(value).toFixed(decimals);
