@@ -121,9 +121,10 @@ class Chromium:
             self._loaded = True
 
     def show(self, width: int, height: int, *, dark: bool = False, phone: bool = False) -> None:
-        """Set the size of the screen in pixels and its colours."""
+        """Set the size of the screen in pixels, its colours, and whether it is touched."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": phone}
         self.command("Emulation.setDeviceMetricsOverride", **size)
+        self.command("Emulation.setTouchEmulationEnabled", enabled=phone)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.command("Emulation.setEmulatedMedia", features=[scheme])
 
@@ -176,6 +177,12 @@ class Chromium:
         """Move the mouse over an element."""
         x, y = self.place(selector, across)
         self.command("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
+    def tap(self, selector: str, across: float = 0.5) -> None:
+        """Touch an element with a finger."""
+        x, y = self.place(selector, across)
+        self.command("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
+        self.command("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
 
     def place(self, selector: str, across: float = 0.5) -> tuple[float, float]:
         """Scroll an element into view; return where it then is."""

@@ -126,13 +126,9 @@ def test_a_cell_of_the_scorecard_shows_its_curves(browser: Chromium, page: Path,
     sure = "significant" if table.compared("significant", "v500")[2] else "not significant"
     expected = f"v500, 24 h, Global: RMSE {difference:+.1f} % against Best baseline ({sure}).".replace("-", "−")
     assert shown_texts(browser, "#card-reading") == [expected]
-    browser.press("ArrowDown")
-    browser.press("Enter")
-    assert "z850, 24 h" not in shown_texts(browser, "#card-reading")[0]  # a click alone does not focus a cell
-    browser.evaluate("document.querySelector('#scorecard td.chosen').focus()")
-    browser.press("ArrowDown")
-    browser.press("Enter")
-    assert "z850, 24 h" in shown_texts(browser, "#card-reading")[0]
+    for key in ("ArrowDown", "ArrowLeft", "Enter"):
+        browser.press(key)
+    assert "z850, 12 h" in shown_texts(browser, "#card-reading")[0]
 
 
 @pytest.mark.parametrize("reference", ["best_baseline", OTHER])
@@ -180,10 +176,17 @@ def test_the_chart_is_read_by_mouse_and_keyboard(browser: Chromium, page: Path, 
     assert browser.evaluate("document.getElementById('chart').getAttribute('aria-valuetext')").startswith("6 h: Model ")
 
 
+def test_the_chart_is_read_by_touch(browser: Chromium, page: Path) -> None:
+    browser.show(360, 780, phone=True)
+    browser.open(page)
+    browser.tap("#chart", 0.95)
+    browser.wait("document.getElementById('reading-lead').textContent === 'at 240 h (10 d)'")
+
+
 def test_forecasts_are_switched_off_and_on(browser: Chromium, page: Path) -> None:
     browser.open(page)
     button = '#legend tr[data-forecast="persistence"] button'
-    for pressed, curves in (("false", 3), ("true", 4)):
+    for pressed, curves in (("false", 4), ("true", 5)):
         browser.click(button)
         assert browser.evaluate(f"document.querySelector('{button}').getAttribute('aria-pressed')") == pressed
         assert len(shown_texts(browser, "#chart .curve")) == curves
@@ -203,7 +206,7 @@ def test_the_address_brings_a_view_back(browser: Chromium, page: Path) -> None:
     assert browser.evaluate("document.getElementById('choose-against').value") == OTHER
     assert drawn_curve(browser, "persistence").size == 0 and drawn_curve(browser, "model").size == 6
     browser.open(page, "#variable=none&level=x&score=y&lead=7&region=mars&hide=nobody")
-    assert shown_texts(browser, "#chart-title")[0].startswith("RMSE of the wind" if False else "Root-mean-square error")
+    assert shown_texts(browser, "#chart-title")[0].startswith("Root-mean-square error")
 
 
 def test_names_are_text_and_never_markup(browser: Chromium, page: Path) -> None:
