@@ -205,6 +205,8 @@ def test_the_address_brings_a_view_back(browser: Chromium, page: Path) -> None:
     assert shown_texts(browser, "#chart-title") == title
     assert browser.evaluate("document.getElementById('choose-against').value") == OTHER
     assert drawn_curve(browser, "persistence").size == 0 and drawn_curve(browser, "model").size == 6
+    browser.evaluate("void (location.hash = '#variable=z&level=850&score=mae')")
+    browser.wait("document.getElementById('chart-title').textContent.startsWith('Mean absolute error of z at 850 hPa')")
     browser.open(page, "#variable=none&level=x&score=y&lead=7&region=mars&hide=nobody")
     assert shown_texts(browser, "#chart-title")[0].startswith("Root-mean-square error")
 
