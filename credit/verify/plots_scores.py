@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle, product
 
 import numpy as np
 from matplotlib import colormaps
@@ -20,6 +21,7 @@ _STYLES = {
     "climatology": {"color": "#555555", "linewidth": 1.4, "linestyle": ":"},
 }
 _OTHER_COLOURS = ("#009E73", "#CC79A7", "#56B4E9")
+_OTHER_LINES = ("-", "--", ":")
 _CARD_REGIONS = ("global", "extratropics_north", "tropics", "extratropics_south")
 
 
@@ -48,8 +50,12 @@ def skill_curves(table: ScoreTable, channels: Sequence[str]) -> Figure:
 
 def styles_of(table: ScoreTable) -> dict[str, dict]:
     """Return forecast -> how its curves look in every figure."""
-    others = iter(_OTHER_COLOURS * len(table.forecasts))
-    return {name: _STYLES.get(name) or {"color": next(others), "linewidth": 1.8} for name in table.forecasts}
+    others = cycle(product(_OTHER_LINES, _OTHER_COLOURS))
+    styles = {}
+    for name in table.forecasts:
+        line, colour = ("", "") if name in _STYLES else next(others)
+        styles[name] = _STYLES.get(name) or {"color": colour, "linestyle": line, "linewidth": 1.8}
+    return styles
 
 
 def lead_axis(table: ScoreTable) -> tuple[np.ndarray, str]:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from credit import __version__
 from credit.config import Config, dump_config
 from credit.data.reader import FieldReader
 from credit.data.splits import SPLITS
 from credit.forecast.forecasts import Forecasts
+from credit.verify.embedded import encode, page_scores
 from credit.verify.facts import describe_data, describe_grid, describe_truth, prescribed_forcing, read_training_log
+from credit.verify.meanings import BASELINE_MEANINGS, MEANINGS, TERMS
 from credit.verify.page import embed, render, write_page
 from credit.verify.plots import label
 from credit.verify.scoring import Verification
-from credit.verify.seasons import ALL
-from credit.verify.table import WIND, ScoreTable
+from credit.verify.table import ScoreTable
 
-_BETTER, _WORSE = (0, 114, 178), (213, 94, 0)
-_Cell = tuple[str, str]  # text, colour
-_FULL_COLOUR_AT = 0.6  # the ratio's distance from 1 at which a cell has its full colour
+_DRAWN_IN_THE_PAGE = ("skill", "spread", "scorecard")  # figures that the page would show twice
 
 
 def write_report(
@@ -43,21 +43,22 @@ def write_report(
     Raises:
         CreditError: if it cannot be written.
     """
+    page, left_out = page_scores(found.table, found.figure_channels[0])
     text = render(
         "report.html.j2",
         title=config.experiment,
         version=__version__,
+        cases=f"{found.table.n_cases} forecasts from {found.table.dataset.attrs['initial_times']}",
         notices=_notices(found, archive),
         data_notes=describe_data(config.data),
         facts=_facts(config, found, reader, archive, folder),
-        leads=[f"{hours:g} h" for hours in found.table.shown_leads()],
-        scorecard=_scorecard(found.table),
+        packed=encode(page),
+        left_out=left_out,
         significance=found.table.explain_significance(),
-        parts=_parts(found.table, found.figure_channels),
+        terms=_terms(page),
         forecasts=[label(name) for name in found.table.forecasts],
-        scores=_scores(found.table),
-        winds=_winds(found.table),
-        figures=embed(figures),
+        plain=_plain(found.table),
+        figures=embed([(caption, path) for caption, path in figures if not path.stem.startswith(_DRAWN_IN_THE_PAGE)]),
         config=dump_config(config),
     )
     return write_page(folder / "report.html", text)
@@ -114,38 +115,17 @@ def _facts(
     ]
 
 
-def _scorecard(table: ScoreTable) -> list[tuple[str, list[_Cell]]]:
-    """Return (channel, [(ratio, colour) by lead]): the model's RMSE over the best baseline's, * if significant."""
-    rows = []
-    for channel in table.channels:
-        stars = ["*" if star else "" for star in table.compared("significant", channel)]
-        cells = []
-        for hours in table.shown_leads():
-            ratio = table.skill(channel, hours)
-            cells.append((f"{_number(ratio, '.2f')}{stars[table.lead_hours.index(hours)]}", _colour(ratio)))
-        rows.append((channel, cells))
-    return rows
+def _terms(page: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return (what, explanation) of the scores of a page and of what belongs to them."""
+    terms = []
+    for own in (MEANINGS[metric["name"]] for metric in page["metrics"]):
+        winds = f" Of wind vectors: {own.wind}" if own.wind else ""
+        terms.append((own.label, f"{own.what} {own.good}{winds}"))
+    numbers = {"least": page["least_blocks"], "enough": page["enough_blocks"]}
+    return [*terms, *((name, text.format(**numbers)) for name, text in TERMS), *BASELINE_MEANINGS]
 
 
-def _parts(table: ScoreTable, channels: Sequence[str]) -> tuple[list[str], list[tuple[str, str, list[_Cell]]]]:
-    """Return the names of regions and, where there are several, seasons, and (channel, lead, [(ratio, colour)])."""
-    seasons = table.seasons[1:] if len(table.seasons) > 2 else []
-    parts = [(region, ALL) for region in table.regions] + [("global", season) for season in seasons]
-    rows = []
-    for channel in channels:
-        for hours in table.shown_leads():
-            ratios = [table.skill(channel, hours, *part) for part in parts]
-            rows.append((channel, f"{hours:g} h", [(_number(ratio, ".2f"), _colour(ratio)) for ratio in ratios]))
-    return [label(name) for name in table.regions] + seasons, rows
-
-
-def _colour(ratio: float) -> str:
-    red, green, blue = _BETTER if ratio < 1 else _WORSE
-    share = min(abs(1.0 - ratio) / _FULL_COLOUR_AT, 1.0) if ratio == ratio else 0.0
-    return f"rgba({red},{green},{blue},{0.65 * share:.2f})"
-
-
-def _scores(table: ScoreTable) -> list[tuple[str, str, str, list[str], list[str]]]:
+def _plain(table: ScoreTable) -> list[tuple[str, str, str, list[str], list[str]]]:
     """Return (channel, units, lead, RMSE by forecast, ACC by forecast)."""
     return [
         (
@@ -158,21 +138,6 @@ def _scores(table: ScoreTable) -> list[tuple[str, str, str, list[str], list[str]
         for channel in table.channels
         for hours in table.shown_leads()
     ]
-
-
-def _winds(table: ScoreTable) -> list[tuple[str, str, list[str]]]:
-    """Return (wind, lead, vector RMSE by forecast)."""
-    data = table.dataset
-    if WIND not in data:
-        return []
-    rows = []
-    for number in range(data.sizes["wind"]):
-        level = float(data["wind_level"].values[number])
-        name = str(data["wind_variable"].values[number]) + ("" if level != level else f" {level:g}")
-        for hours in table.shown_leads():
-            values = data[WIND].isel(wind=number).sel(lead=hours, region="global", season=ALL).values
-            rows.append((name, f"{hours:g} h", [_number(value) for value in values]))
-    return rows
 
 
 def _number(value: float, form: str = ".4g") -> str:

@@ -47,8 +47,9 @@ def check(found: dict[str, int], most: int, exceptions: dict[str, int]) -> list[
     return problems
 
 
-def test_file_lengths(repository: Path, python_files: list[Path]) -> None:
-    found = {str(p.relative_to(repository)): len(p.read_text(encoding="utf-8").splitlines()) for p in python_files}
+def test_file_lengths(repository: Path, files: list[Path]) -> None:
+    code = [path for path in files if path.suffix in (".py", ".js")]
+    found = {str(p.relative_to(repository)): len(p.read_text(encoding="utf-8").splitlines()) for p in code}
     assert check(found, MOST_LINES_A_FILE, LONG_FILES) == []
 
 

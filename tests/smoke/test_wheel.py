@@ -51,7 +51,7 @@ def test_it_holds_every_file_of_the_package(wheel: Path, repository: Path) -> No
     held = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("credit/")}
     assert held == expected
     kinds = {Path(name).suffix for name in held}
-    assert {".py", ".yml", ".nc", ".j2"} <= kinds
+    assert {".py", ".yml", ".nc", ".j2", ".js"} <= kinds
     assert wheel.stat().st_size < 25e6
 
 

@@ -1,0 +1,73 @@
+"""Reports of made-up scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import xarray as xr
+
+from credit.channels import Channel
+from credit.times import Clock
+from credit.verify.ensemble_sums import EnsembleSums
+from credit.verify.report import write_report
+from credit.verify.seasons import cases_by_season
+from credit.verify.sums import ScoreSums
+from credit.verify.table import FACTS, ScoreTable
+from credit.verify.tabulate import Rows, build_table
+from tests.unit.analytic_reader import make_grid
+from tests.unit.verify.conftest import make_config
+
+LEADS = np.array([6, 12, 24, 48, 72, 240]) * 60
+REGIONS = ["global", "tropics", "extratropics_north"]
+_CLOCK = Clock()
+_INITIAL = _CLOCK.parse("2001-01-01") + 1440 * np.arange(120)
+_SIZES = {"model": 1.0, "persistence": 2.0, "damped_persistence": 1.5, "climatology": 3.0}
+
+
+def _make_sums(size: float, seed: int, rows: int, members: int) -> ScoreSums:
+    """Return sums whose squared errors grow with lead time to about `size`."""
+    rng = np.random.default_rng(seed)
+    kind = EnsembleSums if members > 1 else ScoreSums
+    shape = len(_INITIAL), len(LEADS), rows, len(REGIONS)
+    growth = (np.sqrt(LEADS / LEADS[-1])[:, None] * np.arange(1, rows + 1))[..., None]
+    planes = {name: growth * rng.gamma(5.0, 0.2 * size, shape) for name in kind.plane_names()}
+    planes["covariance"] = 0.8 * np.sqrt(planes["forecast_variance"] * planes["truth_variance"])
+    planes["error"] = planes["error"] - 1.0
+    return kind(_INITIAL, **planes, members=members)
+
+
+def make_table(
+    channels: Sequence[Channel], other: str | None = None, members: int = 1, wind: bool = False
+) -> ScoreTable:
+    """Return scores of a model of so many members and, if named, of another forecast that lacks the last row."""
+    rows = Rows(channels, [(0, 1, "wind")] if wind else [], {c.variable: {"units": "m2 s-2"} for c in channels})
+    count = len(channels) + wind
+    sums = {}
+    for seed, (name, size) in enumerate(_SIZES.items()):
+        sums[name] = _make_sums(size, seed, count, members if name == "model" else 1), list(range(count))
+    if other is not None:
+        sums[other] = _make_sums(1.2, 9, count - 1, 1), list(range(count - 1))
+    facts = dict.fromkeys(FACTS, "x") | {"n_cases": len(_INITIAL), "level_units": "hPa", "initial_times": "2001"}
+    return build_table(sums, rows, LEADS, cases_by_season(_INITIAL, _CLOCK), REGIONS, facts)
+
+
+def without(table: ScoreTable, metric: str) -> ScoreTable:
+    """Return a table with nothing but NaN for one score."""
+    names = [name for name in table.dataset if str(name).startswith(metric)]
+    return ScoreTable(table.dataset.assign({name: xr.full_like(table.dataset[name], np.nan) for name in names}))
+
+
+def write_page(table: ScoreTable, folder: Path) -> Path:
+    """Write the report of a table."""
+    found = SimpleNamespace(
+        table=table,
+        climatology=SimpleNamespace(notice="A <short> notice & more", description="made up"),
+        left_out=0,
+        figure_channels=table.channels[-1:],
+    )
+    archive = SimpleNamespace(attributes={})
+    folder.mkdir()
+    return write_report(make_config(folder), found, SimpleNamespace(grid=make_grid()), archive, [], folder)

@@ -1,0 +1,280 @@
+"""report.html in a browser: what is drawn is what was scored, and everything that can be pressed works."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from credit.channels import Channel
+from credit.verify.table import WIND_METRICS, ScoreTable
+from tests.browser.chromium import Chromium
+from tests.browser.pages import make_table, without, write_page
+
+NASTY = '<b>t&"'  # a name may contain anything
+OTHER = "other </script> <i>&'"
+CHANNELS = [
+    Channel("u500", "u", 500.0, "prognostic"),
+    Channel("v500", "v", 500.0, "prognostic"),
+    Channel("z850", "z", 850.0, "prognostic"),
+    Channel("z500", "z", 500.0, "prognostic"),
+    Channel(NASTY, NASTY, None, "prognostic"),
+]
+
+
+@pytest.fixture(scope="module")
+def table() -> ScoreTable:
+    return make_table(CHANNELS, OTHER, members=5, wind=True)
+
+
+@pytest.fixture(scope="module")
+def page(table: ScoreTable, folder: Path) -> Path:
+    return write_page(table, folder / "full")
+
+
+def drawn_curve(browser: Chromium, forecast: str) -> np.ndarray:
+    """Return a drawn curve's values, read off the axis by two of its ticks."""
+    place = json.dumps(f'#chart .curve[data-forecast="{forecast}"]')
+    path = browser.evaluate(f"document.querySelector({place})?.getAttribute('d')")
+    if path is None:
+        return np.array([])
+    ticks = browser.evaluate(
+        "[...document.querySelectorAll('#chart .tick-y')].map((own) => [own.textContent, own.dataset.y])"
+    )
+    (first, y_first), (last, y_last) = ((float(text.replace("−", "-")), float(y)) for text, y in (ticks[0], ticks[-1]))
+    y = np.array([float(point.split()[1]) for point in re.findall(r"[-\d.]+ [-\d.]+", path)])
+    return first + (y - y_first) * (last - first) / (y_last - y_first)
+
+
+def drawn_range(browser: Chromium) -> float:
+    """Return the distance of the first and the last tick of the values."""
+    ticks = browser.evaluate("[...document.querySelectorAll('#chart .tick-y')].map((own) => own.textContent)")
+    return float(ticks[-1].replace("−", "-")) - float(ticks[0].replace("−", "-"))
+
+
+def listed(browser: Chromium, forecast: str) -> np.ndarray:
+    """Return a forecast's values in the table of all lead times."""
+    texts = browser.evaluate(
+        "[...document.querySelectorAll('#values tbody td')]"
+        f".filter((own) => own.dataset.forecast === {json.dumps(forecast)}).map((own) => own.firstChild.textContent)"
+    )
+    return np.array([float(text.replace("−", "-")) for text in texts])
+
+
+def shown_texts(browser: Chromium, selector: str) -> list[str]:
+    return browser.evaluate(f"[...document.querySelectorAll({json.dumps(selector)})].map((own) => own.textContent)")
+
+
+def check_curves(browser: Chromium, table: ScoreTable, curves: dict[str, np.ndarray]) -> None:
+    """Compare what is drawn and listed with the expected curves."""
+    for forecast, expected in curves.items():
+        np.testing.assert_allclose(drawn_curve(browser, forecast), expected, atol=0.002 * drawn_range(browser))
+        np.testing.assert_allclose(listed(browser, forecast), expected, rtol=6e-4)
+
+
+@pytest.mark.parametrize(
+    ("channel", "level", "metric", "region", "season"),
+    [
+        ("z850", "850", "rmse", "global", "all"),
+        ("z500", "500", "bias", "tropics", "DJF"),
+        ("u500", "500", "acc", "extratropics_north", "MAM"),
+        ("z850", "850", "crps", "tropics", "all"),
+        ("z500", "500", "spread_skill", "global", "all"),
+        ("v500", "500", "activity_ratio", "tropics", "MAM"),
+    ],
+)
+def test_what_is_drawn_is_what_was_scored(
+    browser: Chromium, page: Path, table: ScoreTable, channel: str, level: str, metric: str, region: str, season: str
+) -> None:
+    browser.open(page)
+    chosen = {"variable": channel[0], "level": level, "score": metric, "region": region, "season": season}
+    for key, value in chosen.items():
+        browser.choose(f"#choose-{key}", value)
+    curves = {name: table.curve(name, channel, metric, region, season) for name in table.forecasts}
+    curves = {name: curve for name, curve in curves.items() if np.isfinite(curve).all()}
+    assert ("climatology" in curves) == (metric not in ("acc", "spread_skill"))
+    assert len(shown_texts(browser, "#chart .curve")) == len(curves)
+    check_curves(browser, table, {name: curves[name] for name in set(curves) - {OTHER}})
+
+
+def test_intervals_and_wind_vectors(browser: Chromium, page: Path, table: ScoreTable) -> None:
+    browser.open(page)
+    browser.choose("#choose-variable", "wind (vector)")
+    assert "RMSE of the wind vector of wind (vector) at 500 hPa (m² s⁻²)" in shown_texts(browser, "#chart-title")[0]
+    own = table.dataset.sel(forecast="model", season="all", region="global").isel(wind=0)
+    check_curves(browser, table, {"model": own[WIND_METRICS["rmse"]].values})
+    browser.choose("#choose-lead", "72")
+    low, high = (float(own[f"wind_vector_rmse_{end}"].sel(lead=72.0)) for end in ("low", "high"))
+    found = shown_texts(browser, '#legend tr[data-forecast="model"] .range')[0].split(" to ")
+    np.testing.assert_allclose([float(text) for text in found], [low, high], rtol=6e-4)
+    assert len(shown_texts(browser, "#chart .interval")) == 4  # the other forecast lacks this row
+    browser.choose("#choose-season", "MAM")
+    assert "no intervals at 1 lead times" in shown_texts(browser, "#meaning")[0]
+
+
+def test_a_cell_of_the_scorecard_shows_its_curves(browser: Chromium, page: Path, table: ScoreTable) -> None:
+    browser.open(page)
+    number = table.channels.index("v500")
+    browser.click(f'#scorecard td[data-row="{number}"][data-lead="2"]')
+    assert browser.evaluate("document.getElementById('choose-variable').value") == "v"
+    assert browser.evaluate("document.getElementById('choose-lead').value") == "24"
+    check_curves(browser, table, {"model": table.curve("model", "v500")})
+    difference = table.compared("rmse_difference", "v500")[2] * 100
+    sure = "significant" if table.compared("significant", "v500")[2] else "not significant"
+    expected = f"v500, 24 h, Global: RMSE {difference:+.1f} % against Best baseline ({sure}).".replace("-", "−")
+    assert shown_texts(browser, "#card-reading") == [expected]
+    for key in ("ArrowDown", "ArrowLeft", "Enter"):
+        browser.press(key)
+    assert "z850, 12 h" in shown_texts(browser, "#card-reading")[0]
+
+
+@pytest.mark.parametrize("reference", ["best_baseline", OTHER])
+def test_the_scorecard(browser: Chromium, page: Path, table: ScoreTable, reference: str) -> None:
+    browser.open(page)
+    browser.choose("#choose-region", "tropics")
+    browser.choose("#choose-against", reference)
+    for number, channel in enumerate(table.channels):
+        texts = shown_texts(browser, f'#scorecard td[data-row="{number}"]')
+        difference = table.compared("rmse_difference", channel, reference, "tropics") * 100
+        significant = table.compared("significant", channel, reference, "tropics")
+        for text, value, sure in zip(texts, difference, significant, strict=True):
+            assert float(text.rstrip("*").replace("−", "-")) == pytest.approx(
+                value, abs=0.51 if abs(value) > 9.9 else 0.06
+            )
+            assert text.endswith("*") == bool(sure)
+    assert any(text.endswith("*") for text in shown_texts(browser, "#scorecard td"))
+
+
+def test_a_reference_without_a_row(browser: Chromium, page: Path, table: ScoreTable) -> None:
+    browser.open(page)
+    browser.choose("#choose-against", OTHER)
+    wind = len(table.channels)
+    assert shown_texts(browser, f'#scorecard td[data-row="{wind}"]') == [""] * 6
+    browser.click(f'#scorecard td[data-row="{wind}"][data-lead="0"]')
+    assert "no score of" in shown_texts(browser, "#card-reading")[0]
+
+
+def test_the_chart_is_read_by_mouse_and_keyboard(browser: Chromium, page: Path, table: ScoreTable) -> None:
+    browser.open(page, "#variable=z&level=500&lead=24")
+    value = '#legend tr[data-forecast="model"] .value'
+    curve = table.curve("model", "z500")
+    assert float(shown_texts(browser, value)[0]) == pytest.approx(curve[2], rel=6e-4)
+    browser.point("#chart", 0.96)
+    assert shown_texts(browser, "#reading-lead") == ["at 240 h (10 d)"]
+    assert float(shown_texts(browser, value)[0]) == pytest.approx(curve[-1], rel=6e-4)
+    browser.point("h1")
+    assert shown_texts(browser, "#reading-lead") == ["at 24 h"]
+    browser.click("#chart", 0.96)
+    assert "lead=240" in browser.evaluate("location.hash")
+    browser.evaluate("document.getElementById('chart').focus()")
+    browser.press("ArrowLeft")
+    assert shown_texts(browser, "#reading-lead") == ["at 72 h (3 d)"]
+    browser.press("Home")
+    assert browser.evaluate("document.getElementById('chart').getAttribute('aria-valuetext')").startswith("6 h: Model ")
+
+
+def test_the_chart_is_read_by_touch(browser: Chromium, page: Path) -> None:
+    browser.show(360, 780, phone=True)
+    browser.open(page)
+    browser.tap("#chart", 0.95)
+    browser.wait("document.getElementById('reading-lead').textContent === 'at 240 h (10 d)'")
+
+
+def test_forecasts_are_switched_off_and_on(browser: Chromium, page: Path) -> None:
+    browser.open(page)
+    button = '#legend tr[data-forecast="persistence"] button'
+    for pressed, curves in (("false", 4), ("true", 5)):
+        browser.click(button)
+        assert browser.evaluate(f"document.querySelector('{button}').getAttribute('aria-pressed')") == pressed
+        assert len(shown_texts(browser, "#chart .curve")) == curves
+        assert len(shown_texts(browser, "#values thead th")) == curves + 1
+
+
+def test_the_address_brings_a_view_back(browser: Chromium, page: Path) -> None:
+    browser.open(page)
+    browser.choose("#choose-variable", NASTY)
+    browser.choose("#choose-score", "acc")
+    browser.choose("#choose-against", OTHER)
+    browser.click('#legend tr[data-forecast="persistence"] button')
+    address, title = browser.evaluate("location.hash"), shown_texts(browser, "#chart-title")
+    assert "<" not in address and title[0].startswith(f"Anomaly correlation of {NASTY}, Global")
+    browser.open(page, address)
+    assert shown_texts(browser, "#chart-title") == title
+    assert browser.evaluate("document.getElementById('choose-against').value") == OTHER
+    assert drawn_curve(browser, "persistence").size == 0 and drawn_curve(browser, "model").size == 6
+    browser.evaluate("void (location.hash = '#variable=z&level=850&score=mae')")
+    browser.wait("document.getElementById('chart-title').textContent.startsWith('Mean absolute error of z at 850 hPa')")
+    browser.open(page, "#variable=none&level=x&score=y&lead=7&region=mars&hide=nobody")
+    assert shown_texts(browser, "#chart-title")[0].startswith("Root-mean-square error")
+
+
+def test_names_are_text_and_never_markup(browser: Chromium, page: Path) -> None:
+    browser.open(page)
+    assert shown_texts(browser, "#scorecard tbody th")[-2] == NASTY
+    assert OTHER.capitalize() in shown_texts(browser, "#choose-against option")
+    assert browser.evaluate("document.querySelectorAll('main b, main i').length") == 0
+    assert shown_texts(browser, ".notice") == ["A <short> notice & more"]
+
+
+def lightness(browser: Chromium, selector: str, kind: str) -> float:
+    """Return the mean of red, green and blue of a colour."""
+    colour = browser.evaluate(f"getComputedStyle(document.querySelector('{selector}')).{kind}")
+    return float(np.mean([float(number) for number in re.findall(r"[\d.]+", colour)[:3]]))
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_light_and_dark(browser: Chromium, page: Path, dark: bool) -> None:
+    browser.show(1280, 900, dark=dark)
+    browser.open(page)
+    for place in ("#interactive", "select"):
+        paper, ink = (lightness(browser, place, kind) for kind in ("backgroundColor", "color"))
+        assert (paper < 50 and ink > 200) if dark else (paper > 240 and ink < 60), place
+
+
+@pytest.mark.parametrize("width", [360, 1920])
+def test_no_page_is_wider_than_its_screen(browser: Chromium, page: Path, width: int) -> None:
+    browser.show(width, 780, phone=width < 500)
+    browser.open(page, "#variable=wind+%28vector%29&score=activity_ratio")
+    browser.evaluate("document.querySelectorAll('details').forEach((own) => { own.open = true; })")
+    assert browser.evaluate("document.documentElement.scrollWidth") == width
+    assert browser.evaluate("document.querySelector('#chart svg').getBoundingClientRect().right") <= width
+
+
+def test_the_chart_follows_the_screen(browser: Chromium, page: Path, table: ScoreTable) -> None:
+    browser.open(page)
+    width = "document.querySelector('#chart svg').viewBox.baseVal.width"
+    before = browser.evaluate(width)
+    browser.show(360, 780, phone=True)
+    browser.wait(f"{width} < {before} && {width} < 360")
+    check_curves(browser, table, {"model": table.curve("model", NASTY)})
+
+
+def test_without_script_the_main_scores_are_there(browser: Chromium, page: Path, table: ScoreTable) -> None:
+    browser.open(page, script=False)
+    assert browser.evaluate("getComputedStyle(document.getElementById('interactive')).display") == "none"
+    assert browser.evaluate("document.getElementById('plain').getBoundingClientRect().height") > 100
+    rows = [
+        line.split("\t") for line in browser.evaluate("document.querySelector('#plain table').innerText").split("\n")
+    ]
+    (row,) = [row for row in rows if row[0] == "z500"]
+    assert row[1] == "6 h" and float(row[2]) == pytest.approx(table.value("model", "z500", 6), rel=1e-3)
+    browser.open(page)
+    assert browser.evaluate("getComputedStyle(document.getElementById('plain')).display") == "none"
+
+
+def test_a_single_channel(browser: Chromium, folder: Path) -> None:
+    table = make_table(CHANNELS[-1:])
+    browser.open(write_page(table, folder / "single"))
+    assert browser.evaluate("document.getElementById('choose-variable').disabled") is True
+    check_curves(browser, table, {name: table.curve(name, NASTY) for name in table.forecasts})
+
+
+def test_a_score_that_nothing_has(browser: Chromium, folder: Path) -> None:
+    browser.open(write_page(without(make_table(CHANNELS[:1]), "acc"), folder / "nothing"), "#score=acc")
+    assert "There is no such score here." in browser.evaluate("document.getElementById('chart').innerText")
+    assert shown_texts(browser, "#legend tbody tr") == []
+    browser.choose("#choose-score", "mae")
+    assert len(shown_texts(browser, "#chart .curve")) == 4

@@ -1,0 +1,93 @@
+"""What report.html holds of the scores."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+
+import numpy as np
+import pytest
+
+from credit.channels import Channel
+from credit.verify.embedded import encode, pack_curves, page_scores, raised
+from credit.verify.meanings import MEANINGS
+from credit.verify.plots_scores import styles_of
+from credit.verify.table import ScoreTable
+from tests.browser.pages import make_table
+
+
+def unpack(packed: list[int | None] | None, length: int) -> np.ndarray:
+    """Return a packed curve's values, as the page does."""
+    if packed is None:
+        return np.full(length, np.nan)
+    total, values = 0, []
+    for step in packed[1:]:
+        total += step or 0
+        values.append(np.nan if step is None else total * 10.0 ** packed[0])
+    return np.array(values)
+
+
+@pytest.fixture(scope="module")
+def table() -> ScoreTable:
+    channels = [Channel(f"{name}500", name, 500.0, "prognostic") for name in ("u", "v", "t")]
+    return make_table(channels, "other", members=4, wind=True)
+
+
+def test_curves_are_kept_to_five_digits_of_their_largest_value() -> None:
+    rng = np.random.default_rng(0)
+    curves = rng.normal(size=(500, 12)) * 10.0 ** rng.integers(-9, 9, (500, 1))
+    curves[rng.random(curves.shape) < 0.2] = np.nan
+    curves[3], curves[4] = np.nan, 0.0
+    packed = pack_curves(curves)
+    assert packed[3] is None and packed[4] == [0] + [0] * 12
+    for own, curve in zip(packed, curves, strict=True):
+        error = np.abs(unpack(own, 12) - curve)
+        np.testing.assert_array_equal(np.isnan(error), np.isnan(curve))
+        assert np.isnan(curve).all() or np.nanmax(error) <= 0.5001e-4 * np.nanmax(np.abs(curve))
+
+
+def test_whole_numbers_are_kept_as_they_are() -> None:
+    assert pack_curves(np.array([[1.0, 1.0, 0.0, np.nan, 1.0]])) == [[0, 1, 0, -1, None, 1]]
+
+
+def test_everything_small_is_there(table: ScoreTable) -> None:
+    scores, left_out = page_scores(table, "v500")
+    read = json.loads(zlib.decompress(base64.b64decode(encode(scores))))
+    assert read == scores and scores["rows"][scores["first_row"]]["name"] == "v500"
+    assert [own["name"] for own in scores["metrics"]] == list(MEANINGS)
+    assert "acc_wb2" in left_out and "season" not in left_out and "lead times" not in left_out
+    for name in ("rmse", "acc_low", "crps", "spread_skill_high"):
+        values = table.dataset[name].values
+        for place in np.ndindex(values.shape[:3]):
+            forecast, season, channel = place
+            for region in range(values.shape[-1]):
+                own = scores["curves"][name][season][forecast][channel][region]
+                np.testing.assert_allclose(unpack(own, 6), values[place][:, region], rtol=1e-3)
+
+
+def test_a_page_that_would_be_too_large(table: ScoreTable) -> None:
+    kept = []
+    for most in (10**6, 14_000, 1000):
+        scores, left_out = page_scores(table, "v500", most)
+        intervals = scores["curves"]["rmse_low"]
+        kept.append((len(scores["seasons"]), len(scores["leads"]), [own is not None for own in intervals]))
+        for text, there in (
+            ("single seasons (DJF, MAM)", len(scores["seasons"]) == 1),
+            ("the intervals of single seasons", intervals[-1] is None and len(scores["seasons"]) > 1),
+            (f"{6 - len(scores['leads'])} of the 6 lead times", len(scores["leads"]) < 6),
+        ):
+            assert (text in left_out) == there, text
+    assert kept == [(3, 6, [True] * 3), (3, 6, [True, False, False]), (1, 3, [True])]
+    assert scores["leads"] == [6.0, 12.0, 240.0]
+
+
+def test_the_page_has_the_figures_colours(table: ScoreTable) -> None:
+    scores, _ = page_scores(table, "u500")
+    looks = {own["name"]: own for own in scores["forecasts"]}
+    assert {name: own["colour"] for name, own in looks.items()} == {k: v["color"] for k, v in styles_of(table).items()}
+    assert looks["persistence"]["dash"] and not looks["model"]["dash"]
+
+
+def test_units_are_written_with_raised_exponents() -> None:
+    assert raised("m2 s-2") == "m² s⁻²" and raised("kg kg-1") == "kg kg⁻¹" and raised("1") == "1"
