@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         timeout = parse_duration(config.trainer.parallelism.timeout)
         held.enter_context(process_group(launch, device, timeout))
         reader, forecasts, share = _open(config, arguments.online, launch, device.type)
-        table = verify(config, reader, forecasts, folder, share)
+        table = verify(config, reader, forecasts, folder, share, other)
     if table is not None:
         print(table.format(other))
         print(f"\nscores   {folder / 'scores.csv'}, {folder / 'scores.nc'}")

@@ -35,10 +35,10 @@ def compare(
         leads: (L,) lead times in minutes.
 
     Returns:
-        Each (X, L, R), NaN where no opponent has a row: ``rmse_difference``, the model's RMSE over the opponent's, less
-        1; ``p_value`` and ``n_eff`` of `credit.verify.blocks.paired_test`; ``p_adjusted`` for the false discovery rate
-        over the scorecard, which is all rows and leads of one region with 20 blocks or more; ``significant`` (bool),
-        where it is at most 5 %.
+        Arrays of the shape (X, L, R) by name, NaN where no opponent has a row. ``rmse_difference`` is the model's RMSE
+        over the opponent's, less 1; ``p_value`` and ``n_eff`` are of `credit.verify.blocks.paired_test`; ``p_adjusted``
+        is for the false discovery rate over the scorecard, which is all rows and leads of one region with 20 blocks or
+        more; ``significant`` (bool) is where it is at most 5 %.
     """
     cases, _, rows, regions = model.shape
     shape = rows, len(leads), regions

@@ -95,6 +95,7 @@ def page_scores(table: ScoreTable, channel: str, most_values: int = MOST_VALUES)
         "metrics": [{"name": name, **asdict(MEANINGS[name])} for name in metrics],
         "least_blocks": LEAST_BLOCKS,
         "enough_blocks": ENOUGH_BLOCKS,
+        "first_reference": str(data.attrs.get("compared_with", data["reference"].values[0])),
         "first_row": table.channels.index(channel),
         "curves": curves | compared,
     }, _left_out(table, extent, metrics)

@@ -11,6 +11,7 @@ from credit.config import Config, dump_config
 from credit.data.reader import FieldReader
 from credit.data.splits import SPLITS
 from credit.forecast.forecasts import Forecasts
+from credit.verify.comparison import BEST_BASELINE
 from credit.verify.embedded import encode, page_scores
 from credit.verify.facts import describe_data, describe_grid, describe_truth, prescribed_forcing, read_training_log
 from credit.verify.meanings import BASELINE_MEANINGS, MEANINGS, TERMS
@@ -54,7 +55,7 @@ def write_report(
         facts=_facts(config, found, reader, archive, folder),
         packed=encode(page),
         left_out=left_out,
-        significance=found.table.explain_significance(),
+        significance=found.table.explain_significance(found.table.dataset.attrs.get("compared_with", BEST_BASELINE)),
         terms=_terms(page),
         forecasts=[label(name) for name in found.table.forecasts],
         plain=_plain(found.table),

@@ -25,8 +25,9 @@ _LAND_STANDARD_NAMES = ("land_area_fraction", "land_binary_mask")
 
 
 def verify(
-    config: Config, reader: FieldReader, archive: Forecasts, folder: str | os.PathLike, share: Share | None = None
-) -> ScoreTable | None:
+    config: Config, reader: FieldReader, archive: Forecasts, folder: str | os.PathLike, share: Share | None = None,
+    against: str | None = None,
+) -> ScoreTable | None:  # fmt: skip
     """Score `archive` and write ``scores.nc``, ``scores.csv``, ``figures/`` and ``report.html`` into `folder`.
 
     Args:
@@ -35,6 +36,7 @@ def verify(
         archive: the model's forecasts.
         folder: the run's, or another.
         share: which cases are this process's, where there are several; the first writes.
+        against: the other forecast that this is about.
 
     Returns:
         The scores, on the first rank, None on the others.
@@ -52,6 +54,8 @@ def verify(
     found = score_forecasts(config, reader, archive, share)
     if found is None:
         return None
+    if against is not None:
+        found.table.dataset.attrs["compared_with"] = against
     found.table.write(folder)
     figures = _draw(found, reader, folder)
     # jinja2 and matplotlib are slow to import; a config that cannot be scored never gets here

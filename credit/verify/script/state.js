@@ -9,7 +9,7 @@ function startState(scores) {
     score: scores.metrics[0].name,
     region: scores.regions[0].name,
     season: scores.seasons[0].name,
-    against: scores.references[0].name,
+    against: scores.first_reference,
     lead: scores.leads.includes(72) ? 72 : scores.leads[scores.leads.length - 1],
     hidden: [],
   };
