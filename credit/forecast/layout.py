@@ -132,7 +132,7 @@ LATITUDE = {"standard_name": "latitude", "long_name": "latitude", "units": "degr
 LONGITUDE = {"standard_name": "longitude", "long_name": "longitude", "units": "degrees_east", "axis": "X"}
 INITIAL_TIME = {"standard_name": "forecast_reference_time", "long_name": "initial time of the forecast"}
 LEAD_TIME = {"standard_name": "forecast_period", "long_name": "lead time: valid time minus initial time"}
-REALIZATION = {"standard_name": "realization", "long_name": "number of the ensemble member", "units": "1", "axis": "E"}
+REALIZATION = {"standard_name": "realization", "long_name": "number of the ensemble member", "units": "1"}
 VALID_TIME = {"standard_name": "time", "long_name": "valid time"}
 
 

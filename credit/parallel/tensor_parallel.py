@@ -21,6 +21,7 @@ from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -182,6 +183,16 @@ def _sum_gradient_of_output(module: nn.Module, args: tuple, output: Tensor, *, g
     return _SumGradient.apply(group, output)
 
 
+def _summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return the sum over the ranks, a new tensor."""
+    if torch.compiler.is_compiling():
+        # the sum in place is traced, too, but in torch 2.11 every gradient before it is lost, without an error
+        return functional.wait_tensor(functional.all_reduce(x.contiguous(), "sum", group))
+    x = x.contiguous().clone()
+    dist.all_reduce(x, group=group)
+    return x
+
+
 class _SumGradient(torch.autograd.Function):
     """Identity whose gradient is the sum over the ranks: the input of parts that each rank holds alone."""
 
@@ -192,9 +203,7 @@ class _SumGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[None, Tensor]:
-        gradient = gradient.contiguous().clone()
-        dist.all_reduce(gradient, group=ctx.group)
-        return None, gradient
+        return None, _summed(gradient, ctx.group)
 
 
 class _Sum(torch.autograd.Function):
@@ -202,9 +211,7 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        x = x.contiguous().clone()
-        dist.all_reduce(x, group=group)
-        return x
+        return _summed(x, group)
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
@@ -217,15 +224,11 @@ class _Total(torch.autograd.Function):
     @staticmethod
     def forward(ctx, group: dist.ProcessGroup, x: Tensor) -> Tensor:
         ctx.group = group
-        x = x.contiguous().clone()
-        dist.all_reduce(x, group=group)
-        return x
+        return _summed(x, group)
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[None, Tensor]:
-        gradient = gradient.contiguous().clone()
-        dist.all_reduce(gradient, group=ctx.group)
-        return None, gradient
+        return None, _summed(gradient, ctx.group)
 
 
 class _OwnRandom:
