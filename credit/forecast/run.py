@@ -62,7 +62,7 @@ def forcing_of(
     return forcing
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not inference_mode: what a network keeps from a forecast during training is used by its steps
 def forecast(
     stepper: Stepper,
     frames: Frames,
