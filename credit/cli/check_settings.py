@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from credit.cli.check_data import DataFound
 from credit.channels import figure_channels
+from credit.cli.check_data import DataFound
 from credit.cli.findings import Findings
 from credit.config import Config
 from credit.config.schema_forecast import InitialTimesConfig

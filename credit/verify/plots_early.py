@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from credit.data.reader import FieldReader
 from credit.verify.plots import LEAST_WIDTH, Background, draw, maps, new_figure, pretty_units
+from credit.verify.plots_scores import lead_unit
 from credit.verify.verification import land_fraction
 
 Scores = Mapping[str, float | None]
@@ -57,23 +58,25 @@ def rmse_history(history: Mapping[int, Scores], units: Mapping[str, str], cases:
     latest, earlier = steps[-1], steps[:-1]
     if len(earlier) > _MOST_EARLIER:
         earlier = [earlier[i] for i in np.linspace(0, len(earlier) - 1, _MOST_EARLIER).round().astype(int)]
+    longest = max(float(key.rpartition("/")[2][:-1]) for key in history[latest])
+    unit_of_time, hours = lead_unit(longest)
     shades = colormaps["Blues"](np.linspace(0.3, 0.6, len(earlier)))
     figure = new_figure(max(2.9 * len(units) + 0.6, LEAST_WIDTH), 3.4)
     axes = figure.subplots(1, len(units), sharex=True, squeeze=False)[0]
     for axis, (channel, unit) in zip(axes, units.items(), strict=True):
-        _, persistence = _curve(history[latest], "persistence", channel)
+        _, persistence = _curve(history[latest], "persistence", channel, hours)
         highest = np.nanmax(persistence, initial=0.0)
         for step, shade in zip(earlier, shades, strict=True):
-            axis.plot(*_curve(history[step], "rmse", channel), color=shade, linewidth=1.2, label=f"Step {step}")
-        leads, rmse = _curve(history[latest], "rmse", channel)
+            axis.plot(*_curve(history[step], "rmse", channel, hours), color=shade, linewidth=1.2, label=f"Step {step}")
+        leads, rmse = _curve(history[latest], "rmse", channel, hours)
         style = {"color": "#08306B", "linewidth": 2.4, "marker": "o", "markersize": 3.5, "zorder": 5}
         axis.plot(leads, rmse, label=f"Step {latest}", **style)
         axis.plot(leads, persistence, color="#D55E00", linewidth=1.4, linestyle="--", label="Persistence")
         if highest > 0:
             axis.set_ylim(0, min(axis.dataLim.y1 * 1.05, highest * _HIGHEST))
-        axis.set_xlim(0, leads[-1] * 1.03)
+        axis.set_xlim(0, longest / hours * 1.03)
         axis.set_title(channel)
-        axis.set_xlabel("Lead time (hours)")
+        axis.set_xlabel(f"Lead time ({unit_of_time})")
         axis.set_ylabel(f"RMSE ({pretty_units(unit)})")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 5))
@@ -82,14 +85,14 @@ def rmse_history(history: Mapping[int, Scores], units: Mapping[str, str], cases:
     return figure
 
 
-def _curve(scores: Scores, name: str, channel: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return lead times in hours and values, NaN where one is not finite; empty where the view had no such channel."""
+def _curve(scores: Scores, name: str, channel: str, hours: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return lead times in units of `hours` and values, NaN where not finite; empty where there is no such channel."""
     found = {}
     for key, value in scores.items():
         what, of, hour = key.split("/")
         if (what, of) == (name, channel):
             found[float(hour.removesuffix("h"))] = np.nan if value is None else value
-    return np.array(sorted(found)), np.array([found[hour] for hour in sorted(found)])
+    return np.array(sorted(found)) / hours, np.array([found[hour] for hour in sorted(found)])
 
 
 def _map_at(step: int, *arguments: object) -> Figure:
