@@ -86,7 +86,7 @@ def measure(case: str, steps: int, members: int, amp: bool) -> dict[str, float]:
     """Run one case in this process; return seconds a step, end of writing included, and peak memory in GB."""
     stepper, frames, channels, grid = build(amp)
     options, starts = CASES[case], starts_of([0], members)
-    with torch.inference_mode():  # warm
+    with torch.no_grad():  # warm
         state = torch.from_numpy(frames.prognostic(0))[None, :, None].expand(members, -1, -1, -1, -1)
         forcing = torch.zeros(members, 0, 1, *grid.shape)
         stepper.step(state, forcing)

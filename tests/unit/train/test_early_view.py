@@ -56,7 +56,7 @@ class Network(nn.Module):
         self.calls += 1
         if self.kept is None:
             self.kept = torch.ones(x.shape[0], 3, 1, *x.shape[3:]) * 1.0
-        return self.dropout(self.kept) * self.value
+        return self.dropout(self.value * self.kept)
 
 
 def field(minutes: int, channel: int) -> np.ndarray:
