@@ -15,8 +15,9 @@ from credit.verify.plots_scores import lead_unit
 from credit.verify.verification import land_fraction
 
 Scores = Mapping[str, float | None]
-_MOST_EARLIER = 8  # curves of a panel that can be told apart
-_HIGHEST = 2.5  # of persistence: what a young network's errors beyond would press flat
+_MOST_EARLIER = 6  # curves of a panel that can be told apart
+# ends of the axis over persistence's largest: errors of a young network would press the rest flat
+_ROOM, _MOST_ROOM = 1.3, 2.5
 
 
 def draw_early_view(
@@ -73,13 +74,14 @@ def rmse_history(history: Mapping[int, Scores], units: Mapping[str, str], cases:
         axis.plot(leads, rmse, label=f"Step {latest}", **style)
         axis.plot(leads, persistence, color="#D55E00", linewidth=1.4, linestyle="--", label="Persistence")
         if highest > 0:
-            axis.set_ylim(0, min(axis.dataLim.y1 * 1.05, highest * _HIGHEST))
+            top = min(1.05 * np.nanmax(rmse, initial=0.0), _MOST_ROOM * highest)
+            axis.set_ylim(0, max(top, min(1.05 * axis.dataLim.y1, _ROOM * highest)))
         axis.set_xlim(0, longest / hours * 1.03)
         axis.set_title(channel)
         axis.set_xlabel(f"Lead time ({unit_of_time})")
         axis.set_ylabel(f"RMSE ({pretty_units(unit)})")
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 5))
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4))
     of = "one forecast" if cases == 1 else f"{cases} forecasts"
     figure.suptitle(f"Early view at step {latest}: RMSE of {of} from the validation period")
     return figure
