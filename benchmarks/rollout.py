@@ -28,7 +28,7 @@ from credit.channels import ChannelMap
 from credit.data.normalize import Normalizer
 from credit.data.statistics import Statistics
 from credit.forecast.background import BackgroundWriter
-from credit.forecast.run import forecast, starts_of
+from credit.forecast.run import forecast, inferred, starts_of
 from credit.forecast.step import Stepper
 from credit.forecast.writer import ForecastWriter
 from credit.grid import LatLonGrid
@@ -114,7 +114,7 @@ def _write(stepper, frames, channels, grid, starts, steps: int, options: dict[st
         numbers = {lead: number for number, lead in enumerate(leads)}
         with BackgroundWriter(writer, numbers, STEP, "benchmark", [0]) as background:
             outputs = forecast(stepper, frames, starts, steps, STEP, 1, reading=background.reading)
-            for step, output in enumerate(outputs, start=1):
+            for step, output in enumerate(inferred(outputs), start=1):
                 background.put(starts, step, output)
         return time.perf_counter() - began
 

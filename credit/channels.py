@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from credit.errors import ConfigError
+from credit.errors import ConfigError, did_you_mean
 
 GROUPS = ("prognostic", "diagnostic", "dynamic_forcing", "static")
 INPUT_GROUPS = ("prognostic", "dynamic_forcing", "static")
@@ -27,6 +27,9 @@ DERIVED_FROM = {
     "wind_speed": {"eastward_wind": "u", "northward_wind": "v"},
 }
 MASK_SUFFIX = "_mask"
+# what figures show by default, as far as it is there
+_USUAL = ("z500", "t850", "t2m", "msl", "u850", "u10", "q700", "u250", "v10", "tp")
+_MOST_SHOWN = 4
 
 
 @dataclass(frozen=True)
@@ -160,3 +163,23 @@ class ChannelMap:
             elif ours != theirs:
                 parts.append(f"{group}: in another order ({', '.join(theirs)})")
         return "; ".join(parts) or f"input order {list(other.input_order)} against {list(self.input_order)}"
+
+
+def figure_channels(wanted: Sequence[str] | None, channels: Sequence[Channel], key: str) -> list[str]:
+    """Return the names of the channels that figures show: those asked for, else the usual ones.
+
+    Args:
+        wanted: names, None for the usual ones.
+        channels: that are scored.
+        key: of the config that `wanted` comes from.
+
+    Raises:
+        ConfigError: if one that is asked for is not scored.
+    """
+    names = [channel.name for channel in channels]
+    if wanted is None:
+        return ([name for name in _USUAL if name in names] or names)[:_MOST_SHOWN]
+    for name in wanted:
+        if name not in names:
+            raise ConfigError(f'{key}: "{name}" is not scored{did_you_mean(name, names)}')
+    return list(wanted)

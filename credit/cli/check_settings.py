@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
+from credit.channels import figure_channels
 from credit.cli.check_data import DataFound
 from credit.cli.findings import Findings
 from credit.config import Config
@@ -22,8 +23,8 @@ from credit.losses import build_loss
 from credit.times import parse_duration
 from credit.train.assemble import require_monitor
 from credit.train.assets import _LEAST_CLIMATOLOGY_MINUTES
+from credit.train.early_view import plan_early_view
 from credit.train.optim import build_optimizer
-from credit.verify.scoring import figure_channels
 
 # a climatology's file is read whole; that of a larger grid is only looked for
 _LARGEST_FILE_BYTES = 2**30
@@ -49,6 +50,10 @@ def check_training(config: Config, found: DataFound, findings: Findings) -> None
             raise ConfigError(f"trainer.betas: {list(conf.betas)}: {error}; both must lie from 0 to below 1") from error
     if conf.tensorboard and importlib.util.find_spec("tensorboard") is None:
         findings.add("trainer.tensorboard: true needs the extra: pip install 'credit[tensorboard]'")
+    if conf.early_view is not None and "valid" in found.splits and len(found.times):
+        with findings.collect():
+            plan = plan_early_view(config, found.channels, found.times, found.clock, found.splits["valid"])
+            findings.say(f"trainer.early_view: {plan.describe(found.clock)}")
     train = found.splits.get("train")
     for channel in found.channels.group("dynamic_forcing"):
         wants = channel.source == "data" and config.data.field(channel.variable).in_forecast == "climatology"
@@ -87,7 +92,8 @@ def check_forecasts(config: Config, found: DataFound, findings: Findings) -> int
         )  # fmt: skip
         cells = sum(len(variable.index) for variable in layout.variables) * found.grid.area_weights().size
     with findings.collect():
-        figure_channels(config, found.channels.output)
+        wanted = config.verification.figure_channels
+        figure_channels(wanted, found.channels.output, "verification.figure_channels")
     if "train" in found.samples:
         with findings.collect():
             _try_climatology(config, found)

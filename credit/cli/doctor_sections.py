@@ -180,7 +180,8 @@ def _checkpoints(patient: Patient, secrets: set[str]) -> str:
 
 def _metrics(patient: Patient, secrets: set[str]) -> str:
     rows = last_rows(_folder(patient))
-    chosen = [row for row in rows if "valid" not in row][-_ROWS:] + [row for row in rows if "valid" in row][-1:]
+    of_steps = [row for row in rows if not row.keys() & {"valid", "early"}][-_ROWS:]
+    chosen = of_steps + [row for row in rows if "valid" in row][-1:]
     return "\n".join(json.dumps(row)[:_ROW_LENGTH] for row in chosen) or "no rows"
 
 

@@ -65,7 +65,7 @@ def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -
     from credit.forecast.background import BackgroundWriter
     from credit.forecast.ensemble import build_perturbation, lag_minutes
     from credit.forecast.initial_times import choose_initial_times, choose_leads, group
-    from credit.forecast.run import forecast, starts_of
+    from credit.forecast.run import forecast, inferred, starts_of
     from credit.train.assemble import assemble_forecaster, open_fields
 
     reader, splits = open_fields(config)
@@ -98,7 +98,7 @@ def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -
             for number, batch in enumerate([*batches, *idle]):
                 steps = (leads[-1] + max(start.initial - start.analysis for start in batch)) // step
                 outputs = forecast(made.stepper, made.frames, batch, steps, step, history, perturb, background.reading)
-                for taken, output in enumerate(outputs, start=1):
+                for taken, output in enumerate(inferred(outputs), start=1):
                     # tensor-parallel peers compute the same
                     if number < len(batches) and mesh.tensor_rank == 0:
                         background.put(batch, taken, output)

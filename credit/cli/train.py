@@ -7,7 +7,7 @@ import functools
 import logging
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from credit.cli.arguments import add_config_arguments as add_arguments
 
@@ -71,7 +71,14 @@ def _train(config: Config, launch: Launch) -> str:
         together(functools.partial(_hold, held, presence))
         # long before the collectives give up
         watchdog = held.enter_context(Watchdog(store, launch.rank, launch.world, patience=timeout * 60.0 / 4))
-        return assemble_training(config, launch, device, watchdog).run(stop, presence)
+        return assemble_training(config, launch, device, watchdog, _draw_early_view).run(stop, presence)
+
+
+def _draw_early_view(*arguments: Any) -> list[Path]:
+    """Draw; matplotlib is slow to import, and most runs draw nothing."""
+    from credit.verify.plots_early import draw_early_view
+
+    return draw_early_view(*arguments)
 
 
 def _hold(held: ExitStack, presence: Presence | None) -> None:

@@ -33,10 +33,11 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
-        step = self.data.step_minutes
+        step, early = self.data.step_minutes, self.trainer.early_view
         for key, text in (
             ("inference.lead_time", self.inference.lead_time),
             ("inference.output_every", self.inference.output_every),
+            ("trainer.early_view.lead_time", early.lead_time if early is not None else None),
             *(("verification.figure_leads", lead) for lead in self.verification.figure_leads),
         ):
             if text is not None and parse_duration(text) % step:

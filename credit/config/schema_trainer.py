@@ -92,6 +92,19 @@ class LoraConfig(Section):
     )
 
 
+class EarlyViewConfig(Section):
+    """Forecasts that a training run makes, scores and draws, so that one sees early what it comes to."""
+
+    every: int = Field(1, ge=1, description="A view every so many validations, and one at the end.")
+    lead_time: Duration = Field("72h", description="Length of the forecasts.")
+    cases: int = Field(
+        4, ge=1, description="Forecasts of a view, their initial times spread evenly over the validation period."
+    )
+    channels: list[str] | None = Field(
+        None, min_length=1, description="What is scored and drawn; default: as verification.figure_channels."
+    )
+
+
 class TrainerConfig(Section):
     """How training runs."""
 
@@ -165,6 +178,9 @@ class TrainerConfig(Section):
     )
     deterministic: bool = Field(False, description="Only deterministic kernels.")
     tensorboard: bool = Field(False, description="Also write TensorBoard files (extra `tensorboard`).")
+    early_view: EarlyViewConfig | None = Field(
+        None, description="Forecasts during training: RMSE curves and a map in `figures/`. Default: none."
+    )
     parallelism: ParallelismConfig = Field(ParallelismConfig(), description="Degrees of parallelism.")
 
     @model_validator(mode="after")

@@ -11,7 +11,7 @@ from torch import Tensor
 from credit.channels import ChannelMap
 from credit.forecast.forecasts import Forecasts
 from credit.forecast.initial_times import group
-from credit.forecast.run import Start, starts_of
+from credit.forecast.run import Start, inferred, starts_of
 from credit.grid import LatLonGrid
 from credit.times import Clock
 
@@ -103,7 +103,7 @@ class OnlineForecasts(Forecasts):
         for first in range(0, len(starts), self._batch_size):
             batch = starts[first : first + self._batch_size]
             longest = int(self.lead_minutes[-1]) + max(start.initial - start.analysis for start in batch)
-            self._batches.append((batch, self._run(batch, longest // self._step)))
+            self._batches.append((batch, inferred(self._run(batch, longest // self._step))))
 
     def _advance(self, after: int) -> None:
         """Make the next step of every batch; lead times before `after` are not asked for any more."""

@@ -44,6 +44,7 @@ from credit.train.continuation import (
     require_same_run,
     write_config,
 )
+from credit.train.early_view import DrawEarlyView, build_early_view
 from credit.train.ema import WeightAverage
 from credit.train.feed import BatchFeed
 from credit.train.fine_tuning import describe_base, find_base, load_base, load_forecast_network
@@ -225,7 +226,9 @@ def describe_run(made: Forecaster, reader: FieldReader) -> dict[str, str | int]:
     }
 
 
-def assemble_training(config: Config, launch: Launch, device: torch.device, watchdog: Watchdog) -> Trainer:
+def assemble_training(
+    config: Config, launch: Launch, device: torch.device, watchdog: Watchdog, draw: DrawEarlyView
+) -> Trainer:
     """Return the trainer of a run, continued from the checkpoint that ``trainer.resume`` finds; collective."""
     data = config.data
     torch.use_deterministic_algorithms(config.trainer.deterministic)
@@ -293,6 +296,7 @@ def assemble_training(config: Config, launch: Launch, device: torch.device, watc
             total_steps=total,
             watchdog=watchdog,
             validate=run_validation,
+            early_view=build_early_view(config, frames, splits["valid"], stepper, weight_CHW, mesh, draw),
             base=describe_base(base) if base is not None else None,
         )
     )

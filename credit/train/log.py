@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -61,10 +62,19 @@ class MetricsLog:
             return
         self._waiting += json.dumps(row).encode() + b"\n"
         if self._board is not None:
-            scalars = {**row, **row.get("valid", {})}
+            early = {f"early/{key}": value for key, value in row.get("early", {}).items()}
+            scalars = {**row, **row.get("valid", {}), **early}
             for key, value in scalars.items():
                 if isinstance(value, int | float) and key != "step":
                     self._board.add_scalar(key, value, row["step"])
+
+    def show(self, picture: Path, step: int) -> None:
+        """Put a PNG file into TensorBoard, where there is one."""
+        if self._board is not None:
+            from PIL import Image
+
+            with Image.open(picture) as image:
+                self._board.add_image(picture.stem, np.asarray(image.convert("RGB")), step, dataformats="HWC")
 
     def flush(self) -> None:
         """Hand the rows to the disk; a disk that takes none gets a warning."""

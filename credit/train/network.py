@@ -131,9 +131,10 @@ def compile_blocks(model: nn.Module, backend: str = "inductor") -> None:
     marked = [module for module in model.modules() if getattr(module, "_fsdp2_shard", False)]
     inside = {id(child) for module in marked for child in module.children()}
     units = [module for module in marked if id(module) not in inside]
-    # All blocks count against one limit. Each has a graph for training, for validation and for its last, smaller batch;
-    # with frozen weights the first block's input needs a gradient from the rollout's second step on, which is one more.
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 4 * len(units))
+    # All blocks count against one limit. Each has a graph for training, for validation and for its last, smaller batch,
+    # and for an early view; with frozen weights the first block's input needs a gradient from the rollout's second step
+    # on, which is one more.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 5 * len(units))
     for unit in units:
         unit.register_forward_pre_hook(spectral_norm.iterate_before_forward)
         # Blocks of one class differ in shape: left to itself, torch would compile the second for any shape, where

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,21 @@ def last_rows(folder: Path) -> list[dict[str, Any]]:
         except ValueError:
             continue
     return rows
+
+
+def early_rows(folder: Path) -> dict[int, dict[str, float | None]]:
+    """Return step -> scores of a run's early views, from its metrics.jsonl; a torn row is left out."""
+    found = {}
+    try:
+        with (folder / "metrics.jsonl").open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                with suppress(ValueError):
+                    if '"early"' in line:
+                        row = json.loads(line)
+                        found[row["step"]] = row["early"]
+    except OSError:
+        return {}
+    return found
 
 
 def read_status(folder: Path) -> dict[str, Any]:

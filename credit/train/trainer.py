@@ -27,6 +27,7 @@ from credit.parallel.watchdog import Watchdog
 from credit.times import Clock
 from credit.train import checkpoint
 from credit.train.assets import Assets
+from credit.train.early_view import EarlyView
 from credit.train.ema import WeightAverage
 from credit.train.feed import BatchFeed
 from credit.train.guard import Astray, StepGuard
@@ -63,6 +64,7 @@ class TrainingParts:
     mesh: RunMesh
     # step, whether to stop -> metrics of the weights now in the model, None where it stopped
     validate: Callable[[int, Callable[[], bool]], dict[str, float] | None]
+    early_view: EarlyView | None  # of the weights that validation scored
     watchdog: Watchdog
     base: dict[str, str] | None  # what adapters adapt, where only they train
 
@@ -81,6 +83,7 @@ class Trainer:
         self._store = CheckpointStore(self._checkpoints)
         self._presence: Presence | None = None
         self._validate_every = self._conf.validate_every or parts.order.steps_per_epoch
+        self._view_every = self._validate_every * (self._conf.early_view.every if self._conf.early_view else 1)
         self._checkpoint_every = self._conf.checkpoint_every or parts.order.steps_per_epoch
 
     def load(self, path: Path) -> None:
@@ -291,6 +294,10 @@ class Trainer:
 
         with parts.average.applied() if parts.average is not None else nullcontext():
             metrics = parts.validate(at.step, asked)
+            if metrics is not None and parts.early_view is not None and self._due(at.step, self._view_every):
+                self._note(f"early view at step {at.step}")
+                if not parts.early_view(at.step, log, asked):
+                    metrics = None  # the validation is made up for, and the view with it
         if metrics is None:
             return self._agree(stop.reason(self._save_seconds()))
         at.validated = at.step

@@ -56,6 +56,11 @@ def deal_cases(cases: int, size: int, rank: int, ranks: int) -> ValidationShare:
     )
 
 
+def asked_anywhere(stop: Callable[[], bool], device: torch.device) -> bool:
+    """Return whether `stop` is true on any rank; collective."""
+    return mean_over_ranks(torch.tensor(float(stop()), device=device)).item() > 0
+
+
 @torch.no_grad()
 def validate(
     stepper: Stepper,
@@ -87,7 +92,7 @@ def validate(
     sums, losses = None, torch.zeros((), dtype=torch.float64, device=weight_CHW.device)
     stopped = False
     for counted in mine.counted:
-        stopped = mean_over_ranks(torch.tensor(float(stop()), device=weight_CHW.device)).item() > 0
+        stopped = asked_anywhere(stop, weight_CHW.device)
         if stopped:
             break
         batch = next(batches)

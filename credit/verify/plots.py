@@ -1,6 +1,6 @@
 """Figures of a verification, as PNG files. Colours are Okabe and Ito's, safe for the colour-blind.
 
-Nothing but this file and plots_scores.py imports matplotlib, so that commands that draw nothing start fast.
+Nothing but the files plots*.py imports matplotlib, so that commands that draw nothing start fast.
 """
 
 from __future__ import annotations

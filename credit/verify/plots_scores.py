@@ -60,8 +60,13 @@ def styles_of(table: ScoreTable) -> dict[str, dict]:
 
 def lead_axis(table: ScoreTable) -> tuple[np.ndarray, str]:
     """Return the lead times and their unit, which suits their length."""
-    unit, hours = ("days", 24.0) if table.lead_hours[-1] > 48 else ("hours", 1.0)
+    unit, hours = lead_unit(table.lead_hours[-1])
     return np.array(table.lead_hours) / hours, unit
+
+
+def lead_unit(longest: float) -> tuple[str, float]:
+    """Return the unit that suits lead times up to `longest` hours, and its length in hours."""
+    return ("days", 24.0) if longest > 48 else ("hours", 1.0)
 
 
 def draw_curve(

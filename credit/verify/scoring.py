@@ -11,11 +11,11 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 from credit import __version__
-from credit.channels import Channel
+from credit.channels import Channel, figure_channels
 from credit.config import Config
 from credit.data.climatology import Climatology
 from credit.data.splits import Split, build_splits
-from credit.errors import ConfigError, DataError, did_you_mean
+from credit.errors import DataError
 from credit.forecast.archive import open_forecasts
 from credit.forecast.forecasts import Forecasts
 from credit.forecast.initial_times import deal
@@ -36,9 +36,6 @@ from credit.verify.tabulate import Rows, build_table
 
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
-
-_PREFERRED = ("z500", "t850", "t2m", "msl", "u850", "u10", "q700", "u250", "v10", "tp")
-_FIGURE_CHANNELS = 4
 
 
 @dataclass(frozen=True)
@@ -163,7 +160,7 @@ class _Scorer:
     ) -> None:
         reader = CachedReader(reader, least_fields=len(leads) + 2)
         self._config, self._reader, self._channels, self._leads = config, reader, channels, leads
-        self._shown = figure_channels(config, channels)
+        self._shown = figure_channels(config.verification.figure_channels, channels, "verification.figure_channels")
         self._figure_leads = _figure_leads(config, leads)
         names = [c.name for c in channels]
         stored = [c.name for c in reader.channels.stored]
@@ -316,19 +313,6 @@ class _Scorer:
             "seasons": "by the month of the initial time",
             "version": f"credit {__version__}",
         }
-
-
-def figure_channels(config: Config, channels: Sequence[Channel]) -> list[str]:
-    """Return the channels that figures show: those asked for, else the usual ones that are scored."""
-    names = [c.name for c in channels]
-    wanted = config.verification.figure_channels
-    if wanted is None:
-        chosen = [name for name in _PREFERRED if name in names] or names
-        return chosen[:_FIGURE_CHANNELS]
-    for name in wanted:
-        if name not in names:
-            raise ConfigError(f'verification.figure_channels: "{name}" is not scored{did_you_mean(name, names)}')
-    return wanted
 
 
 def _figure_leads(config: Config, leads: np.ndarray) -> list[int]:

@@ -268,6 +268,12 @@ TRAINING = [
     Fault("betas beyond 1", ["trainer.betas"], ["trainer.betas=[0.9, 1.5]"]),
     Fault("a ramp that ends too late", ["trainer.forecast_len_from", "after the last"],
           ["data.forecast_len=2", "trainer.forecast_len_from={0: 1, 0.9: 2}"]),
+    Fault("early forecasts between two steps", ["trainer.early_view.lead_time", "not a multiple"],
+          ["trainer.early_view.lead_time=7h"]),
+    Fault("early forecasts longer than their period", ["trainer.early_view.lead_time: 72h", "data.splits.valid"],
+          ["trainer.early_view={}"]),
+    Fault("an early view of what is not predicted", ["trainer.early_view.channels", "t2n"],
+          ["trainer.early_view={lead_time: 6h, channels: [t2n]}"]),
     Fault("no TensorBoard", ["trainer.tensorboard", "credit[tensorboard]"], ["trainer.tensorboard=true"],
           absent="tensorboard"),
 ]  # fmt: skip
