@@ -10,6 +10,7 @@ from credit.config.base import Section
 from credit.config.schema_data import Duration
 from credit.config.schema_model import HyperdiffusionConfig
 from credit.config.schema_regions import DEFAULT_REGIONS, REGIONS, BoxConfig
+from credit.config.schema_source import GridConfig
 from credit.errors import did_you_mean
 
 
@@ -144,6 +145,11 @@ class VerificationConfig(Section):
     )
     figure_leads: list[Duration] = Field(["24h", "72h"], description="Lead times of the maps and spectra.")
     other_forecasts: dict[str, str] = Field({}, description="Name -> folder or store of another forecast to score.")
+    grid: GridConfig | None = Field(
+        None,
+        description="Grid of the scores, to which truth, forecasts and climatology are brought conservatively; "
+        "WeatherBench 2's is {rows: 121, columns: 240, poles: true}. Default: that of the data.",
+    )
     regions: list[str] = Field(DEFAULT_REGIONS, description=f"Regions of the scores, among {', '.join(REGIONS)}.")
     boxes: dict[str, BoxConfig] = Field({}, description="Name -> a region of your own, scored beside `regions`.")
 

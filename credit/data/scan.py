@@ -130,22 +130,22 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: Problems) -> Scan
     return Scan(shared.grid, shared.clock, pieces, inputs, paths, tables.paths) if known else None
 
 
-def load_grid(conf: GridConfig) -> LatLonGrid:
-    """Return the grid that ``data.grid`` describes.
+def load_grid(conf: GridConfig, key: str = "data.grid") -> LatLonGrid:
+    """Return the grid that `key` of the config describes.
 
     Raises:
         DataError: where the file of ``like`` does not have one latitude and one longitude of a global grid.
     """
     if conf.like is None:
         return LatLonGrid.equiangular(conf.rows, conf.columns, conf.poles)
-    path = expand_path(conf.like, "data.grid.like")[0]
+    path = expand_path(conf.like, f"{key}.like")[0]
     with open_file(path, SourceConfig(path=str(path))) as dataset:
         coordinates = Coordinates(dataset)
         roles = {dim: role for dim, (role, _) in coordinates.of_dim.items()}
         lat, lon = ([dim for dim in roles if roles[dim] == role] for role in ("lat", "lon"))
         if len(lat) != 1 or len(lon) != 1:
             raise DataError(
-                f"data.grid.like: {path} has {len(lat)} latitude and {len(lon)} longitude coordinates, one of each is "
+                f"{key}.like: {path} has {len(lat)} latitude and {len(lon)} longitude coordinates, one of each is "
                 "needed; name another file, or rows, columns and poles"
             )
         return coordinates.grid(lat[0], lon[0], str(path))[0]

@@ -37,7 +37,7 @@ def build_climatology(conf: ClimatologyConfig, reader: FieldReader, names: Seque
 def fit_damping(
     fields: Callable[[int], np.ndarray],
     times: np.ndarray,
-    climatology: Climatology,
+    normal: Callable[[int], np.ndarray],
     train: Split,
     leads: np.ndarray,
     means: CellMeans,
@@ -47,7 +47,7 @@ def fit_damping(
     Args:
         fields: minutes -> (C, H, W) truth.
         times: (N,) times that the data have.
-        climatology: what anomalies are taken from.
+        normal: minutes -> (C, H, W) climatology, what anomalies are taken from.
         train: the period; both ends of a pair lie in it.
         leads: (L,) lead times in minutes.
         means: area weights of the globe alone, and masks.
@@ -58,10 +58,10 @@ def fit_damping(
     inside = times[(times >= train.first) & (times <= train.last)]
     chosen = inside[np.unique(np.linspace(0, len(inside) - 1, _DAMPING_SAMPLES).astype(int))]
     known = set(inside.tolist())
-    product, square = np.zeros((2, len(leads), len(climatology.names)))
+    product, square = np.zeros((2, len(leads), len(means.names)))
 
     def anomaly(minutes: int) -> np.ndarray:
-        return means.flatten(fields(minutes) - climatology.at(minutes), "training data")
+        return means.flatten(fields(minutes) - normal(minutes), "training data")
 
     for start in tqdm(chosen.tolist(), "damping", disable=None):
         pairs = [number for number, lead in enumerate(leads.tolist()) if start + lead in known]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,14 +15,16 @@ from credit.forecast.forecasts import Forecasts
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
 
-_CACHE_BYTES = 1 << 30
 _REAL_CALENDARS = {"standard", "proleptic_gregorian"}  # the same since 1582
 
 
-def require_comparable(archive: Forecasts, reader: FieldReader) -> None:
+def require_comparable(archive: Forecasts, reader: FieldReader, regridded: bool) -> None:
+    """Refuse forecasts of another calendar, other units or, unless all are `regridded`, another grid."""
     difference = reader.grid.difference(archive.grid)
-    if difference:
-        raise DataError(f"{archive.origin}: its grid is not that of the data: {difference}")
+    if difference and not regridded:
+        raise DataError(
+            f"{archive.origin}: its grid is not that of the data: {difference}; verification.grid brings both to one"
+        )
     if archive.clock != reader.clock and not {archive.clock.calendar, reader.clock.calendar} <= _REAL_CALENDARS:
         raise DataError(f"{archive.origin}: calendar {archive.clock.calendar}, the data have {reader.clock.calendar}")
     for name, units in archive.units.items():
@@ -52,18 +53,3 @@ def common_cases(archives: Mapping[str, Forecasts], reader: FieldReader, leads: 
             f"every lead up to {leads[-1] / 60:g} h in this period; forecast from times in it (inference.initial_times)"
         )
     return np.array(cases, dtype=np.int64)
-
-
-class CachedReader:
-    """A FieldReader that keeps what it has read, up to a limit of memory.
-
-    Climatology, damping and scoring read the same times; in a small data set each is read once.
-    """
-
-    def __init__(self, reader: FieldReader, least_fields: int) -> None:
-        self.grid, self.clock, self.channels, self.times = reader.grid, reader.clock, reader.channels, reader.times
-        self.attributes, self.masks = reader.attributes, reader.masks
-        self.static, self.index_of = reader.static, reader.index_of
-        self.path = getattr(reader, "path", None)  # of the store, which may have a climatology
-        field_bytes = 4 * len(reader.channels.stored) * reader.grid.shape[0] * reader.grid.shape[1]
-        self.read = lru_cache(maxsize=max(least_fields, _CACHE_BYTES // field_bytes))(reader.read)

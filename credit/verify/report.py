@@ -13,7 +13,7 @@ from credit.data.splits import SPLITS
 from credit.forecast.forecasts import Forecasts
 from credit.verify.comparison import BEST_BASELINE
 from credit.verify.embedded import encode, page_scores
-from credit.verify.facts import describe_data, describe_grid, describe_truth, prescribed_forcing, read_training_log
+from credit.verify.facts import describe_data, describe_truth, prescribed_forcing, read_training_log
 from credit.verify.meanings import BASELINE_MEANINGS, MEANINGS, TERMS
 from credit.verify.page import embed, render, write_page
 from credit.verify.plots import label
@@ -106,7 +106,7 @@ def _facts(
     leads = found.table.lead_hours
     return facts + [
         ("Truth", describe_truth(config.data)),
-        ("Grid", describe_grid(reader.grid)),
+        ("Grid of the scores", found.table.dataset.attrs["grid"]),
         ("Time step", config.data.timestep),
         ("Cases", f"{found.table.n_cases} initial times, {found.table.dataset.attrs['initial_times']}"),
         ("Hours of the initial times", f"{found.table.dataset.attrs['initial_hours']} UTC"),

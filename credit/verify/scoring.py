@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,19 +14,22 @@ from credit import __version__
 from credit.channels import Channel, figure_channels
 from credit.config import Config
 from credit.data.climatology import Climatology
+from credit.data.scan import load_grid
 from credit.data.splits import Split, build_splits
 from credit.errors import DataError
 from credit.forecast.archive import open_forecasts
 from credit.forecast.forecasts import Forecasts
 from credit.forecast.initial_times import deal
+from credit.grid import LatLonGrid
 from credit.times import parse_duration
 from credit.verify.baselines import BASELINES, baseline_fields, build_climatology, fit_damping
-from credit.verify.cases import CachedReader, common_cases, common_leads, require_comparable
+from credit.verify.cases import common_cases, common_leads, require_comparable
 from credit.verify.cell_means import CellMeans, wind_pairs
 from credit.verify.ensemble_sums import EnsembleSums
 from credit.verify.facts import describe_grid, describe_truth
 from credit.verify.rank_histogram import RankHistogram
 from credit.verify.regions import GLOBE, describe_regions, region_weights, scored_regions
+from credit.verify.scored_fields import ScoredFields
 from credit.verify.seasons import cases_by_season
 from credit.verify.share import Pairs, Part, Share, gather
 from credit.verify.spectra import SphericalSpectrum
@@ -44,6 +47,7 @@ class Verification:
 
     Attributes:
         table: the scores.
+        grid: that of the scores and maps.
         climatology: of the baselines.
         damping: (L, C) r of damped persistence.
         cases: (N,) initial times in minutes.
@@ -58,6 +62,7 @@ class Verification:
     """
 
     table: ScoreTable
+    grid: LatLonGrid
     climatology: Climatology
     damping: np.ndarray
     cases: np.ndarray
@@ -86,7 +91,7 @@ def score_forecasts(
     for name, path in config.verification.other_forecasts.items():
         archives[name] = open_forecasts(path)
     for own in archives.values():
-        require_comparable(own, reader)
+        require_comparable(own, reader, config.verification.grid is not None)
     channels = [c for c in reader.channels.output if c.name in archive.channel_names]
     if not channels:
         wanted = ", ".join(c.name for c in reader.channels.output)
@@ -121,6 +126,7 @@ class _Contender:
         places: where they lie in its archive.
         rows: which rows of the table its sums are: its channels and the winds of which it has both components.
         means: area means of its channels and winds.
+        bring: brings its fields to the grid of the scores.
     """
 
     archive: Forecasts
@@ -128,11 +134,12 @@ class _Contender:
     places: list[int]
     rows: list[int]
     means: CellMeans
+    bring: Callable[[np.ndarray], np.ndarray]
 
     def read(self, initial: int, lead: int) -> np.ndarray:
         """Return the members' scored channels, (M, C, H, W) float32; M is 1 of a single forecast."""
         number = self.archive.lead_minutes.tolist().index(lead)
-        return self.archive.read_members(initial, number)[:, self.places]
+        return self.bring(self.archive.read_members(initial, number)[:, self.places])
 
     def sums(self, cases: np.ndarray, leads: int) -> ScoreSums:
         """Return room for its sums."""
@@ -158,7 +165,10 @@ class _Scorer:
         leads: np.ndarray,
         train: Split,
     ) -> None:
-        reader = CachedReader(reader, least_fields=len(leads) + 2)
+        conf, data = config.verification, reader
+        onto = load_grid(conf.grid, "verification.grid") if conf.grid is not None else None
+        reader = ScoredFields(data, len(leads) + 2, onto)
+        self._brought = f", conservatively from {describe_grid(data.grid)}" if onto is not None else ""
         self._config, self._reader, self._channels, self._leads = config, reader, channels, leads
         self._shown = figure_channels(config.verification.figure_channels, channels, "verification.figure_channels")
         self._figure_leads = _figure_leads(config, leads)
@@ -170,9 +180,11 @@ class _Scorer:
         self._winds = wind_pairs(channels, reader.attributes, reader.masks)
         self._means = CellMeans(channels, reader.masks, self._weights, [(u, v) for u, v, _ in self._winds])
         self._contenders = {key: self._contender(archive) for key, archive in archives.items()}
-        self._climatology = build_climatology(config.verification.climatology, reader, names, train)
+        # a store's climatology is on the grid of the data
+        self._climatology = build_climatology(conf.climatology, data if onto is not None else reader, names, train)
+        self._bring_normal = reader.bring(channels, data.grid)
         globe = CellMeans(channels, reader.masks, region_weights(reader.grid, GLOBE))
-        self._damping = fit_damping(self._truth, reader.times, self._climatology, train, leads, globe)
+        self._damping = fit_damping(self._truth, reader.times, self._normal, train, leads, globe)
         self._spectrum = SphericalSpectrum(reader.grid)
 
     def _contender(self, archive: Forecasts) -> _Contender:
@@ -191,12 +203,16 @@ class _Scorer:
             places=[archive.channel_names.index(names[i]) for i in has],
             rows=has + [len(names) + number for number, *_ in winds],
             means=CellMeans([self._channels[i] for i in has], self._reader.masks, self._weights, own),
+            bring=self._reader.bring([self._channels[i] for i in has], archive.grid),
         )
 
     def _truth(self, minutes: int) -> np.ndarray:
         index = self._reader.index_of(minutes)
         assert index is not None, minutes
         return self._reader.read(index)[self._stored]
+
+    def _normal(self, minutes: int) -> np.ndarray:
+        return self._bring_normal(self._climatology.at(minutes))
 
     def score(self, groups: Sequence[Sequence[int]], example: int) -> Part:
         """Score the cases of `groups` and collect what the figures show."""
@@ -232,6 +248,7 @@ class _Scorer:
         )
         return Verification(
             table=table,
+            grid=self._reader.grid,
             climatology=self._climatology,
             damping=self._damping,
             cases=cases,
@@ -248,12 +265,12 @@ class _Scorer:
         clock, flatten = self._reader.clock, self._means.flatten
         numbers = np.searchsorted(part.cases, group).tolist()
         starts = [flatten(self._truth(initial), "truth") for initial in group]
-        normal_starts = [flatten(self._climatology.at(initial), "climatology") for initial in group]
+        normal_starts = [flatten(self._normal(initial), "climatology") for initial in group]
         for row, lead in enumerate(self._leads.tolist()):
             for case, initial, start, normal_start in zip(numbers, group, starts, normal_starts, strict=True):
                 when = clock.format(initial + lead)
                 truth = flatten(self._truth(initial + lead), f"truth at {when}")
-                normal = flatten(self._climatology.at(initial + lead), f"climatology at {when}")
+                normal = flatten(self._normal(initial + lead), f"climatology at {when}")
                 for name, baseline in baseline_fields(start, normal_start, normal, self._damping[row]).items():
                     part.sums[name].add(case, row, self._means, baseline, truth, normal)
                 for key in self._contenders:
@@ -305,7 +322,7 @@ class _Scorer:
             "first_case": first,
             "last_case": last,
             "initial_hours": " ".join(hours),
-            "grid": describe_grid(self._reader.grid),
+            "grid": describe_grid(self._reader.grid) + self._brought,
             "truth": describe_truth(self._config.data),
             "climatology": self._climatology.description,
             "level_units": self._config.data.level_units,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from credit.config import Config
+from credit.data.regrid import Regridder
 from credit.errors import CreditError
 from credit.forecast.forecasts import Forecasts
 from credit.verify.blocks import LEAST_BLOCKS
@@ -98,7 +99,10 @@ def _draw(found: Verification, reader: FieldReader, folder: Path) -> list[tuple[
             f"{table.explain_significance()}"
         )
         drawn.append((caption, plots.draw(path, plots_scores.scorecard, table, reference)))
-    background = plots.Background(reader.grid, land_fraction(reader))
+    land = land_fraction(reader)
+    if land is not None and reader.grid.difference(found.grid):
+        land = Regridder(reader.grid, found.grid, "conservative").apply(land)
+    background = plots.Background(found.grid, land)
     for name in found.figure_channels:
         pairs = {lead: found.maps[name, lead] for lead in found.figure_leads}
         path = figures / f"maps_{name}.png"
