@@ -13,6 +13,7 @@ from credit.cli.arguments import add_config_arguments
 if TYPE_CHECKING:
     from credit.config import Config
     from credit.data.reader import FieldReader
+    from credit.forecast.products import Products
     from credit.forecast.writer import ForecastWriter
     from credit.parallel.launch import Launch
     from credit.parallel.mesh import RunMesh
@@ -65,6 +66,7 @@ def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -
     from credit.forecast.background import BackgroundWriter
     from credit.forecast.ensemble import build_perturbation, lag_minutes
     from credit.forecast.initial_times import choose_initial_times, choose_leads, group
+    from credit.forecast.products import Products
     from credit.forecast.run import forecast, inferred, starts_of
     from credit.train.assemble import assemble_forecaster, open_fields
 
@@ -73,7 +75,8 @@ def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -
     conf, step, history = config.inference, config.data.step_minutes, config.data.history_len
     initial = choose_initial_times(conf, reader.times, reader.clock, splits["test"], step, history)
     leads = choose_leads(conf, step)
-    writer = _open_writer(config, made, reader, initial, leads)
+    products = Products(conf, made.config.data, made.assets.channels, made.assets.attributes, reader.static())
+    writer = _open_writer(config, made, reader, products, initial, leads)
     members = 1 if conf.ensemble is None else conf.ensemble.members
     groups = _share(group(initial, members, conf.batch_size), part, launch, mesh)
     mine = [minutes for own in groups for minutes in own]
@@ -87,7 +90,7 @@ def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -
     # sharded weights are gathered by all ranks, so one that has no more to do takes part in the others' forecasts
     idle = [starts_of(initial[:1])] * (_most(len(batches), mesh) - len(batches))
     numbers = {lead: number for number, lead in enumerate(leads)}
-    with BackgroundWriter(writer, numbers, step, str(made.path), todo) as background:
+    with BackgroundWriter(writer, numbers, step, str(made.path), todo, products) as background:
         perturb = None
         if conf.ensemble is not None:
             reading, grid = background.reading, made.assets.grid
@@ -113,7 +116,7 @@ def _folder(config: Config) -> Path:
 
 
 def _open_writer(
-    config: Config, made: Forecaster, reader: FieldReader, initial: list[int], leads: list[int]
+    config: Config, made: Forecaster, reader: FieldReader, products: Products, initial: list[int], leads: list[int]
 ) -> ForecastWriter:
     from credit.forecast.writer import ForecastWriter
     from credit.train.assemble import describe_run
@@ -121,14 +124,14 @@ def _open_writer(
     conf = config.inference
     return ForecastWriter(
         _folder(config),
-        made.assets.channels,
+        products.channels,
         made.assets.grid,
         reader.clock,
-        made.assets.attributes,
+        products.attributes,
         config.data.step_minutes,
         lead_minutes=leads,
         initial_minutes=initial,
-        level_units=config.data.level_units,
+        level_units=products.level_units,
         format=conf.format,
         layout=conf.layout,
         variables=conf.variables,
@@ -138,7 +141,7 @@ def _open_writer(
         keep_bits=conf.keep_bits,
         compression=conf.compression,
         masks=made.assets.masks,
-        global_attributes=describe_run(made, reader),
+        global_attributes=describe_run(made, reader) | products.described,
     )
 
 

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from credit.config.base import Section
 from credit.config.schema_data import Duration
 from credit.config.schema_model import HyperdiffusionConfig
+from credit.config.schema_products import ProductConfig
 from credit.config.schema_regions import DEFAULT_REGIONS, REGIONS, BoxConfig
 from credit.config.schema_source import GridConfig
 from credit.errors import did_you_mean
@@ -98,7 +99,23 @@ class InferenceConfig(Section):
     folder: str = Field("forecasts", description="Where they go, below save_loc; credit_verify scores this folder.")
     format: Literal["netcdf", "zarr"] = Field("netcdf", description="One netCDF file an initial time, or one store.")
     layout: Literal["cf", "weatherbench2"] = Field("cf", description="Names of zarr's dimensions.")
-    variables: list[str] | None = Field(None, description="Variables to write; default: every output.")
+    pressure_levels: list[float] | None = Field(
+        None,
+        min_length=1,
+        description="hPa; variables on model levels are brought to these, with data.coefficients and surface pressure.",
+    )
+    derive: dict[str, ProductConfig] = Field({}, description="Name -> a variable made of the outputs.")
+    surface_pressure: str | None = Field(
+        None, description="The output that is surface pressure; default: by standard_name surface_air_pressure."
+    )
+    surface_geopotential: str | None = Field(
+        None,
+        description="The static field that is geopotential or height of the ground; default: by standard_name "
+        "surface_geopotential, geopotential or surface_altitude.",
+    )
+    variables: list[str] | None = Field(
+        None, description="Variables to write; default: every output, and everything derived."
+    )
     levels: list[float] | None = Field(None, description="Levels to write of variables that have them; default: all.")
     output_every: Duration | None = Field(None, description="Lead times to write; default: every step.")
     split: Literal["day", "month", "lead"] | None = Field(

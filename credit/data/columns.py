@@ -78,7 +78,7 @@ class Tables:
         levels = levels_of_file(dataset, coordinate, self._of_source[number], where)
         order = np.argsort(levels.pressure(np.array(MEAN_SURFACE_PA)), kind="stable")
         if needs_ground:
-            _require_layers(levels.take(order), want, where)
+            require_layers(levels.take(order), want.serves, want.name, where)
         if want.levels is None:
             return (int(order[-1]),), Column(levels.take(order[-1:]), None)
         levels = levels.take(order)
@@ -114,15 +114,19 @@ class Tables:
         return Column(levels, None, tuple(range(len(levels))))
 
 
-def _require_layers(levels: HybridLevels, want: Want, where: str) -> None:
-    """Stop where a column of hybrid levels does not reach the ground without a gap."""
+def require_layers(levels: HybridLevels, derived: str, source: str, where: str) -> None:
+    """Stop where a column of hybrid levels, of `source`, does not reach the ground without a gap.
+
+    Raises:
+        DataError: naming what is `derived` from it.
+    """
     complete = levels.a_bounds is not None and abs(levels.b_bounds[-1, 1] - 1.0) < _ROUNDING
     if complete:
         edges = np.stack([levels.a_bounds, levels.b_bounds])
         complete = np.allclose(edges[:, 1:, 0], edges[:, :-1, 1], rtol=1e-5, atol=1e-7)
     if not complete:
         raise DataError(
-            f"{where}: {want.serves} is derived from whole columns, but {want.name} has {len(levels)} levels "
+            f"{where}: {derived} is derived from whole columns, but {source} has {len(levels)} levels "
             f"({levels.values[0]:g} to {levels.values[-1]:g}) without those down to the ground, or without "
             "coefficients of half levels (hyai and hybi, bounds, pv); add what is missing, or name a file with the "
             "coefficients: data.sources.N.vertical.coefficients"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from credit.errors import CreditError
+from credit.forecast.products import Products
 from credit.forecast.run import Start
 from credit.forecast.writer import ForecastWriter
 
@@ -29,6 +30,7 @@ class BackgroundWriter:
         step_minutes: of the model.
         origin: how to call the forecasts in messages.
         wanted: initial times to write; others may be in a batch, too.
+        products: what is made of the outputs before they are written; None for the outputs as they are.
 
     Attributes:
         reading: to be held while source files are read, as netCDF's library is not safe for two threads.
@@ -41,10 +43,12 @@ class BackgroundWriter:
         step_minutes: int,
         origin: str,
         wanted: Collection[int],
+        products: Products | None = None,
     ) -> None:
         self.reading = threading.Lock()
         self._writer, self._numbers, self._step, self._origin = writer, numbers, step_minutes, origin
-        self._wanted = frozenset(wanted)
+        self._wanted, self._products = frozenset(wanted), products
+        self._last = max(numbers)
         self._queue: queue.Queue[tuple[list[tuple[int, int, Start]], Tensor, torch.cuda.Event | None] | None]
         self._queue = queue.Queue(_WAITING)
         self._error: BaseException | None = None
@@ -65,8 +69,10 @@ class BackgroundWriter:
         kept = []
         for row, start in enumerate(starts):
             lead = start.analysis + step * self._step - start.initial
-            if start.initial in self._wanted and lead in self._numbers:
-                kept.append((row, self._numbers[lead], start))
+            if start.initial not in self._wanted or not 0 < lead <= self._last:
+                continue
+            if lead in self._numbers or (self._products is not None and self._products.needs_every_step):
+                kept.append((row, lead, start))
         if kept:
             self._queue.put((kept, *_to_host(output)))
 
@@ -100,12 +106,14 @@ class BackgroundWriter:
         if copied is not None:
             copied.synchronize()
         fields = output.numpy()
-        for row, number, start in kept:
-            self._require_finite(fields[row], number, start)
-            with self.reading:
-                self._writer.put(start.initial, number, fields[row], start.member)
+        for row, lead, start in kept:
+            self._require_finite(fields[row], lead, start)
+            made = fields[row] if self._products is None else self._products.make(start, lead, fields[row])
+            if lead in self._numbers:
+                with self.reading:
+                    self._writer.put(start.initial, self._numbers[lead], made, start.member)
 
-    def _require_finite(self, fields: np.ndarray, number: int, start: Start) -> None:
+    def _require_finite(self, fields: np.ndarray, lead: int, start: Start) -> None:
         """Stop before a forecast that has blown up passes for one; nothing of it is left."""
         if np.isfinite(fields).all():
             return
@@ -113,7 +121,7 @@ class BackgroundWriter:
         member = "" if layout.members is None else f", member {start.member}"
         raise CreditError(
             f"{self._origin}: forecast from {layout.clock.format(start.initial)}{member}: not finite at "
-            f"{layout.lead_hours[number]:g} h; not written. Forecast a shorter inference.lead_time, or train on longer "
+            f"{lead / 60:g} h; not written. Forecast a shorter inference.lead_time, or train on longer "
             "rollouts (data.forecast_len)"
         )
 

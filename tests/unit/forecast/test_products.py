@@ -1,0 +1,206 @@
+"""Products of a forecast against closed forms and the formulas that read data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from credit.channels import ChannelMap
+from credit.config import build_config
+from credit.config.schema_data import DataConfig
+from credit.config.schema_forecast import InferenceConfig
+from credit.data import atmosphere
+from credit.errors import ConfigError, DataError
+from credit.forecast.products import Products
+from credit.forecast.run import Start
+
+SHAPE = (4, 6)
+ATTRIBUTES = {
+    "t": {"units": "K", "standard_name": "air_temperature"},
+    "q": {"units": "g kg-1", "standard_name": "specific_humidity"},
+    "u": {"units": "m s-1"}, "v": {"units": "m s-1"}, "u10": {"units": "m s-1"}, "v10": {"units": "m s-1"},
+    "sp": {"units": "hPa", "standard_name": "surface_air_pressure"},
+    "tp": {"units": "mm", "standard_name": "precipitation_amount", "temporal": "accumulate"},
+    "zs": {"units": "m", "standard_name": "surface_altitude"},
+}  # fmt: skip
+VARIABLES = {
+    "prognostic": {"vars_3D": ["t", "q", "u", "v"], "vars_2D": ["sp", "u10", "v10"]},
+    "diagnostic": {"vars_3D": [], "vars_2D": ["tp"]},
+    "static": {"vars_3D": [], "vars_2D": ["zs"]},
+}
+PRESSURES = [850.0, 500.0, 1000.0]  # in no order
+START = Start(0, 0, 0)
+# half levels from the top down; six layers
+HALF_A = np.array([0.0, 2000, 8000, 12000, 8000, 3000, 0])
+HALF_B = np.array([0.0, 0.0, 0.02, 0.15, 0.45, 0.75, 1.0])
+
+
+def hybrid_file(folder: Path) -> Path:
+    path = folder / "levels.csv"
+    rows = [f"{n},{a},{b}" for n, (a, b) in enumerate(zip(HALF_A, HALF_B, strict=True))]
+    path.write_text("\n".join(["n,a,b", *rows]))
+    return path
+
+
+def products(tmp_path: Path, hybrid: bool = False, **inference: object) -> Products:
+    levels = {"level_units": "model_level", "levels": [1, 2, 3, 4, 5, 6], "coefficients": str(hybrid_file(tmp_path))}
+    data = {
+        "sources": [{"path": "x.nc"}],
+        "variables": VARIABLES,
+        "fields": {"tp": {"temporal": "accumulate"}},
+        "splits": {name: ["2000-01-01", "2000-02-01"] for name in ("train", "valid", "test")},
+        **(levels if hybrid else {"levels": PRESSURES}),
+    }
+    conf = DataConfig.model_validate(data)
+    channels = ChannelMap.build(VARIABLES, conf.levels, level_units=conf.level_units)
+    ground = np.full((1, *SHAPE), 300.0, dtype=np.float32)
+    return Products(InferenceConfig(lead_time="24h", **inference), conf, channels, ATTRIBUTES, ground)
+
+
+def fields_of(made: Products, **values: object) -> np.ndarray:
+    """Return fields of the model's channels; values are numbers, or one a level."""
+    parts = []
+    for name in dict.fromkeys(channel.variable for channel in made._model.output):
+        rows = [channel for channel in made._model.output if channel.variable == name]
+        own = np.broadcast_to(np.asarray(values.get(name, 1.0), dtype=float), len(rows))
+        parts += [np.full(SHAPE, value) for value in own]
+    return np.stack(parts).astype(np.float32)
+
+
+def find(made: Products, fields: np.ndarray, name: str) -> np.ndarray:
+    return fields[[channel.name for channel in made.channels.output].index(name)]
+
+
+def test_without_products_nothing_changes(tmp_path: Path) -> None:
+    made = products(tmp_path)
+    fields = fields_of(made)
+    assert made.make(START, 360, fields) is fields and made.channels is made._model and not made.needs_every_step
+
+
+def test_wind_speed_and_humidity_on_pressure_levels(tmp_path: Path) -> None:
+    made = products(
+        tmp_path,
+        derive={
+            "wind": {"kind": "wind_speed"},
+            "wind10": {"kind": "wind_speed", "inputs": {"eastward_wind": "u10", "northward_wind": "v10"}},
+            "r": {"kind": "relative_humidity_water"},
+        },
+    )
+    fields = fields_of(made, u=[3, 5, 8], v=[4, 12, 15], u10=6, v10=8, t=[280, 260, 290], q=[5, 1, 8])
+    out = made.make(START, 360, fields)
+    assert [find(made, out, f"wind{level:g}")[0, 0] for level in PRESSURES] == [5, 13, 17]
+    assert find(made, out, "wind10")[0, 0] == 10
+    for level, t, q in zip(PRESSURES, (280, 260, 290), (5e-3, 1e-3, 8e-3), strict=True):
+        vapour = (
+            q
+            * level
+            * 100
+            / (atmosphere.R_DRY / atmosphere.R_VAPOUR + (1 - atmosphere.R_DRY / atmosphere.R_VAPOUR) * q)
+        )
+        expected = 100 * vapour / atmosphere.saturation_pressure_water(np.array(float(t)))
+        assert find(made, out, f"r{level:g}")[0, 0] == pytest.approx(expected, rel=1e-4)
+    np.testing.assert_array_equal(out[: len(fields)], fields)
+    assert made.attributes["wind"]["standard_name"] == "wind_speed" and made.attributes["r"]["units"] == "%"
+
+
+def test_sums_over_hours(tmp_path: Path) -> None:
+    made = products(
+        tmp_path,
+        derive={
+            "total": {"kind": "accumulation", "of": "tp"},
+            "tp12": {"kind": "accumulation", "of": "tp", "over": "12h"},
+            "wind10": {"kind": "wind_speed", "inputs": {"eastward_wind": "u10", "northward_wind": "v10"}},
+        },
+    )
+    assert made.needs_every_step
+    found: dict[tuple[int, str], list[float]] = {}
+    for lead in (360, 720, 1080, 1440):
+        for member in (0, 1):  # side by side
+            out = made.make(Start(0, member, 0), lead, fields_of(made, tp=(member + 1) * lead / 360, u10=3, v10=4))
+            for name in ("total", "tp12", "wind10"):
+                found.setdefault((member, name), []).append(float(find(made, out, name)[1, 2]))
+    assert found[0, "total"] == [1, 3, 6, 10] and found[1, "total"] == [2, 6, 12, 20]
+    assert np.isnan(found[0, "tp12"][0]) and found[0, "tp12"][1:] == [3, 5, 7] and found[1, "tp12"][1:] == [6, 10, 14]
+    assert found[0, "wind10"] == [5] * 4
+    assert not made._earlier, "a forecast that is over is forgotten"
+    assert made.attributes["tp12"] == {
+        "units": "mm", "long_name": "tp over the 12h before", "temporal": "accumulate",
+        "standard_name": "precipitation_amount",
+    }  # fmt: skip
+
+
+def test_an_isothermal_dry_column(tmp_path: Path) -> None:
+    """z = ground + R T ln(p_s / p); what is linear in ln p between full levels is found exactly."""
+    surface, temperature = 95000.0, 270.0
+    made = products(
+        tmp_path, hybrid=True, pressure_levels=[500, 800],
+        derive={"z": {"kind": "geopotential"}, "msl": {"kind": "mean_sea_level_pressure"}},
+    )  # fmt: skip
+    half = HALF_A + HALF_B * surface
+    full = 0.5 * (half[1:] + half[:-1])
+    out = made.make(START, 360, fields_of(made, t=temperature, q=0.0, sp=surface / 100, u=np.log(full), v=2.0))
+    for pressure in (50000.0, 80000.0):
+        name = f"{pressure / 100:g}"
+        expected = atmosphere.GRAVITY * 300.0 + atmosphere.R_DRY * temperature * np.log(surface / pressure)
+        assert find(made, out, f"z{name}")[0, 0] == pytest.approx(expected, rel=1e-5)
+        assert find(made, out, f"u{name}")[0, 0] == pytest.approx(np.log(pressure), rel=1e-5)
+        assert find(made, out, f"t{name}")[0, 0] == pytest.approx(temperature, rel=1e-6)
+    msl = find(made, out, "msl")[0, 0]
+    assert msl == pytest.approx(surface * np.exp(atmosphere.GRAVITY * 300.0 / (atmosphere.R_DRY * 272.0)), rel=2e-3)
+    assert made.level_units == "hPa"
+    assert {c.level for c in made.channels.output} == {500.0, 800.0, None}
+    assert find(made, out, "sp")[0, 0] == pytest.approx(950.0)
+
+
+def speed_of(u: str) -> dict:
+    return {"derive": {"w": {"kind": "wind_speed", "inputs": {"eastward_wind": u}}}}
+
+
+@pytest.mark.parametrize(
+    ("hybrid", "inference", "says"),
+    [
+        (False, {"derive": {"t": {"kind": "wind_speed"}}}, "inference.derive.t: t is an output already"),
+        (False, {"derive": {"z": {"kind": "geopotential"}}}, "geopotential is computed on model levels"),
+        (False, {"pressure_levels": [500]}, "data.levels are pressure levels already"),
+        (
+            False,
+            speed_of("uu"),
+            "uu is no output.*did you",
+        ),
+        (
+            False,
+            speed_of("u10"),
+            "not on the same levels",
+        ),
+        (False, {"derive": {"s": {"kind": "accumulation", "of": "u10"}}}, "u10 is no sum over the step"),
+        (False, {"derive": {"s": {"kind": "accumulation", "of": "tp", "over": "9h"}}}, "9h is not a multiple"),
+        (True, {"pressure_levels": [500], "surface_pressure": "u10"}, "as surface_pressure it must be in Pa or hPa"),
+        (True, {"pressure_levels": [500], "surface_pressure": "ps"}, 'inference.surface_pressure: "ps" is not among'),
+    ],
+)
+def test_what_cannot_be_made_is_named(tmp_path: Path, hybrid: bool, inference: dict, says: str) -> None:
+    with pytest.raises((ConfigError, DataError), match=says):
+        products(tmp_path, hybrid, **inference)
+
+
+@pytest.mark.parametrize(
+    ("own", "says"),
+    [
+        ({"kind": "accumulation"}, "of: goes with kind accumulation"),
+        ({"kind": "wind_speed", "over": "6h"}, "over: goes with"),
+        ({"kind": "wind_speed", "inputs": {"u": "u10"}}, '"u" is not among eastward_wind, northward_wind'),
+    ],
+)
+def test_config(own: dict, says: str) -> None:
+    raw = {
+        "experiment": "x", "save_loc": "x", "model": {"type": "wxformer"}, "trainer": {"max_steps": 1},
+        "data": {
+            "sources": [{"path": "x.nc"}], "variables": VARIABLES, "levels": PRESSURES,
+            "splits": {name: ["2000-01-01", "2000-02-01"] for name in ("train", "valid", "test")},
+        },
+        "inference": {"derive": {"w": own}},
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match=says):
+        build_config(raw)
