@@ -75,7 +75,8 @@ def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -
     conf, step, history = config.inference, config.data.step_minutes, config.data.history_len
     initial = choose_initial_times(conf, reader.times, reader.clock, splits["test"], step, history)
     leads = choose_leads(conf, step)
-    products = Products(conf, made.config.data, made.assets.channels, made.assets.attributes, reader.static())
+    assets = made.assets
+    products = Products(conf, made.config.data, assets.channels, assets.attributes, reader.static(), leads[-1])
     writer = _open_writer(config, made, reader, products, initial, leads)
     members = 1 if conf.ensemble is None else conf.ensemble.members
     groups = _share(group(initial, members, conf.batch_size), part, launch, mesh)

@@ -77,6 +77,7 @@ class Products:
         channels: of the model.
         attributes: variable -> ``units``, ``standard_name``, ``temporal``.
         static_CHW: the static channels that come from data, in physical units.
+        last_lead: the last lead time in minutes, after which a forecast's sums are forgotten.
 
     Attributes:
         channels: whose outputs are what is written.
@@ -88,11 +89,17 @@ class Products:
     """
 
     def __init__(
-        self, conf: InferenceConfig, data: DataConfig, channels: ChannelMap, attributes: Mapping, static_CHW: np.ndarray
+        self,
+        conf: InferenceConfig,
+        data: DataConfig,
+        channels: ChannelMap,
+        attributes: Mapping[str, Mapping[str, str]],
+        static_CHW: np.ndarray,
+        last_lead: int,
     ) -> None:
         self._conf, self._data, self._model, self._static_CHW = conf, data, channels, static_CHW
         self._known = attributes
-        self._step, self._ground = data.step_minutes, None
+        self._step, self._last, self._ground = data.step_minutes, last_lead, None
         self.level_units = "hPa" if conf.pressure_levels is not None else data.level_units
         self.attributes = {name: dict(own) for name, own in attributes.items()}
         self._recipes: list[_Recipe | _Sum | list[int]] = []  # channels that are kept as they are: their rows
@@ -115,8 +122,9 @@ class Products:
         if self._conf.pressure_levels is not None:
             found["pressure_levels"] = f"{', '.join(f'{level:g}' for level in self._conf.pressure_levels)} hPa"
         if self._conf.derive:
-            made = {name: own.model_dump(exclude_defaults=True) for name, own in self._conf.derive.items()}
-            found["derived"] = "; ".join(f"{name}: {own}" for name, own in made.items())
+            made = {name: f"{own.kind} of {', '.join(own.made_of.values())}" for name, own in self._conf.derive.items()}
+            over = {name: f" over {own.over}" for name, own in self._conf.derive.items() if own.over is not None}
+            found["derived"] = "; ".join(f"{name}: {what}{over.get(name, '')}" for name, what in made.items())
         return found
 
     @property
@@ -168,7 +176,7 @@ class Products:
                 earlier.append(field)
                 total = sum(earlier) if len(earlier) == own.steps else np.full_like(field, np.nan)
             found.append(total.astype(np.float32)[None])
-        if lead_minutes >= parse_duration(self._conf.lead_time):
+        if lead_minutes >= self._last:
             del self._earlier[key]
         return found
 

@@ -72,10 +72,10 @@ def gather(score: Callable[[], Part | None]) -> Part | None:
     Raises:
         CreditError: on every rank, if scoring failed on any.
     """
+    if not dist.is_initialized():
+        return score()
     found: list[Part | None] = []
     together(lambda: found.append(score()))
-    if not dist.is_initialized():
-        return found[0]
     parts: list[Part | None] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(found[0], parts)
     return None if parts is None else Part.join([own for own in parts if own is not None])

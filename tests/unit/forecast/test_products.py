@@ -56,7 +56,7 @@ def products(tmp_path: Path, hybrid: bool = False, **inference: object) -> Produ
     conf = DataConfig.model_validate(data)
     channels = ChannelMap.build(VARIABLES, conf.levels, level_units=conf.level_units)
     ground = np.full((1, *SHAPE), 300.0, dtype=np.float32)
-    return Products(InferenceConfig(lead_time="24h", **inference), conf, channels, ATTRIBUTES, ground)
+    return Products(InferenceConfig(**inference), conf, channels, ATTRIBUTES, ground, 1440)
 
 
 def fields_of(made: Products, **values: object) -> np.ndarray:
