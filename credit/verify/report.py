@@ -17,6 +17,7 @@ from credit.verify.facts import describe_data, describe_truth, prescribed_forcin
 from credit.verify.meanings import BASELINE_MEANINGS, MEANINGS, TERMS
 from credit.verify.page import embed, render, write_page
 from credit.verify.plots import label
+from credit.verify.published import comparable, rows_of
 from credit.verify.scoring import Verification
 from credit.verify.table import ScoreTable
 
@@ -53,6 +54,7 @@ def write_report(
         notices=_notices(found, archive),
         data_notes=describe_data(config.data),
         facts=_facts(config, found, reader, archive, folder),
+        published=rows_of(comparable(found.table, 360.0 / found.grid.shape[1]), found.table),
         packed=encode(page),
         left_out=left_out,
         significance=found.table.explain_significance(found.table.dataset.attrs.get("compared_with", BEST_BASELINE)),
