@@ -69,7 +69,7 @@ def test_a_run_wanders_over_meshes(small_run: Path) -> None:
 
 def test_a_killed_rank_restarts_all_of_them(small_run: Path) -> None:
     """Under ``torchrun --max-restarts`` the run resumes by itself and ends with the same losses."""
-    overrides = ("trainer.max_steps=16", "trainer.train_batch_size=2", "trainer.parallelism.tensor=2")
+    overrides = ("trainer.max_steps=10", "trainer.train_batch_size=2", "trainer.parallelism.tensor=2")
     train(small_run, FOUR, *overrides, f"save_loc={small_run}/whole")
     with started(small_run, *overrides, f"save_loc={small_run}/killed", restarts=1) as process:
         wait_for_row(small_run / "killed", 6, process)
