@@ -109,7 +109,7 @@ class _Source:
             self.names = list(source.variables)
             self.attributes = {name: source.getncattr(name) for name in source.ncattrs()}
         else:
-            self.names = list(source.array_keys())
+            self.names = sorted(source.array_keys())  # a directory lists them in any order, each time another
             self.attributes = dict(source.attrs)
         self._source = source
 

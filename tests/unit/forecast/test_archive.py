@@ -37,6 +37,13 @@ def test_what_was_written_is_read(tmp_path: Path, options: dict) -> None:
     np.testing.assert_array_equal(read[:, order], expected)
 
 
+def test_every_reader_of_a_store_finds_the_channels_in_one_order(tmp_path: Path) -> None:
+    """A folder lists its variables in any order; ranks add up scores by the place of a channel."""
+    _writer(tmp_path, format="zarr").write(CLOCK.parse(INITIAL[0]), _fields())
+    orders = {tuple(open_forecasts(tmp_path).channel_names) for _ in range(20)}
+    assert orders == {("sst", "t850", "t500", "t250", "t2m", "tp", "u850", "u500", "u250", "z500")}
+
+
 def test_only_whole_forecasts_of_a_store_count(tmp_path: Path) -> None:
     writer = _writer(tmp_path, format="zarr")
     with pytest.raises(DataError, match="no forecast is whole"):

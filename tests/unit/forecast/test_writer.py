@@ -187,9 +187,8 @@ def test_rounded_mantissas_compress(tmp_path: Path, format: str) -> None:
     for bits in (23, 7):
         writer = _writer(tmp_path / str(bits), format=format, keep_bits=bits, compression=5)
         writer.write(initial, fields)
-        read = open_forecasts(tmp_path / str(bits)).read(initial)
-        names = open_forecasts(tmp_path / str(bits)).channel_names
-        t500 = read[:, names.index("t500")]
+        forecasts = open_forecasts(tmp_path / str(bits))
+        t500 = forecasts.read(initial)[:, forecasts.channel_names.index("t500")]
         off = np.abs(t500 / fields[:, NAMES.index("t500")] - 1).max()
         assert off == 0 if bits == 23 else 2**-10 < off <= 2**-8
         files = [path for path in (tmp_path / str(bits)).rglob("*") if path.is_file()]
