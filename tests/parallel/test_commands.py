@@ -19,7 +19,6 @@ from tests.smoke.test_train import rows, wait_for_row
 
 pytestmark = pytest.mark.slow
 
-FOUR = 4
 # constant rate: a longer run is a continuation of a shorter one
 STEADY = ("model.attn_dropout=0", "trainer.schedule.kind=constant", "trainer.schedule.warmup=0", "trainer.log_every=1",
           "data.forecast_len=2", "trainer.validate_every=4", "trainer.checkpoint_every=4")  # fmt: skip
@@ -45,11 +44,11 @@ def test_a_run_wanders_over_meshes(small_run: Path) -> None:
     """Each part of the run goes on from a checkpoint of another mesh; the losses are those of one process."""
     train(small_run, 1, "trainer.max_steps=16", f"save_loc={small_run}/one", "trainer.train_batch_size=8")
     parts = [
-        (FOUR, 4, ("trainer.train_batch_size=2",)),
-        (FOUR, 8, ("trainer.train_batch_size=4", "trainer.parallelism.tensor=2")),
+        (4, 4, ("trainer.train_batch_size=2", "trainer.parallelism.replicate=2")),
+        (4, 8, ("trainer.train_batch_size=4", "trainer.parallelism.tensor=2")),
         (1, 12, ("trainer.train_batch_size=8",)),
         # the accumulation that keeps the global batch is found
-        (FOUR, 16, ("trainer.train_batch_size=1", "trainer.parallelism.data=ddp")),
+        (2, 16, ("trainer.train_batch_size=2", "trainer.parallelism.data=ddp")),
     ]
     for ranks, steps, overrides in parts:
         said = train(small_run, ranks, f"trainer.max_steps={steps}", f"save_loc={small_run}/many", *overrides)
@@ -69,18 +68,18 @@ def test_a_run_wanders_over_meshes(small_run: Path) -> None:
 
 def test_a_killed_rank_restarts_all_of_them(small_run: Path) -> None:
     """Under ``torchrun --max-restarts`` the run resumes by itself and ends with the same losses."""
-    overrides = ("trainer.max_steps=10", "trainer.train_batch_size=2", "trainer.parallelism.tensor=2")
-    train(small_run, FOUR, *overrides, f"save_loc={small_run}/whole")
+    overrides = ("trainer.max_steps=10", "trainer.train_batch_size=4", "trainer.parallelism.tensor=2")
+    train(small_run, 2, *overrides, f"save_loc={small_run}/whole")
     with started(small_run, *overrides, f"save_loc={small_run}/killed", restarts=1) as process:
         wait_for_row(small_run / "killed", 6, process)
-        os.kill(rank_pid(f"save_loc={small_run}/killed", 2), signal.SIGKILL)
+        os.kill(rank_pid(f"save_loc={small_run}/killed", 1), signal.SIGKILL)
     assert rows(small_run / "killed") == rows(small_run / "whole")
 
 
 def test_a_file_stops_all_ranks(small_run: Path) -> None:
     """STOP ends all ranks at one step, with a checkpoint and an exit code that torchrun takes for success."""
-    overrides = ("trainer.max_steps=400", "trainer.train_batch_size=2", "trainer.parallelism.replicate=2")
-    with started(small_run, *overrides, "trainer.validate_every=400") as process:
+    overrides = ("trainer.max_steps=400", "trainer.validate_every=400")
+    with started(small_run, *overrides) as process:
         wait_for_row(small_run / "run", 5, process)
         (small_run / "run" / "STOP").touch()
     status = json.loads((small_run / "run" / "STATUS").read_text())
@@ -90,8 +89,8 @@ def test_a_file_stops_all_ranks(small_run: Path) -> None:
 
 @contextmanager
 def started(folder: Path, *overrides: str, restarts: int = 0) -> Iterator[subprocess.Popen]:
-    """Start the run on four ranks; on leaving, wait for its good end, but never for ever."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={FOUR}",
+    """Start the run on two ranks; on leaving, wait for its good end, but never for ever."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
                f"--max-restarts={restarts}", "-m", "credit.cli.main", "train", str(folder / "config.yml"), *STEADY,
                *overrides]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}

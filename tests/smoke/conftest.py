@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import logging
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +11,8 @@ import numpy as np
 import pytest
 import xarray as xr
 import yaml
+
+from credit.cli.main import main
 
 ROWS, COLUMNS = 16, 32
 
@@ -110,17 +111,27 @@ def small_run(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def command(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess]:
-    """Runs ``credit NAME arguments`` as a user would, in an empty folder."""
+def command(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> Callable[..., subprocess.CompletedProcess]:
+    """Runs ``credit NAME arguments`` in an empty folder and in this process, as a new one takes 5 s to start.
 
-    def run(*arguments: object, timeout: int = 300) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            [sys.executable, "-m", "credit.cli.main", *map(str, arguments)],
-            cwd=tmp_path,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
+    What is logged counts as stderr. test_wheel and tests that kill start processes.
+    """
+    monkeypatch.chdir(tmp_path)
+    caplog.set_level(logging.INFO)
+
+    def run(*arguments: object) -> subprocess.CompletedProcess:
+        caplog.clear()
+        capsys.readouterr()
+        try:
+            code = main([str(argument) for argument in arguments])
+        except SystemExit as ended:
+            code = ended.code or 0
+        out, err = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, code, out, caplog.text + err)
 
     return run
