@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
+from credit.models.hardware import as_on_gpu
 from credit.parallel.materialise import allocate_
 from credit.parallel.reduce import local
 
@@ -237,8 +238,8 @@ class _Watch(TorchDispatchMode):
 def _gpu_kernels(autocast: bool) -> Iterator[None]:
     """Take the way that a GPU takes where this machine's CPU, whose tensors are traced, goes another one.
 
-    Attention with a bias that trains runs in the memory-efficient kernel, on the CPU step by step. Under autocast norms
-    are float32 on a GPU. A `TorchFunctionMode` would not do: it is off in the backward pass, where blocks run again.
+    Attention with a bias that trains runs in the memory-efficient kernel. Under autocast norms are float32 on a GPU. A
+    `TorchFunctionMode` would not do: it is off in the backward pass, where blocks run again.
     """
     names = ("scaled_dot_product_attention", "layer_norm", "group_norm")
     originals = {name: getattr(F, name) for name in names}
@@ -248,7 +249,8 @@ def _gpu_kernels(autocast: bool) -> Iterator[None]:
             norm = originals[name]
             setattr(F, name, lambda x, *args, norm=norm, **options: norm(x.float(), *args, **options))
     try:
-        yield
+        with as_on_gpu():
+            yield
     finally:
         for name, original in originals.items():
             setattr(F, name, original)

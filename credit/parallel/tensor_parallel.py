@@ -17,7 +17,7 @@ block, so that it can add up for all its weights at once.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -172,10 +172,16 @@ def _colwise(layer: nn.Linear, group: dist.ProcessGroup, region: _OwnRandom | No
     return y
 
 
-def _rowwise(layer: nn.Linear, group: dist.ProcessGroup, region: _OwnRandom | None, x: Tensor) -> Tensor:
+def _rowwise(
+    layer: nn.Linear,
+    group: dist.ProcessGroup,
+    region: _OwnRandom | None,
+    x: Tensor,
+    product: Callable[..., Tensor] = F.linear,
+) -> Tensor:
     if region is not None and layer.training:
         region.leave(x.device)
-    y = _Sum.apply(F.linear(x, local(layer.weight)), group)
+    y = _Sum.apply(product(x, local(layer.weight), None), group)
     return y if layer.bias is None else y + layer.bias.to(y.dtype)
 
 

@@ -12,6 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from credit.models.hardware import takes_cpu_way
+from credit.models.wxformer.gelu_linear import ProductLinear, gelu_linear
+
 BiasIndex = Literal["published", "exact"]
 
 
@@ -65,6 +68,24 @@ class DynamicPositionBias(nn.Module):
         return table.unfold(0, w, 1).unfold(1, w, 1).flip(2, 3).reshape(w * w, w * w)
 
 
+def attend_fused(qkv_3NhLd: Tensor, bias_LL: Tensor, dropout: float) -> Tensor:
+    """Return softmax(q k^T / sqrt(d) + bias) v, (N, h, L, d), by the kernel that the device has for it."""
+    return F.scaled_dot_product_attention(*qkv_3NhLd.unbind(0), attn_mask=bias_LL, dropout_p=dropout)
+
+
+def attend_on_cpu(qkv_3NhLd: Tensor, bias_LL: Tensor, dropout: float) -> Tensor:
+    """Return the same as `attend_fused`, as products of matrices.
+
+    No kernel of the CPU gives the bias a gradient (torch 2.13): what runs instead scales q and k into copies, which it
+    keeps, and looks for rows without any weight.
+    """
+    _, N, h, L, d = qkv_3NhLd.shape
+    q, k, v = qkv_3NhLd.reshape(3, N * h, L, d).unbind(0)
+    with torch.autocast("cpu", enabled=False):  # softmax would go to float32 and back, and both be kept
+        scores = torch.baddbmm(bias_LL, q, k.transpose(1, 2), alpha=d**-0.5)
+        return torch.bmm(F.dropout(scores.softmax(dim=-1), dropout), v).view(N, h, L, d)
+
+
 class Attention(nn.Module):
     """Pre-norm multi-head attention inside windows, without the residual.
 
@@ -90,10 +111,9 @@ class Attention(nn.Module):
         x_NLC = self.norm(to_windows(x_BHWC, self.window, strided=self.strided))
         # -1: a rank under tensor parallelism holds a part of the heads.
         qkv_NLh3d = self.to_qkv(x_NLC).unflatten(-1, (-1, 3, self.dim_head))
-        q_NhLd, k_NhLd, v_NhLd = qkv_NLh3d.permute(3, 0, 2, 1, 4).unbind(0)
-        bias_LL = self.position_bias().to(q_NhLd.dtype)
-        dropout = self.dropout if self.training else 0.0
-        y_NhLd = F.scaled_dot_product_attention(q_NhLd, k_NhLd, v_NhLd, attn_mask=bias_LL, dropout_p=dropout)
+        bias_LL = self.position_bias().to(qkv_NLh3d.dtype)
+        attend = attend_on_cpu if takes_cpu_way(qkv_NLh3d) else attend_fused
+        y_NhLd = attend(qkv_NLh3d.permute(3, 0, 2, 1, 4), bias_LL, self.dropout if self.training else 0.0)
         y_NLC = self.to_out(y_NhLd.transpose(1, 2).flatten(2))
         return from_windows(y_NLC, self.window, x_BHWC.shape[1:3], strided=self.strided).reshape(x_BHWC.shape)
 
@@ -105,12 +125,15 @@ class FeedForward(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(dim)
         self.expand = nn.Linear(dim, 4 * dim)
-        self.contract = nn.Linear(4 * dim, dim)
+        self.contract = ProductLinear(4 * dim, dim)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """Return the residual (B, H, W, C) to be added to the input."""
-        return self.contract(self.dropout(F.gelu(self.expand(self.norm(x_BHWC)))))
+        x_BHWC = self.expand(self.norm(x_BHWC))
+        if self.training and self.dropout.p:
+            return self.contract(self.dropout(F.gelu(x_BHWC)))
+        return self.contract(x_BHWC, gelu_linear)
 
 
 class TransformerLayer(nn.Module):

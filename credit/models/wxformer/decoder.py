@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from credit.models.initialise import kaiming_normal
+
+# cells around those that are kept whose values the head reads: two 3x3 convolutions, one of them at twice the cells
+HALO = 2
+
+
+def head_window(size: int, before: int, after: int) -> tuple[slice, slice]:
+    """Return which of `size` cells the head is given, and what is kept of the cells, twice as many, that it makes.
+
+    Args:
+        size: rows or columns of the head's input.
+        before: rows or columns of its whole output that are not wanted at the beginning.
+        after: those at the end.
+    """
+    first, last = max(before // 2 - HALO, 0), min(size - after // 2 + HALO, size)
+    return slice(first, last), slice(before - 2 * first, 2 * (size - first) - after)
 
 
 def pixel_shuffle(x_BCHW: Tensor) -> Tensor:
@@ -100,9 +117,17 @@ class Decoder(nn.Module):
         else:
             self.head = nn.ConvTranspose2d(2 * dim[0], out_channels, 4, stride=2, padding=1)
 
-    def forward(self, stages: list[Tensor]) -> Tensor:
-        """Return (B, out_channels, 2H, 2W) from the stages' outputs (B, dim[i], H / 2^i, W / 2^i)."""
+    def forward(self, stages: list[Tensor], margins: Sequence[tuple[int, int]] = ((0, 0), (0, 0))) -> Tensor:
+        """Return (B, out_channels, 2H, 2W) from the stages' outputs (B, dim[i], H / 2^i, W / 2^i), less the margins.
+
+        Args:
+            stages: outputs of the four stages.
+            margins: rows of the output to leave out at the beginning and at the end, and columns, as (rows, columns).
+                The head, which has most of the decoder's cells, does not compute them.
+        """
         x_BCHW = stages[3]
         for block, skip in zip(self.blocks, reversed(stages[:3]), strict=True):
             x_BCHW = torch.cat((block(x_BCHW), skip), dim=1)
-        return self.head(x_BCHW)
+        windows = [head_window(n, *margin) for n, margin in zip(x_BCHW.shape[2:], margins, strict=True)]
+        (rows, kept_rows), (columns, kept_columns) = windows
+        return self.head(x_BCHW[..., rows, columns])[..., kept_rows, kept_columns]

@@ -5,9 +5,12 @@ Shape suffixes: B batch, C channels, H and W rows and columns.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 
 def to_blocks(x_BCHW: Tensor, stride: int, offset: int, blocks: tuple[int, int]) -> Tensor:
@@ -34,35 +37,119 @@ def block_weight(weight: Tensor, stride: int) -> Tensor:
     return cells.permute(4, 0, 3, 5, 1, 2).reshape(taps * out, stride * stride * channels, taps, 1)
 
 
-def wide_conv(blocks_BCHW: Tensor, weight: Tensor, bias: Tensor, stride: int, size: tuple[int, int]) -> Tensor:
-    """Convolution with a large kernel, computed exactly as a (k/stride x 1) convolution over blocks and shifted sums.
+def from_blocks(blocks_BCHW: Tensor, stride: int, offset: int, shape: torch.Size) -> Tensor:
+    """Undo `to_blocks` for a field of `shape` (B, C, H, W); cells outside it are left out."""
+    B, C, H, W = shape
+    rows, columns = blocks_BCHW.shape[2:]
+    cells = blocks_BCHW.permute(0, 2, 3, 1).view(B, rows, columns, stride, stride, C).permute(0, 1, 3, 2, 4, 5)
+    x_BHWC = cells.reshape(B, rows * stride, columns * stride, C)
+    return x_BHWC[:, offset : offset + H, offset : offset + W].permute(0, 3, 1, 2)
+
+
+def plain_weight(block_weight: Tensor, stride: int, shape: torch.Size) -> Tensor:
+    """Undo `block_weight` for a weight of `shape` (out, in, k, k)."""
+    out, channels, k, _ = shape
+    taps = k // stride
+    cells = block_weight.view(taps, out, stride, stride, channels, taps)  # column tap, out, row, column, in, row tap
+    return cells.permute(1, 4, 5, 2, 0, 3).reshape(shape)
+
+
+class WideConvolutions(torch.autograd.Function):
+    """Convolutions with large kernels, each computed as a (k/stride x 1) convolution over blocks and shifted sums.
 
     All column taps become output channels of one tall thin convolution, and tap t of output column j is found at
-    column j + t. That keeps matrix products large although a large kernel has few output channels: for a 32 x 32
-    kernel on the CPU (torch 2.13) the forward takes half as long as the plain strided convolution's, forward and
-    weight gradient together a tenth.
+    column j + t: the same sums in another order. That keeps matrix products large although a large kernel has few
+    output channels: for a 32 x 32 kernel on the CPU (torch 2.13) the forward takes half as long as the plain strided
+    convolution's, forward and weight gradient together a tenth.
 
-    Args:
-        blocks_BCHW: from `to_blocks` with the offset and extent of `CrossScaleEmbedding`.
-        weight: (out, in, k, k), k a multiple of `stride`.
-        bias: (out,).
-        stride: the convolution's stride in cells.
-        size: output rows and columns.
-
-    Returns:
-        (B, out, *size).
+    The field is kept for the backward pass, which makes its blocks again: they and their margins, a copy for each
+    kernel, would be the largest tensors that a training step keeps.
     """
-    out, _, k, _ = weight.shape
-    taps = k // stride
-    around = (k - stride) // 2 // stride  # whole blocks of zero padding on each side
-    # Padded beforehand: with padding inside the convolution, oneDNN's gradients are several times slower.
-    y = F.conv2d(F.pad(blocks_BCHW, (around,) * 4), block_weight(weight, stride))
-    first, *others = y.unflatten(1, (taps, out)).unbind(1)
-    # The sum is float32 also where the parts are bfloat16: 16 roundings in a row would show.
-    total = first[..., : size[1]].float() + bias.float().view(-1, 1, 1)
-    for tap, part in enumerate(others, start=1):
-        total = total + part[..., tap : tap + size[1]]
-    return total.to(y.dtype)
+
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx,
+        x_BCHW: Tensor,
+        stride: int,
+        size: tuple[int, int],
+        *weights_and_biases: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """Return (B, out, *size) for each weight.
+
+        Args:
+            ctx: of autograd.
+            x_BCHW: the field.
+            stride: of the convolutions, in cells.
+            size: output rows and columns.
+            weights_and_biases: for each kernel its weight (out, in, k, k), k a multiple of `stride`, and bias (out,).
+        """
+        weights, biases = weights_and_biases[::2], weights_and_biases[1::2]
+        ctx.save_for_backward(x_BCHW, *weights)
+        ctx.stride, ctx.size = stride, size
+        outputs = []
+        for (weight, blocks), bias in zip(_with_blocks(x_BCHW, weights, stride, size), biases, strict=True):
+            out, taps = len(weight), weight.shape[-1] // stride
+            y = F.conv2d(blocks, block_weight(weight, stride))
+            first, *others = y.unflatten(1, (taps, out)).unbind(1)
+            # The sum is float32 also where the parts are bfloat16: 16 roundings in a row would show.
+            total = first[..., : size[1]].float() + bias.float().view(-1, 1, 1)
+            for tap, part in enumerate(others, start=1):
+                total += part[..., tap : tap + size[1]]
+            outputs.append(total.to(y.dtype))
+        return tuple(outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of the field, if it has one, and of each weight and bias."""
+        (x_BCHW, *weights), stride, size = ctx.saved_tensors, ctx.stride, ctx.size
+        of_field: Tensor | None = None
+        others: list[Tensor] = []
+        for (weight, blocks), gradient in zip(_with_blocks(x_BCHW, weights, stride, size), gradients, strict=True):
+            k = weight.shape[-1]
+            taps = k // stride
+            parts = [F.pad(gradient, (tap, taps - 1 - tap)) for tap in range(taps)]
+            of_y = torch.cat(parts, dim=1).contiguous(memory_format=torch.channels_last)
+            tall = block_weight(weight, stride)
+            of_blocks, of_tall, _ = torch.ops.aten.convolution_backward(
+                of_y,
+                blocks,
+                tall,
+                None,
+                (1, 1),
+                (0, 0),
+                (1, 1),
+                False,
+                (0, 0),
+                1,
+                (ctx.needs_input_grad[0], True, False),
+            )
+            others += [plain_weight(of_tall, stride, weight.shape), gradient.float().sum((0, 2, 3)).to(weight.dtype)]
+            if ctx.needs_input_grad[0]:
+                around, offset = _margins(k, stride)
+                part = from_blocks(F.pad(of_blocks, (-around,) * 4), stride, offset, x_BCHW.shape)
+                of_field = part if of_field is None else of_field + part
+        return of_field, None, None, *others
+
+
+def _margins(kernel: int, stride: int) -> tuple[int, int]:
+    """Return how many whole blocks of zeros surround the blocks, and how many cells before the field they begin."""
+    before = (kernel - stride) // 2
+    return before // stride, before % stride
+
+
+def _with_blocks(
+    x_BCHW: Tensor, weights: Sequence[Tensor], stride: int, size: tuple[int, int]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield each weight with the blocks, and zeros around them, that it is applied to."""
+    made: dict[int, Tensor] = {}
+    for weight in weights:
+        around, offset = _margins(weight.shape[-1], stride)
+        if offset not in made:
+            extra = 1 if offset else 0
+            made[offset] = to_blocks(x_BCHW, stride, offset, (size[0] + extra, size[1] + extra))
+        # Padded beforehand: with padding inside the convolution, oneDNN's gradients are several times slower.
+        yield weight, F.pad(made[offset], (around,) * 4)
 
 
 class CrossScaleEmbedding(nn.Module):
@@ -97,18 +184,13 @@ class CrossScaleEmbedding(nn.Module):
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """Return tokens (B, floor(H / stride), floor(W / stride), dim)."""
-        s = self.stride
-        rows, columns = size = (x_BCHW.shape[2] // s, x_BCHW.shape[3] // s)
-        blocks: dict[int, Tensor] = {}
-        scales = []
-        for conv in self.convs:
-            kernel = conv.kernel_size[0]
-            if not self._is_wide(kernel):
-                scales.append(self._plain_conv(conv, x_BCHW))
-                continue
-            offset = (kernel - s) // 2 % s  # 0 or s / 2, see `_is_wide`
-            if offset not in blocks:
-                extra = 1 if offset else 0
-                blocks[offset] = to_blocks(x_BCHW, s, offset, (rows + extra, columns + extra))
-            scales.append(wide_conv(blocks[offset], conv.weight, conv.bias, s, size))
+        size = (x_BCHW.shape[2] // self.stride, x_BCHW.shape[3] // self.stride)
+        dtype = x_BCHW.dtype
+        if not x_BCHW.is_meta and torch.is_autocast_enabled(x_BCHW.device.type):
+            dtype = torch.get_autocast_dtype(x_BCHW.device.type)
+        x_BCHW = x_BCHW.to(dtype)
+        wide = [conv for conv in self.convs if self._is_wide(conv.kernel_size[0])]
+        given = [tensor.to(dtype) for conv in wide for tensor in (conv.weight, conv.bias)]
+        made = iter(WideConvolutions.apply(x_BCHW, self.stride, size, *given) if wide else ())
+        scales = [next(made) if conv in wide else self._plain_conv(conv, x_BCHW) for conv in self.convs]
         return torch.cat(scales, dim=1).permute(0, 2, 3, 1).contiguous()

@@ -182,14 +182,14 @@ class WXFormer(nn.Module):
         for stage in self.stages:
             x_BCHW = stage(x_BCHW)
             outputs.append(x_BCHW)
-        y_BCHW = self.padding.unpad(self.decoder(outputs))
+        y_BCHW = self.decoder(outputs, (self.padding.lat, self.padding.lon))
         grid = self.out_shape[2:]
         if y_BCHW.shape[-2:] != grid:
             y_BCHW = F.interpolate(y_BCHW, size=grid, mode="bilinear", align_corners=False)
         return y_BCHW.unflatten(1, self.out_shape[:2]).contiguous()
 
     def _check_output_size(self, strides: Sequence[int], interp: bool) -> None:
-        """Raise unless the decoder's output, unpadded, has the grid's size or may be interpolated to it."""
+        """Raise unless the decoder's output, less the padding, has the grid's size or may be interpolated to it."""
         grid = self.out_shape[2:]
         pads = (sum(self.padding.lat), sum(self.padding.lon))
         shape = tuple(2 * stage_sizes(n + pad, strides)[0] - pad for n, pad in zip(grid, pads, strict=True))

@@ -44,10 +44,6 @@ class SpherePadding:
         """Return the padded field (B, C, T, H + sum(lat), W + sum(lon))."""
         return self._pad_lon(self._pad_lat_earth(x)) if self.mode == "earth" else self._pad_lat_mirror(self._pad_lon(x))
 
-    def unpad(self, y: Tensor) -> Tensor:
-        """Return `y` (..., H, W) without the outer rows and columns; a view."""
-        return y[..., self.lat[0] : y.shape[-2] - self.lat[1], self.lon[0] : y.shape[-1] - self.lon[1]]
-
     def _pad_lon(self, x: Tensor) -> Tensor:
         west, east = self.lon
         return torch.cat((x[..., x.shape[-1] - west :], x, x[..., :east]), dim=-1) if west or east else x

@@ -45,7 +45,7 @@ def test_long_rollouts_follow_from_short_ones(recompute: str) -> None:
     config = small_config(f"trainer.recompute_steps={recompute}", "model.use_spectral_norm=false")
     two, three, four = (traced(config, rollout=n) for n in (2, 3, 4))
     guess = extend(two, three, 1)
-    assert guess.activations == pytest.approx(four.activations, rel=0.01)
+    assert guess.activations == pytest.approx(four.activations, rel=0.02)
     assert guess.flops == four.flops
     assert sum(guess.kernels.values()) == sum(four.kernels.values())
     moved = [sum(kernel.bytes * count for kernel, count in trace.kernels.items()) for trace in (guess, four)]

@@ -57,7 +57,7 @@ def test_exact_poles_continue_scalars_and_vectors(pole_points: bool) -> None:
     expected = smooth_fields(rows(9, pole_points, 4, 3), 2, 5)
     torch.testing.assert_close(padding.pad(fields), expected)
     assert torch.equal(fields, before)
-    torch.testing.assert_close(padding.unpad(padding.pad(fields)), fields, rtol=0, atol=0)
+    torch.testing.assert_close(padding.pad(fields)[..., 4:-3, 2:-5], fields, rtol=0, atol=0)
 
 
 def test_published_earth_padding_is_right_for_scalars_between_poles_only() -> None:

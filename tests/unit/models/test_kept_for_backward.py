@@ -1,0 +1,99 @@
+"""Operations that keep less for the backward pass than torch's own: the same values and gradients, fewer bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from credit.models.wxformer.attention import attend_fused, attend_on_cpu
+from credit.models.wxformer.decoder import Decoder
+from credit.models.wxformer.embed import CrossScaleEmbedding
+from credit.models.wxformer.gelu_linear import ProductLinear, gelu_linear
+
+
+def kept_bytes(compute: Callable[[], Tensor]) -> int:
+    """Return the bytes of all storages that the graph of what `compute` returns keeps."""
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        compute()
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def with_gradients(result: Tensor, inputs: list[Tensor]) -> list[Tensor]:
+    weights = torch.randn(result.shape, generator=torch.Generator().manual_seed(1))
+    return [result, *torch.autograd.grad((result.float() * weights).sum(), inputs)]
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_linear_of_gelu(autocast: bool, frozen: bool) -> None:
+    torch.manual_seed(0)
+    layer, x = ProductLinear(32, 8).requires_grad_(not frozen), torch.randn(2, 3, 5, 32, requires_grad=True)
+    inputs = [x] if frozen else [x, layer.weight, layer.bias]
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        ours = with_gradients(layer(x, gelu_linear), inputs)
+        expected = with_gradients(layer(F.gelu(x)), inputs)
+    assert ours[0].dtype == expected[0].dtype
+    for mine, theirs in zip(ours, expected, strict=True):
+        assert (mine - theirs).norm() < (1e-2 if autocast else 1e-6) * theirs.norm()
+    fewer = kept_bytes(lambda: layer(x, gelu_linear)), kept_bytes(lambda: layer(F.gelu(x)))
+    # without a trained weight torch does not keep GELU's value either
+    assert fewer[1] - fewer[0] == (0 if frozen else 4 * x.numel())
+
+
+@pytest.mark.parametrize(("heads", "cells"), [(1, 16), (4, 9), (2, 1)])
+def test_attention_on_a_cpu(heads: int, cells: int) -> None:
+    torch.manual_seed(0)
+    qkv = torch.randn(6, cells, heads, 3, 8, requires_grad=True)
+    bias = torch.randn(cells, cells, requires_grad=True)
+    ours, expected = (
+        with_gradients(attend(qkv.permute(3, 0, 2, 1, 4), bias, 0.0), [qkv, bias])
+        for attend in (attend_on_cpu, attend_fused)
+    )
+    for mine, theirs in zip(ours, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_attention_on_a_cpu_stays_in_bfloat16_and_drops_weights() -> None:
+    torch.manual_seed(0)
+    qkv = torch.randn(3, 64, 2, 16, 8)
+    bias = torch.randn(16, 16)
+    exact = attend_on_cpu(qkv, bias, 0.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = attend_on_cpu(qkv.bfloat16(), bias.bfloat16(), 0.0)
+    assert rounded.dtype == torch.bfloat16
+    assert (rounded.float() - exact).std() < 1e-2 * exact.std()
+    dropped = torch.stack([attend_on_cpu(qkv, bias, 0.3) for _ in range(100)])
+    assert not torch.equal(dropped[0], dropped[1])
+    assert (dropped.mean(0) - exact).std() < 0.1 * exact.std()
+
+
+def test_wide_kernels_keep_the_field_alone() -> None:
+    embed, x = CrossScaleEmbedding(8, 16, (4, 8, 16, 32), 2), torch.randn(1, 8, 64, 64)
+    x = x.contiguous(memory_format=torch.channels_last)
+    assert kept_bytes(lambda: embed(x)) - sum(4 * conv.weight.numel() for conv in embed.convs) == 4 * x.numel()
+
+
+@pytest.mark.parametrize("kind", ["pixel_shuffle", "transposed"])
+@pytest.mark.parametrize("margins", [((3, 6), (0, 13)), ((0, 1), (1, 0)), ((16, 11), (18, 22)), ((0, 0), (5, 5))])
+def test_the_head_leaves_margins_out(kind: str, margins: tuple[tuple[int, int], tuple[int, int]]) -> None:
+    torch.manual_seed(0)
+    decoder = Decoder(kind, (4, 8, 16, 32), 5)
+    stages = [torch.randn(2, 4 * 2**i, 16 // 2**i, 24 // 2**i) for i in range(4)]
+    sizes: list[torch.Size] = []
+    decoder.head.register_forward_pre_hook(lambda _, args: sizes.append(args[0].shape[2:]))
+    whole, cropped = decoder(stages), decoder(stages, margins)
+    (north, south), (west, east) = margins
+    torch.testing.assert_close(cropped, whole[..., north : 32 - south, west : 48 - east], rtol=1e-5, atol=1e-6)
+    # two cells on each side for the convolutions, and halves of cells
+    kept = (32 - north - south, 48 - west - east)
+    assert all(given <= n / 2 + 5 for given, n in zip(sizes[1], kept, strict=True))
