@@ -6,7 +6,7 @@ A block spans at least 5 days, and at least the lead time and 2 days more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from statistics import NormalDist
 
@@ -78,6 +78,45 @@ def intervals(sums: CaseSums, lead: int, lead_minutes: int) -> dict[str, np.ndar
         wider = np.sqrt(_widening(_block_means(each, blocks)))
         ends = np.quantile(spread[name], [tail, 1 - tail], axis=0)
         found[name] = np.clip(centre[name] + wider * (ends - centre[name]), *_BOUNDS[name])
+    return found
+
+
+def seasonal_scores(
+    sums: Mapping[str, tuple[CaseSums, Sequence[int]]],
+    forecasts: Sequence[str],
+    names: Sequence[str],
+    rows: int,
+    leads: np.ndarray,
+    seasons: Mapping[str, np.ndarray],
+) -> dict[str, np.ndarray]:
+    """Return scores by season, with their intervals.
+
+    Args:
+        sums: forecast -> its sums and which of the rows theirs are; all of the same cases.
+        forecasts: those of the table, of which some may have no sums.
+        names: of the metrics.
+        rows: X, how many there are.
+        leads: (L,) lead times in minutes.
+        seasons: name -> (N,) bool.
+
+    Returns:
+        metric, and with ``_low`` and ``_high`` the ends of its interval -> (forecasts, seasons, X, L, R); NaN where
+        there is none.
+    """
+    regions = next(iter(sums["model"][0].resampled().values())).shape[-1]
+    shape = len(forecasts), len(seasons), rows, len(leads), regions
+    found = {name: np.full(shape, np.nan) for name in (*names, *ends_of(n for n in WITH_INTERVAL if n in names))}
+    for f, (whole, index) in ((forecasts.index(name), own) for name, own in sums.items()):
+        for s, chosen in enumerate(seasons.values()):
+            own = whole.select(chosen)
+            for name, values in own.metrics().items():
+                if name in found:
+                    found[name][f, s][list(index)] = np.moveaxis(values, 1, 0)
+            for number, lead in enumerate(leads.tolist()):
+                for name, ends in intervals(own, number, lead).items():
+                    if name in found:
+                        for end, values in zip(ENDS, ends, strict=True):
+                            found[f"{name}{end}"][f, s][list(index), number] = values
     return found
 
 

@@ -24,7 +24,8 @@ logger = logging.getLogger(__name__)
 _MM = {"mm": 1.0, "kg m-2": 1.0, "cm": 10.0, "m": 1000.0}
 _PRECIPITATION_NAMES = ("tp", "total_precipitation")
 _PRECIPITATION_STANDARD_NAMES = ("precipitation_amount", "lwe_thickness_of_precipitation_amount")
-_SEASONS_KEPT = 8  # cases come in the order of their times
+
+Limit = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,9 @@ def find_precipitation(
         units = plain(str(own.get("units", "")))
         is_sum = own.get("temporal") == "accumulate"
         if wanted is None:
-            named = channel.variable in _PRECIPITATION_NAMES or own.get("standard_name") in _PRECIPITATION_STANDARD_NAMES
+            named = (
+                channel.variable in _PRECIPITATION_NAMES or own.get("standard_name") in _PRECIPITATION_STANDARD_NAMES
+            )
             if not (named and is_sum and units in _MM):
                 continue
         elif channel.name not in wanted:
@@ -126,8 +129,8 @@ def require_climate(events: Sequence[Event], climate: Climate, period: str) -> b
     Raises:
         ConfigError: if it is not, and the threshold of an event is a quantile of it.
     """
-    fewest = min(climate.seasons, key=climate.count)
-    count = climate.count(fewest)
+    fewest = min(climate.seasons, key=lambda season: len(climate.times(season)))
+    count = len(climate.times(fewest))
     if count >= LEAST_TIMES:
         return True
     for event in events:
@@ -152,7 +155,7 @@ class Limits:
     Args:
         events: those that are scored.
         precipitation: channels of SEEPS.
-        climate: of all channels that are scored, by `places`; None where it is not known.
+        climate: of the channels `places`; None where it is not known.
         places: number of a channel among those that are scored -> among those of the climate.
         cells: P.
     """
@@ -167,9 +170,11 @@ class Limits:
     ) -> None:
         self._events, self._precipitation = events, precipitation
         self._climate, self._places, self._cells = climate, places, cells
-        self._of_season = lru_cache(maxsize=_SEASONS_KEPT)(self._find)
+        # cases come in the order of their times: a forecast begins in one month and ends in the next
+        hours = len({minute for _, minute in climate.seasons}) if climate else 1
+        self._of_season = lru_cache(maxsize=2 * hours)(self._find)
 
-    def at(self, minutes: int) -> tuple[list[tuple[np.ndarray, np.ndarray]], list[tuple[np.ndarray, np.ndarray]]]:
+    def at(self, minutes: int) -> tuple[list[Limit], list[Limit]]:
         """Return the limits at a valid time.
 
         Returns:
@@ -179,19 +184,15 @@ class Limits:
         """
         return self._of_season(None if self._climate is None else self._climate.season(minutes))
 
-    def _find(
-        self, season: Season | None
-    ) -> tuple[list[tuple[np.ndarray, np.ndarray]], list[tuple[np.ndarray, np.ndarray]]]:
-        unknown = np.full(self._cells, np.nan)
+    def _find(self, season: Season | None) -> tuple[list[Limit], list[Limit]]:
         if self._climate is None or season is None:
+            unknown = np.full(self._cells, np.nan)
             events = [(np.array([own.conf.sign * own.conf.threshold]), unknown) for own in self._events]
             return events, [(unknown, unknown) for _ in self._precipitation]
-
-        def values(channel: int) -> np.ndarray:
-            return self._climate.values(self._places[channel], season)
-
-        events = [event_limits(own.conf, values(own.channel)) for own in self._events]
-        return events, [dry_and_heavy(values(own.channel) * own.to_mm) for own in self._precipitation]
+        fields_CKP = self._climate.read(season)
+        events = [event_limits(own.conf, fields_CKP[self._places[own.channel]]) for own in self._events]
+        rain = [(fields_CKP[self._places[own.channel]], own.to_mm) for own in self._precipitation]
+        return events, [dry_and_heavy(values.astype(np.float64) * to_mm) for values, to_mm in rain]
 
 
 def event_limits(conf: EventConfig, values_KP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -204,10 +205,10 @@ def event_limits(conf: EventConfig, values_KP: np.ndarray) -> tuple[np.ndarray, 
         (P,) or (1,) threshold, with the sign of the event; (P,) probability.
     """
     if conf.quantile is not None:
-        threshold = np.quantile(values_KP.astype(np.float64), conf.quantile, axis=0)
+        threshold = np.quantile(values_KP, conf.quantile, axis=0)
     else:
-        threshold = np.array([conf.threshold], dtype=np.float64)
-    threshold = conf.sign * threshold
+        threshold = np.array([conf.threshold])
+    threshold = conf.sign * threshold.astype(np.float64)
     return threshold, (conf.sign * values_KP > threshold).mean(axis=0)
 
 
@@ -216,7 +217,7 @@ def dry_and_heavy(values_KP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
     The second is NaN where all is dry. It is the quantile 2/3 of the wet values, linear between the two nearest.
     """
-    ordered = np.sort(values_KP.astype(np.float64), axis=0)
+    ordered = np.sort(values_KP, axis=0)
     count = len(ordered)
     dry = (ordered < DRY_BELOW_MM).sum(axis=0)
     wet = count - dry
