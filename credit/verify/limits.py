@@ -22,8 +22,9 @@ from credit.verify.seeps import DRY_BELOW_MM
 logger = logging.getLogger(__name__)
 
 _MM = {"mm": 1.0, "kg m-2": 1.0, "cm": 10.0, "m": 1000.0}
-_PRECIPITATION_NAMES = ("tp", "total_precipitation")
-_PRECIPITATION_STANDARD_NAMES = ("precipitation_amount", "lwe_thickness_of_precipitation_amount")
+# what precipitation is called
+_NAMES = ("tp", "total_precipitation")
+_STANDARD_NAMES = ("precipitation_amount", "lwe_thickness_of_precipitation_amount")
 
 Limit = tuple[np.ndarray, np.ndarray]
 
@@ -97,9 +98,7 @@ def find_precipitation(
         units = plain(str(own.get("units", "")))
         is_sum = own.get("temporal") == "accumulate"
         if wanted is None:
-            named = (
-                channel.variable in _PRECIPITATION_NAMES or own.get("standard_name") in _PRECIPITATION_STANDARD_NAMES
-            )
+            named = channel.variable in _NAMES or own.get("standard_name") in _STANDARD_NAMES
             if not (named and is_sum and units in _MM):
                 continue
         elif channel.name not in wanted:
@@ -138,12 +137,12 @@ def require_climate(events: Sequence[Event], climate: Climate, period: str) -> b
             side = "above" if event.conf.sign > 0 else "below"
             raise ConfigError(
                 f"verification.events.{event.name}.{side}_quantile: {event.conf.quantile:g} is a quantile of the "
-                f"training period, but {period} has {count} times within a month of month {fewest[0]}, which is "
-                f"scored, and {LEAST_TIMES} are needed; lengthen data.splits.train, or give {side} in the units of "
-                "the data"
+                f"training period, but {period} has {count} times in month {fewest[0]}, which is scored, and its "
+                f"neighbours; {LEAST_TIMES} are needed: lengthen data.splits.train, or give {side} in the units of the "
+                "data"
             )
     logger.warning(
-        "%s has %d times within a month of month %d, fewer than %d: no climate, hence no Brier skill and no SEEPS",
+        "%s has %d times in month %d and its neighbours, fewer than %d: no climate, hence no Brier skill and no SEEPS",
         period, count, fewest[0], LEAST_TIMES,
     )  # fmt: skip
     return False

@@ -121,11 +121,11 @@ class ScoreSums(CaseSums):
         - ``rmse_member``: root of the mean squared error of single members.
 
         Why the root of the factor, and why last: let truth and members be independent draws of one distribution with
-        variance V, another one in each cell and case. The ensemble mean has the variance V / M and the truth V, both about
-        the same expectation, so the expected squared error of the ensemble mean is V (M + 1) / M, and that of the variance
-        over members (divided by M - 1) is V. Both relations are linear, hence they hold for means over cells and cases with
-        whatever V, and the root of their ratio is sqrt((M + 1) / M) spread / rmse. They do not hold for standard
-        deviations: the mean of roots is smaller than the root of the mean.
+        variance V, another one in each cell and case. The ensemble mean has the variance V / M and the truth V, both
+        about the same expectation, so the expected squared error of the ensemble mean is V (M + 1) / M, and that of the
+        variance over members (divided by M - 1) is V. Both relations are linear, hence they hold for means over cells
+        and cases with whatever V, and the root of their ratio is sqrt((M + 1) / M) spread / rmse. They do not hold for
+        standard deviations: the mean of roots is smaller than the root of the mean.
 
         The squared error of members needs no sum: averaged over members it is the squared error of their mean plus the
         variance about it, which is (M - 1) / M of the unbiased one.

@@ -66,6 +66,11 @@ function metricLabel(metric, row) {
   return (row.wind && metric.wind_label) || metric.label;
 }
 
+/** Return whether a row can have a score: those of events and precipitation are of single rows. */
+function isOfRow(metric, row) {
+  return metric.rows === null || metric.rows.includes(row);
+}
+
 /** Return the units of a score of a row, "" for pure numbers. */
 function metricUnits(metric, row) {
   return metric.has_units ? row.units : "";
