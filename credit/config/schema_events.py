@@ -53,5 +53,5 @@ class EventConfig(Section):
         """Return the event in words."""
         side = "above" if self.sign > 0 else "below"
         if self.quantile is not None:
-            return f"{self.channel} {side} the quantile {self.quantile:g} of its climate"
+            return f"{self.channel} {side} its quantile {self.quantile:g}"
         return f"{self.channel} {side} {self.threshold:g} {units}".rstrip()

@@ -80,7 +80,7 @@ def shown_scores(table: ScoreTable) -> list[ShownScore]:
     shown = [ShownScore(name, meaning, name) for name, meaning in MEANINGS.items() if name in data]
     if SEEPS in data:
         known = np.isfinite(data[SEEPS].values).any(axis=(0, 1, 3, 4))
-        shown += [ShownScore(SEEPS, SEEPS_MEANING, SEEPS, np.flatnonzero(known).tolist())] if known.any() else []
+        shown.append(ShownScore(SEEPS, SEEPS_MEANING, SEEPS, np.flatnonzero(known).tolist()))
     for number, event in enumerate(table.events):
         row = table.channels.index(str(data["event_channel"].values[number]))
         definition = str(data["event_definition"].values[number])

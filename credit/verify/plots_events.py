@@ -34,7 +34,10 @@ def reliability_diagrams(table: ScoreTable, leads: Sequence[float]) -> Figure:
             lower.plot(p, frequency, color=colour, marker="o", markersize=3.5, linewidth=1.2)
         base = float(np.nansum(at["forecast_frequency"] * at["observed_frequency"]))
         upper.axhline(base, color="#888888", linewidth=0.8, linestyle="--", label="How often it happened")
-        upper.set_title(f"{event}\n{own['event_definition'].item()}", fontsize="medium")
+        upper.set_title(event, pad=18)
+        upper.annotate(
+            own["event_definition"].item(), (0.5, 1), (0, 4), "axes fraction", "offset points", ha="center", va="bottom"
+        )
         upper.set_xlim(-0.03, 1.03)
         upper.set_ylim(-0.03, 1.03)
         lower.set_ylim(0, 1.03)

@@ -52,7 +52,8 @@ class ThresholdResults:
             of_rain = {name: (own, rows) for name, own in self.seeps_sums.items()}
             dims = ("forecast", "season", "channel", "lead", "region")
             scores = seasonal_scores(of_rain, forecasts, (SEEPS,), channels, leads, seasons)
-            found |= {name: (dims, values) for name, values in scores.items()}
+            if np.isfinite(scores[SEEPS]).any():
+                found |= {name: (dims, values) for name, values in scores.items()}
         return found
 
     def coordinates(self, channels: Sequence[Channel]) -> dict[str, tuple[str, list] | list[str]]:
