@@ -16,7 +16,8 @@ from credit.channels import Channel
 from credit.config.schema_events import EventConfig
 from credit.data.units import plain
 from credit.errors import ConfigError, did_you_mean
-from credit.verify.climate import LEAST_TIMES, Climate, Season
+from credit.times import Clock
+from credit.verify.climate import LEAST_TIMES, WITHIN_DAYS, Climate, Season
 from credit.verify.seeps import DRY_BELOW_MM
 
 logger = logging.getLogger(__name__)
@@ -117,34 +118,34 @@ def find_precipitation(
     return found
 
 
-def require_climate(events: Sequence[Event], climate: Climate, period: str) -> bool:
-    """Return whether the climate is known in every season that is scored.
+def require_climate(
+    events: Sequence[Event], climate: Climate, valid_times: np.ndarray, period: str, clock: Clock
+) -> bool:
+    """Return whether the climate is known at every valid time.
 
     Args:
         events: those that are scored.
         climate: of the training period.
+        valid_times: in minutes.
         period: names the training period.
+        clock: of the times.
 
     Raises:
         ConfigError: if it is not, and the threshold of an event is a quantile of it.
     """
-    fewest = min(climate.seasons, key=lambda season: len(climate.times(season)))
-    count = len(climate.times(fewest))
+    count, minutes = climate.fewest(valid_times)
     if count >= LEAST_TIMES:
         return True
+    has = f"{period} has {count} times within {WITHIN_DAYS} days of the time of the year of {clock.format(minutes)}"
     for event in events:
         if event.conf.quantile is not None:
             side = "above" if event.conf.sign > 0 else "below"
             raise ConfigError(
                 f"verification.events.{event.name}.{side}_quantile: {event.conf.quantile:g} is a quantile of the "
-                f"training period, but {period} has {count} times in month {fewest[0]}, which is scored, and its "
-                f"neighbours; {LEAST_TIMES} are needed: lengthen data.splits.train, or give {side} in the units of the "
-                "data"
+                f"training period, but {has}, which is scored, and {LEAST_TIMES} are needed: lengthen "
+                f"data.splits.train, or give {side} in the units of the data"
             )
-    logger.warning(
-        "%s has %d times in month %d and its neighbours, fewer than %d: no climate, hence no Brier skill and no SEEPS",
-        period, count, fewest[0], LEAST_TIMES,
-    )  # fmt: skip
+    logger.warning("%s, fewer than %d: no climate, hence no Brier skill and no SEEPS", has, LEAST_TIMES)
     return False
 
 
@@ -157,6 +158,7 @@ class Limits:
         climate: of the channels `places`; None where it is not known.
         places: number of a channel among those that are scored -> among those of the climate.
         cells: P.
+        kept: how many seasons are kept, those that one forecast goes through.
     """
 
     def __init__(
@@ -166,12 +168,11 @@ class Limits:
         climate: Climate | None,
         places: Mapping[int, int],
         cells: int,
+        kept: int,
     ) -> None:
         self._events, self._precipitation = events, precipitation
         self._climate, self._places, self._cells = climate, places, cells
-        # cases come in the order of their times: a forecast begins in one month and ends in the next
-        hours = len({minute for _, minute in climate.seasons}) if climate else 1
-        self._of_season = lru_cache(maxsize=2 * hours)(self._find)
+        self._of_season = lru_cache(maxsize=kept)(self._find)
 
     def at(self, minutes: int) -> tuple[list[Limit], list[Limit]]:
         """Return the limits at a valid time.

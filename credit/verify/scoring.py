@@ -183,9 +183,7 @@ class _Scorer:
         self._winds = wind_pairs(channels, reader.attributes, reader.masks)
         self._means = CellMeans(channels, reader.masks, self._weights, [(u, v) for u, v, _ in self._winds])
         self._contenders = {key: self._contender(archive) for key, archive in archives.items()}
-        self._thresholds = ThresholdScorer(
-            conf, reader, channels, self._means, self._truth, train, np.unique(cases[:, None] + leads)
-        )
+        self._thresholds = ThresholdScorer(conf, reader, channels, self._means, self._truth, train, cases, leads)
         # a store's climatology is on the grid of the data
         self._climatology = build_climatology(conf.climatology, data if onto is not None else reader, names, train)
         self._bring_normal = reader.bring(channels, data.grid)

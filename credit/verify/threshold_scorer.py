@@ -11,7 +11,7 @@ from credit.channels import Channel
 from credit.config.schema_forecast import VerificationConfig
 from credit.data.splits import Split
 from credit.verify.cell_means import CellMeans
-from credit.verify.climate import Climate
+from credit.verify.climate import WITHIN_DAYS, Climate
 from credit.verify.events import EventSums
 from credit.verify.limits import Limits, find_events, find_precipitation, require_climate
 from credit.verify.scored_fields import ScoredFields
@@ -31,7 +31,8 @@ class ThresholdScorer:
         means: area means of them.
         truth: minutes -> (C, H, W) of the data.
         train: the training period.
-        valid_times: of all cases and lead times.
+        cases: (N,) initial times in minutes, all of them, whoever scores them.
+        leads: (L,) lead times in minutes.
 
     Raises:
         ConfigError: if an event or a channel of precipitation cannot be scored.
@@ -45,7 +46,8 @@ class ThresholdScorer:
         means: CellMeans,
         truth: Callable[[int], np.ndarray],
         train: Split,
-        valid_times: np.ndarray,
+        cases: np.ndarray,
+        leads: np.ndarray,
     ) -> None:
         self.events = find_events(conf.events, channels, reader.attributes)
         self.precipitation = find_precipitation(conf.seeps, channels, reader.attributes)
@@ -57,13 +59,21 @@ class ThresholdScorer:
         cells = means.valid_CP.shape[1]
         climate = Climate(
             lambda minutes: means.flatten(truth(minutes), f"training data at {reader.clock.format(minutes)}")[used],
-            reader.times, train, reader.clock, conf.climatology.by_hour, valid_times, 4 * len(used) * cells,
+            reader.times, train, reader.clock, conf.climatology.by_hour, 4 * len(used) * cells,
         )  # fmt: skip
-        known = require_climate(self.events, climate, train.describe(reader.clock))
+        valid_times = np.unique(cases[:, None] + leads)
+        known = require_climate(self.events, climate, valid_times, train.describe(reader.clock), reader.clock)
+        self._climate_description = "not known"
+        if known:
+            hour = ", at the same hour of the day" if conf.climatology.by_hour else ""
+            self._climate_description = (
+                f"at least {climate.fewest(valid_times)[0]} times of the training period within {WITHIN_DAYS} days of "
+                f"the time of the year{hour}"
+            )
+        kept = 1 + len({climate.season(int(cases[0] + lead)) for lead in leads.tolist()})
         self._limits = Limits(
-            self.events, self.precipitation, climate if known else None, {c: i for i, c in enumerate(used)}, cells
+            self.events, self.precipitation, climate if known else None, {c: i for i, c in enumerate(used)}, cells, kept
         )
-        self._climate_description = climate.describe() if known else "not known"
 
     def empty(
         self, cases: np.ndarray, leads: int, members: Mapping[str, int]

@@ -27,7 +27,7 @@ def _events(
     which: range | None = None,
     means: CellMeans = MEANS,
 ) -> EventSums:
-    """Return the sums of thresholds and climatological probabilities, each (E, C, 1 or P); the channels vary fastest."""
+    """Return the sums of thresholds and climatological probabilities, each (E, C, 1 or P); channels vary fastest."""
     chosen = list(which or range(len(cases.truth)))
     events, channels = thresholds.shape[:2]
     sums = EventSums.empty(1440 * np.array(chosen), 1, events * channels, len(NAMES), cases.members.shape[1])

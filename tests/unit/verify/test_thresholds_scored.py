@@ -22,7 +22,6 @@ from credit.verify.scoring import score_forecasts
 from credit.verify.seeps import DRY_BELOW_MM
 from credit.verify.share import Part, Share
 from credit.verify.table import ScoreTable
-from credit.verify.verification import verify
 from tests.unit.analytic_reader import AnalyticReader, make_grid
 from tests.unit.verify.conftest import make_config
 
@@ -30,7 +29,7 @@ DAY = 1440
 LEADS, MEMBERS = [DAY, 3 * DAY], 4
 VARIABLES = {"prognostic": {"vars_3D": [], "vars_2D": ["t2m", "sst"]}, "diagnostic": {"vars_3D": [], "vars_2D": ["tp"]}}
 EVENTS = {
-    "warm": {"channel": "t2m", "above": 283.0},
+    "warm": {"channel": "t2m", "above": 278.0},
     "hot_sea": {"channel": "sst", "above_quantile": 0.8},
     "cold": {"channel": "t2m", "below_quantile": 0.25},
     "heavy_rain": {"channel": "tp", "above": 6.0},
@@ -46,7 +45,7 @@ def weather(minutes: int, channel: int, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng([minutes // DAY, channel, seed])
     if channel == 2:
         return np.maximum(rng.gamma(0.8, 6.0, GRID.shape) - 2.0, 0.0)
-    return 280 - 8 * np.cos(2 * np.pi * CLOCK.year_fraction(np.array(minutes))) + rng.standard_normal(GRID.shape) * 3
+    return 280 - 4 * np.cos(2 * np.pi * CLOCK.year_fraction(np.array(minutes))) + rng.standard_normal(GRID.shape) * 3
 
 
 def make_reader(first: str = "2000-01-01") -> AnalyticReader:
@@ -96,7 +95,8 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> Scored:
                 writer.put(start, number, members[case, number, member], member)
     writer.close()
     archive = open_forecasts(folder / "forecasts")
-    table = verify(config_of(folder, events=EVENTS), reader, archive, folder)
+    table = score_forecasts(config_of(folder, events=EVENTS), reader, archive).table
+    table.write(folder)
     dims = ("case", "lead", "channel", "lat", "lon")
     names = {"channel": [c.name for c in reader.channels.output]}
     assert names["channel"] == ["t2m", "sst", "tp"]
@@ -106,11 +106,18 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> Scored:
 
 @pytest.fixture(scope="module")
 def climate() -> xr.DataArray:
-    """The values of February to April 2000: the season of all cases; a year of days is a sample of all of them."""
+    """The year 2000 around each valid time, (case, lead, time, ...), NaN more than 30 days from its five days."""
     reader = make_reader()
-    days = [i for i, t in enumerate(reader.times.tolist()) if CLOCK.format(t)[:7] in ("2000-02", "2000-03", "2000-04")]
+    year = np.stack([reader.read(day) for day in range(366)])
+    days = np.arange(366) * 365 / 366
+    around = np.full((len(INITIAL), len(LEADS), *year.shape), np.nan, dtype=np.float32)
+    for case, text in enumerate(INITIAL):
+        for number, lead in enumerate(LEADS):
+            day = CLOCK.datetime(CLOCK.parse(text) + lead).dayofyr - 1
+            near = np.abs(days - (day // 5 * 5 + 2.5)) <= 30
+            around[case, number, near] = year[near]
     names = {"channel": [c.name for c in reader.channels.output]}
-    return xr.DataArray(np.stack([reader.read(day) for day in days]), names, ("time", "channel", "lat", "lon"))
+    return xr.DataArray(around, names, ("case", "lead", "time", "channel", "lat", "lon"))
 
 
 def expected_brier(scored: Scored, climate: xr.DataArray, name: str) -> dict[str, np.ndarray]:
@@ -122,6 +129,7 @@ def expected_brier(scored: Scored, climate: xr.DataArray, name: str) -> dict[str
     quantile = event.get("above_quantile", event.get("below_quantile"))
     threshold = event["above"] if quantile is None else fields[2].quantile(quantile, "time").drop_vars("quantile")
     members, truth, normal = (sign * (own - threshold) for own in fields)
+    known = normal.notnull().any(("lat", "lon"))  # a day of the climate; sst is never everywhere
     arguments = {"event_threshold_operator": operator.gt, "preserve_dims": "all"}
     brier, fair = (
         scores.probability.brier_score_for_ensemble(
@@ -129,7 +137,7 @@ def expected_brier(scored: Scored, climate: xr.DataArray, name: str) -> dict[str
         ).isel(threshold=0, drop=True)
         for correction in (False, True)
     )
-    probability = (normal > 0).mean("time")
+    probability = (normal > 0).sum("time") / known.sum("time")
     reference = ((probability - (truth > 0)) ** 2).where(truth.notnull())
     brier, fair, reference = (own.weighted(AREA).mean(["case", "lat", "lon"]) for own in (brier, fair, reference))
     return {
@@ -145,25 +153,25 @@ def test_brier_scores_are_the_librarys(scored: Scored, climate: xr.DataArray, na
     own["climatology"] = table.curve("climatology", "t2m", f"brier:{name}")
     for metric, values in expected.items():
         np.testing.assert_allclose(own[metric], values, rtol=1e-6, atol=1e-9, err_msg=metric)
-    assert 0.01 < own["brier"].min() and (table.curve("climatology", "t2m", f"brier_skill:{name}") == 0).all()
+    assert own["brier"].min() > 0.01 and (table.curve("climatology", "t2m", f"brier_skill:{name}") == 0).all()
     parts = [table.curve("model", "t2m", f"{part}:{name}") for part in ("reliability", "resolution", "uncertainty")]
     np.testing.assert_allclose(parts[0] - parts[1] + parts[2], own["brier"], rtol=1e-12)
 
 
-def test_a_quantile_of_the_season_is_a_rare_event(scored: Scored, climate: xr.DataArray) -> None:
-    """March is warmer than February and colder than April: with the year's quantile nothing would be hot."""
+def test_a_quantile_is_one_of_the_season(scored: Scored) -> None:
+    """About a fifth of the cells are hot, a little less than a fifth as it gets warmer; by the whole year a tenth."""
     base = scored.table.curve("model", "sst", "uncertainty:hot_sea")
-    np.testing.assert_allclose(base, 0.2 * 0.8, atol=0.05)
+    np.testing.assert_allclose(base, 0.18 * 0.82, atol=0.04)
     year = make_reader()
     whole = np.stack([year.read(day)[1][~MASK] for day in range(366)])
     hot = scored.truth.sel(channel="sst").values[..., ~MASK] > np.quantile(whole, 0.8, axis=0)
-    assert hot.mean() < 0.02
+    assert hot.mean() < 0.06
 
 
 def test_seeps_is_the_librarys(scored: Scored, climate: xr.DataArray) -> None:
     scores = pytest.importorskip("scores")
     rain = climate.sel(channel="tp").astype(np.float64)
-    dry = (rain < DRY_BELOW_MM).mean("time")
+    dry = (rain < DRY_BELOW_MM).sum("time") / rain.notnull().sum("time")
     heavy = rain.where(rain >= DRY_BELOW_MM).quantile(2 / 3, "time").drop_vars("quantile")
     members, truth = (own.sel(channel="tp").astype(np.float64) for own in (scored.members, scored.truth))
     penalties = scores.categorical.seeps(
@@ -177,7 +185,7 @@ def test_seeps_is_the_librarys(scored: Scored, climate: xr.DataArray) -> None:
     np.testing.assert_allclose(table.curve("climatology", "tp", "seeps"), 1.0, atol=0.15)
 
 
-def test_what_is_left_in_the_files_and_the_report(scored: Scored) -> None:
+def test_what_the_files_have(scored: Scored) -> None:
     with open(scored.folder / "scores.csv", newline="") as handle:
         rows = list(csv.DictReader(handle))
     wanted = {"metric": "brier:heavy_rain", "region": "global", "season": "all", "lead_hours": "24"}
@@ -190,7 +198,7 @@ def test_what_is_left_in_the_files_and_the_report(scored: Scored) -> None:
     assert (seeps["variable"], seeps["units"]) == ("tp", "1")
     with xr.open_dataset(scored.folder / "scores.nc") as dataset:
         assert dataset["brier"].dims == ("forecast", "season", "event", "lead", "region")
-        assert "90 times of the training period" in dataset.attrs["climate_of_events"]
+        assert "at least 60 times of the training period" in dataset.attrs["climate_of_events"]
         shares = dataset["forecast_frequency"].sel(forecast="model", region="global")
         np.testing.assert_allclose(shares.sum("members_beyond"), 1.0)
         own = dataset.sel(forecast="model", region="global", season="all", event="cold")
@@ -198,10 +206,6 @@ def test_what_is_left_in_the_files_and_the_report(scored: Scored) -> None:
         forecast, observed = own["forecast_frequency"], own["observed_frequency"].fillna(0)
         brier = (forecast * (observed * (1 - p) ** 2 + (1 - observed) * p**2)).sum("members_beyond")
         np.testing.assert_allclose(brier, own["brier"])
-    assert (scored.folder / "figures" / "reliability.png").stat().st_size > 10_000
-    text = (scored.folder / "report.html").read_text()
-    for said in ("Brier score: hot_sea", "sst above its quantile 0.8", "SEEPS (precipitation)", "Reliability diagram"):
-        assert said in text, said
 
 
 def test_two_shares_are_one_to_the_last_bit(scored: Scored, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,8 +226,8 @@ def test_two_shares_are_one_to_the_last_bit(scored: Scored, monkeypatch: pytest.
 def test_without_a_training_period(scored: Scored, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Data from 2001 on alone: no climate. A number still makes an event, whose skill is not known."""
     reader = make_reader("2000-12-20")
-    with pytest.raises(ConfigError, match="events.cold.below_quantile: 0.25 is a quantile of the training period, but"):
-        score_forecasts(config_of(tmp_path, events=EVENTS), reader, scored.archive)
+    with pytest.raises(ConfigError, match="events.cold.below_quantile: 0.25 is a quantile.* 0 times within 30 days"):
+        score_forecasts(config_of(tmp_path, events={"cold": EVENTS["cold"]}), reader, scored.archive)
     only = {"warm": EVENTS["warm"]}
     table = score_forecasts(config_of(tmp_path, events=only), reader, scored.archive).table
     np.testing.assert_array_equal(
