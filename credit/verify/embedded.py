@@ -69,6 +69,11 @@ class ShownScore:
     rows: Sequence[int] | None = None
     event: int | None = None
 
+    def plane(self, end: str = "") -> str:
+        """Return the name of the score or of an end of its interval: ``rmse_low``, ``brier_low:EVENT``."""
+        metric, colon, event = self.name.partition(":")
+        return f"{metric}{end}{colon}{event}"
+
     def to_dict(self) -> dict[str, Any]:
         """Return it as the page has it."""
         return {"name": self.name, "rows": self.rows, **asdict(self.meaning)}
@@ -109,7 +114,7 @@ def page_scores(table: ScoreTable, channel: str, most_values: int = MOST_VALUES)
     seasons = range(len(table.seasons) if extent.seasons else 1)
     data, shown = table.dataset, shown_scores(table)
     curves = {
-        f"{own.name}{end}": [None if bare and season else _nested(table, own, end, season, leads) for season in seasons]
+        own.plane(end): [None if bare and season else _nested(table, own, end, season, leads) for season in seasons]
         for own, end, bare in _planes(shown, extent)
     }
     compared = {

@@ -25,13 +25,18 @@ function curveOf(scores, name, first, place) {
   return unpack(scores.curves[name]?.[place.season]?.[first]?.[place.row]?.[place.region]);
 }
 
+/** Return the name of an end of a score's interval: rmse_low, brier_low:EVENT. */
+function endName(metric, end) {
+  return metric.name.replace(/:|$/, (found) => end + found);
+}
+
 /** Return what is drawn of each forecast: its number, look, curve and the ends of its interval. */
 function forecastCurves(scores, place) {
   const curves = scores.forecasts.map((forecast, number) => ({
     ...forecast,
     curve: curveOf(scores, place.metric.name, number, place),
-    low: curveOf(scores, `${place.metric.name}_low`, number, place),
-    high: curveOf(scores, `${place.metric.name}_high`, number, place),
+    low: curveOf(scores, endName(place.metric, "_low"), number, place),
+    high: curveOf(scores, endName(place.metric, "_high"), number, place),
   }));
   return curves.filter((own) => own.curve);
 }
