@@ -33,25 +33,3 @@ class EventConfig(Section):
             if value is not None and not 0 < value < 1:
                 raise ValueError(f"{name}: {value:g} is not between 0 and 1; the ninetieth percentile is 0.9")
         return self
-
-    @property
-    def sign(self) -> int:
-        """1 of an event above its limit, -1 of one below."""
-        return 1 if self.below is None and self.below_quantile is None else -1
-
-    @property
-    def threshold(self) -> float | None:
-        """The limit in the units of the data, None where it is a quantile."""
-        return self.below if self.above is None else self.above
-
-    @property
-    def quantile(self) -> float | None:
-        """The limit as a quantile of the climate, None where it is a number."""
-        return self.below_quantile if self.above_quantile is None else self.above_quantile
-
-    def describe(self, units: str) -> str:
-        """Return the event in words."""
-        side = "above" if self.sign > 0 else "below"
-        if self.quantile is not None:
-            return f"{self.channel} {side} its quantile {self.quantile:g}"
-        return f"{self.channel} {side} {self.threshold:g} {units}".rstrip()

@@ -27,6 +27,7 @@ _MM = {"mm": 1.0, "kg m-2": 1.0, "cm": 10.0, "m": 1000.0}
 _NAMES = ("tp", "total_precipitation")
 _STANDARD_NAMES = ("precipitation_amount", "lwe_thickness_of_precipitation_amount")
 
+_SIDES = {1: "above", -1: "below"}
 Limit = tuple[np.ndarray, np.ndarray]
 
 
@@ -37,14 +38,27 @@ class Event:
     Attributes:
         name: of ``verification.events``.
         channel: number of its channel among those that are scored.
-        conf: its limit.
+        sign: 1 of values above the limit, -1 of values below.
+        threshold: the limit in the units of the data, None where it is a quantile.
+        quantile: the limit as a quantile of the climate, None where it is a number.
         definition: it in words.
     """
 
     name: str
     channel: int
-    conf: EventConfig
+    sign: int
+    threshold: float | None
+    quantile: float | None
     definition: str
+
+    @classmethod
+    def build(cls, name: str, conf: EventConfig, channel: int, units: str) -> Event:
+        """Return the event of a config."""
+        sign = -1 if conf.above is None and conf.above_quantile is None else 1
+        threshold = conf.below if conf.above is None else conf.above
+        quantile = conf.below_quantile if conf.above_quantile is None else conf.above_quantile
+        limit = f"its quantile {quantile:g}" if threshold is None else f"{threshold:g} {units}".rstrip()
+        return cls(name, channel, sign, threshold, quantile, f"{conf.channel} {_SIDES[sign]} {limit}")
 
 
 @dataclass(frozen=True)
@@ -77,7 +91,7 @@ def find_events(
     for name, own in conf.items():
         number = names.index(own.channel)
         units = str(attributes.get(channels[number].variable, {}).get("units", ""))
-        events.append(Event(name, number, own, own.describe(units)))
+        events.append(Event.build(name, own, number, units))
     return events
 
 
@@ -138,10 +152,10 @@ def require_climate(
         return True
     has = f"{period} has {count} times within {WITHIN_DAYS} days of the time of the year of {clock.format(minutes)}"
     for event in events:
-        if event.conf.quantile is not None:
-            side = "above" if event.conf.sign > 0 else "below"
+        if event.quantile is not None:
+            side = _SIDES[event.sign]
             raise ConfigError(
-                f"verification.events.{event.name}.{side}_quantile: {event.conf.quantile:g} is a quantile of the "
+                f"verification.events.{event.name}.{side}_quantile: {event.quantile:g} is a quantile of the "
                 f"training period, but {has}, which is scored, and {LEAST_TIMES} are needed: lengthen "
                 f"data.splits.train, or give {side} in the units of the data"
             )
@@ -187,15 +201,15 @@ class Limits:
     def _find(self, season: Season | None) -> tuple[list[Limit], list[Limit]]:
         if self._climate is None or season is None:
             unknown = np.full(self._cells, np.nan)
-            events = [(np.array([own.conf.sign * own.conf.threshold]), unknown) for own in self._events]
+            events = [(np.array([own.sign * own.threshold]), unknown) for own in self._events]
             return events, [(unknown, unknown) for _ in self._precipitation]
         fields_CKP = self._climate.read(season)
-        events = [event_limits(own.conf, fields_CKP[self._places[own.channel]]) for own in self._events]
+        events = [event_limits(own, fields_CKP[self._places[own.channel]]) for own in self._events]
         rain = [(fields_CKP[self._places[own.channel]], own.to_mm) for own in self._precipitation]
         return events, [dry_and_heavy(values.astype(np.float64) * to_mm) for values, to_mm in rain]
 
 
-def event_limits(conf: EventConfig, values_KP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def event_limits(event: Event, values_KP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return threshold and climatological probability of an event, given the climate of its channel.
 
     The probability is how often the climate exceeds the threshold: 1 - q of a quantile q, but less where many values
@@ -204,12 +218,12 @@ def event_limits(conf: EventConfig, values_KP: np.ndarray) -> tuple[np.ndarray, 
     Returns:
         (P,) or (1,) threshold, with the sign of the event; (P,) probability.
     """
-    if conf.quantile is not None:
-        threshold = np.quantile(values_KP, conf.quantile, axis=0)
+    if event.quantile is not None:
+        threshold = np.quantile(values_KP, event.quantile, axis=0)
     else:
-        threshold = np.array([conf.threshold])
-    threshold = conf.sign * threshold.astype(np.float64)
-    return threshold, (conf.sign * values_KP > threshold).mean(axis=0)
+        threshold = np.array([event.threshold])
+    threshold = event.sign * threshold.astype(np.float64)
+    return threshold, (event.sign * values_KP > threshold).mean(axis=0)
 
 
 def dry_and_heavy(values_KP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

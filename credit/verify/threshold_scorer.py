@@ -114,7 +114,7 @@ class ThresholdScorer:
         for number, (own, limits) in enumerate(zip(self.events, of_events, strict=True)):
             if own.channel in has:
                 members_MP, truth_P = members_MCP[:, has.index(own.channel)], truth_CP[own.channel]
-                sign = own.conf.sign
+                sign = own.sign
                 part.events[key].add(
                     (*place, number), self._means, own.channel, sign * members_MP, sign * truth_P, *limits
                 )

@@ -56,7 +56,7 @@ def _make_thresholds(sums: Iterable[str], members: int) -> ThresholdResults:
         brier, fair, reference = (rng.gamma(5.0, 0.02 * factor, shape) for factor in (1, 0.9, 2))
         events[name] = EventSums(_INITIAL, forecasts, occurrences, brier, fair, reference, members=own)
         rain[name] = SeepsSums(_INITIAL, rng.gamma(5.0, 0.1, shape), np.ones(shape), members=own)
-    event = Event("high", 3, EventConfig(channel="z500", above=5e4), "z500 above 50000 m2 s-2")
+    event = Event.build("high", EventConfig(channel="z500", above=5e4), 3, "m2 s-2")
     del events["climatology"]
     return ThresholdResults([event], events, [Precipitation(3, 1.0)], rain)
 

@@ -71,15 +71,13 @@ def test_events_and_precipitation_have_one_row() -> None:
     table = make_table(channels, members=4, events=True)
     scores, left_out = page_scores(table, "v500")
     extra = {own["name"]: own for own in scores["metrics"] if own["rows"] is not None}
-    assert {name: own["rows"] for name, own in extra.items()} == {
-        "seeps": [3],
-        "brier:high": [3],
-        "brier_skill:high": [3],
-    }
+    assert {name: own["rows"] for name, own in extra.items()} == dict.fromkeys(
+        ("seeps", "brier:high", "brier_skill:high"), [3]
+    )
     assert extra["brier:high"]["label"] == "Brier score: high" and "uncertainty" in left_out
-    for name in ("seeps", "seeps_high", "brier:high", "brier:high_low"):
-        metric, _, end = name.partition(":high")
-        values = table.dataset[metric + end].sel(forecast="model", season="all").values[3 if metric == name else 0]
+    for name in ("seeps", "seeps_high", "brier:high", "brier_low:high"):
+        metric, _, event = name.partition(":")
+        values = table.dataset[metric].sel(forecast="model", season="all").values[0 if event else 3]
         rows = scores["curves"][name][0][0]
         assert rows[:3] == [None] * 3
         for region in range(3):

@@ -14,7 +14,7 @@ from credit.errors import ConfigError
 from credit.times import Clock
 from credit.verify import climate as climate_module
 from credit.verify.climate import Climate
-from credit.verify.limits import Precipitation, dry_and_heavy, event_limits, find_events, find_precipitation
+from credit.verify.limits import Event, Precipitation, dry_and_heavy, event_limits, find_events, find_precipitation
 from tests.unit.verify.conftest import make_config
 
 CLOCK = Clock()
@@ -28,6 +28,10 @@ ATTRIBUTES = {"t2m": {"units": "K"}, "tp": {"units": "m", "temporal": "accumulat
 def make_climate(by_hour: bool = False, field_bytes: int = 8) -> Climate:
     """Return a climate whose only cell has its own time as value."""
     return Climate(lambda t: np.array([[float(t)]]), TIMES, TRAIN, CLOCK, by_hour, field_bytes)
+
+
+def make_event(**limit: float) -> Event:
+    return Event.build("e", EventConfig(channel="x", **limit), 0, "K")
 
 
 def test_a_season_is_two_months_of_all_years_and_every_hour() -> None:
@@ -67,14 +71,12 @@ def test_limits_of_a_known_distribution(count: int) -> None:
     """Of the numbers 1 to n the quantile q is 1 + q (n - 1); above it lies 1 - q of them, to a number."""
     values = np.random.default_rng(0).permuted(np.arange(1.0, count + 1)[:, None] * np.ones(3), axis=0)
     for side, sign, share in (("above", 1, 0.1), ("below", -1, 0.9)):
-        threshold, probability = event_limits(
-            EventConfig(channel="x", **{f"{side}_quantile": 0.9}), values.astype(np.float32)
-        )
+        threshold, probability = event_limits(make_event(**{f"{side}_quantile": 0.9}), values.astype(np.float32))
         np.testing.assert_allclose(threshold, sign * (1 + 0.9 * (count - 1)), rtol=1e-6)
         np.testing.assert_allclose(probability, share, atol=1.01 / count)
-    threshold, probability = event_limits(EventConfig(channel="x", below=11.0), values)
+    threshold, probability = event_limits(make_event(below=11.0), values)
     assert threshold.tolist() == [-11.0] and probability.tolist() == [10 / count] * 3
-    dry = event_limits(EventConfig(channel="x", above_quantile=0.5), np.zeros((count, 2)))
+    dry = event_limits(make_event(above_quantile=0.5), np.zeros((count, 2)))
     assert dry[1].tolist() == [0.0, 0.0]  # nothing lies above a median that most values have
 
 
