@@ -57,7 +57,7 @@ class Event:
         sign = -1 if conf.above is None and conf.above_quantile is None else 1
         threshold = conf.below if conf.above is None else conf.above
         quantile = conf.below_quantile if conf.above_quantile is None else conf.above_quantile
-        limit = f"its quantile {quantile:g}" if threshold is None else f"{threshold:g} {units}".rstrip()
+        limit = f"quantile {quantile:g} of its season" if threshold is None else f"{threshold:g} {units}".rstrip()
         return cls(name, channel, sign, threshold, quantile, f"{conf.channel} {_SIDES[sign]} {limit}")
 
 

@@ -117,7 +117,7 @@ EVENT_MEANINGS = {
     ),
     "brier_skill": Meaning(
         "Brier skill score",
-        "1 less the Brier score over that of the climatological probability of each cell and season.",
+        "How much smaller the Brier score is than that of the climatological probability of each cell and season.",
         "1 is perfect; 0 is no better than the climatology, and single forecasts, which are certain every time, are "
         "often worse.",
         has_units=False,
