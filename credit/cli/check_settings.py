@@ -25,6 +25,7 @@ from credit.train.assemble import require_monitor
 from credit.train.assets import _LEAST_CLIMATOLOGY_MINUTES
 from credit.train.early_view import plan_early_view
 from credit.train.optim import build_optimizer
+from credit.verify.limits import find_events, find_precipitation
 
 # a climatology's file is read whole; that of a larger grid is only looked for
 _LARGEST_FILE_BYTES = 2**30
@@ -94,6 +95,10 @@ def check_forecasts(config: Config, found: DataFound, findings: Findings) -> int
     with findings.collect():
         wanted = config.verification.figure_channels
         figure_channels(wanted, found.channels.output, "verification.figure_channels")
+    with findings.collect():
+        find_events(config.verification.events, found.channels.output, found.attributes)
+    with findings.collect():
+        find_precipitation(config.verification.seeps, found.channels.output, found.attributes)
     if "train" in found.samples:
         with findings.collect():
             _try_climatology(config, found)

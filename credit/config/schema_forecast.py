@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from credit.config.base import Section
 from credit.config.schema_data import Duration
+from credit.config.schema_events import EventConfig
 from credit.config.schema_model import HyperdiffusionConfig
 from credit.config.schema_products import ProductConfig
 from credit.config.schema_regions import DEFAULT_REGIONS, REGIONS, BoxConfig
@@ -169,6 +171,14 @@ class VerificationConfig(Section):
     )
     regions: list[str] = Field(DEFAULT_REGIONS, description=f"Regions of the scores, among {', '.join(REGIONS)}.")
     boxes: dict[str, BoxConfig] = Field({}, description="Name -> a region of your own, scored beside `regions`.")
+    events: dict[str, EventConfig] = Field(
+        {}, description="Name -> an event whose probability is scored (Brier score, reliability)."
+    )
+    seeps: list[str] | None = Field(
+        None,
+        description="Channels of accumulated precipitation, which SEEPS is of; default: sums over the step (`temporal: "
+        "accumulate` or `deaccumulate`) called tp or total_precipitation, or precipitation by standard_name.",
+    )
 
     @model_validator(mode="after")
     def _regions_exist(self) -> VerificationConfig:
@@ -180,4 +190,14 @@ class VerificationConfig(Section):
         for name in self.boxes:
             if name in REGIONS:
                 raise ValueError(f'boxes: "{name}" is the name of one of the regions; take another name')
+        return self
+
+    @model_validator(mode="after")
+    def _events_have_names(self) -> VerificationConfig:
+        for name in self.events:
+            if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
+                raise ValueError(
+                    f'events: "{name}" becomes part of the names of scores; use letters, digits, underscore, dot and '
+                    "hyphen"
+                )
         return self

@@ -6,14 +6,14 @@ A block spans at least 5 days, and at least the lead time and 2 days more.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
 
+from credit.verify.case_sums import CaseSums
 from credit.verify.student import two_sided_p, two_sided_quantile
-from credit.verify.sums import ScoreSums, metrics_of
 
 RESAMPLES = 1000
 LEVEL = 0.95
@@ -26,6 +26,11 @@ _BOUNDS = {
     "crps": (0.0, np.inf),
     "crps_fair": (-np.inf, np.inf),
     "spread_skill": (0.0, np.inf),
+    "brier": (0.0, 1.0),
+    "brier_fair": (-np.inf, 1.0),
+    "brier_skill": (-np.inf, 1.0),
+    "brier_skill_fair": (-np.inf, np.inf),
+    "seeps": (0.0, np.inf),
 }
 WITH_INTERVAL = tuple(_BOUNDS)
 ENDS = ("_low", "_high")
@@ -48,7 +53,7 @@ def number_of_blocks(initial: np.ndarray, lead_minutes: int) -> int:
     return len(initial) // block_length(initial, lead_minutes)
 
 
-def intervals(sums: ScoreSums, lead: int, lead_minutes: int) -> dict[str, np.ndarray]:
+def intervals(sums: CaseSums, lead: int, lead_minutes: int) -> dict[str, np.ndarray]:
     """Return metric -> (2, X, R), ends of the 95 % interval at one lead; nothing where there are fewer than 6 blocks.
 
     A circular block bootstrap (Politis and Romano 1992): blocks that start at any case, the last going on with the
@@ -60,35 +65,58 @@ def intervals(sums: ScoreSums, lead: int, lead_minutes: int) -> dict[str, np.nda
     blocks = len(sums.initial) // length
     if blocks < LEAST_BLOCKS:
         return {}
-    cases = {name: own[:, lead] for name, own in sums.planes().items()}
+    cases = {name: own[:, lead] for name, own in sums.resampled().items()}
     drawn = _drawn(len(sums.initial), blocks)
     means = {}
     for name, values in cases.items():
         block_sums = _circular_block_sums(values.reshape(len(values), -1), length)
         means[name] = (drawn @ block_sums / (blocks * length)).reshape(RESAMPLES, *values.shape[1:])
     whole = {name: values.mean(axis=0) for name, values in cases.items()}
-    centre, spread, tail = metrics_of(whole, sums.members), metrics_of(means, sums.members), _tail(blocks)
+    centre, spread, tail = sums.metrics_of(whole), sums.metrics_of(means), _tail(blocks)
     found = {}
-    for name, each in _contributions(cases, whole, centre).items():
+    for name, each in sums.contributions(cases, whole, centre).items():
         wider = np.sqrt(_widening(_block_means(each, blocks)))
         ends = np.quantile(spread[name], [tail, 1 - tail], axis=0)
         found[name] = np.clip(centre[name] + wider * (ends - centre[name]), *_BOUNDS[name])
     return found
 
 
-def _contributions(
-    cases: Mapping[str, np.ndarray], means: Mapping[str, np.ndarray], metrics: Mapping[str, np.ndarray]
+def seasonal_scores(
+    sums: Mapping[str, tuple[CaseSums, Sequence[int]]],
+    forecasts: Sequence[str],
+    names: Sequence[str],
+    rows: int,
+    leads: np.ndarray,
+    seasons: Mapping[str, np.ndarray],
 ) -> dict[str, np.ndarray]:
-    """Return metric -> (N, X, R), what each case contributes to it, to first order and up to a factor."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        variances = (cases[n] / means[n] for n in ("forecast_variance", "truth_variance"))
-        product = cases["covariance"] / np.sqrt(means["forecast_variance"] * means["truth_variance"])
-        correlation = product - metrics["acc"] / 2 * sum(variances)
-        found = {"rmse": cases["squared"], "bias": cases["error"], "mae": cases["absolute"], "acc": correlation}
-        found["crps"] = cases.get("crps", cases["absolute"])
-        if "crps_fair" in cases:
-            found["crps_fair"] = cases["crps_fair"]
-            found["spread_skill"] = cases["variance"] / means["variance"] - cases["squared"] / means["squared"]
+    """Return scores by season, with their intervals.
+
+    Args:
+        sums: forecast -> its sums and which of the rows theirs are; all of the same cases.
+        forecasts: those of the table, of which some may have no sums.
+        names: of the metrics.
+        rows: X, how many there are.
+        leads: (L,) lead times in minutes.
+        seasons: name -> (N,) bool.
+
+    Returns:
+        metric, and with ``_low`` and ``_high`` the ends of its interval -> (forecasts, seasons, X, L, R); NaN where
+        there is none.
+    """
+    regions = next(iter(sums["model"][0].resampled().values())).shape[-1]
+    shape = len(forecasts), len(seasons), rows, len(leads), regions
+    found = {name: np.full(shape, np.nan) for name in (*names, *ends_of(n for n in WITH_INTERVAL if n in names))}
+    for f, (whole, index) in ((forecasts.index(name), own) for name, own in sums.items()):
+        for s, chosen in enumerate(seasons.values()):
+            own = whole.select(chosen)
+            for name, values in own.metrics().items():
+                if name in found:
+                    found[name][f, s][list(index)] = np.moveaxis(values, 1, 0)
+            for number, lead in enumerate(leads.tolist()):
+                for name, ends in intervals(own, number, lead).items():
+                    if name in found:
+                        for end, values in zip(ENDS, ends, strict=True):
+                            found[f"{name}{end}"][f, s][list(index), number] = values
     return found
 
 

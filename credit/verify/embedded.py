@@ -11,24 +11,24 @@ import json
 import re
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from credit.verify.blocks import ENDS, LEAST_BLOCKS, WITH_INTERVAL
 from credit.verify.comparison import ENOUGH_BLOCKS
-from credit.verify.meanings import MEANINGS
+from credit.verify.meanings import EVENT_MEANINGS, MEANINGS, SEEPS_MEANING, Meaning
 from credit.verify.plots import label
 from credit.verify.plots_scores import styles_of
 from credit.verify.seasons import ALL
-from credit.verify.table import WIND_NAMES, ScoreTable
+from credit.verify.table import SEEPS, WIND_NAMES, ScoreTable
 
 MOST_VALUES = 2_300_000  # measured: 2.1 bytes each, so less than 5 MB
 _LEAST_LEADS = 10  # before anything else is left out
 _DIGITS = 5  # of the largest value of a curve
 _DASHES = {"-": "", "--": "7 4", "-.": "9 3 2 3", ":": "2 4"}
-_INTERVALS = ("rmse", "bias", "acc", "crps", "spread_skill")
+_INTERVALS = ("rmse", "bias", "acc", "crps", "spread_skill", SEEPS, *EVENT_MEANINGS)
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -51,6 +51,50 @@ class Extent:
         return sorted({0, *range(count - 1, -1, -self.every)})
 
 
+@dataclass(frozen=True)
+class ShownScore:
+    """A score that can be chosen in the page.
+
+    Attributes:
+        variable: of the table's dataset.
+        meaning: in words.
+        name: in the page and in scores.csv.
+        rows: of the page that have it; None for all.
+        event: number of its event, None for a score of channels.
+    """
+
+    variable: str
+    meaning: Meaning
+    name: str
+    rows: Sequence[int] | None = None
+    event: int | None = None
+
+    def plane(self, end: str = "") -> str:
+        """Return the name of the score or of an end of its interval: ``rmse_low``, ``brier_low:EVENT``."""
+        metric, colon, event = self.name.partition(":")
+        return f"{metric}{end}{colon}{event}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as the page has it."""
+        return {"name": self.name, "rows": self.rows, **asdict(self.meaning)}
+
+
+def shown_scores(table: ScoreTable) -> list[ShownScore]:
+    """Return the scores that can be chosen in the page."""
+    data = table.dataset
+    shown = [ShownScore(name, meaning, name) for name, meaning in MEANINGS.items() if name in data]
+    if SEEPS in data:
+        known = np.isfinite(data[SEEPS].values).any(axis=(0, 1, 3, 4))
+        shown.append(ShownScore(SEEPS, SEEPS_MEANING, SEEPS, np.flatnonzero(known).tolist()))
+    for number, event in enumerate(table.events):
+        row = table.channels.index(str(data["event_channel"].values[number]))
+        definition = str(data["event_definition"].values[number])
+        for name, meaning in EVENT_MEANINGS.items():
+            own = replace(meaning, label=f"{meaning.label}: {event}", what=f"The event: {definition}. {meaning.what}")
+            shown.append(ShownScore(name, own, f"{name}:{event}", [row], number))
+    return shown
+
+
 def encode(scores: dict[str, Any]) -> str:
     """Return what `page_scores` found as base64 of deflated JSON: safe in any HTML."""
     text = json.dumps(scores, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
@@ -68,13 +112,13 @@ def page_scores(table: ScoreTable, channel: str, most_values: int = MOST_VALUES)
     extent = _choose_extent(table, most_values)
     leads = extent.leads(len(table.lead_hours))
     seasons = range(len(table.seasons) if extent.seasons else 1)
-    data, metrics = table.dataset, _metrics(table)
+    data, shown = table.dataset, shown_scores(table)
     curves = {
-        name: [None if bare and season else _nested(table, name, season, leads) for season in seasons]
-        for name, bare in _names(metrics, extent)
+        own.plane(end): [None if bare and season else _nested(table, own, end, season, leads) for season in seasons]
+        for own, end, bare in _planes(shown, extent)
     }
     compared = {
-        what: [_nested(table, what, season, leads, scale) for season in seasons]
+        what: [_curves_of_rows(table, what, season, leads, scale) for season in seasons]
         for what, scale in (("rmse_difference", 100.0), ("significant", 1.0))
     }
     return {
@@ -92,25 +136,21 @@ def page_scores(table: ScoreTable, channel: str, most_values: int = MOST_VALUES)
         "leads": [table.lead_hours[lead] for lead in leads],
         "rows": list(_rows(table)),
         "level_units": str(data.attrs["level_units"]),
-        "metrics": [{"name": name, **asdict(MEANINGS[name])} for name in metrics],
+        "metrics": [own.to_dict() for own in shown],
         "least_blocks": LEAST_BLOCKS,
         "enough_blocks": ENOUGH_BLOCKS,
         "first_reference": str(data.attrs.get("compared_with", data["reference"].values[0])),
         "first_row": table.channels.index(channel),
         "curves": curves | compared,
-    }, _left_out(table, extent, metrics)
+    }, _left_out(table, extent, sorted({own.variable for own in shown}))
 
 
-def _metrics(table: ScoreTable) -> list[str]:
-    return [name for name in MEANINGS if name in table.dataset]
-
-
-def _names(metrics: Sequence[str], extent: Extent) -> Iterator[tuple[str, bool]]:
-    """Yield the names of scores and of the ends of their intervals, and whether single seasons have none."""
-    for name in metrics:
-        yield name, False
-        if name in _INTERVALS:
-            yield from ((name + end, not extent.season_intervals) for end in ENDS)
+def _planes(shown: Sequence[ShownScore], extent: Extent) -> Iterator[tuple[ShownScore, str, bool]]:
+    """Yield scores and the ends of their intervals, as "" or what a name ends in; and whether seasons have none."""
+    for own in shown:
+        yield own, "", False
+        if own.variable in _INTERVALS:
+            yield from ((own, end, not extent.season_intervals) for end in ENDS)
 
 
 def _choose_extent(table: ScoreTable, most: int) -> Extent:
@@ -127,22 +167,40 @@ def _count(table: ScoreTable, extent: Extent) -> int:
     """Return about how many numbers a page would hold."""
     data = table.dataset
     rows = data.sizes["channel"] + data.sizes.get("wind", 0)
-    own = [bare for _, bare in _names(_metrics(table), extent)]
     others = len(table.seasons) - 1 if extent.seasons else 0
-    planes = (len(own) + others * (len(own) - sum(own))) * len(table.forecasts)
-    planes += (1 + others) * 2 * data.sizes["reference"]
-    return planes * rows * len(table.regions) * len(extent.leads(len(table.lead_hours)))
+    curves = (1 + others) * 2 * data.sizes["reference"] * rows
+    for own, _, bare in _planes(shown_scores(table), extent):
+        number = rows if own.rows is None else len(own.rows)
+        curves += (1 if bare else 1 + others) * len(table.forecasts) * number
+    return curves * len(table.regions) * len(extent.leads(len(table.lead_hours)))
 
 
-def _nested(table: ScoreTable, name: str, season: int, leads: Sequence[int], scale: float = 1.0) -> list:
-    """Return the curves of a score by forecast (or reference), row and region."""
+def _nested(table: ScoreTable, shown: ShownScore, end: str, season: int, leads: Sequence[int]) -> list:
+    """Return the curves of a score, or of an end of its interval, by forecast, row and region."""
+    name = shown.variable + end
+    if shown.rows is None:
+        return _curves_of_rows(table, name, season, leads)
+    places = shown.rows if shown.event is None else [shown.event]
+    count = table.dataset.sizes["channel"] + table.dataset.sizes.get("wind", 0)
+    packed = _pack_nested(table.dataset[name].values[:, season, places][:, :, leads])
+    by_forecast = (dict(zip(shown.rows, own, strict=True)) for own in packed)
+    return [[own.get(row) for row in range(count)] for own in by_forecast]
+
+
+def _curves_of_rows(table: ScoreTable, name: str, season: int, leads: Sequence[int], scale: float = 1.0) -> list:
+    """Return the curves of what all rows have, by forecast (or reference), row and region."""
     data = table.dataset
     parts = [data[name].values[:, season]]
     wind = WIND_NAMES.get(name, f"wind_{name}")
     if wind in data:
         parts.append(data[wind].values[:, season])
-    values = np.moveaxis(np.concatenate(parts, axis=1)[:, :, leads], 2, -1).astype(np.float64) * scale
-    curves = pack_curves(values.reshape(-1, len(leads)))
+    return _pack_nested(np.concatenate(parts, axis=1)[:, :, leads].astype(np.float64) * scale)
+
+
+def _pack_nested(values: np.ndarray) -> list:
+    """Return the packed curves of values (F, X, L, R) in nested lists by F, X and R."""
+    values = np.moveaxis(values, 2, -1)
+    curves = pack_curves(values.reshape(-1, values.shape[-1]))
     first, rows, regions = values.shape[:-1]
     by_row = [curves[start : start + regions] for start in range(0, len(curves), regions)]
     return [by_row[start : start + rows] for start in range(0, first * rows, rows)]

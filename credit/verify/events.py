@@ -1,120 +1,160 @@
-"""EventSums: Brier score, its parts and the reliability diagram of threshold exceedances, as sums over cases.
+"""EventSums: Brier score, its parts and the reliability diagram of threshold exceedances, kept case by case.
 
-Shapes: L lead times, E events, C channels, R regions, M members, P cells.
+Shapes: N cases, L lead times, E events, R regions, M members, K = M + 1 probabilities, P cells.
 
-An ensemble of M members has M + 1 possible probabilities k / M. So how often each was forecast, and how often the
-event then happened, is all that the Brier score, its fair version and its decomposition need.
+An ensemble of M members has M + 1 possible probabilities k / M, a single forecast 0 and 1. So how often each was
+forecast, and how often the event then happened, is all that the Brier score, its fair version and its decomposition
+need.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
-from credit.verify.addable import AddableSums, require_members
+from credit.verify.addable import require_members
+from credit.verify.case_sums import CaseSums
 from credit.verify.cell_means import CellMeans
 
 
 @dataclass
-class EventSums(AddableSums):
-    """Sums over cases of the events "the value exceeds a threshold", area-weighted.
+class EventSums(CaseSums):
+    """Area means of each case of the events "the value exceeds a threshold".
 
     Attributes:
-        members: number of members M, the same in all cases.
-        forecasts: (L, E, C, R, M + 1) float64, frequency of cells where k members exceed the threshold; each case
-            adds 1 in all.
-        occurrences: (L, E, C, R, M + 1) float64, frequency of those among them where the truth does, too.
-        reference: (L, E, C, R) float64, squared error of the climatological probability.
+        forecasts: (N, L, E, R, K) frequency of cells where k members exceed the threshold, adding up to 1.
+        occurrences: (N, L, E, R, K) frequency of those among them where the truth does, too.
+        brier: (N, L, E, R) squared difference of k / M and what happened (0 or 1).
+        brier_fair: (N, L, E, R) the fair version; NaN of one member.
+        reference: (N, L, E, R) squared error of the climatological probability.
     """
 
-    members: int
     forecasts: np.ndarray
     occurrences: np.ndarray
+    brier: np.ndarray
+    brier_fair: np.ndarray
     reference: np.ndarray
 
     @classmethod
-    def zeros(cls, leads: int, events: int, means: CellMeans, members: int) -> EventSums:
-        """Return empty sums."""
-        shape = (leads, events, *means.valid_CP.shape[:1], means.shape[1])
-        counts = (np.zeros((*shape, members + 1)) for _ in range(2))
-        return cls(np.zeros(leads, dtype=np.int64), members, *counts, np.zeros(shape))
+    def empty(cls, initial: np.ndarray, leads: int, events: int, regions: int, members: int = 1) -> Self:
+        """Return room for the cases that start at `initial`; NaN until they are added."""
+        shape = len(initial), leads, events, regions
+        counts = (np.full((*shape, members + 1), np.nan) for _ in range(2))
+        scores = (np.full(shape, np.nan) for _ in range(3))
+        return cls(np.asarray(initial, dtype=np.int64), *counts, *scores, members=members)
 
     def add(
         self,
-        lead: int,
+        place: tuple[int, int, int],
         means: CellMeans,
-        members_MCP: np.ndarray,
-        truth_CP: np.ndarray,
-        thresholds_ECP: np.ndarray,
-        climatology_ECP: np.ndarray,
+        channel: int,
+        members_MP: np.ndarray,
+        truth_P: np.ndarray,
+        threshold_P: np.ndarray,
+        climatology_P: np.ndarray,
     ) -> None:
-        """Add one case at one lead time.
+        """Enter one event of one case at one lead time.
 
         Args:
-            lead: index of the lead time.
-            means: of the C channels.
-            members_MCP: the members, from `CellMeans.flatten` each.
-            truth_CP: the truth, likewise.
-            thresholds_ECP: thresholds in the channels' units, a value for all cells (E, C, 1) or one for each, such
-                as a quantile of the climatology; the event is a value above it.
-            climatology_ECP: climatological probability of the event, (E, C, 1) or one for each cell: what skill is
-                measured against. Of the threshold that is the quantile q it is 1 - q. One probability for cells whose
-                climates differ makes skill of knowing the climate (Hamill and Juras 2006).
+            place: numbers of the case, the lead time and the event.
+            means: area means.
+            channel: which of their channels the event is of; for its mask.
+            members_MP: the members, whatever where masked.
+            truth_P: the truth, likewise.
+            threshold_P: in the channel's units, one for all cells (1,) or one for each; the event is a value above it.
+            climatology_P: climatological probability of the event, likewise: what skill is measured against. One
+                probability for cells whose climates differ makes skill of knowing the climate (Hamill and Juras 2006).
 
         Raises:
             DataError: if there are not as many members as the sums are for.
         """
-        require_members(self.members, len(members_MCP))
-        for event, (threshold, climatology) in enumerate(zip(thresholds_ECP, climatology_ECP, strict=True)):
-            happened = truth_CP > threshold
-            count = np.zeros(truth_CP.shape, dtype=np.int32)
-            for member_CP in members_MCP:
-                count += member_CP > threshold
-            for k in range(self.members + 1):
-                forecast = (count == k) & means.valid_CP
-                self.forecasts[lead, event, :, :, k] += means.mean(forecast)
-                self.occurrences[lead, event, :, :, k] += means.mean(forecast & happened)
-            self.reference[lead, event] += means.mean(np.where(means.valid_CP, (climatology - happened) ** 2, 0.0))
-        self.cases[lead] += 1
+        require_members(self.members, len(members_MP))
+        valid = means.valid_CP[channel]
+        happened = valid & (truth_P > threshold_P)
+        count = np.zeros(truth_P.shape, dtype=np.int32)
+        for member_P in members_MP:
+            count += member_P > threshold_P
+        for k in range(self.members + 1):
+            forecast = (count == k) & valid
+            both = means.means_of_channel(np.stack([forecast, forecast & happened]), channel)
+            self.forecasts[(*place, slice(None), k)], self.occurrences[(*place, slice(None), k)] = both
+        p, forecast, occurred = self.probabilities, self.forecasts[place], self.occurrences[place]
+        self.brier[place] = ((forecast - occurred) * p**2 + occurred * (1 - p) ** 2).sum(axis=-1)
+        if self.members > 1:
+            self.brier_fair[place] = self.brier[place] - (forecast * p * (1 - p)).sum(axis=-1) / (self.members - 1)
+        error = np.where(valid, (climatology_P - happened) ** 2, 0.0)
+        self.reference[place] = means.means_of_channel(error[None], channel)[0]
 
-    def diagram(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the reliability diagram.
+    @property
+    def probabilities(self) -> np.ndarray:
+        """The probabilities k / M that can be forecast, (K,)."""
+        return np.arange(self.members + 1) / self.members
+
+    def of_climatology(self) -> EventSums:
+        """Return the sums of the climatological probability as the forecast; it has no bins, hence no diagram."""
+        unknown = {name: np.full_like(own, np.nan) for name, own in self.planes().items()}
+        return replace(self, **unknown | {"brier": self.reference, "reference": self.reference})
+
+    def diagram(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the reliability diagram over all cases.
 
         Returns:
-            The forecast probabilities k / M, (M + 1,); how often each was forecast, (L, E, C, R, M + 1), adding up to
-            1; how often the event then happened, (L, E, C, R, M + 1), NaN for a probability never forecast.
+            How often each of `probabilities` was forecast, (L, E, R, K), adding up to 1; how often the event then
+            happened, (L, E, R, K), NaN for a probability never forecast.
         """
+        forecast, occurred = self.forecasts.mean(axis=0), self.occurrences.mean(axis=0)
         with np.errstate(invalid="ignore"):
-            observed = self.occurrences / self.forecasts
-        return np.arange(self.members + 1) / self.members, self.average(self.forecasts), observed
+            return forecast, occurred / forecast
+
+    def resampled(self) -> dict[str, np.ndarray]:
+        """See `CaseSums.resampled`: without the frequencies of single probabilities."""
+        return {name: getattr(self, name) for name in ("brier", "brier_fair", "reference")}
 
     def metrics(self) -> dict[str, np.ndarray]:
-        """Return metric -> (L, E, C, R), with p = k / M, o the truth (0 or 1) and mean over cells and cases.
+        """Return metric -> (L, E, R): those of `metrics_of`, and the parts of the Brier score.
+
+        With p = k / M, o the truth (0 or 1) and means over cells and cases: ``reliability`` is the mean of (p -
+        observed frequency given p)^2; ``resolution`` that of (that frequency - the base rate)^2; ``uncertainty`` is
+        base rate (1 - base rate). ``brier`` = reliability - resolution + uncertainty exactly, as each p has its own bin
+        (Murphy 1973, J. Appl. Meteor. 12, 595-600).
+        """
+        p, forecast, occurred = self.probabilities, self.forecasts.mean(axis=0), self.occurrences.mean(axis=0)
+        base = occurred.sum(axis=-1)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            weight = np.where(forecast == 0, 0.0, 1.0 / forecast)
+        return {
+            **self.metrics_of({name: own.mean(axis=0) for name, own in self.resampled().items()}),
+            "reliability": (weight * (forecast * p - occurred) ** 2).sum(axis=-1),
+            "resolution": (weight * (occurred - forecast * base[..., None]) ** 2).sum(axis=-1),
+            "uncertainty": base * (1 - base),
+        }
+
+    def metrics_of(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return what is a function of means over cases.
 
         - ``brier``: mean of (p - o)^2.
         - ``brier_fair``: less the mean of p (1 - p) / (M - 1), so that its expectation does not depend on M (Ferro
           2014, doi:10.1002/qj.2270); NaN of one member.
-        - ``reliability``: mean of (p - observed frequency given p)^2; ``resolution``: mean of (that frequency - the
-          base rate)^2; ``uncertainty``: base rate (1 - base rate). ``brier`` = reliability - resolution + uncertainty
-          exactly, as each p has its own bin (Murphy 1973, J. Appl. Meteor. 12, 595-600).
         - ``brier_skill``, ``brier_skill_fair``: 1 - score / score of the climatological probability.
         """
-        count = self.members
-        p = np.arange(count + 1) / count
-        forecast, happened = self.average(self.forecasts), self.average(self.occurrences)
-        brier = ((forecast - happened) * p**2 + happened * (1 - p) ** 2).sum(axis=-1)
-        correction = (forecast * p * (1 - p)).sum(axis=-1) / (count - 1) if count > 1 else np.nan
-        base = happened.sum(axis=-1)
         with np.errstate(invalid="ignore", divide="ignore"):
-            weight = np.where(forecast == 0, 0.0, 1.0 / forecast)
-            reference = self.average(self.reference)
             return {
-                "brier": brier,
-                "brier_fair": brier - correction,
-                "reliability": (weight * (forecast * p - happened) ** 2).sum(axis=-1),
-                "resolution": (weight * (happened - forecast * base[..., None]) ** 2).sum(axis=-1),
-                "uncertainty": base * (1 - base),
-                "brier_skill": 1 - brier / reference,
-                "brier_skill_fair": 1 - (brier - correction) / reference,
+                "brier": means["brier"],
+                "brier_fair": means["brier_fair"],
+                "brier_skill": 1 - means["brier"] / means["reference"],
+                "brier_skill_fair": 1 - means["brier_fair"] / means["reference"],
             }
+
+    def contributions(
+        self, cases: Mapping[str, np.ndarray], means: Mapping[str, np.ndarray], metrics: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """See `CaseSums.contributions`."""
+        found = {}
+        with np.errstate(invalid="ignore", divide="ignore"):
+            reference = cases["reference"] / means["reference"]
+            for name, skill in (("brier", "brier_skill"), ("brier_fair", "brier_skill_fair")):
+                found |= {name: cases[name], skill: cases[name] / means[name] - reference}
+        return found

@@ -95,6 +95,36 @@ MEANINGS = {
     ),
 }
 
+# of single channels
+SEEPS_MEANING = Meaning(
+    "SEEPS (precipitation)",
+    "Whether it is dry, rains lightly or heavily, after the climate of each cell and season; what is rare counts more. "
+    "Of an ensemble the mean over members.",
+    "Smaller is better: 0 is perfect, 1 is what every constant forecast gets on average. Cells that are nearly always "
+    "or nearly never dry are left out.",
+    has_units=False,
+    line=1.0,
+)
+# of events, whose name goes behind the label and whose definition before the rest
+EVENT_MEANINGS = {
+    "brier": Meaning(
+        "Brier score",
+        "Mean squared difference of the forecast probability, which is the share of the members, and what happened "
+        "(0 or 1); the climatology forecasts how often the event happens at that place and season.",
+        "Smaller is better; 0 is perfect.",
+        has_units=False,
+        line=0.0,
+    ),
+    "brier_skill": Meaning(
+        "Brier skill score",
+        "How much smaller the Brier score is than that of the climatological probability of each cell and season.",
+        "1 is perfect; 0 is no better than the climatology, and single forecasts, which are certain every time, are "
+        "often worse.",
+        has_units=False,
+        line=0.0,
+    ),
+}
+
 BASELINE_MEANINGS = (
     ("Persistence", "the weather of the initial time, unchanged"),
     ("Damped persistence", "the climatology plus the departure of the initial time, which fades with lead time"),
@@ -123,6 +153,11 @@ TERMS = (
         "The difference to the reference is significant: squared errors of the same cases are subtracted and the means "
         "over blocks tested. A scorecard has hundreds of tests, some of which look significant by chance; the marks "
         "are set so that about 5 % of them are false.",
+    ),
+    (
+        "Reliability diagram",
+        "How often an event happened where it was forecast with a probability; the diagonal is reliable. A flat line "
+        "is a forecast that cannot tell days apart, a line flatter than the diagonal one that is too sure.",
     ),
     (
         "Best baseline",

@@ -14,13 +14,14 @@ from credit.forecast.forecasts import Forecasts
 from credit.verify.comparison import BEST_BASELINE
 from credit.verify.embedded import encode, page_scores
 from credit.verify.facts import describe_data, describe_truth, prescribed_forcing, read_training_log
-from credit.verify.meanings import BASELINE_MEANINGS, MEANINGS, TERMS
+from credit.verify.meanings import BASELINE_MEANINGS, TERMS
 from credit.verify.page import embed, render, write_page
 from credit.verify.plots import label
 from credit.verify.published import comparable, rows_of
 from credit.verify.scoring import Verification
 from credit.verify.table import ScoreTable
 
+_OF_EVENTS = (("Events", "events"), ("Climate of events and SEEPS", "climate_of_events"))
 _DRAWN_IN_THE_PAGE = ("skill", "spread", "scorecard")  # figures that the page would show twice
 
 
@@ -115,15 +116,16 @@ def _facts(
         ("Lead times", f"{leads[0]:g} h to {leads[-1]:g} h"),
         ("Climatology", found.climatology.description),
         ("Damped persistence", "climatology plus r(lead) times the anomaly, r fitted on the training period"),
+        *((name, found.table.dataset.attrs[key]) for name, key in _OF_EVENTS if key in found.table.dataset.attrs),
     ]
 
 
 def _terms(page: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return (what, explanation) of the scores of a page and of what belongs to them."""
     terms = []
-    for own in (MEANINGS[metric["name"]] for metric in page["metrics"]):
-        winds = f" Of wind vectors: {own.wind}" if own.wind else ""
-        terms.append((own.label, f"{own.what} {own.good}{winds}"))
+    for own in page["metrics"]:
+        winds = f" Of wind vectors: {own['wind']}" if own["wind"] else ""
+        terms.append((own["label"], f"{own['what']} {own['good']}{winds}"))
     numbers = {"least": page["least_blocks"], "enough": page["enough_blocks"]}
     return [*terms, *((name, text.format(**numbers)) for name, text in TERMS), *BASELINE_MEANINGS]
 

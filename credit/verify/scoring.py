@@ -36,6 +36,8 @@ from credit.verify.spectra import SphericalSpectrum
 from credit.verify.sums import ScoreSums
 from credit.verify.table import ScoreTable
 from credit.verify.tabulate import Rows, build_table
+from credit.verify.tabulate_thresholds import ThresholdResults
+from credit.verify.threshold_scorer import ThresholdScorer
 
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
@@ -99,7 +101,7 @@ def score_forecasts(
     leads = common_leads(archives)
     splits = build_splits(config.data, reader.clock)
     cases = common_cases(archives, reader, leads, splits["test"])
-    scorer = _Scorer(config, reader, archives, channels, leads, splits["train"])
+    scorer = _Scorer(config, reader, archives, channels, cases, leads, splits["train"])
     known = set(cases.tolist())
     groups = [kept for own in archive.groups() if (kept := [minutes for minutes in own if minutes in known])]
     mine = deal(groups, share.number, share.count)
@@ -162,6 +164,7 @@ class _Scorer:
         reader: FieldReader,
         archives: Mapping[str, Forecasts],
         channels: list[Channel],
+        cases: np.ndarray,
         leads: np.ndarray,
         train: Split,
     ) -> None:
@@ -180,6 +183,7 @@ class _Scorer:
         self._winds = wind_pairs(channels, reader.attributes, reader.masks)
         self._means = CellMeans(channels, reader.masks, self._weights, [(u, v) for u, v, _ in self._winds])
         self._contenders = {key: self._contender(archive) for key, archive in archives.items()}
+        self._thresholds = ThresholdScorer(conf, reader, channels, self._means, self._truth, train, cases, leads)
         # a store's climatology is on the grid of the data
         self._climatology = build_climatology(conf.climatology, data if onto is not None else reader, names, train)
         self._bring_normal = reader.bring(channels, data.grid)
@@ -225,7 +229,8 @@ class _Scorer:
             for key, own in self._contenders.items()
             if own.members > 1
         }
-        part = Part(cases, sums, histograms, {}, {})
+        members = {key: own.members for key, own in sums.items()}
+        part = Part(cases, sums, *self._thresholds.empty(cases, leads, members), histograms, {}, {})
         first = not dist.is_initialized() or dist.get_rank() == 0
         with tqdm(total=len(cases), desc="scoring", disable=None if first else True) as bar:
             for group in groups:
@@ -245,7 +250,9 @@ class _Scorer:
             list(self._regions),
             self._facts(cases),
             part.histograms,
+            ThresholdResults(self._thresholds.events, part.events, self._thresholds.precipitation, part.seeps),
         )
+        self._thresholds.log_unscored(part.seeps.get("model"))
         return Verification(
             table=table,
             grid=self._reader.grid,
@@ -273,6 +280,7 @@ class _Scorer:
                 normal = flatten(self._normal(initial + lead), f"climatology at {when}")
                 for name, baseline in baseline_fields(start, normal_start, normal, self._damping[row]).items():
                     part.sums[name].add(case, row, self._means, baseline, truth, normal)
+                    self._thresholds.add(part, name, (case, row), initial + lead, baseline[None], truth)
                 for key in self._contenders:
                     self._score_forecast(key, part, (case, row), initial, truth, normal, initial == example)
 
@@ -287,8 +295,9 @@ class _Scorer:
         mean = members[0] if len(members) == 1 else members.mean(axis=0, dtype=np.float64)
         sums, true = part.sums[key], truth[own.has]
         sums.add(*place, own.means, own.means.flatten(mean, what), true, normal[own.has])
+        flat = members.reshape(*members.shape[:2], -1)
+        self._thresholds.add(part, key, place, initial + lead, flat, truth, own.has)
         if isinstance(sums, EnsembleSums):
-            flat = members.reshape(*members.shape[:2], -1)
             ranks = sums.add_members(*place, own.means, flat, true, what)
             part.histograms[key].add(place[1], own.means, *ranks)
         if key == "model" and lead in self._figure_leads:
@@ -328,6 +337,7 @@ class _Scorer:
             "level_units": self._config.data.level_units,
             "regions": describe_regions(self._regions),
             "seasons": "by the month of the initial time",
+            **self._thresholds.facts(),
             "version": f"credit {__version__}",
         }
 

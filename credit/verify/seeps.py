@@ -1,6 +1,6 @@
 """SEEPS, the stable equitable error in probability space, of deterministic forecasts of accumulated precipitation.
 
-Shapes: L lead times, C channels, R regions, P cells.
+Shapes: N cases, L lead times, C channels of precipitation, R regions, M members, P cells.
 
 Rodwell et al. 2010 (doi:10.1002/qj.656). Three categories, dry, light and heavy, whose limits depend on the climate of
 each cell: p1 is the climatological probability of dry, and light is twice as likely as heavy, p3 = (1 - p1) / 3. The
@@ -13,11 +13,14 @@ It is for sums over a period (a day in the paper), not for rates at a time.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
-from credit.verify.addable import AddableSums
+from credit.verify.addable import require_members
+from credit.verify.case_sums import CaseSums
 from credit.verify.cell_means import CellMeans
 
 DRY_BELOW_MM = 0.25
@@ -56,8 +59,11 @@ def _question(forecast: np.ndarray, truth: np.ndarray, probability: np.ndarray) 
 
 
 @dataclass
-class SeepsSums(AddableSums):
-    """Sums over cases of the penalties of one deterministic forecast, each (L, C, R) float64.
+class SeepsSums(CaseSums):
+    """Area means of the penalties of each case, each (N, L, C, R) float64.
+
+    Of an ensemble it is the mean over members: what each is worth as a forecast. The mean of an ensemble drizzles where
+    some members have rain, so that its categories are not those of any weather.
 
     Attributes:
         penalty: area-weighted penalty of the cells that are scored.
@@ -68,32 +74,50 @@ class SeepsSums(AddableSums):
     area: np.ndarray
 
     @classmethod
-    def zeros(cls, leads: int, means: CellMeans) -> SeepsSums:
-        """Return empty sums."""
-        shape = (leads, *means.valid_CP.shape[:1], means.shape[1])
-        return cls(np.zeros(leads, dtype=np.int64), *(np.zeros(shape) for _ in range(2)))
+    def empty(cls, initial: np.ndarray, leads: int, channels: int, regions: int, members: int = 1) -> Self:
+        """Return room for the cases that start at `initial`; NaN until they are added."""
+        shape = len(initial), leads, channels, regions
+        planes = (np.full(shape, np.nan) for _ in range(2))
+        return cls(np.asarray(initial, dtype=np.int64), *planes, members=members)
 
     def add(
         self,
-        lead: int,
+        place: tuple[int, int, int],
         means: CellMeans,
-        forecast_CP: np.ndarray,
-        truth_CP: np.ndarray,
-        dry_probability_CP: np.ndarray,
-        heavy_above_CP: np.ndarray,
+        channel: int,
+        members_MP: np.ndarray,
+        truth_P: np.ndarray,
+        dry_probability_P: np.ndarray,
+        heavy_above_P: np.ndarray,
     ) -> None:
-        """Add one case at one lead time; the C channels of `means` are precipitation sums in mm.
+        """Enter one channel of one case at one lead time.
 
-        Forecast and truth are from `CellMeans.flatten`; for the climate of the valid time see `seeps`. A missing
-        `heavy_above_CP` where `is_scored` makes the score NaN.
+        Args:
+            place: numbers of the case, the lead time and the channel among those that are scored.
+            means: area means.
+            channel: which of their channels it is; for its mask.
+            members_MP: precipitation in mm of each member, whatever where masked.
+            truth_P: precipitation in mm, likewise.
+            dry_probability_P: of the climate of the valid time, see `seeps`.
+            heavy_above_P: likewise; a missing one where `is_scored` makes the score NaN.
         """
-        scored = is_scored(dry_probability_CP) & means.valid_CP
-        penalty = seeps(forecast_CP, truth_CP, dry_probability_CP, heavy_above_CP)
-        self.penalty[lead] += means.mean(np.where(scored, penalty, 0.0))
-        self.area[lead] += means.mean(scored)
-        self.cases[lead] += 1
+        require_members(self.members, len(members_MP))
+        scored = is_scored(dry_probability_P) & means.valid_CP[channel]
+        penalty = sum(seeps(member_P, truth_P, dry_probability_P, heavy_above_P) for member_P in members_MP)
+        rows = np.stack([np.where(scored, penalty / self.members, 0.0), scored])
+        self.penalty[place], self.area[place] = means.means_of_channel(rows, channel)
 
     def metrics(self) -> dict[str, np.ndarray]:
         """Return ``seeps`` -> (L, C, R), 0 perfect, 1 no skill; NaN where no cell of a region is scored."""
+        return self.metrics_of({name: own.mean(axis=0) for name, own in self.planes().items()})
+
+    def metrics_of(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """See `metrics`."""
         with np.errstate(invalid="ignore"):
-            return {"seeps": self.penalty / self.area}
+            return {"seeps": means["penalty"] / means["area"]}
+
+    def contributions(
+        self, cases: Mapping[str, np.ndarray], means: Mapping[str, np.ndarray], metrics: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """See `CaseSums.contributions`."""
+        return {"seeps": cases["penalty"] - metrics["seeps"] * cases["area"]}

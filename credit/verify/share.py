@@ -6,14 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
+from typing import TypeVar
 
 import numpy as np
 import torch.distributed as dist
 
 from credit.parallel.verdict import together
+from credit.verify.case_sums import CaseSums
+from credit.verify.events import EventSums
 from credit.verify.rank_histogram import RankHistogram
+from credit.verify.seeps import SeepsSums
 from credit.verify.sums import ScoreSums
 
+Sums = TypeVar("Sums", bound=CaseSums)
 # (channel, lead time in minutes) -> of the truth, of the forecast, ...
 Pairs = dict[tuple[str, int], tuple[np.ndarray, ...]]
 
@@ -40,6 +45,8 @@ class Part:
     Attributes:
         cases: (N,) initial times, increasing.
         sums: of every forecast and baseline.
+        events: of every forecast and baseline but the climatology, whose probability is in all of them.
+        seeps: of every forecast and baseline.
         histograms: of those that are ensembles.
         maps: of the example, if it is among the cases.
         spectra: (figure channel, lead) -> (N, 2, K) power of truth and forecast.
@@ -47,6 +54,8 @@ class Part:
 
     cases: np.ndarray
     sums: dict[str, ScoreSums]
+    events: dict[str, EventSums]
+    seeps: dict[str, SeepsSums]
     histograms: dict[str, RankHistogram]
     maps: Pairs
     spectra: dict[tuple[str, int], np.ndarray]
@@ -59,11 +68,17 @@ class Part:
         some = [part for part in parts if len(part.cases)]
         return cls(
             cases[order],
-            {key: type(own).join([part.sums[key] for part in parts]) for key, own in parts[0].sums.items()},
+            _join([part.sums for part in parts]),
+            _join([part.events for part in parts]),
+            _join([part.seeps for part in parts]),
             {key: reduce(add, [part.histograms[key] for part in parts]) for key in parts[0].histograms},
             {key: fields for part in parts for key, fields in part.maps.items()},
             {key: np.concatenate([part.spectra[key] for part in some])[order] for key in some[0].spectra},
         )
+
+
+def _join(parts: Sequence[dict[str, Sums]]) -> dict[str, Sums]:
+    return {key: type(own).join([part[key] for part in parts]) for key, own in parts[0].items()}
 
 
 def gather(score: Callable[[], Part | None]) -> Part | None:

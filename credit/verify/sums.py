@@ -8,24 +8,23 @@ Shapes: N cases, L lead times, C channels, V wind vectors, X = C + V rows, R reg
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 
-from credit.errors import DataError
+from credit.verify.case_sums import CaseSums
 from credit.verify.cell_means import CellMeans
 
 
 @dataclass
-class ScoreSums:
-    """Area means of each case of one forecast, each (N, L, X, R) float64 beside the initial times.
+class ScoreSums(CaseSums):
+    """Area means of each case of one forecast, of an ensemble of its mean; each plane is (N, L, X, R) float64.
 
     The rows are the channels, then the wind vectors, whose squares and products are sums over both components.
 
     Attributes:
-        initial: (N,) initial times in minutes, increasing.
         error: forecast minus truth; of a vector: of its length.
         absolute: the absolute error; of a vector: the length of the vector error.
         squared: the squared error.
@@ -34,10 +33,8 @@ class ScoreSums:
         covariance: product of the two anomalies.
         forecast_activity: variance of the forecast's anomaly about its area mean.
         truth_activity: that of the truth's.
-        members: number of members of an ensemble, of which these are the sums of the mean; 1 of a single forecast.
     """
 
-    initial: np.ndarray
     error: np.ndarray
     absolute: np.ndarray
     squared: np.ndarray
@@ -46,7 +43,6 @@ class ScoreSums:
     covariance: np.ndarray
     forecast_activity: np.ndarray
     truth_activity: np.ndarray
-    members: int = field(default=1, kw_only=True)
 
     @classmethod
     def empty(cls, initial: np.ndarray, leads: int, means: CellMeans, members: int = 1) -> Self:
@@ -90,36 +86,6 @@ class ScoreSums:
         self.forecast_activity[place] = means.with_vectors(np.maximum(of["own"] - own_mean**2, 0.0))
         self.truth_activity[place] = means.with_vectors(np.maximum(of["true"] - of["true_mean"] ** 2, 0.0))
 
-    @classmethod
-    def join(cls, parts: Sequence[Self]) -> Self:
-        """Return the cases of all parts in the order of their times, whatever the order of the parts.
-
-        Raises:
-            DataError: if two parts have the same case, or ensembles of different size.
-        """
-        initial = np.concatenate([part.initial for part in parts])
-        order = np.argsort(initial)
-        if (np.diff(initial[order]) == 0).any():
-            raise DataError("scores of two parts cannot be joined: they have an initial time in common")
-        members = {part.members for part in parts}
-        if len(members) > 1:
-            raise DataError(f"scores of ensembles of {members} members cannot be joined: they depend on the number")
-        planes = {name: np.concatenate([getattr(part, name) for part in parts])[order] for name in cls.plane_names()}
-        return cls(initial[order], **planes, members=members.pop())
-
-    def select(self, cases: np.ndarray) -> Self:
-        """Return the chosen cases; `cases` is (N,) bool."""
-        return replace(self, initial=self.initial[cases], **{name: own[cases] for name, own in self.planes().items()})
-
-    @classmethod
-    def plane_names(cls) -> list[str]:
-        """Return the names of what is summed."""
-        return [own.name for own in fields(cls) if own.name not in ("initial", "members")]
-
-    def planes(self) -> dict[str, np.ndarray]:
-        """Return what is summed by name, each (N, L, X, R)."""
-        return {name: getattr(self, name) for name in self.plane_names()}
-
     def metrics(self) -> dict[str, np.ndarray]:
         """Return metric -> (L, X, R): those of `metrics_of`, and ``acc_wb2`` and the activities.
 
@@ -132,56 +98,70 @@ class ScoreSums:
         activity, truth = (np.sqrt(means[name]) for name in ("forecast_activity", "truth_activity"))
         with np.errstate(invalid="ignore", divide="ignore"):
             return {
-                **metrics_of(means, self.members),
+                **self.metrics_of(means),
                 "acc_wb2": each.mean(axis=0),
                 "activity": activity,
                 "activity_truth": truth,
                 "activity_ratio": np.where(truth > 0, activity / truth, np.nan),
             }
 
+    def metrics_of(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return metric -> values, of means over cases of any shape by the names of `ScoreSums` or `EnsembleSums`.
 
-def metrics_of(means: Mapping[str, np.ndarray], members: int = 1) -> dict[str, np.ndarray]:
-    """Return metric -> values, of means over cases of any shape by the names of `ScoreSums` or `EnsembleSums`.
+        - ``rmse``: root of the mean over cases; ``bias``, ``mae``.
+        - ``acc``: the anomaly correlation of all cases pooled, without subtracting the mean anomaly.
+        - ``crps``: of an ensemble, and of a single forecast the absolute error (of a vector: the energy score).
 
-    - ``rmse``: root of the mean over cases; ``bias``, ``mae``.
-    - ``acc``: the anomaly correlation of all cases pooled, without subtracting the mean anomaly.
-    - ``crps``: of an ensemble, and of a single forecast the absolute error (of a vector: the energy score).
+        Of an ensemble of M members the first four are those of its mean, and there are:
 
-    Of an ensemble of M members the first four are those of its mean, and there are:
+        - ``crps_fair``: `credit.verify.crps`.
+        - ``spread``: root of the mean variance over members.
+        - ``spread_skill``: sqrt((M + 1) / M) spread / rmse, 1 for an ensemble that is statistically consistent with the
+          truth, below 1 for one with too little spread (Fortin et al. 2014, doi:10.1175/JHM-D-14-0008.1).
+        - ``rmse_member``: root of the mean squared error of single members.
 
-    - ``crps_fair``: `credit.verify.crps`.
-    - ``spread``: root of the mean variance over members.
-    - ``spread_skill``: sqrt((M + 1) / M) spread / rmse, 1 for an ensemble that is statistically consistent with the
-      truth, below 1 for one with too little spread (Fortin et al. 2014, doi:10.1175/JHM-D-14-0008.1).
-    - ``rmse_member``: root of the mean squared error of single members.
+        Why the root of the factor, and why last: let truth and members be independent draws of one distribution with
+        variance V, another one in each cell and case. The ensemble mean has the variance V / M and the truth V, both
+        about the same expectation, so the expected squared error of the ensemble mean is V (M + 1) / M, and that of the
+        variance over members (divided by M - 1) is V. Both relations are linear, hence they hold for means over cells
+        and cases with whatever V, and the root of their ratio is sqrt((M + 1) / M) spread / rmse. They do not hold for
+        standard deviations: the mean of roots is smaller than the root of the mean.
 
-    Why the root of the factor, and why last: let truth and members be independent draws of one distribution with
-    variance V, another one in each cell and case. The ensemble mean has the variance V / M and the truth V, both about
-    the same expectation, so the expected squared error of the ensemble mean is V (M + 1) / M, and that of the variance
-    over members (divided by M - 1) is V. Both relations are linear, hence they hold for means over cells and cases with
-    whatever V, and the root of their ratio is sqrt((M + 1) / M) spread / rmse. They do not hold for standard
-    deviations: the mean of roots is smaller than the root of the mean.
-
-    The squared error of members needs no sum: averaged over members it is the squared error of their mean plus the
-    variance about it, which is (M - 1) / M of the unbiased one.
-    """
-    found = {
-        "rmse": np.sqrt(means["squared"]),
-        "bias": means["error"],
-        "mae": means["absolute"],
-        "acc": _ratio(means["covariance"], means["forecast_variance"] * means["truth_variance"]),
-        "crps": means["crps"] if members > 1 else means["absolute"],
-    }
-    if members == 1:
-        return found
-    squared, variance = means["squared"], means["variance"]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return found | {
-            "crps_fair": means["crps_fair"],
-            "spread": np.sqrt(variance),
-            "spread_skill": np.sqrt((members + 1) / members * variance / squared),
-            "rmse_member": np.sqrt(squared + variance * (members - 1) / members),
+        The squared error of members needs no sum: averaged over members it is the squared error of their mean plus the
+        variance about it, which is (M - 1) / M of the unbiased one.
+        """
+        found = {
+            "rmse": np.sqrt(means["squared"]),
+            "bias": means["error"],
+            "mae": means["absolute"],
+            "acc": _ratio(means["covariance"], means["forecast_variance"] * means["truth_variance"]),
+            "crps": means["crps"] if self.members > 1 else means["absolute"],
         }
+        if self.members == 1:
+            return found
+        squared, variance = means["squared"], means["variance"]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return found | {
+                "crps_fair": means["crps_fair"],
+                "spread": np.sqrt(variance),
+                "spread_skill": np.sqrt((self.members + 1) / self.members * variance / squared),
+                "rmse_member": np.sqrt(squared + variance * (self.members - 1) / self.members),
+            }
+
+    def contributions(
+        self, cases: Mapping[str, np.ndarray], means: Mapping[str, np.ndarray], metrics: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """See `CaseSums.contributions`."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            variances = (cases[n] / means[n] for n in ("forecast_variance", "truth_variance"))
+            product = cases["covariance"] / np.sqrt(means["forecast_variance"] * means["truth_variance"])
+            correlation = product - metrics["acc"] / 2 * sum(variances)
+            found = {"rmse": cases["squared"], "bias": cases["error"], "mae": cases["absolute"], "acc": correlation}
+            found["crps"] = cases.get("crps", cases["absolute"])
+            if "crps_fair" in cases:
+                found["crps_fair"] = cases["crps_fair"]
+                found["spread_skill"] = cases["variance"] / means["variance"] - cases["squared"] / means["squared"]
+        return found
 
 
 def _ratio(covariance: np.ndarray, squares: np.ndarray) -> np.ndarray:

@@ -21,18 +21,24 @@ from credit.verify.seasons import ALL
 FACTS = ("grid", "truth", "first_case", "last_case", "initial_hours", "climatology", "version")
 COLUMNS = (
     "forecast", "variable", "level", "level_units", "region", "season", "lead_hours", "metric", "value", "units",
-    "n_cases", "low", "high", "n_blocks", *FACTS,
+    "n_cases", "low", "high", "n_blocks", "event", *FACTS,
 )  # fmt: skip
 CORRELATIONS = ("acc", "acc_wb2", "acc_low", "acc_high")
 METRICS = ("rmse", "bias", "mae", "acc", "acc_wb2", "activity", "activity_truth", "activity_ratio")
 ENSEMBLE_METRICS = ("crps", "crps_fair", "spread", "spread_skill", "rmse_member")  # where a forecast has members
 RANK_METRICS = ("rank_deviation", "rank_outliers")  # of channels only
+SEEPS = "seeps"  # of channels that are precipitation
+EVENT_METRICS = (
+    "brier", "brier_fair", "brier_skill", "brier_skill_fair", "reliability", "resolution", "uncertainty",
+)  # fmt: skip
 WIND = "wind_vector_rmse"
 # of a wind vector the bias is that of its length, and the CRPS is the energy score
 _OF_WINDS = {"bias": "wind_speed_bias", "crps": "wind_energy_score", "crps_fair": "wind_energy_score_fair"}
 WIND_METRICS = {name: _OF_WINDS.get(name, f"wind_vector_{name}") for name in METRICS + ENSEMBLE_METRICS}
-WIND_NAMES = WIND_METRICS | {f"{m}{end}": f"{WIND_METRICS[m]}{end}" for m in WITH_INTERVAL for end in ENDS}
-_PURE_NUMBERS = ("acc", "acc_wb2", "activity_ratio", "spread_skill", *RANK_METRICS)
+WIND_NAMES = WIND_METRICS | {
+    f"{name}{end}": f"{wind}{end}" for name, wind in WIND_METRICS.items() if name in WITH_INTERVAL for end in ENDS
+}
+_PURE_NUMBERS = ("acc", "acc_wb2", "activity_ratio", "spread_skill", *RANK_METRICS, SEEPS, *EVENT_METRICS)
 _SHOWN_LEADS = (6, 12, 24, 48, 72, 120, 168, 240)
 
 
@@ -44,12 +50,16 @@ class ScoreTable:
             lead, region), and those of wind vectors over wind instead of channel; physical units; NaN where there is no
             score. ``rmse_low`` and ``rmse_high`` are the ends of the 95 % interval. What
             `credit.verify.comparison.compare` finds has reference instead of forecast. Of ensembles ``ranks``, the
-            rank histogram, is over (forecast, channel, lead, region, rank), and `RANK_METRICS` without rank.
+            rank histogram, is over (forecast, channel, lead, region, rank), and `RANK_METRICS` without rank. `SEEPS`
+            is of the channels that are precipitation; `EVENT_METRICS` have event instead of channel, and the
+            reliability diagram, ``forecast_frequency`` and ``observed_frequency``, is over (forecast, event, lead,
+            region, members_beyond).
         forecasts: names of the forecasts.
         channels: names of the channels.
         lead_hours: lead times.
         regions: names of the regions.
         seasons: all, and the seasons that have cases.
+        events: names of the events.
     """
 
     def __init__(self, dataset: xr.Dataset) -> None:
@@ -59,6 +69,7 @@ class ScoreTable:
         self.lead_hours: list[float] = dataset["lead"].values.tolist()
         self.regions: list[str] = dataset["region"].values.tolist()
         self.seasons: list[str] = dataset["season"].values.tolist()
+        self.events: list[str] = dataset["event"].values.tolist() if "event" in dataset else []
 
     @property
     def n_cases(self) -> int:
@@ -84,8 +95,10 @@ class ScoreTable:
     def curve(
         self, forecast: str, channel: str, metric: str = "rmse", region: str = "global", season: str = ALL
     ) -> np.ndarray:
-        """Return a score at every lead time, (L,)."""
-        place = self.forecasts.index(forecast), self.seasons.index(season), self.channels.index(channel)
+        """Return a score at every lead time, (L,); of an event `metric` is as in scores.csv, ``brier:NAME``."""
+        metric, _, event = metric.partition(":")
+        row = self.events.index(event) if event else self.channels.index(channel)
+        place = self.forecasts.index(forecast), self.seasons.index(season), row
         return self.dataset[metric].values[(*place, slice(None), self.regions.index(region))]
 
     def compared(self, what: str, channel: str, reference: str = BEST_BASELINE, region: str = "global") -> np.ndarray:
@@ -102,8 +115,10 @@ class ScoreTable:
 
     def rows(self) -> Iterator[tuple]:
         """Yield the rows of scores.csv, as `COLUMNS`; scores that do not exist have none."""
-        for metric in METRICS + ENSEMBLE_METRICS + RANK_METRICS:
+        for metric in (*METRICS, *ENSEMBLE_METRICS, *RANK_METRICS, SEEPS):
             yield from self._rows_of(metric, metric, "")
+        for metric in EVENT_METRICS:
+            yield from self._rows_of(metric, metric, "event_")
         for metric, name in WIND_METRICS.items():
             yield from self._rows_of(metric, name, "wind_")
 
@@ -118,6 +133,10 @@ class ScoreTable:
         hours = [f"{lead:g}" for lead in self.lead_hours]
         cases, blocks = data["n_cases"].values.tolist(), data["n_blocks"].values.tolist()
         facts = tuple(data.attrs[key] for key in FACTS)
+        names, definitions = [name] * len(labels), [""] * len(labels)
+        if prefix == "event_":
+            names = [f"{name}:{event}" for event in self.events]
+            definitions = data["event_definition"].values.tolist()
         values = data[name].values
         known = ~np.isnan(values)
         ends = [data[name + end].values[known].tolist() if metric in WITH_INTERVAL else repeat(np.nan) for end in ENDS]
@@ -125,8 +144,8 @@ class ScoreTable:
         for (f, s, c, lead, r), value, low, high in zip(places, values[known].tolist(), *ends, strict=False):
             label, units = labels[c]
             yield (
-                self.forecasts[f], *label, self.regions[r], self.seasons[s], hours[lead], name, _number(value), units,
-                cases[s], _number(low), _number(high), blocks[s][lead], *facts,
+                self.forecasts[f], *label, self.regions[r], self.seasons[s], hours[lead], names[c], _number(value),
+                units, cases[s], _number(low), _number(high), blocks[s][lead], definitions[c], *facts,
             )  # fmt: skip
 
     def write(self, folder: Path) -> None:

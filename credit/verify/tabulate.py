@@ -9,11 +9,12 @@ import numpy as np
 import xarray as xr
 
 from credit.channels import Channel
-from credit.verify.blocks import ENDS, WITH_INTERVAL, ends_of, intervals, number_of_blocks
+from credit.verify.blocks import number_of_blocks, seasonal_scores
 from credit.verify.comparison import compare_all, references
 from credit.verify.rank_histogram import RankHistogram
 from credit.verify.sums import ScoreSums
 from credit.verify.table import CORRELATIONS, ENSEMBLE_METRICS, METRICS, RANK_METRICS, WIND_NAMES, ScoreTable
+from credit.verify.tabulate_thresholds import ThresholdResults
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ def build_table(
     regions: Sequence[str],
     facts: Mapping[str, str | int],
     histograms: Mapping[str, RankHistogram] | None = None,
+    thresholds: ThresholdResults | None = None,
 ) -> ScoreTable:
     """Turn sums into scores.
 
@@ -60,9 +62,14 @@ def build_table(
         regions: names of the regions.
         facts: global attributes: ``n_cases``, ``level_units`` and what else describes the scores.
         histograms: forecast -> rank histograms of its channels, of those that are ensembles.
+        thresholds: what was found of events and precipitation.
     """
+    thresholds = thresholds or ThresholdResults()
     initial = sums["model"][0].initial
-    scores = _scores(sums, len(rows.channels) + len(rows.winds), leads, seasons, len(regions))
+    names = METRICS + ENSEMBLE_METRICS if any(own.members > 1 for own, _ in sums.values()) else METRICS
+    scores = seasonal_scores(sums, list(sums), names, len(rows.channels) + len(rows.winds), leads, seasons)
+    for name in CORRELATIONS:
+        scores[name][list(sums).index("climatology")] = np.nan
     compared = compare_all(sums, seasons, leads)
     channels, winds = slice(len(rows.channels)), slice(len(rows.channels), None)
     dims = ("season", "channel", "lead", "region")
@@ -75,6 +82,7 @@ def build_table(
     blocks = [[number_of_blocks(initial[chosen], lead) for lead in leads.tolist()] for chosen in seasons.values()]
     if histograms:
         data |= _ranks(histograms, sums, len(rows.channels), len(seasons))
+    data |= thresholds.variables(list(sums), len(rows.channels), leads, seasons)
     data["n_cases"] = ("season", [int(chosen.sum()) for chosen in seasons.values()])
     data["n_blocks"] = (("season", "lead"), blocks)
     coords = {
@@ -84,35 +92,9 @@ def build_table(
         "lead": ("lead", leads / 60.0, {"units": "hour", "standard_name": "forecast_period"}),
         "region": list(regions),
         **rows.coordinates(),
+        **thresholds.coordinates(rows.channels),
     }
     return ScoreTable(xr.Dataset(data, coords, dict(facts)))
-
-
-def _scores(
-    sums: Mapping[str, tuple[ScoreSums, Sequence[int]]],
-    rows: int,
-    leads: np.ndarray,
-    seasons: Mapping[str, np.ndarray],
-    regions: int,
-) -> dict[str, np.ndarray]:
-    """Return metric, and with ``_low`` and ``_high`` the ends of its interval -> (forecasts, seasons, X, L, R)."""
-    shape = len(sums), len(seasons), rows, len(leads), regions
-    names = METRICS + ENSEMBLE_METRICS if any(own.members > 1 for own, _ in sums.values()) else METRICS
-    with_interval = [name for name in WITH_INTERVAL if name in names]
-    found = {name: np.full(shape, np.nan) for name in (*names, *ends_of(with_interval))}
-    for f, (forecast, (whole, index)) in enumerate(sums.items()):
-        without = CORRELATIONS if forecast == "climatology" else ()
-        for s, chosen in enumerate(seasons.values()):
-            own = whole.select(chosen)
-            for name, values in own.metrics().items():
-                if name in found and name not in without:
-                    found[name][f, s][list(index)] = np.moveaxis(values, 1, 0)
-            for number, lead in enumerate(leads.tolist()):
-                for name, ends in intervals(own, number, lead).items():
-                    if name in found and name not in without:
-                        for end, values in zip(ENDS, ends, strict=True):
-                            found[f"{name}{end}"][f, s][list(index), number] = values
-    return found
 
 
 def _ranks(

@@ -68,7 +68,7 @@ def verify(
 
 def _draw(found: Verification, reader: FieldReader, folder: Path) -> list[tuple[str, Path]]:
     """Draw every figure; return (caption, path) in the order of the report."""
-    from credit.verify import plots, plots_ensemble, plots_scores
+    from credit.verify import plots, plots_ensemble, plots_events, plots_scores
 
     table, figures = found.table, folder / "figures"
     units = {name: table.units(name) for name in found.figure_channels}
@@ -91,6 +91,14 @@ def _draw(found: Verification, reader: FieldReader, folder: Path) -> list[tuple[
         hours = [lead / 60 for lead in found.figure_leads]
         path = plots.draw(figures / "ranks.png", plots_ensemble.rank_histograms, table, found.figure_channels, hours)
         drawn.append(("Where the truth lies among the members. A U: too little spread; a slope: a bias.", path))
+        if table.events:
+            path = plots.draw(figures / "reliability.png", plots_events.reliability_diagrams, table, hours)
+            caption = (
+                "How often an event happened by the probability it was forecast with, and how often that was forecast. "
+                "On the diagonal probabilities can be taken at their word; flatter: too sure. A consistent ensemble of "
+                "few members is a little flatter."
+            )
+            drawn.append((caption, path))
     for number, reference in enumerate(table.dataset["reference"].values.tolist()):
         path = figures / ("scorecard.png" if number == 0 else f"scorecard_{number}.png")
         against = "the best of the three baselines" if reference == BEST_BASELINE else reference

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,13 +10,18 @@ import numpy as np
 import xarray as xr
 
 from credit.channels import Channel
+from credit.config.schema_events import EventConfig
 from credit.times import Clock
 from credit.verify.ensemble_sums import EnsembleSums
+from credit.verify.events import EventSums
+from credit.verify.limits import Event, Precipitation
 from credit.verify.report import write_report
 from credit.verify.seasons import cases_by_season
+from credit.verify.seeps import SeepsSums
 from credit.verify.sums import ScoreSums
 from credit.verify.table import FACTS, ScoreTable
 from credit.verify.tabulate import Rows, build_table
+from credit.verify.tabulate_thresholds import ThresholdResults
 from tests.unit.analytic_reader import make_grid
 from tests.unit.verify.conftest import make_config
 
@@ -39,8 +44,25 @@ def _make_sums(size: float, seed: int, rows: int, members: int) -> ScoreSums:
     return kind(_INITIAL, **planes, members=members)
 
 
+def _make_thresholds(sums: Iterable[str], members: int) -> ThresholdResults:
+    """Return results of the event ``high`` and of SEEPS, both of the fourth channel."""
+    rng = np.random.default_rng(7)
+    events, rain = {}, {}
+    for name in sums:
+        own = members if name == "model" else 1
+        shape = len(_INITIAL), len(LEADS), 1, len(REGIONS)
+        forecasts = rng.dirichlet(np.ones(own + 1), shape)
+        occurrences = forecasts * rng.random(forecasts.shape)
+        brier, fair, reference = (rng.gamma(5.0, 0.02 * factor, shape) for factor in (1, 0.9, 2))
+        events[name] = EventSums(_INITIAL, forecasts, occurrences, brier, fair, reference, members=own)
+        rain[name] = SeepsSums(_INITIAL, rng.gamma(5.0, 0.1, shape), np.ones(shape), members=own)
+    event = Event.build("high", EventConfig(channel="z500", above=5e4), 3, "m2 s-2")
+    del events["climatology"]
+    return ThresholdResults([event], events, [Precipitation(3, 1.0)], rain)
+
+
 def make_table(
-    channels: Sequence[Channel], other: str | None = None, members: int = 1, wind: bool = False
+    channels: Sequence[Channel], other: str | None = None, members: int = 1, wind: bool = False, events: bool = False
 ) -> ScoreTable:
     """Return scores of a model of so many members and, if named, of another forecast that lacks the last row."""
     rows = Rows(channels, [(0, 1, "wind")] if wind else [], {c.variable: {"units": "m2 s-2"} for c in channels})
@@ -52,7 +74,8 @@ def make_table(
         sums[other] = _make_sums(1.2, 9, count - 1, 1), list(range(count - 1))
     facts = dict.fromkeys(FACTS, "x") | {"n_cases": len(_INITIAL), "level_units": "hPa", "initial_times": "2001"}
     facts |= {"first_case": "2001-01-01T00:00", "last_case": "2001-12-31T00:00"}
-    return build_table(sums, rows, LEADS, cases_by_season(_INITIAL, _CLOCK), REGIONS, facts)
+    thresholds = _make_thresholds(sums, members) if events else None
+    return build_table(sums, rows, LEADS, cases_by_season(_INITIAL, _CLOCK), REGIONS, facts, None, thresholds)
 
 
 def without(table: ScoreTable, metric: str) -> ScoreTable:

@@ -27,7 +27,7 @@ CHANNELS = [
 
 @pytest.fixture(scope="module")
 def table() -> ScoreTable:
-    return make_table(CHANNELS, OTHER, members=5, wind=True)
+    return make_table(CHANNELS, OTHER, members=5, wind=True, events=True)
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +113,23 @@ def test_intervals_and_wind_vectors(browser: Chromium, page: Path, table: ScoreT
     assert len(shown_texts(browser, "#chart .interval")) == 4  # the other forecast lacks this row
     browser.choose("#choose-season", "MAM")
     assert "no intervals at 1 lead times" in shown_texts(browser, "#meaning")[0]
+
+
+def test_events_and_precipitation_are_of_their_channel(browser: Chromium, page: Path, table: ScoreTable) -> None:
+    browser.open(page, "#variable=z&level=500&score=brier_skill:high&region=tropics")
+    assert shown_texts(browser, "#chart-title")[0].startswith("Brier skill score: high of z at 500 hPa, Tropics")
+    assert "The event: z500 above 50000 m2 s-2." in shown_texts(browser, "#meaning")[0]
+    names = [name for name in table.forecasts if name != OTHER]
+    curves = {name: table.curve(name, "z500", "brier_skill:high", "tropics") for name in names}
+    assert (curves["climatology"] == 0).all()
+    check_curves(browser, table, curves)
+    assert len(shown_texts(browser, "#chart .interval")) == 5
+    browser.choose("#choose-score", "seeps")
+    check_curves(browser, table, {name: table.curve(name, "z500", "seeps", "tropics") for name in names})
+    browser.choose("#choose-level", "850")
+    assert shown_texts(browser, "#chart-title")[0].startswith("Root-mean-square error (RMSE) of z at 850 hPa")
+    offered = browser.evaluate("[...document.querySelectorAll('#choose-score option')].map((own) => own.value)")
+    assert "rmse" in offered and not {"seeps", "brier:high"} & set(offered)
 
 
 def test_a_cell_of_the_scorecard_shows_its_curves(browser: Chromium, page: Path, table: ScoreTable) -> None:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import xarray as xr
+import yaml
 
 from credit.cli.main import main
 
 
 @pytest.mark.slow
 def test_without_files_and_against_another_run(small_run: Path, capsys: pytest.CaptureFixture) -> None:
+    """With an event and SEEPS, which the waves' rain stands for."""
+    raw = yaml.safe_load((small_run / "config.yml").read_text())
+    raw["data"]["fields"]["rain"]["temporal"] = "accumulate"
+    raw["verification"] |= {"events": {"warm": {"channel": "t2m", "above_quantile": 0.8}}, "seeps": ["rain"]}
+    (small_run / "config.yml").write_text(yaml.safe_dump(raw))
     config, run = str(small_run / "config.yml"), small_run / "run"
     second = ("experiment=second try", f"save_loc={small_run / 'second'}", "seed=1", "inference.folder=made")
     for own in ((), second):
@@ -19,6 +26,7 @@ def test_without_files_and_against_another_run(small_run: Path, capsys: pytest.C
         assert main(["rollout", config, *own]) == 0
     assert main(["verify", config]) == 0
     from_files = (run / "scores.csv").read_bytes()
+    assert b",brier_skill:warm," in from_files and b",seeps," in from_files
     (run / "scores.csv").unlink()
     for path in (run / "forecasts").iterdir():
         path.unlink()
@@ -33,7 +41,9 @@ def test_without_files_and_against_another_run(small_run: Path, capsys: pytest.C
     assert (run / "scores.csv").read_bytes() == from_files  # as it was
     with xr.open_dataset(run / "against_second_try" / "scores.nc") as scores, xr.open_dataset(run / "scores.nc") as own:
         assert scores["reference"].values.tolist() == ["best_baseline", "second_try"]
-        xr.testing.assert_equal(scores["rmse"].sel(forecast="model"), own["rmse"].sel(forecast="model"))
+        for name in ("rmse", "brier", "seeps"):
+            xr.testing.assert_equal(scores[name].sel(forecast="model"), own[name].sel(forecast="model"))
+        assert np.isfinite(scores["brier"].sel(forecast="second_try")).all()
         rmse = scores["rmse"].sel(region="global", season="all")
         ratio = rmse.sel(forecast="model") / rmse.sel(forecast="second_try") - 1
         difference = scores["rmse_difference"].sel(reference="second_try", region="global", season="all")

@@ -134,7 +134,8 @@ function fillChoices(scores, state) {
   const row = scores.rows.find((own) => own.variable === state.variable);
   fill("variable", variables.map((name) => [name, name]), state.variable);
   fill("level", levelsOf(scores, state.variable).map((level) => [level, level ? `${level} ${scores.level_units}` : "–"]), state.level);
-  fill("score", scores.metrics.map((metric) => [metric.name, metricLabel(metric, row)]), state.score);
+  const here = scores.metrics.filter((metric) => isOfRow(metric, rowOf(scores, state)));
+  fill("score", here.map((metric) => [metric.name, metricLabel(metric, row)]), state.score);
   fill("region", scores.regions.map((own) => [own.name, own.label]), state.region);
   fill("season", scores.seasons.map((own) => [own.name, seasonLabel(own)]), state.season);
   fill("lead", scores.leads.map((hours) => [String(hours), formatLead(hours)]), String(state.lead));

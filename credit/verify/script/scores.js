@@ -25,13 +25,18 @@ function curveOf(scores, name, first, place) {
   return unpack(scores.curves[name]?.[place.season]?.[first]?.[place.row]?.[place.region]);
 }
 
+/** Return the name of an end of a score's interval: rmse_low, brier_low:EVENT. */
+function endName(metric, end) {
+  return metric.name.replace(/:|$/, (found) => end + found);
+}
+
 /** Return what is drawn of each forecast: its number, look, curve and the ends of its interval. */
 function forecastCurves(scores, place) {
   const curves = scores.forecasts.map((forecast, number) => ({
     ...forecast,
     curve: curveOf(scores, place.metric.name, number, place),
-    low: curveOf(scores, `${place.metric.name}_low`, number, place),
-    high: curveOf(scores, `${place.metric.name}_high`, number, place),
+    low: curveOf(scores, endName(place.metric, "_low"), number, place),
+    high: curveOf(scores, endName(place.metric, "_high"), number, place),
   }));
   return curves.filter((own) => own.curve);
 }
@@ -64,6 +69,11 @@ function formatPercent(value, decimals) {
 /** Return the name of a score for a row: that of a wind vector may differ. */
 function metricLabel(metric, row) {
   return (row.wind && metric.wind_label) || metric.label;
+}
+
+/** Return whether a row can have a score: those of events and precipitation are of single rows. */
+function isOfRow(metric, row) {
+  return metric.rows === null || metric.rows.includes(row);
 }
 
 /** Return the units of a score of a row, "" for pure numbers. */

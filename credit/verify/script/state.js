@@ -39,16 +39,23 @@ function repaired(scores, start, state) {
   const known = (list, name, other) => (list.some((own) => own.name === name) ? name : other);
   const variable = scores.rows.some((row) => row.variable === state.variable) ? state.variable : start.variable;
   const levels = levelsOf(scores, variable);
+  const level = levels.includes(state.level) ? state.level : nearestLevel(levels, state.level);
+  const here = scores.metrics.filter((metric) => isOfRow(metric, rowOf(scores, { variable, level })));
   return {
     variable,
-    level: levels.includes(state.level) ? state.level : nearestLevel(levels, state.level),
-    score: known(scores.metrics, state.score, start.score),
+    level,
+    score: known(here, state.score, start.score),
     region: known(scores.regions, state.region, start.region),
     season: known(scores.seasons, state.season, start.season),
     against: known(scores.references, state.against, start.against),
     lead: scores.leads.includes(state.lead) ? state.lead : start.lead,
     hidden: state.hidden.filter((name) => scores.forecasts.some((own) => own.name === name)),
   };
+}
+
+/** Return the number of the row of a variable and a level. */
+function rowOf(scores, { variable, level }) {
+  return scores.rows.findIndex((own) => own.variable === variable && own.level === level);
 }
 
 /** Return the levels of a variable as texts, "" for none. */
@@ -66,7 +73,7 @@ function placeOf(scores, state) {
   const number = (list, name) => list.findIndex((own) => own.name === name);
   return {
     metric: scores.metrics.find((own) => own.name === state.score),
-    row: scores.rows.findIndex((own) => own.variable === state.variable && own.level === state.level),
+    row: rowOf(scores, state),
     region: number(scores.regions, state.region),
     season: number(scores.seasons, state.season),
     reference: number(scores.references, state.against),

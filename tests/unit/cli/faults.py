@@ -204,6 +204,10 @@ FORECASTS = [
           ["verification.other_forecasts={ifs: /nowhere}"]),
     Fault("a figure of what is not predicted", ["verification.figure_channels", "z500"],
           ["verification.figure_channels=[z500]"]),
+    Fault("an event of what is not predicted", ["verification.events.warm.channel", "t2n", 'did you mean "t2m"'],
+          ["verification.events={warm: {channel: t2n, above: 290}}"]),
+    Fault("precipitation that is none", ["verification.seeps", "t2m is no sum over the step"],
+          ["verification.seeps=[t2m]"]),
 ]  # fmt: skip
 
 STORES = [

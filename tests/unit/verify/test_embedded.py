@@ -66,6 +66,25 @@ def test_everything_small_is_there(table: ScoreTable) -> None:
                 np.testing.assert_allclose(unpack(own, 6), values[place][:, region], rtol=1e-3)
 
 
+def test_events_and_precipitation_have_one_row() -> None:
+    channels = [Channel(f"{name}500", name, 500.0, "prognostic") for name in ("u", "v", "t", "z")]
+    table = make_table(channels, members=4, events=True)
+    scores, left_out = page_scores(table, "v500")
+    extra = {own["name"]: own for own in scores["metrics"] if own["rows"] is not None}
+    assert {name: own["rows"] for name, own in extra.items()} == dict.fromkeys(
+        ("seeps", "brier:high", "brier_skill:high"), [3]
+    )
+    assert extra["brier:high"]["label"] == "Brier score: high" and "uncertainty" in left_out
+    for name in ("seeps", "seeps_high", "brier:high", "brier_low:high"):
+        metric, _, event = name.partition(":")
+        values = table.dataset[metric].sel(forecast="model", season="all").values[0 if event else 3]
+        rows = scores["curves"][name][0][0]
+        assert rows[:3] == [None] * 3
+        for region in range(3):
+            np.testing.assert_allclose(unpack(rows[3][region], 6), values[:, region], rtol=1e-3)
+    assert scores["curves"]["brier_skill:high"][0][3][3] == [[0] + [0] * 6] * 3  # the climatology's
+
+
 def test_a_page_that_would_be_too_large(table: ScoreTable) -> None:
     kept = []
     for most in (10**6, 14_000, 1000):

@@ -10,6 +10,7 @@ import pytest
 
 from credit.forecast.archive import open_forecasts
 from credit.forecast.writer import ForecastWriter
+from credit.verify.plots_events import pooled_diagram
 from credit.verify.table import ScoreTable
 from credit.verify.verification import verify
 from tests.unit.verify.conftest import LEADS, STEP, Run, make_config, make_reader
@@ -35,7 +36,8 @@ def ensemble(tmp_path_factory: pytest.TempPathFactory, run: Run) -> tuple[ScoreT
             for member, error in enumerate(MEMBER_ERRORS):
                 writer.put(start, number, truth + np.float32(error), member)
     writer.close()
-    config = make_config(folder, other_forecasts={"single": str(run.folder / "forecasts")})
+    events = {"warm": {"channel": "t2m", "above": 290.0}, "high": {"channel": "z500", "above_quantile": 0.9}}
+    config = make_config(folder, other_forecasts={"single": str(run.folder / "forecasts")}, events=events)
     return verify(config, reader, open_forecasts(folder / "forecasts"), folder), folder
 
 
@@ -77,8 +79,40 @@ def test_wind_has_the_energy_score(ensemble: tuple[ScoreTable, Path]) -> None:
 def test_figures_and_maps_show_the_spread(ensemble: tuple[ScoreTable, Path]) -> None:
     _, folder = ensemble
     names = {path.name for path in (folder / "figures").iterdir()}
-    assert {"spread.png", "ranks.png"} <= names
+    assert {"spread.png", "ranks.png", "reliability.png"} <= names
     drawn_by_the_page = {"skill.png", "spread.png", "scorecard.png", "scorecard_1.png"}
     assert drawn_by_the_page <= names
     text = (folder / "report.html").read_text()
     assert text.count("data:image/png;base64,") == len(names - drawn_by_the_page)
+    event = "z500 above quantile 0.9 of its season"
+    for said in (event, "Brier score: high", "Brier skill score: warm", "Reliability diagram"):
+        assert said in text, said
+
+
+def test_events_of_members_and_of_a_single_forecast(ensemble: tuple[ScoreTable, Path]) -> None:
+    """Members are wrong in cells that lie less than their error from 290; the single forecast, too warm by 3, too."""
+    table, _ = ensemble
+    reader, area = make_reader(), make_reader().grid.area_weights()
+    number = [channel.name for channel in reader.channels.stored].index("t2m")
+    members, single = [], []
+    for text in INITIAL:
+        truth = reader.read(reader.index_of(reader.clock.parse(text) + 720))[number]
+        share = np.mean([truth + np.float32(error) > 290 for error in MEMBER_ERRORS], axis=0)
+        members.append((area * (share - (truth > 290)) ** 2).sum())
+        single.append((area * ((truth + np.float32(3) > 290) != (truth > 290))).sum())
+    assert table.value("model", "t2m", 12, "brier:warm") == pytest.approx(np.mean(members), rel=1e-6)
+    assert table.value("single", "t2m", 12, "brier:warm") == pytest.approx(np.mean(single), rel=1e-6)
+    assert np.isnan(table.value("single", "t2m", 12, "brier_fair:warm"))
+    assert np.isfinite(table.dataset["forecast_frequency"].sel(forecast="single")).sum("members_beyond").max() == 2
+
+
+def test_diagrams_of_large_ensembles_are_pooled() -> None:
+    rng = np.random.default_rng(0)
+    frequency, observed = rng.dirichlet(np.ones(51)), rng.random(51)
+    frequency[7], observed[7] = 0.0, np.nan
+    p, total, hits = pooled_diagram(np.append(frequency, [np.nan] * 3), np.append(observed, [np.nan] * 3))
+    assert len(p) == 11 and total.sum() == pytest.approx(frequency.sum()) and (np.diff(p) > 0).all()
+    assert (p * total).sum() == pytest.approx((np.arange(51) / 50 * frequency).sum())
+    assert (hits * total).sum() == pytest.approx(np.nansum(observed * frequency))
+    few = pooled_diagram(np.array([0.5, 0.0, 0.5]), np.array([0.1, np.nan, 0.8]))
+    np.testing.assert_array_equal(few, [[0, np.nan, 1], [0.5, 0, 0.5], [0.1, np.nan, 0.8]])

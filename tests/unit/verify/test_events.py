@@ -9,6 +9,7 @@ import pytest
 import xarray as xr
 
 from credit.config.schema_regions import REGIONS
+from credit.verify.blocks import intervals
 from credit.verify.cell_means import CellMeans
 from credit.verify.events import EventSums
 from credit.verify.regions import region_weights
@@ -24,11 +25,27 @@ def _events(
     thresholds: np.ndarray = THRESHOLDS[:, :, None],
     climatology: np.ndarray = CLIMATOLOGY[:, :, None],
     which: range | None = None,
+    means: CellMeans = MEANS,
 ) -> EventSums:
-    sums = EventSums.zeros(1, len(thresholds), MEANS, cases.members.shape[1])
-    for case in which or range(len(cases.truth)):
-        sums.add(0, MEANS, cases.members[case], cases.truth[case], thresholds, climatology)
+    """Return the sums of thresholds and climatological probabilities, each (E, C, 1 or P); channels vary fastest."""
+    chosen = list(which or range(len(cases.truth)))
+    events, channels = thresholds.shape[:2]
+    sums = EventSums.empty(1440 * np.array(chosen), 1, events * channels, len(NAMES), cases.members.shape[1])
+    for number, case in enumerate(chosen):
+        for e, c in np.ndindex(events, channels):
+            place = number, 0, e * channels + c
+            fields = cases.members[case][:, c], cases.truth[case][c], thresholds[e, c], climatology[e, c]
+            sums.add(place, means, c, *fields)
     return sums
+
+
+def _by_channel(values: np.ndarray) -> np.ndarray:
+    """Return (E, C, ...) of what the sums have of one lead, (1, E * C, ...)."""
+    return values[0].reshape(-1, len(CHANNELS), *values.shape[2:])
+
+
+def _metrics(sums: EventSums) -> dict[str, np.ndarray]:
+    return {name: _by_channel(value) for name, value in sums.metrics().items()}
 
 
 def test_the_library_agrees() -> None:
@@ -36,7 +53,7 @@ def test_the_library_agrees() -> None:
     scores = pytest.importorskip("scores")
     cases = draw_cases(4, MEMBERS, spread=0.8)
     members, truth = cases.labelled
-    ours = {name: value[0] for name, value in _events(cases).metrics().items()}
+    ours = _metrics(_events(cases))
     for event in range(len(THRESHOLDS)):
         for channel in range(len(CHANNELS)):
             one = members.isel(channel=[channel]), truth.isel(channel=[channel])
@@ -65,11 +82,9 @@ def test_another_library_agrees_on_the_diagram() -> None:
     masks = {channel.variable: masked for channel in CHANNELS}
     circle = CellMeans(CHANNELS, masks, region_weights(GRID, {name: REGIONS[name] for name in NAMES}))
     cases = draw_cases(6, MEMBERS)
-    sums = EventSums.zeros(1, len(THRESHOLDS), circle, MEMBERS)
-    for members, truth in zip(cases.members, cases.truth, strict=True):
-        sums.add(0, circle, members, truth, THRESHOLDS[:, :, None], CLIMATOLOGY[:, :, None])
-    probabilities, shares, observed = sums.diagram()
-    np.testing.assert_allclose(probabilities, np.arange(MEMBERS + 1) / MEMBERS)
+    sums = _events(cases, means=circle)
+    shares, observed = (_by_channel(values) for values in sums.diagram())
+    np.testing.assert_allclose(sums.probabilities, np.arange(MEMBERS + 1) / MEMBERS)
     edges = (np.arange(MEMBERS + 2) - 0.5) / MEMBERS
     cells = ~masked.reshape(-1)
     for event, channel in np.ndindex(3, 2):
@@ -80,14 +95,14 @@ def test_another_library_agrees_on_the_diagram() -> None:
             happened, xr.DataArray(forecast, dims=("case", "cell")), probability_bin_edges=edges
         )
         for region in (NAMES.index("global"), NAMES.index("extratropics_north")):
-            np.testing.assert_allclose(observed[0, event, channel, region], theirs, rtol=1e-9)
+            np.testing.assert_allclose(observed[event, channel, region], theirs, rtol=1e-9)
             samples = theirs["samples"] / happened.size
-            np.testing.assert_allclose(shares[0, event, channel, region], samples, rtol=1e-9, atol=1e-12)
+            np.testing.assert_allclose(shares[event, channel, region], samples, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("members", [1, 2, 9])
 def test_the_parts_add_up_to_the_score(members: int) -> None:
-    metrics = _events(draw_cases(5, members, spread=0.6)).metrics()
+    metrics = _metrics(_events(draw_cases(5, members, spread=0.6)))
     parts = metrics["reliability"] - metrics["resolution"] + metrics["uncertainty"]
     np.testing.assert_allclose(parts, metrics["brier"], rtol=1e-12, atol=1e-14)
     for name in ("reliability", "resolution", "uncertainty"):
@@ -96,12 +111,11 @@ def test_the_parts_add_up_to_the_score(members: int) -> None:
 
 def test_by_hand() -> None:
     """Half of the cases: 1 of 2 members, happens; the other half: 2 of 2, does not happen."""
-    shape = MEANS.valid_CP.shape
-    sums = EventSums.zeros(1, 1, MEANS, 2)
-    for members, truth in (((0.0, 2.0), 2.0), ((2.0, 2.0), 1.0)):
-        fields = np.stack([np.full(shape, value) for value in members])
-        thresholds, climatology = np.full((1, *shape), 1.0), np.full((1, *shape), 0.25)
-        sums.add(0, MEANS, fields, np.full(shape, truth), thresholds, climatology)  # 1 does not exceed 1
+    sums = EventSums.empty(np.array([0, 1440]), 1, 1, len(NAMES), 2)
+    for case, (members, truth) in enumerate((((0.0, 2.0), 2.0), ((2.0, 2.0), 1.0))):
+        fields = np.stack([np.full(CELLS, value) for value in members])
+        limits = np.array([1.0]), np.full(CELLS, 0.25)  # 1 does not exceed 1
+        sums.add((case, 0, 0), MEANS, 2, fields, np.full(CELLS, truth), *limits)
     expected = {
         "brier": (0.25 + 1) / 2,
         "brier_fair": (0 + 1) / 2,
@@ -115,9 +129,12 @@ def test_by_hand() -> None:
     assert set(metrics) == set(expected)
     for name, value in expected.items():
         np.testing.assert_allclose(metrics[name], value, rtol=1e-12, atol=1e-15, err_msg=name)
-    _, share, observed = sums.diagram()
-    np.testing.assert_allclose(share[0, 0, 0, 0], [0, 0.5, 0.5])
-    np.testing.assert_array_equal(observed[0, 0, 0, 0], [np.nan, 1, 0])
+    share, observed = sums.diagram()
+    np.testing.assert_allclose(share[0, 0, 0], [0, 0.5, 0.5])
+    np.testing.assert_array_equal(observed[0, 0, 0], [np.nan, 1, 0])
+    climatology = sums.of_climatology().metrics()
+    np.testing.assert_allclose(climatology["brier"], 0.3125)
+    assert (climatology["brier_skill"] == 0).all() and np.isnan(climatology["reliability"]).all()
 
 
 @pytest.mark.parametrize("count", [2, 4, 16])
@@ -129,9 +146,9 @@ def test_only_the_fair_score_is_that_of_the_distribution(count: int) -> None:
         cases = Cases(
             rng.random((1, count, len(CHANNELS), CELLS)), rng.random((1, len(CHANNELS), CELLS)) - 0.2, np.empty(0)
         )
-        metrics = _events(cases, np.full((1, len(CHANNELS), 1), 0.5), np.full((1, len(CHANNELS), 1), 0.3)).metrics()
-        brier.append(metrics["brier"][0, 0, 0, 0])
-        fair.append(metrics["brier_fair"][0, 0, 0, 0])
+        metrics = _events(cases, np.full((1, 1, 1), 0.5), np.full((1, 1, 1), 0.3)).metrics()
+        brier.append(metrics["brier"][0, 0, 0])
+        fair.append(metrics["brier_fair"][0, 0, 0])
     exact = 0.5**2 - 2 * 0.5 * 0.3 + 0.3
     assert within(np.array(fair), exact)
     assert within(np.array(brier), exact + 0.25 / count)
@@ -159,10 +176,32 @@ def test_quantiles_of_each_cell_have_the_skill_of_the_climatology() -> None:
     assert sharp["brier_skill_fair"].min() > 0.3
 
 
-def test_sums_add_up_and_each_case_counts_1() -> None:
+def test_parts_join_to_the_last_bit_and_each_case_counts_1() -> None:
     cases = draw_cases(3, MEMBERS)
     whole = _events(cases)
-    np.testing.assert_allclose(whole.forecasts.sum(axis=-1), 3)
-    parts = _events(cases, which=range(1)) + _events(cases, which=range(1, 3))
-    for name, value in whole.metrics().items():
-        np.testing.assert_allclose(parts.metrics()[name], value, rtol=1e-11, atol=1e-14)
+    np.testing.assert_allclose(whole.forecasts.sum(axis=-1), 1)
+    joined = EventSums.join([_events(cases, which=range(1, 3)), _events(cases, which=range(1))])
+    for name, values in whole.planes().items():
+        np.testing.assert_array_equal(getattr(joined, name), values)
+
+
+def test_an_event_that_a_forecast_lacks_has_no_score() -> None:
+    sums = EventSums.empty(np.zeros(1), 1, 2, len(NAMES), 2)
+    rows = np.array([[0.0], [2.0]]) * np.ones(CELLS), np.ones(CELLS)
+    sums.add((0, 0, 1), MEANS, 0, *rows, np.array([1.0]), np.full(CELLS, 0.5))
+    for values in sums.metrics().values():
+        assert np.isnan(values[0, 0]).all() and np.isfinite(values[0, 1]).all()
+
+
+def test_intervals_of_the_skill_cover_it() -> None:
+    """Independent days of 300 events: the Brier score is 0.125 on average, that of the climatology 0.25."""
+    rng = np.random.default_rng(5)
+    shape, days = (300, 1), np.arange(120)
+    sums = EventSums.empty(1440 * days, 1, *shape)
+    sums.brier[:], sums.brier_fair[:] = rng.gamma(4.0, 0.125 / 4, (120, 1, *shape)), np.nan
+    sums.reference[:] = rng.gamma(4.0, 0.25 / 4, (120, 1, *shape))
+    found = intervals(sums, 0, 1440)
+    for name, truth in (("brier", 0.125), ("brier_skill", 0.5)):
+        low, high = found[name][..., 0]
+        assert 0.9 <= ((low < truth) & (truth < high)).mean() <= 0.99, name
+    assert np.isnan(found["brier_fair"]).all()

@@ -1,0 +1,85 @@
+"""From the sums of events and of SEEPS to their part of the table of scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from credit.channels import Channel
+from credit.verify.blocks import seasonal_scores
+from credit.verify.events import EventSums
+from credit.verify.limits import Event, Precipitation
+from credit.verify.seeps import SeepsSums
+from credit.verify.table import EVENT_METRICS, SEEPS
+
+Variables = dict[str, tuple[tuple[str, ...], np.ndarray]]
+
+
+@dataclass(frozen=True)
+class ThresholdResults:
+    """What was found of events and precipitation.
+
+    Attributes:
+        events: those that were scored.
+        event_sums: forecast -> their sums, of all but the climatology.
+        precipitation: the channels that were scored.
+        seeps_sums: forecast -> their sums.
+    """
+
+    events: Sequence[Event] = ()
+    event_sums: Mapping[str, EventSums] = field(default_factory=dict)
+    precipitation: Sequence[Precipitation] = ()
+    seeps_sums: Mapping[str, SeepsSums] = field(default_factory=dict)
+
+    def variables(
+        self, forecasts: Sequence[str], channels: int, leads: np.ndarray, seasons: Mapping[str, np.ndarray]
+    ) -> Variables:
+        """Return the variables of scores.nc: `EVENT_METRICS` over event, ``seeps`` over channel, and the diagram."""
+        found: Variables = {}
+        if self.events:
+            # the climatology's forecast is its probability; that of its mean would be a forecast of nothing
+            sums = {**self.event_sums, "climatology": self.event_sums["model"].of_climatology()}
+            rows = list(range(len(self.events)))
+            of_events = {name: (own, rows) for name, own in sums.items()}
+            dims = ("forecast", "season", "event", "lead", "region")
+            scores = seasonal_scores(of_events, forecasts, EVENT_METRICS, len(rows), leads, seasons)
+            found |= {name: (dims, values) for name, values in scores.items()}
+            found |= self._diagram(forecasts)
+        if self.precipitation:
+            rows = [own.channel for own in self.precipitation]
+            of_rain = {name: (own, rows) for name, own in self.seeps_sums.items()}
+            dims = ("forecast", "season", "channel", "lead", "region")
+            scores = seasonal_scores(of_rain, forecasts, (SEEPS,), channels, leads, seasons)
+            if np.isfinite(scores[SEEPS]).any():
+                found |= {name: (dims, values) for name, values in scores.items()}
+        return found
+
+    def coordinates(self, channels: Sequence[Channel]) -> dict[str, tuple[str, list] | list[str]]:
+        """Return the coordinates of the dimension event."""
+        if not self.events:
+            return {}
+        own = [channels[event.channel] for event in self.events]
+        levels = np.array([np.nan if c.level is None else c.level for c in own], dtype=np.float64)
+        return {
+            "event": [event.name for event in self.events],
+            "event_definition": ("event", [event.definition for event in self.events]),
+            "event_channel": ("event", [c.name for c in own]),
+            "event_variable": ("event", [c.variable for c in own]),
+            "event_level": ("event", levels),
+            "event_units": ("event", ["1"] * len(own)),
+        }
+
+    def _diagram(self, forecasts: Sequence[str]) -> Variables:
+        """Return the reliability diagrams of all cases; a smaller ensemble than the largest lacks the last places."""
+        most = max(own.members for own in self.event_sums.values()) + 1
+        _, leads, events, regions = self.event_sums["model"].brier.shape
+        shape = len(forecasts), events, leads, regions, most
+        found = {name: np.full(shape, np.nan) for name in ("forecast_frequency", "observed_frequency")}
+        for f, forecast in enumerate(forecasts):
+            own = self.event_sums.get(forecast)
+            for values, diagram in zip(found.values(), own.diagram() if own else (), strict=False):
+                values[f, ..., : own.members + 1] = np.moveaxis(diagram, 1, 0)
+        dims = ("forecast", "event", "lead", "region", "members_beyond")
+        return {name: (dims, values) for name, values in found.items()}

@@ -1,0 +1,142 @@
+"""ThresholdScorer: scores of events and of categories of precipitation, whose limits come from the climate."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from credit.channels import Channel
+from credit.config.schema_forecast import VerificationConfig
+from credit.data.splits import Split
+from credit.verify.cell_means import CellMeans
+from credit.verify.climate import WITHIN_DAYS, Climate
+from credit.verify.events import EventSums
+from credit.verify.limits import Limits, find_events, find_precipitation, require_climate
+from credit.verify.scored_fields import ScoredFields
+from credit.verify.seeps import SeepsSums
+from credit.verify.share import Part
+
+logger = logging.getLogger(__name__)
+
+
+class ThresholdScorer:
+    """What is scored of events and precipitation, and how a field is added to the sums.
+
+    Args:
+        conf: events, precipitation, whether the climate has hours.
+        reader: of the data, on the grid of the scores.
+        channels: the C channels that are scored.
+        means: area means of them.
+        truth: minutes -> (C, H, W) of the data.
+        train: the training period.
+        cases: (N,) initial times in minutes, all of them, whoever scores them.
+        leads: (L,) lead times in minutes.
+
+    Raises:
+        ConfigError: if an event or a channel of precipitation cannot be scored.
+    """
+
+    def __init__(
+        self,
+        conf: VerificationConfig,
+        reader: ScoredFields,
+        channels: Sequence[Channel],
+        means: CellMeans,
+        truth: Callable[[int], np.ndarray],
+        train: Split,
+        cases: np.ndarray,
+        leads: np.ndarray,
+    ) -> None:
+        self.events = find_events(conf.events, channels, reader.attributes)
+        self.precipitation = find_precipitation(conf.seeps, channels, reader.attributes)
+        self._means, self._channels = means, channels
+        self._limits: Limits | None = None
+        used = sorted({own.channel for own in (*self.events, *self.precipitation)})
+        if not used:
+            return
+        cells = means.valid_CP.shape[1]
+        climate = Climate(
+            lambda minutes: means.flatten(truth(minutes), f"training data at {reader.clock.format(minutes)}")[used],
+            reader.times, train, reader.clock, conf.climatology.by_hour, 4 * len(used) * cells,
+        )  # fmt: skip
+        valid_times = np.unique(cases[:, None] + leads)
+        known = require_climate(self.events, climate, valid_times, train.describe(reader.clock), reader.clock)
+        self._climate_description = "not known"
+        if known:
+            hour = ", at the same hour of the day" if conf.climatology.by_hour else ""
+            self._climate_description = (
+                f"at least {climate.fewest(valid_times)[0]} times of the training period within {WITHIN_DAYS} days of "
+                f"the time of the year{hour}"
+            )
+        kept = 1 + len({climate.season(int(cases[0] + lead)) for lead in leads.tolist()})
+        self._limits = Limits(
+            self.events, self.precipitation, climate if known else None, {c: i for i, c in enumerate(used)}, cells, kept
+        )
+
+    def empty(
+        self, cases: np.ndarray, leads: int, members: Mapping[str, int]
+    ) -> tuple[dict[str, EventSums], dict[str, SeepsSums]]:
+        """Return room for the sums of forecasts of so many members each; nothing where nothing is scored."""
+        regions = self._means.shape[1]
+        events, rain = len(self.events), len(self.precipitation)
+        return (
+            {key: EventSums.empty(cases, leads, events, regions, own) for key, own in members.items() if events},
+            {key: SeepsSums.empty(cases, leads, rain, regions, own) for key, own in members.items() if rain},
+        )
+
+    def add(
+        self,
+        part: Part,
+        key: str,
+        place: tuple[int, int],
+        valid: int,
+        members_MCP: np.ndarray,
+        truth_CP: np.ndarray,
+        has: Sequence[int] | None = None,
+    ) -> None:
+        """Enter one field; of channels that the forecast lacks the sums stay NaN.
+
+        Args:
+            part: has the sums.
+            key: name of the forecast.
+            place: numbers of the case and of the lead time.
+            valid: the valid time in minutes.
+            members_MCP: the members' channels, whatever where masked.
+            truth_CP: of all channels that are scored, from `CellMeans.flatten`.
+            has: which of these the forecast's channels are, None for all.
+        """
+        if self._limits is None:
+            return
+        of_events, of_precipitation = self._limits.at(valid)
+        has = range(truth_CP.shape[0]) if has is None else has
+        for number, (own, limits) in enumerate(zip(self.events, of_events, strict=True)):
+            if own.channel in has:
+                members_MP, truth_P = members_MCP[:, has.index(own.channel)], truth_CP[own.channel]
+                sign = own.sign
+                part.events[key].add(
+                    (*place, number), self._means, own.channel, sign * members_MP, sign * truth_P, *limits
+                )
+        for number, (own, limits) in enumerate(zip(self.precipitation, of_precipitation, strict=True)):
+            if own.channel in has:
+                members_MP = members_MCP[:, has.index(own.channel)].astype(np.float64) * own.to_mm
+                truth_P = truth_CP[own.channel] * own.to_mm
+                part.seeps[key].add((*place, number), self._means, own.channel, members_MP, truth_P, *limits)
+
+    def facts(self) -> dict[str, str]:
+        """Return what the limits rest on, for the files of scores; nothing where nothing is scored."""
+        if self._limits is None:
+            return {}
+        events = "; ".join(f"{own.name}: {own.definition}" for own in self.events)
+        return ({"events": events} if events else {}) | {"climate_of_events": self._climate_description}
+
+    def log_unscored(self, seeps: SeepsSums | None) -> None:
+        """Say which precipitation has no SEEPS because its climate is nowhere between dry and wet."""
+        for number, own in enumerate(self.precipitation):
+            if seeps is not None and not (seeps.area[:, :, number] > 0).any():
+                logger.warning(
+                    "%s: no SEEPS, as no cell of the training period is dry (below 0.25 mm) with a frequency of 0.1 to "
+                    "0.85",
+                    self._channels[own.channel].name,
+                )
