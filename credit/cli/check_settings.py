@@ -94,6 +94,8 @@ def check_forecasts(config: Config, found: DataFound, findings: Findings) -> int
     with findings.collect():
         wanted = config.verification.figure_channels
         figure_channels(wanted, found.channels.output, "verification.figure_channels")
+    with findings.collect():
+        figure_channels(config.verification.animate, found.channels.output, "verification.animate")
     if "train" in found.samples:
         with findings.collect():
             _try_climatology(config, found)
