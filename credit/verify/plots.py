@@ -1,4 +1,5 @@
-"""Figures of a verification: how they are written; spectra and loss. Colours are Okabe and Ito's, safe for the colour-blind.
+"""Figures of a verification: how they are written; spectra and loss. Colours are Okabe and Ito's, safe for the
+colour-blind.
 
 Nothing but the files plots*.py imports matplotlib, so that commands that draw nothing start fast.
 """
