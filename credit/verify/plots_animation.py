@@ -12,11 +12,11 @@ from PIL import Image
 
 from credit.times import Clock
 from credit.verify.plots import STYLE, new_figure, pretty_units, write_whole
-from credit.verify.plots_maps import FIELD, MISSING, Background, draw_map, limits, map_axes
+from credit.verify.plots_maps import FIELD, MISSING, WIDE_BAR, Background, draw_map, limits, map_axes
 
 _DPI = 110
 _MILLISECONDS, _LAST_MILLISECONDS = 250, 1500  # a frame is shown; the last
-_COLOURS = 207  # of the field; the rest of a GIF's 256 are greys for what is written over it
+_COLOURS, _GREYS = 96, 31  # of the field, and of what is written over it; with one for missing 128, 7 bits
 
 
 def animate(
@@ -51,13 +51,12 @@ def _images(
 ) -> Iterator[Image.Image]:  # fmt: skip
     """Yield the frames, all with one palette, so that no colour changes between them."""
     low, high = limits([field for own in frames.values() for field in own])
-    figure = new_figure(8.6, 3.1)
+    figure = new_figure(8.6, 3.4)
     figure.set_dpi(_DPI)
     canvas = FigureCanvasAgg(figure)
     axes = map_axes(figure, 1, 2, background)[0]
     meshes = [draw_map(axis, next(iter(frames.values()))[0], background, FIELD, low, high) for axis in axes]
-    bar = {"orientation": "horizontal", "shrink": 0.6, "aspect": 45, "pad": 0.02, "extend": "both"}
-    figure.colorbar(meshes[0], ax=axes, label=f"{channel} ({pretty_units(units)})", **bar)
+    figure.colorbar(meshes[0], ax=axes, label=f"{channel} ({pretty_units(units)})", **WIDE_BAR)
     figure.suptitle(f"{channel}: forecast from {clock.format(initial).replace('T', ' ')} UTC")
     palette = _palette()
     for number, (lead, fields) in enumerate(frames.items()):
@@ -68,15 +67,23 @@ def _images(
         canvas.draw()
         if number == 0:
             figure.set_layout_engine("none")  # nothing moves with the length of a title
-        image = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
-        yield image.quantize(palette=palette, dither=Image.Dither.NONE)
+        yield _in_palette(np.asarray(canvas.buffer_rgba())[..., :3], palette)
 
 
-def _palette() -> Image.Image:
-    """Return an image with the 256 colours of the animation."""
-    field = colormaps[FIELD](np.linspace(0, 1, _COLOURS))[:, :3]
-    greys = np.repeat(np.linspace(0, 1, 255 - _COLOURS)[:, None], 3, axis=1)
-    missing = [[int(MISSING[place : place + 2], 16) / 255 for place in (1, 3, 5)]]
-    image = Image.new("P", (1, 1))
-    image.putpalette(np.rint(255 * np.concatenate([field, greys, missing])).astype(np.uint8).ravel().tolist())
+def _in_palette(pixels: np.ndarray, palette: np.ndarray) -> Image.Image:
+    """Return an image of pixels (H, W, 3), each in the nearest of the palette's colours (128, 3)."""
+    codes = pixels.astype(np.int32) @ np.array([65536, 256, 1], dtype=np.int32)
+    known, place = np.unique(codes, return_inverse=True)
+    colours = np.stack([known >> 16, known >> 8 & 255, known & 255], axis=1)
+    distance = sum((colours[:, None, i] - palette[None, :, i].astype(np.int32)) ** 2 for i in range(3))
+    image = Image.fromarray(distance.argmin(axis=1).astype(np.uint8)[place.reshape(codes.shape)])
+    image.putpalette(palette.ravel().tolist())
     return image
+
+
+def _palette() -> np.ndarray:
+    """Return the 128 colours of the animation, (128, 3) uint8."""
+    field = colormaps[FIELD](np.linspace(0, 1, _COLOURS))[:, :3]
+    greys = np.repeat(np.linspace(0, 1, _GREYS)[:, None], 3, axis=1)
+    missing = [[int(MISSING[place : place + 2], 16) / 255 for place in (1, 3, 5)]]
+    return np.rint(255 * np.concatenate([field, greys, missing])).astype(np.uint8)

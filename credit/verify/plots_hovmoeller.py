@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from credit.times import Clock
 from credit.verify.plots import new_figure, pretty_units
-from credit.verify.plots_maps import ERROR, FIELD, MISSING, Background, degrees_east, largest, limits
+from credit.verify.plots_maps import ERROR, FIELD, MISSING, Background, colour_bars, degrees_east, largest, limits
 from credit.verify.plots_scores import lead_unit
 
 
@@ -48,9 +48,7 @@ def hovmoeller(
         axis.set_xlabel("Longitude")
     axes[0].set_ylabel(f"Lead time ({unit})")
     axes[0].invert_yaxis()
-    bar = {"orientation": "horizontal", "shrink": 0.7, "pad": 0.02, "extend": "both"}
-    figure.colorbar(field, ax=axes[:2], label=f"{channel} ({units})", aspect=40, **bar)
-    figure.colorbar(error, ax=axes[2], label=f"forecast minus truth ({units})", aspect=20, **bar)
+    colour_bars(figure, channel, units, (field, axes[:2]), (error, axes[2]))
     between = " to ".join(f"{abs(value):g}°{'S' if value < 0 else 'N' if value > 0 else ''}" for value in band)
     figure.suptitle(f"{channel}, mean over {between}: forecast from {clock.format(initial).replace('T', ' ')} UTC")
     return figure

@@ -16,6 +16,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from credit.data.regrid import Regridder
 from credit.grid import LatLonGrid
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 FIELD, ERROR, SPREAD = "viridis", "RdBu_r", "magma_r"
 MISSING = "#CCCCCC"
+WIDE_BAR = {"orientation": "horizontal", "shrink": 0.7, "aspect": 40, "pad": 0.02, "extend": "both"}
+NARROW_BAR = WIDE_BAR | {"shrink": 0.85, "aspect": 25, "ticks": MaxNLocator(5)}  # of one column
 _LAND_STANDARD_NAMES = ("land_area_fraction", "land_binary_mask")
 _PARALLELS, _MERIDIANS = range(-60, 61, 30), range(-180, 181, 60)
 # the western edge and the eastern are one meridian; a projection must be told which is which
@@ -171,15 +174,20 @@ def maps(
             axes[row, 3].set_title(f"Spread, {_root_mean_square(own[2], area):.3g} {units}")
     for axis in axes[-1]:
         axis.set_xlabel("Longitude")
-    bar = {"orientation": "horizontal", "shrink": 0.7, "aspect": 40, "pad": 0.02, "extend": "both"}
-    figure.colorbar(field, ax=axes[:, :2], label=f"{channel} ({units})", **bar)
-    bar |= {"aspect": 20}
-    figure.colorbar(error, ax=axes[:, 2], label=f"forecast minus truth ({units})", **bar)
+    colour_bars(figure, channel, units, (field, axes[:, :2]), (error, axes[:, 2]))
     if columns == 4:
         label = f"standard deviation over members ({units})"
-        figure.colorbar(spread, ax=axes[:, 3], label=label, **bar | {"extend": "max"})
+        figure.colorbar(spread, ax=axes[:, 3], label=label, **NARROW_BAR | {"extend": "max"})
     figure.suptitle(f"{channel}: forecast from {clock.format(initial).replace('T', ' ')} UTC")
     return figure
+
+
+def colour_bars(
+    figure: Figure, channel: str, units: str, field: tuple[QuadMesh, Axes], error: tuple[QuadMesh, Axes]
+) -> None:
+    """Draw the colour bars of a field and of an error, each given with the axes that it stands below."""
+    figure.colorbar(field[0], ax=field[1], label=f"{channel} ({units})", **WIDE_BAR)
+    figure.colorbar(error[0], ax=error[1], label=f"forecast minus truth ({units})", **NARROW_BAR)
 
 
 def _root_mean_square(field: np.ndarray, area: np.ndarray) -> float:
