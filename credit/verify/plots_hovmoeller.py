@@ -12,7 +12,17 @@ from matplotlib.figure import Figure
 
 from credit.times import Clock
 from credit.verify.plots import new_figure, pretty_units
-from credit.verify.plots_maps import ERROR, FIELD, MISSING, Background, colour_bars, degrees_east, largest, limits
+from credit.verify.plots_maps import (
+    ERROR,
+    FIELD,
+    MISSING,
+    WIDE_BAR,
+    Background,
+    degrees_east,
+    largest,
+    limits,
+    narrow_bar,
+)
 from credit.verify.plots_scores import lead_unit
 
 
@@ -48,7 +58,8 @@ def hovmoeller(
         axis.set_xlabel("Longitude")
     axes[0].set_ylabel(f"Lead time ({unit})")
     axes[0].invert_yaxis()
-    colour_bars(figure, channel, units, (field, axes[:2]), (error, axes[2]))
+    figure.colorbar(field, ax=axes[:2], label=f"{channel} ({units})", **WIDE_BAR)
+    narrow_bar(figure, error, axes[2], f"forecast minus truth ({units})")
     between = " to ".join(f"{abs(value):g}°{'S' if value < 0 else 'N' if value > 0 else ''}" for value in band)
     figure.suptitle(f"{channel}, mean over {between}: forecast from {clock.format(initial).replace('T', ' ')} UTC")
     return figure

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 FIELD, ERROR, SPREAD = "viridis", "RdBu_r", "magma_r"
 MISSING = "#CCCCCC"
 WIDE_BAR = {"orientation": "horizontal", "shrink": 0.7, "aspect": 40, "pad": 0.02, "extend": "both"}
-NARROW_BAR = WIDE_BAR | {"shrink": 0.85, "aspect": 25, "ticks": MaxNLocator(5)}  # of one column
+_NARROW_BAR = WIDE_BAR | {"shrink": 0.85, "aspect": 25}
 _LAND_STANDARD_NAMES = ("land_area_fraction", "land_binary_mask")
 _PARALLELS, _MERIDIANS = range(-60, 61, 30), range(-180, 181, 60)
 # the western edge and the eastern are one meridian; a projection must be told which is which
@@ -73,12 +73,12 @@ class Background:
 
     @cached_property
     def projection(self) -> Projection | None:
-        """Equal Earth, cut between two columns of the grid so that no cell is cut; None without cartopy."""
+        """Equal Earth of a sphere, cut between two columns of the grid so that no cell is; None without cartopy."""
         try:
-            from cartopy.crs import EqualEarth
+            from cartopy.crs import EqualEarth, Globe
         except ModuleNotFoundError:
             return None
-        return EqualEarth(central_longitude=self.edges[0] + 180.0)
+        return EqualEarth(central_longitude=self.edges[0] + 180.0, globe=Globe(ellipse="sphere"))
 
     def places(self, lon: np.ndarray, lat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return where the points of all `lon` (M,) and `lat` (N,) lie on a map, each (N, M)."""
@@ -174,20 +174,17 @@ def maps(
             axes[row, 3].set_title(f"Spread, {_root_mean_square(own[2], area):.3g} {units}")
     for axis in axes[-1]:
         axis.set_xlabel("Longitude")
-    colour_bars(figure, channel, units, (field, axes[:, :2]), (error, axes[:, 2]))
+    figure.colorbar(field, ax=axes[:, :2], label=f"{channel} ({units})", **WIDE_BAR)
+    narrow_bar(figure, error, axes[:, 2], f"forecast minus truth ({units})")
     if columns == 4:
-        label = f"standard deviation over members ({units})"
-        figure.colorbar(spread, ax=axes[:, 3], label=label, **NARROW_BAR | {"extend": "max"})
+        narrow_bar(figure, spread, axes[:, 3], f"standard deviation over members ({units})", extend="max")
     figure.suptitle(f"{channel}: forecast from {clock.format(initial).replace('T', ' ')} UTC")
     return figure
 
 
-def colour_bars(
-    figure: Figure, channel: str, units: str, field: tuple[QuadMesh, Axes], error: tuple[QuadMesh, Axes]
-) -> None:
-    """Draw the colour bars of a field and of an error, each given with the axes that it stands below."""
-    figure.colorbar(field[0], ax=field[1], label=f"{channel} ({units})", **WIDE_BAR)
-    figure.colorbar(error[0], ax=error[1], label=f"forecast minus truth ({units})", **NARROW_BAR)
+def narrow_bar(figure: Figure, mesh: QuadMesh, axes: Axes | np.ndarray, label: str, extend: str = "both") -> None:
+    """Draw a colour bar below one column of axes, with so few ticks that their labels stay apart."""
+    figure.colorbar(mesh, ax=axes, label=label, ticks=MaxNLocator(5), **_NARROW_BAR | {"extend": extend})
 
 
 def _root_mean_square(field: np.ndarray, area: np.ndarray) -> float:
