@@ -204,6 +204,7 @@ FORECASTS = [
           ["verification.other_forecasts={ifs: /nowhere}"]),
     Fault("a figure of what is not predicted", ["verification.figure_channels", "z500"],
           ["verification.figure_channels=[z500]"]),
+    Fault("an animation of what is not predicted", ["verification.animate", "z500"], ["verification.animate=[z500]"]),
 ]  # fmt: skip
 
 STORES = [
