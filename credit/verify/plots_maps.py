@@ -60,16 +60,20 @@ class Background:
 
     @cached_property
     def order(self) -> np.ndarray:
-        """(W,) the grid's columns from the dateline eastward."""
-        lon, width = self.grid.lon, 360.0 / len(self.grid.lon)
-        return np.roll(np.arange(len(lon)), -int((lon >= 180.0 - width / 2).argmax()))
+        """(W,) the grid's columns eastward from the dateline, or from the one that lies on it."""
+        return np.roll(np.arange(len(self.grid.lon)), -int(self._beyond.argmax()))
 
     @cached_property
     def edges(self) -> np.ndarray:
         """(W + 1,) edges of the turned columns, degrees east, the last 360 beyond the first."""
-        width = 360.0 / len(self.grid.lon)
-        first = self.grid.lon[self.order[0]]
-        return first - (360.0 if first >= 180.0 - width / 2 else 0.0) + width * (np.arange(len(self.order) + 1) - 0.5)
+        first, width = self.order[0], 360.0 / len(self.grid.lon)
+        west = self.grid.lon[first] - (360.0 if self._beyond[first] else 0.0)
+        return west + width * (np.arange(len(self.order) + 1) - 0.5)
+
+    @cached_property
+    def _beyond(self) -> np.ndarray:
+        """(W,) whether a column reaches beyond the dateline."""
+        return self.grid.lon > 180.0 - 180.0 / len(self.grid.lon) + _ASIDE
 
     @cached_property
     def projection(self) -> Projection | None:

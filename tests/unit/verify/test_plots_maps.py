@@ -32,7 +32,7 @@ CLOCK = Clock()
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cartopy is not there."""
-    monkeypatch.setitem(sys.modules, "cartopy", None)
+    monkeypatch.setitem(sys.modules, "cartopy.crs", None)
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_the_projection_is_equal_earth_of_a_sphere(projected: None, grid: LatLon
     figure = new_figure(4, 2)
     mesh = draw_map(map_axes(figure, 1, 1, background)[0, 0], field, background, FIELD, 250.0, 290.0)
     np.testing.assert_array_equal(mesh.get_array(), field[:, background.order])
-    corners = mesh.get_coordinates() / background.projection.globe.semimajor_axis
+    corners = mesh.get_coordinates() / background.projection.ellipsoid.semi_major_metre
     lon, lat = np.meshgrid(background.edges - background.edges[0] - 180.0, grid.lat_bounds)
     expected = equal_earth(lon, lat)
     for axis in range(2):
@@ -186,8 +186,8 @@ def test_the_projected_coastline_is_the_plain_one(
     land = np.zeros(grid.shape)
     land[3:6, 4:9] = 1.0
     background = Background(grid, land)
-    points = outline(background) / background.projection.globe.semimajor_axis
-    monkeypatch.setitem(sys.modules, "cartopy", None)
+    points = outline(background) / background.projection.ellipsoid.semi_major_metre
+    monkeypatch.setitem(sys.modules, "cartopy.crs", None)
     own = outline(Background(grid, land))
     expected = np.stack(equal_earth(own[:, 0] - background.edges[0] - 180.0, own[:, 1]), axis=1)
     # points between two centres are found on a straight line of the map
@@ -195,7 +195,10 @@ def test_the_projected_coastline_is_the_plain_one(
 
 
 def test_land_comes_from_the_datas_mask_on_any_grid() -> None:
-    variables = {"prognostic": {"vars_2D": ["t2m"]}, "static": {"vars_2D": ["orography", "land_sea_mask"]}}
+    variables = {
+        "prognostic": {"vars_3D": [], "vars_2D": ["t2m"]},
+        "static": {"vars_3D": [], "vars_2D": ["orography", "land_sea_mask"]},
+    }
     grid = GRIDS["from Greenwich"]
 
     class Masked(AnalyticReader):
