@@ -111,7 +111,7 @@ def test_what_cannot_be_kept_is_refused(run: Run, tmp_path: Path) -> None:
 
 def test_waves_move_through_the_diagram_at_their_speed(tmp_path: Path) -> None:
     """cos(k (lon - c t)) with known k and c, both read off what is drawn; the forecast is slower."""
-    background, speeds, wavenumber = Background(make_grid(12, 48), None), (11.0, 7.0), 4
+    background, speeds, wavenumber = Background(make_grid(12, 48), None), (11.0, 7.0), 5
     lon = background.grid.lon
     strips = {
         minutes: tuple(np.cos(np.deg2rad(wavenumber * (lon - speed * minutes / 1440))) for speed in speeds)

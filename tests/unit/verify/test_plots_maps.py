@@ -109,9 +109,8 @@ def test_the_projection_is_equal_earth_of_a_sphere(projected: None, grid: LatLon
     diagonals = corners[1:, 1:] - corners[:-1, :-1], corners[1:, :-1] - corners[:-1, 1:]
     drawn = np.abs(diagonals[0][..., 0] * diagonals[1][..., 1] - diagonals[0][..., 1] * diagonals[1][..., 0]) / 2
     exact = 4 * np.pi * grid.area_weights()[:, background.order]
-    # meridians are drawn straight within a row, and rows next to the poles bend the most
-    np.testing.assert_allclose(drawn, exact, rtol=0.25)
-    assert drawn.sum() == pytest.approx(4 * np.pi, rel=0.03)
+    # within a row of up to 24 degrees meridians are drawn straight
+    np.testing.assert_allclose(drawn, exact, rtol=0.01)
 
 
 @pytest.mark.parametrize("way", ["plain", "projected"])
