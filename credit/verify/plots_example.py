@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from credit.verify.plots import draw
 from credit.verify.plots_animation import animate
 from credit.verify.plots_hovmoeller import hovmoeller
@@ -28,12 +30,15 @@ def draw_example(found: Verification, reader: FieldReader, figures: Path) -> lis
     at = found.example, reader.clock
     forecast_name = "Ensemble mean" if course.is_ensemble else "Forecast"
     drawn = []
-    for name, fields in _by_channel(found.maps).items():
-        path = draw(figures / f"maps_{name}.png", maps, name, found.table.units(name), fields, *at, background)
+    for name in found.figure_channels:
+        what = name, found.table.units(name), _fields(found.maps, name), *at, background
+        path = draw(figures / f"maps_{name}.png", maps, *what)
         drawn.append((f"{name}: truth, forecast, error and, of an ensemble, spread; one initial time.", path))
     south, north = course.band
-    for name, strips in _by_channel(course.strips).items():
-        if len(strips) < _LEAST_LEADS:
+    for name in found.figure_channels:
+        strips = _fields(course.strips, name)
+        all_masked = not np.isfinite(list(strips.values())).any()
+        if len(strips) < _LEAST_LEADS or all_masked:
             continue
         what = name, found.table.units(name), strips, course.band, forecast_name, *at, background
         caption = (
@@ -42,16 +47,13 @@ def draw_example(found: Verification, reader: FieldReader, figures: Path) -> lis
         )
         drawn.append((caption, draw(figures / f"hovmoeller_{name}.png", hovmoeller, *what)))
     background = Background.of(reader, course.frame_grid)
-    for name, frames in _by_channel(course.frames).items():
-        what = name, found.table.units(name), frames, forecast_name, *at, background
+    for name in dict.fromkeys(name for name, _ in course.frames):
+        what = name, found.table.units(name), _fields(course.frames, name), forecast_name, *at, background
         caption = f"{name}: the same forecast and its truth from lead time to lead time."
         drawn.append((caption, animate(figures / f"animation_{name}.gif", *what)))
     return drawn
 
 
-def _by_channel(pairs: Pairs) -> dict[str, dict[int, tuple]]:
-    """Return channel -> lead time, increasing -> fields."""
-    found: dict[str, dict[int, tuple]] = {}
-    for (name, lead), fields in sorted(pairs.items(), key=lambda item: item[0][1]):
-        found.setdefault(name, {})[lead] = fields
-    return found
+def _fields(pairs: Pairs, name: str) -> dict[int, tuple[np.ndarray, ...]]:
+    """Return lead time, increasing -> a channel's fields."""
+    return {lead: pairs[name, lead] for lead in sorted(lead for channel, lead in pairs if channel == name)}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,9 +16,10 @@ from credit.channels import Channel
 from credit.config.schema_forecast import VerificationConfig
 from credit.errors import ConfigError, CreditError
 from credit.times import Clock
-from credit.verify.course import CourseKeeper, band_weights
+from credit.verify.course import Course, CourseKeeper, band_weights
 from credit.verify.plots import draw
 from credit.verify.plots_animation import animate
+from credit.verify.plots_example import draw_example
 from credit.verify.plots_hovmoeller import hovmoeller, time_edges
 from credit.verify.plots_maps import FIELD, MISSING, Background
 from credit.verify.scoring import score_forecasts
@@ -33,11 +36,14 @@ def empty() -> Part:
     return Part(np.array([0]), {}, {}, {}, {})
 
 
-def kept(grid, leads, fields, members, animate=(), band=(30.0, 60.0), masks=None) -> Part:
-    keeper = CourseKeeper(grid, CHANNELS, masks or {}, leads, ["t2m", "sst"], animate, band)
+def keep_all(
+    leads: Sequence[int], truth: np.ndarray, members: Callable[[int], np.ndarray], masks: dict[str, np.ndarray]
+) -> Part:
+    """Keep the band of 30 to 60 degrees of both channels."""
+    keeper = CourseKeeper(make_grid(), CHANNELS, masks, leads, ["t2m", "sst"], [], (30.0, 60.0))
     part = empty()
     for lead in leads:
-        keeper.keep(part, lead, fields(lead), members(lead))
+        keeper.keep(part, lead, truth, members(lead))
     return part
 
 
@@ -59,7 +65,7 @@ def test_means_over_a_band() -> None:
     def members(lead: int) -> np.ndarray:
         return np.stack([means, 3 * means + lead])
 
-    part = kept(grid, [360, 720], lambda lead: means, members, masks={"sst": hidden})
+    part = keep_all([360, 720], means, members, {"sst": hidden})
     truth, forecast = part.strips["t2m", 720]
     expected = (np.sin(np.deg2rad(30)) + np.sin(np.deg2rad(60))) / 2
     np.testing.assert_allclose(truth, expected, rtol=1e-12)
@@ -107,6 +113,18 @@ def test_what_cannot_be_kept_is_refused(run: Run, tmp_path: Path) -> None:
     for band in ([60, 35], [35, 35], [35, 91]):
         with pytest.raises(ValueError, match=r"hovmoeller_band: \[\d+, \d+\] is not \[south, north\] within -90..90"):
             VerificationConfig(hovmoeller_band=band)
+
+
+@pytest.mark.parametrize(("leads", "value"), [((360,), 1.0), ((360, 720), np.nan)])
+def test_no_diagram_without_times_or_cells(run: Run, tmp_path: Path, leads: tuple[int, ...], value: float) -> None:
+    strips = {("sst", lead): (np.full(24, value),) * 2 for lead in leads}
+    course = Course(strips, (-90.0, -80.0), {}, run.reader.grid, False)
+    table = SimpleNamespace(units=lambda name: "K")
+    maps = {("sst", leads[-1]): (np.ones((12, 24)),) * 2}
+    found = SimpleNamespace(
+        grid=run.reader.grid, course=course, example=START, maps=maps, table=table, figure_channels=["sst"]
+    )
+    assert [path.name for _, path in draw_example(found, run.reader, tmp_path)] == ["maps_sst.png"]
 
 
 def test_waves_move_through_the_diagram_at_their_speed(tmp_path: Path) -> None:
