@@ -99,6 +99,8 @@ def check_forecasts(config: Config, found: DataFound, findings: Findings) -> int
         find_events(config.verification.events, found.channels.output, found.attributes)
     with findings.collect():
         find_precipitation(config.verification.seeps, found.channels.output, found.attributes)
+    with findings.collect():
+        figure_channels(config.verification.animate, found.channels.output, "verification.animate")
     if "train" in found.samples:
         with findings.collect():
             _try_climatology(config, found)

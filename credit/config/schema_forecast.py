@@ -163,6 +163,12 @@ class VerificationConfig(Section):
         None, description="Channels of the maps, spectra and curves; default: z500, t850, t2m, ... where present."
     )
     figure_leads: list[Duration] = Field(["24h", "72h"], description="Lead times of the maps and spectra.")
+    hovmoeller_band: tuple[float, float] = Field(
+        (35.0, 60.0), description="South and north of the band of the Hovmoeller diagrams, degrees."
+    )
+    animate: list[str] = Field(
+        [], description="Channels of which truth and forecast of one case are written as an animated GIF."
+    )
     other_forecasts: dict[str, str] = Field({}, description="Name -> folder or store of another forecast to score.")
     grid: GridConfig | None = Field(
         None,
@@ -179,6 +185,13 @@ class VerificationConfig(Section):
         description="Channels of accumulated precipitation, which SEEPS is of; default: sums over the step (`temporal: "
         "accumulate` or `deaccumulate`) called tp or total_precipitation, or precipitation by standard_name.",
     )
+
+    @model_validator(mode="after")
+    def _is_a_band(self) -> VerificationConfig:
+        south, north = self.hovmoeller_band
+        if not -90 <= south < north <= 90:
+            raise ValueError(f"hovmoeller_band: [{south:g}, {north:g}] is not [south, north] within -90..90")
+        return self
 
     @model_validator(mode="after")
     def _regions_exist(self) -> VerificationConfig:

@@ -14,9 +14,9 @@ from credit.config.schema_data import DataConfig
 from credit.data.climatology_store import describe_kept
 from credit.data.plausible import find_contradictions
 from credit.data.store import StoreReader, open_configured_store, read_description
-from credit.verify import plots
 from credit.verify.page import embed, render, write_page
-from credit.verify.verification import land_fraction
+from credit.verify.plots import draw
+from credit.verify.plots_maps import Background, portrait
 
 # times whose values are counted, spread over the store, and about how many cells of them a channel
 _SAMPLED, _COUNTED = 12, 400_000
@@ -87,7 +87,7 @@ def _rows(reader: StoreReader, conf: DataConfig) -> list[list[str]]:
 
 
 def _figures(reader: StoreReader, field_CHW: np.ndarray, values_TCHW: np.ndarray, shown: str) -> list[tuple[str, str]]:
-    background = plots.Background(reader.grid, land_fraction(reader))
+    background = Background.of(reader)
     every = [
         (channel, field_CHW[row], values_TCHW[:, row], shown) for row, channel in enumerate(reader.channels.stored)
     ]
@@ -97,7 +97,7 @@ def _figures(reader: StoreReader, field_CHW: np.ndarray, values_TCHW: np.ndarray
         made = []
         for number, (channel, field, values, when) in enumerate(every):
             file = Path(folder) / f"{number}.png"
-            plots.draw(file, plots.portrait, field, values, background, _units(reader, channel))
+            draw(file, portrait, field, values, background, _units(reader, channel))
             made.append((f"{channel.name}, {when}", file))
         return embed(made)
 

@@ -10,9 +10,9 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from credit.data.reader import FieldReader
-from credit.verify.plots import LEAST_WIDTH, Background, draw, maps, new_figure, pretty_units
+from credit.verify.plots import LEAST_WIDTH, draw, new_figure, pretty_units
+from credit.verify.plots_maps import Background, maps
 from credit.verify.plots_scores import lead_unit
-from credit.verify.verification import land_fraction
 
 Scores = Mapping[str, float | None]
 _MOST_EARLIER = 6  # curves of a panel that can be told apart
@@ -42,7 +42,7 @@ def draw_early_view(
     variables = {channel.name: channel.variable for channel in reader.channels.output}
     units = {name: str(reader.attributes.get(variables[name], {}).get("units", "1")) for name in fields}
     drawn = [draw(figures / "early_rmse.png", rmse_history, history, units, len(initial))]
-    background, step = Background(reader.grid, land_fraction(reader)), max(history)
+    background, step = Background.of(reader), max(history)
     for name, (truth, forecast) in fields.items():
         # a network that has only begun may run away
         shown = {lead: (truth, np.where(np.isfinite(forecast), forecast, np.nan))}

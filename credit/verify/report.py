@@ -23,6 +23,7 @@ from credit.verify.table import ScoreTable
 
 _OF_EVENTS = (("Events", "events"), ("Climate of events and SEEPS", "climate_of_events"))
 _DRAWN_IN_THE_PAGE = ("skill", "spread", "scorecard")  # figures that the page would show twice
+_LARGEST_ANIMATION = 3_000_000  # bytes of a file that the page holds
 
 
 def write_report(
@@ -40,7 +41,7 @@ def write_report(
         found: the scores.
         reader: the data.
         archive: the model's forecasts.
-        figures: (caption, path of a PNG).
+        figures: (caption, path of a PNG or a GIF).
         folder: the run's folder.
 
     Raises:
@@ -62,10 +63,25 @@ def write_report(
         terms=_terms(page),
         forecasts=[label(name) for name in found.table.forecasts],
         plain=_plain(found.table),
-        figures=embed([(caption, path) for caption, path in figures if not path.stem.startswith(_DRAWN_IN_THE_PAGE)]),
+        figures=embed([(caption, path) for caption, path in figures if _is_embedded(path)]),
+        animations=_animations(figures),
         config=dump_config(config),
     )
     return write_page(folder / "report.html", text)
+
+
+def _is_embedded(path: Path) -> bool:
+    return path.suffix == ".png" and not path.stem.startswith(_DRAWN_IN_THE_PAGE)
+
+
+def _animations(figures: Sequence[tuple[str, Path]]) -> list[tuple[str, str, str | None]]:
+    """Return (caption, name, base64) of the animations; None instead of what would make the page too large."""
+    found = []
+    for caption, path in figures:
+        if path.suffix == ".gif":
+            small = path.stat().st_size <= _LARGEST_ANIMATION
+            found.append((caption, path.name, embed([(caption, path)])[0][1] if small else None))
+    return found
 
 
 def _notices(found: Verification, archive: Forecasts) -> list[str]:

@@ -25,6 +25,7 @@ from credit.times import parse_duration
 from credit.verify.baselines import BASELINES, baseline_fields, build_climatology, fit_damping
 from credit.verify.cases import common_cases, common_leads, require_comparable
 from credit.verify.cell_means import CellMeans, wind_pairs
+from credit.verify.course import Course, CourseKeeper
 from credit.verify.ensemble_sums import EnsembleSums
 from credit.verify.facts import describe_grid, describe_truth
 from credit.verify.rank_histogram import RankHistogram
@@ -59,6 +60,7 @@ class Verification:
         example: the case of the maps.
         maps: (figure channel, lead) -> (truth, forecast), each (H, W), at the example; of an ensemble the mean and,
             third, the standard deviation over members.
+        course: the example over all lead times.
         spectra: (figure channel, lead) -> (truth, forecast) power by total wavenumber, mean over the cases; of an
             ensemble its first member's, as a mean is smooth.
     """
@@ -73,6 +75,7 @@ class Verification:
     figure_leads: list[int]
     example: int
     maps: Pairs
+    course: Course
     spectra: Pairs
 
 
@@ -190,6 +193,9 @@ class _Scorer:
         globe = CellMeans(channels, reader.masks, region_weights(reader.grid, GLOBE))
         self._damping = fit_damping(self._truth, reader.times, self._normal, train, leads, globe)
         self._spectrum = SphericalSpectrum(reader.grid)
+        animate = figure_channels(conf.animate, channels, "verification.animate")
+        what = channels, reader.masks, leads.tolist(), self._shown, animate, conf.hovmoeller_band
+        self._course = CourseKeeper(reader.grid, *what)
 
     def _contender(self, archive: Forecasts) -> _Contender:
         names = [c.name for c in self._channels]
@@ -264,6 +270,7 @@ class _Scorer:
             figure_leads=self._figure_leads,
             example=example,
             maps=part.maps,
+            course=self._course.conclude(part, self._contenders["model"].members),
             spectra={key: tuple(own.mean(axis=0)) for key, own in part.spectra.items()},
         )
 
@@ -300,6 +307,8 @@ class _Scorer:
         if isinstance(sums, EnsembleSums):
             ranks = sums.add_members(*place, own.means, flat, true, what)
             part.histograms[key].add(place[1], own.means, *ranks)
+        if key == "model" and is_example:
+            self._course.keep(part, lead, self._truth(initial + lead), members)
         if key == "model" and lead in self._figure_leads:
             self._collect(part, place[0], lead, self._truth(initial + lead), members, is_example)
 

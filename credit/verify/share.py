@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
 from typing import TypeVar
@@ -49,6 +49,7 @@ class Part:
         seeps: of every forecast and baseline.
         histograms: of those that are ensembles.
         maps: of the example, if it is among the cases.
+        strips, frames: of the example's course.
         spectra: (figure channel, lead) -> (N, 2, K) power of truth and forecast.
     """
 
@@ -59,6 +60,8 @@ class Part:
     histograms: dict[str, RankHistogram]
     maps: Pairs
     spectra: dict[tuple[str, int], np.ndarray]
+    strips: Pairs = field(default_factory=dict)
+    frames: Pairs = field(default_factory=dict)
 
     @classmethod
     def join(cls, parts: Sequence[Part]) -> Part:
@@ -72,13 +75,19 @@ class Part:
             _join([part.events for part in parts]),
             _join([part.seeps for part in parts]),
             {key: reduce(add, [part.histograms[key] for part in parts]) for key in parts[0].histograms},
-            {key: fields for part in parts for key, fields in part.maps.items()},
+            _merge(part.maps for part in parts),
             {key: np.concatenate([part.spectra[key] for part in some])[order] for key in some[0].spectra},
+            strips=_merge(part.strips for part in parts),
+            frames=_merge(part.frames for part in parts),
         )
 
 
 def _join(parts: Sequence[dict[str, Sums]]) -> dict[str, Sums]:
     return {key: type(own).join([part[key] for part in parts]) for key, own in parts[0].items()}
+
+
+def _merge(parts: Iterable[Pairs]) -> Pairs:
+    return {key: fields for part in parts for key, fields in part.items()}
 
 
 def gather(score: Callable[[], Part | None]) -> Part | None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from credit.config import Config
-from credit.data.regrid import Regridder
 from credit.errors import CreditError
 from credit.forecast.forecasts import Forecasts
 from credit.verify.blocks import LEAST_BLOCKS
@@ -21,8 +20,6 @@ from credit.verify.table import ScoreTable
 
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
-
-_LAND_STANDARD_NAMES = ("land_area_fraction", "land_binary_mask")
 
 
 def verify(
@@ -69,6 +66,7 @@ def verify(
 def _draw(found: Verification, reader: FieldReader, folder: Path) -> list[tuple[str, Path]]:
     """Draw every figure; return (caption, path) in the order of the report."""
     from credit.verify import plots, plots_ensemble, plots_events, plots_scores
+    from credit.verify.plots_example import draw_example
 
     table, figures = found.table, folder / "figures"
     units = {name: table.units(name) for name in found.figure_channels}
@@ -107,20 +105,7 @@ def _draw(found: Verification, reader: FieldReader, folder: Path) -> list[tuple[
             f"{table.explain_significance()}"
         )
         drawn.append((caption, plots.draw(path, plots_scores.scorecard, table, reference)))
-    land = land_fraction(reader)
-    if land is not None and reader.grid.difference(found.grid):
-        land = Regridder(reader.grid, found.grid, "conservative").apply(land)
-    background = plots.Background(found.grid, land)
-    for name in found.figure_channels:
-        pairs = {lead: found.maps[name, lead] for lead in found.figure_leads}
-        path = figures / f"maps_{name}.png"
-        arguments = (name, units[name], pairs, found.example, reader.clock, background)
-        drawn.append(
-            (
-                f"{name}: truth, forecast, error and, of an ensemble, spread; one initial time.",
-                plots.draw(path, plots.maps, *arguments),
-            )
-        )
+    drawn += draw_example(found, reader, figures)
     if found.spectra:
         path = plots.draw(figures / "spectra.png", plots.spectra, found.spectra, units, len(found.cases))
         drawn.append(
@@ -131,11 +116,3 @@ def _draw(found: Verification, reader: FieldReader, folder: Path) -> list[tuple[
         path = plots.draw(figures / "loss.png", plots.loss_curve, log.train, log.valid)
         drawn.append(("Training and validation loss.", path))
     return drawn
-
-
-def land_fraction(reader: FieldReader) -> np.ndarray | None:
-    """Return the land fraction where a static field of the data is one."""
-    for number, channel in enumerate(reader.channels.static_stored):
-        if reader.attributes.get(channel.variable, {}).get("standard_name") in _LAND_STANDARD_NAMES:
-            return reader.static()[number]
-    return None

@@ -120,13 +120,14 @@ class Chromium:
         elif event == "Page.loadEventFired":
             self._loaded = True
 
-    def show(self, width: int, height: int, *, dark: bool = False, phone: bool = False) -> None:
-        """Set the size of the screen in pixels, its colours, and whether it is touched."""
+    def show(self, width: int, height: int, *, dark: bool = False, phone: bool = False, calm: bool = False) -> None:
+        """Set the size of the screen in pixels, its colours, whether it is touched, and whether little shall move."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": phone}
         self.command("Emulation.setDeviceMetricsOverride", **size)
         self.command("Emulation.setTouchEmulationEnabled", enabled=phone)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.command("Emulation.setEmulatedMedia", features=[scheme])
+        motion = {"name": "prefers-reduced-motion", "value": "reduce" if calm else "no-preference"}
+        self.command("Emulation.setEmulatedMedia", features=[scheme, motion])
 
     def open(self, path: Path, part: str = "", *, script: bool = True) -> None:
         """Open a file, at `part` behind #, and wait until it is loaded and, where it has a script, ready."""

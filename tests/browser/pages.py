@@ -84,8 +84,8 @@ def without(table: ScoreTable, metric: str) -> ScoreTable:
     return ScoreTable(table.dataset.assign({name: xr.full_like(table.dataset[name], np.nan) for name in names}))
 
 
-def write_page(table: ScoreTable, folder: Path) -> Path:
-    """Write the report of a table."""
+def write_page(table: ScoreTable, folder: Path, figures: Sequence[tuple[str, Path]] = ()) -> Path:
+    """Write the report of a table with figures, (caption, path) each."""
     found = SimpleNamespace(
         table=table,
         grid=make_grid(),
@@ -95,4 +95,4 @@ def write_page(table: ScoreTable, folder: Path) -> Path:
     )
     archive = SimpleNamespace(attributes={})
     folder.mkdir()
-    return write_report(make_config(folder), found, SimpleNamespace(), archive, [], folder)
+    return write_report(make_config(folder), found, SimpleNamespace(), archive, figures, folder)

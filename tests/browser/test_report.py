@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from credit.channels import Channel
 from credit.verify.table import WIND_METRICS, ScoreTable
@@ -295,3 +296,26 @@ def test_a_score_that_nothing_has(browser: Chromium, folder: Path) -> None:
     assert shown_texts(browser, "#legend tbody tr") == []
     browser.choose("#choose-score", "mae")
     assert len(shown_texts(browser, "#chart .curve")) == 4
+
+
+def test_an_animation_moves_only_where_it_is_wanted(browser: Chromium, folder: Path) -> None:
+    small, large = folder / "animation_t2m.gif", folder / "animation_z500.gif"
+    frames = [Image.new("P", (300, 100), color=number) for number in range(3)]
+    frames[0].save(small, save_all=True, append_images=frames[1:])
+    large.write_bytes(small.read_bytes().ljust(3_000_001, b"\0"))
+    page = write_page(make_table(CHANNELS[-1:]), folder / "moving", [("t2m <moves>", small), ("z500 moves", large)])
+    browser.open(page)
+    seen = "document.querySelector('.moving img').checkVisibility()"
+    assert browser.evaluate(seen) is False and browser.evaluate("document.querySelectorAll('.moving img').length") == 1
+    browser.click(".moving summary")
+    assert browser.evaluate(seen) is True
+    assert browser.evaluate("document.querySelector('.moving img').naturalWidth") == 300
+    assert browser.evaluate("document.querySelector('.moving img').alt") == "t2m <moves>"
+    first, second = shown_texts(browser, ".moving")
+    assert "t2m <moves>" in first and "too large; figures/animation_z500.gif" in second
+    assert browser.evaluate("document.querySelector('.moving .still').checkVisibility()") is False
+    browser.show(1280, 900, calm=True)
+    assert browser.evaluate(seen) is False
+    assert browser.evaluate("document.querySelector('.moving .still').checkVisibility()") is True
+    browser.click(".moving summary")
+    assert browser.evaluate("document.querySelector('.moving .still').checkVisibility()") is False

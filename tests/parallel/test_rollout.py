@@ -90,19 +90,29 @@ def test_killed_and_started_again_gives_the_same_files(forecast: Path) -> None:
 
 def test_scores_do_not_depend_on_files_or_ranks(forecast: Path) -> None:
     run = forecast / "run"
-    assert main(["verify", str(forecast / "config.yml"), *FORECASTS, "inference.folder=one"]) == 0
-    expected = scores(run)
+    drawn = f"verification.animate=[{open_forecasts(run / 'one').channel_names[0]}]"
+    assert main(["verify", str(forecast / "config.yml"), *FORECASTS, "inference.folder=one", drawn]) == 0
+    expected, pictures = scores(run), pictures_of_the_example(run)
+    assert len(pictures) > 2
     for overrides, tolerance in (((), 1e-12), (("inference.parallelism.tensor=2",), 1e-3)):
         (run / "scores.csv").unlink()
-        launch("credit.cli.main", 2, "verify", str(forecast / "config.yml"), *FORECASTS, "--online", *overrides)
+        launch("credit.cli.main", 2, "verify", str(forecast / "config.yml"), *FORECASTS, "--online", drawn, *overrides)
         found = scores(run)
         assert found.keys() == expected.keys()
+        assert pictures_of_the_example(run).keys() == pictures.keys()
+        assert overrides or pictures_of_the_example(run) == pictures
         for place, value in expected.items():
             if overrides and ":" in place[4]:
                 continue  # of an event, where a cell on the threshold may change sides
             # the counts of a rank histogram are added in another order
             exact = tolerance if "rank_" not in place[4] else 1e-3
             assert found[place] == pytest.approx(value, rel=exact, abs=exact * 1e-3), place
+
+
+def pictures_of_the_example(folder: Path) -> dict[str, bytes]:
+    """Return the files of the example's pictures."""
+    kinds = ("maps", "hovmoeller", "animation")
+    return {name: own for name, own in contents(folder / "figures").items() if name.startswith(kinds)}
 
 
 def scores(folder: Path) -> dict[tuple[str, ...], float]:

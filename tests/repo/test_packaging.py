@@ -27,7 +27,8 @@ def test_the_bound_of_torch(setup_cfg: configparser.ConfigParser) -> None:
 
 def test_every_import_is_required(setup_cfg: configparser.ConfigParser, repository: Path) -> None:
     required = {re.split(r"[<>=]", line)[0].lower() for line in setup_cfg["options"]["install_requires"].split()}
-    known_as = {"yaml": "pyyaml", "netCDF4": "netcdf4", "pydantic_core": "pydantic", "google_crc32c": "google-crc32c"}
+    known_as = {"yaml": "pyyaml", "PIL": "pillow", "netCDF4": "netcdf4", "pydantic_core": "pydantic"}
+    known_as["google_crc32c"] = "google-crc32c"
     for path in (repository / "credit").rglob("*.py"):
         for name in re.findall(r"^(?:import|from) (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE):
             module = import_module(name)

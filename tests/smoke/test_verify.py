@@ -10,6 +10,7 @@ import xarray as xr
 import yaml
 
 from credit.cli.main import main
+from credit.forecast.archive import open_forecasts
 
 
 @pytest.mark.slow
@@ -24,14 +25,17 @@ def test_without_files_and_against_another_run(small_run: Path, capsys: pytest.C
     for own in ((), second):
         assert main(["train", config, "trainer.max_steps=3", *own]) == 0
         assert main(["rollout", config, *own]) == 0
-    assert main(["verify", config]) == 0
-    from_files = (run / "scores.csv").read_bytes()
+    animated = f"verification.animate=[{open_forecasts(run / 'forecasts').channel_names[0]}]"
+    assert main(["verify", config, animated]) == 0
+    from_files, pictures = (run / "scores.csv").read_bytes(), {p: p.read_bytes() for p in (run / "figures").iterdir()}
+    assert {path.name.split("_")[0] for path in pictures} >= {"maps", "hovmoeller", "animation"}
     assert b",brier_skill:warm," in from_files and b",seeps," in from_files
     (run / "scores.csv").unlink()
     for path in (run / "forecasts").iterdir():
         path.unlink()
-    assert main(["verify", config, "--online"]) == 0
+    assert main(["verify", config, animated, "--online"]) == 0
     assert (run / "scores.csv").read_bytes() == from_files
+    assert {path: path.read_bytes() for path in (run / "figures").iterdir()} == pictures
     capsys.readouterr()
 
     # the first run has no files left, the second is named by its folder

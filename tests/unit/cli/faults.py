@@ -208,6 +208,7 @@ FORECASTS = [
           ["verification.events={warm: {channel: t2n, above: 290}}"]),
     Fault("precipitation that is none", ["verification.seeps", "t2m is no sum over the step"],
           ["verification.seeps=[t2m]"]),
+    Fault("an animation of what is not predicted", ["verification.animate", "z500"], ["verification.animate=[z500]"]),
 ]  # fmt: skip
 
 STORES = [

@@ -1,0 +1,59 @@
+"""Pictures of the example forecast: maps, Hovmoeller diagrams, animations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from credit.verify.plots import draw
+from credit.verify.plots_animation import animate
+from credit.verify.plots_hovmoeller import hovmoeller
+from credit.verify.plots_maps import Background, maps
+from credit.verify.share import Pairs
+
+if TYPE_CHECKING:
+    from credit.data.reader import FieldReader
+    from credit.verify.scoring import Verification
+
+_LEAST_LEADS = 2  # one time is no diagram over time
+
+
+def draw_example(found: Verification, reader: FieldReader, figures: Path) -> list[tuple[str, Path]]:
+    """Draw what `found` has kept of its example into a folder; return (caption, path).
+
+    Raises:
+        CreditError: if a figure cannot be written.
+    """
+    background, course = Background.of(reader, found.grid), found.course
+    at = found.example, reader.clock
+    forecast_name = "Ensemble mean" if course.is_ensemble else "Forecast"
+    drawn = []
+    for name in found.figure_channels:
+        what = name, found.table.units(name), _fields(found.maps, name), *at, background
+        path = draw(figures / f"maps_{name}.png", maps, *what)
+        drawn.append((f"{name}: truth, forecast, error and, of an ensemble, spread; one initial time.", path))
+    south, north = course.band
+    for name in found.figure_channels:
+        strips = _fields(course.strips, name)
+        all_masked = not np.isfinite(list(strips.values())).any()
+        if len(strips) < _LEAST_LEADS or all_masked:
+            continue
+        what = name, found.table.units(name), strips, course.band, forecast_name, *at, background
+        caption = (
+            f"{name}: Hovmoeller diagram of the same forecast, mean over {south:g} to {north:g} degrees north. What "
+            "travels is slanted; where forecast and truth slant alike, waves move at the right speed."
+        )
+        drawn.append((caption, draw(figures / f"hovmoeller_{name}.png", hovmoeller, *what)))
+    background = Background.of(reader, course.frame_grid)
+    for name in dict.fromkeys(name for name, _ in course.frames):
+        what = name, found.table.units(name), _fields(course.frames, name), forecast_name, *at, background
+        caption = f"{name}: the same forecast and its truth from lead time to lead time."
+        drawn.append((caption, animate(figures / f"animation_{name}.gif", *what)))
+    return drawn
+
+
+def _fields(pairs: Pairs, name: str) -> dict[int, tuple[np.ndarray, ...]]:
+    """Return lead time, increasing -> a channel's fields."""
+    return {lead: pairs[name, lead] for lead in sorted(lead for channel, lead in pairs if channel == name)}

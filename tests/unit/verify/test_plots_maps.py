@@ -1,0 +1,217 @@
+"""Maps: what is drawn is what was given, where it belongs, with and without a projection, without network."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.collections import QuadMesh
+from matplotlib.contour import ContourSet
+from matplotlib.figure import Figure
+
+from credit.channels import ChannelMap
+from credit.grid import LatLonGrid
+from credit.times import Clock
+from credit.verify.plots import draw, new_figure
+from credit.verify.plots_maps import FIELD, Background, draw_map, map_axes, maps, portrait
+from tests.unit.analytic_reader import AnalyticReader, make_grid
+
+GRIDS = {
+    "from Greenwich": make_grid(12, 24),
+    "with poles": make_grid(13, 24, poles=True),
+    "half a column aside": LatLonGrid.from_coords(np.linspace(-85, 85, 18), np.arange(36) * 10.0 + 5.0)[0],
+    "odd": LatLonGrid.from_coords(np.linspace(80, -80, 9), np.arange(15) * 24.0 - 180.0)[0],
+}
+CLOCK = Clock()
+
+
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cartopy is not there."""
+    monkeypatch.setitem(sys.modules, "cartopy.crs", None)
+
+
+@pytest.fixture
+def projected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cartopy is there, a network is not."""
+    io = pytest.importorskip("cartopy.io")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("asked for the network")
+
+    monkeypatch.setattr(io.Downloader, "path", refuse)
+    monkeypatch.setattr(io.Downloader, "acquire_resource", refuse)
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+def fields(grid: LatLonGrid, count: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.normal(270.0, 10.0, grid.shape).astype(np.float32) for _ in range(count)]
+
+
+def meshes(figure: Figure) -> list[QuadMesh]:
+    """Return the maps of a figure, without the colour bars, row by row."""
+    found = [[own for own in axis.collections if isinstance(own, QuadMesh)] for axis in figure.axes]
+    return [own[0] for own in found if own and own[0].get_array().shape[0] > 1 and own[0].get_array().shape[1] > 1]
+
+
+def equal_earth(lon: np.ndarray, lat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Equal Earth on the unit sphere (Savric, Patterson and Jenny 2018, doi:10.1080/13658816.2018.1504949)."""
+    a1, a2, a3, a4 = 1.340264, -0.081106, 0.000893, 0.003796
+    theta = np.arcsin(np.sqrt(3) / 2 * np.sin(np.deg2rad(lat)))
+    slope = 9 * a4 * theta**8 + 7 * a3 * theta**6 + 3 * a2 * theta**2 + a1
+    x = 2 * np.sqrt(3) * np.deg2rad(lon) * np.cos(theta) / (3 * slope)
+    return x, a4 * theta**9 + a3 * theta**7 + a2 * theta**3 + a1 * theta
+
+
+@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+def test_cells_lie_where_their_centres_are(plain: None, grid: LatLonGrid) -> None:
+    background = Background(grid, None)
+    centres = (background.edges[:-1] + background.edges[1:]) / 2
+    np.testing.assert_allclose((centres - grid.lon[background.order] + 180) % 360, 180, atol=1e-9)
+    assert sorted(background.order) == list(range(len(grid.lon)))
+    assert np.ptp(background.edges) == pytest.approx(360.0) and abs(background.edges[0] + 180) <= 180 / len(grid.lon)
+
+
+@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+def test_plain_maps_show_the_fields_between_their_bounds(plain: None, grid: LatLonGrid) -> None:
+    background, (field,) = Background(grid, None), fields(grid, 1)
+    figure = new_figure(4, 2)
+    mesh = draw_map(map_axes(figure, 1, 1, background)[0, 0], field, background, FIELD, 250.0, 290.0)
+    corners, colours = mesh.get_coordinates(), np.asarray(mesh.get_array())
+    for row, column in ((0, 0), (3, 5), (len(grid.lat) - 1, len(grid.lon) - 1)):
+        place = int(np.flatnonzero(background.order == column)[0])
+        assert colours[row, place] == field[row, column]
+        north, south = corners[row, place, 1], corners[row + 1, place, 1]
+        assert (north, south) == (grid.lat_bounds[row], grid.lat_bounds[row + 1])
+        west, east = corners[row, place, 0], corners[row, place + 1, 0]
+        assert ((west + east) / 2 - grid.lon[column] + 180) % 360 == pytest.approx(180)
+        assert east - west == pytest.approx(360 / len(grid.lon))
+
+
+@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+def test_the_projection_is_equal_earth_of_a_sphere(projected: None, grid: LatLonGrid) -> None:
+    """Corners by the closed form; areas of the drawn cells are those that scores are weighted with."""
+    background, (field,) = Background(grid, None), fields(grid, 1)
+    figure = new_figure(4, 2)
+    mesh = draw_map(map_axes(figure, 1, 1, background)[0, 0], field, background, FIELD, 250.0, 290.0)
+    np.testing.assert_array_equal(mesh.get_array(), field[:, background.order])
+    corners = mesh.get_coordinates() / background.projection.ellipsoid.semi_major_metre
+    lon, lat = np.meshgrid(background.edges - background.edges[0] - 180.0, grid.lat_bounds)
+    expected = equal_earth(lon, lat)
+    for axis in range(2):
+        np.testing.assert_allclose(corners[..., axis], expected[axis], atol=1e-8)
+    diagonals = corners[1:, 1:] - corners[:-1, :-1], corners[1:, :-1] - corners[:-1, 1:]
+    drawn = np.abs(diagonals[0][..., 0] * diagonals[1][..., 1] - diagonals[0][..., 1] * diagonals[1][..., 0]) / 2
+    exact = 4 * np.pi * grid.area_weights()[:, background.order]
+    # within a row of up to 24 degrees meridians are drawn straight
+    np.testing.assert_allclose(drawn, exact, rtol=0.01)
+
+
+@pytest.mark.parametrize("way", ["plain", "projected"])
+def test_truth_and_forecast_share_their_colours(way: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    request.getfixturevalue(way)
+    grid = GRIDS["from Greenwich"]
+    land = np.zeros(grid.shape)
+    land[3:6, 4:9] = 1.0
+    background = Background(grid, land)
+    truth, forecast, spread, later = fields(grid, 4)
+    spread = np.abs(spread - 270)
+    truth[0, 0] = np.nan
+    given = {360: (truth, forecast, spread), 1440: (later, forecast, spread)}
+    figures = []
+    start = CLOCK.parse("2001-03-01T00:00")
+    draw(
+        tmp_path / "map.png",
+        lambda: figures.append(maps("t2m", "K", given, start, CLOCK, background)) or figures[0],
+    )
+    drawn = meshes(figures[0])
+    for row, (true, mean, wide) in enumerate(given.values()):
+        expected = true, mean, mean - true, wide
+        for mesh, field in zip(drawn[4 * row : 4 * row + 4], expected, strict=True):
+            np.testing.assert_array_equal(np.ma.filled(mesh.get_array(), np.nan), field[:, background.order])
+    limits = [mesh.get_clim() for mesh in drawn]
+    assert len({*limits[0:2], *limits[4:6]}) == 1
+    low, high = limits[2]
+    assert low == -high < 0 and limits[6] == limits[2] and limits[3] == limits[7] == (0.0, high)
+    titles = [axis.get_title() for axis in figures[0].axes if axis.get_title()]
+    assert titles[0] == "Truth, 2001-03-01 06:00 UTC" and titles[5] == "Ensemble mean at 24 h"
+    assert titles[7].startswith("Spread, ")
+    error = (forecast - later).astype(np.float64)
+    rmse = np.sqrt((error**2 * grid.area_weights()).sum())
+    assert titles[6] == f"Error, RMSE {rmse:.3g} K"
+    assert (tmp_path / "map.png").stat().st_size > 20_000
+    draw(tmp_path / "portrait.png", portrait, truth, truth, background, "K")
+
+
+def outline(background: Background) -> np.ndarray:
+    """Return the coastline's points, (N, 2)."""
+    figure = new_figure(4, 2)
+    axis = map_axes(figure, 1, 1, background)[0, 0]
+    draw_map(axis, np.zeros(background.grid.shape), background, FIELD, 0.0, 1.0)
+    (contours,) = [own for own in axis.collections if isinstance(own, ContourSet)]
+    return np.concatenate([line for line in contours.allsegs[0] if len(line)])
+
+
+def test_the_coastline_runs_between_land_and_sea(plain: None) -> None:
+    grid = GRIDS["from Greenwich"]
+    land = np.zeros(grid.shape)
+    land[3:6, 4:9] = 1.0  # centres 37.5 to 7.5 north, 60 to 120 east; cells of 15 degrees
+    points = outline(Background(grid, land))
+    assert (points[:, 0].min(), points[:, 0].max()) == (52.5, 127.5)
+    assert (points[:, 1].min(), points[:, 1].max()) == (0.0, 45.0)
+
+
+def test_land_across_the_dateline_reaches_both_edges(plain: None) -> None:
+    grid = GRIDS["from Greenwich"]
+    land = np.zeros(grid.shape)
+    land[3:6, [11, 12, 13]] = 1.0  # 165, 180 and 195 east
+    background = Background(grid, land)
+    points = outline(background)
+    assert points[:, 0].min() == background.edges[0] and points[:, 0].max() == background.edges[-1]
+    inside = points[(np.abs(points[:, 0]) < 165)]
+    np.testing.assert_allclose(np.unique(inside[:, 0].round(6)), [-157.5, 157.5])
+
+
+def test_the_projected_coastline_is_the_plain_one(
+    projected: None, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    grid = GRIDS["from Greenwich"]
+    land = np.zeros(grid.shape)
+    land[3:6, 4:9] = 1.0
+    background = Background(grid, land)
+    points = outline(background) / background.projection.ellipsoid.semi_major_metre
+    monkeypatch.setitem(sys.modules, "cartopy.crs", None)
+    own = outline(Background(grid, land))
+    expected = np.stack(equal_earth(own[:, 0] - background.edges[0] - 180.0, own[:, 1]), axis=1)
+    # points between two centres are found on a straight line of the map
+    np.testing.assert_allclose(points, expected, atol=0.02)
+
+
+def test_land_comes_from_the_datas_mask_on_any_grid() -> None:
+    variables = {
+        "prognostic": {"vars_3D": [], "vars_2D": ["t2m"]},
+        "static": {"vars_3D": [], "vars_2D": ["orography", "land_sea_mask"]},
+    }
+    grid = GRIDS["from Greenwich"]
+
+    class Masked(AnalyticReader):
+        def static(self) -> np.ndarray:
+            both = np.zeros((2, *grid.shape), dtype=np.float32)
+            both[0], both[1, 3:6, 4:9] = 7.0, 1.0
+            return both
+
+    reader = Masked(ChannelMap.build(variables, []), grid, CLOCK, np.arange(2) * 360, lambda *_: np.zeros(1))
+    assert Background.of(reader).land is None  # nothing says that it is one
+    reader.attributes["land_sea_mask"] = {"standard_name": "land_binary_mask"}
+    np.testing.assert_array_equal(Background.of(reader).land, reader.static()[1])
+    coarse = make_grid(6, 12)
+    land = Background.of(reader, coarse).land
+    area = coarse.area_weights(), grid.area_weights()
+    assert land.shape == (6, 12)
+    assert (land * area[0]).sum() == pytest.approx((reader.static()[1] * area[1]).sum(), rel=1e-5)
