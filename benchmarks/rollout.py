@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from wxformer_step import STARTER
+from wxformer import build_ours
 
 from credit.channels import ChannelMap
 from credit.data.normalize import Normalizer
@@ -32,7 +32,6 @@ from credit.forecast.run import forecast, inferred, starts_of
 from credit.forecast.step import Stepper
 from credit.forecast.writer import ForecastWriter
 from credit.grid import LatLonGrid
-from credit.models import build_model
 from credit.times import Clock
 
 STEP = 360
@@ -68,7 +67,7 @@ def build(amp: bool) -> tuple[Stepper, RandomFrames, ChannelMap, LatLonGrid]:
     channels = ChannelMap.build(GROUPS, LEVELS)
     grid, _ = LatLonGrid.from_coords(np.linspace(90, -90, 181), np.arange(360.0), origin="benchmark")
     torch.manual_seed(0)
-    model = build_model("wxformer", **STARTER).eval()
+    model = build_ours().eval()
     count = len(channels.output)
     zeros, ones = np.zeros(count), np.ones(count)
     names = tuple(channel.name for channel in channels.output)

@@ -54,7 +54,7 @@ def _images(
     figure = new_figure(8.6, 3.4)
     figure.set_dpi(_DPI)
     canvas = FigureCanvasAgg(figure)
-    axes = map_axes(figure, 1, 2, background)[0]
+    axes = map_axes(figure, 1, 2)[0]
     meshes = [draw_map(axis, next(iter(frames.values()))[0], background, FIELD, low, high) for axis in axes]
     figure.colorbar(meshes[0], ax=axes, label=f"{channel} ({pretty_units(units)})", **WIDE_BAR)
     figure.suptitle(f"{channel}: forecast from {clock.format(initial).replace('T', ' ')} UTC")

@@ -1,4 +1,4 @@
-"""Maps: in the Equal Earth projection where cartopy is installed (the extra ``maps``), else on plain axes.
+"""Maps in the Equal Earth projection.
 
 Areas of Equal Earth are true, so an error takes as much of the picture as it weighs in a score. Nothing is downloaded:
 the coastline is the data's own land fraction at one half.
@@ -24,8 +24,6 @@ from credit.times import Clock
 from credit.verify.plots import new_figure, pretty_units
 
 if TYPE_CHECKING:
-    from cartopy.crs import Projection
-
     from credit.data.reader import FieldReader
 
 FIELD, ERROR, SPREAD = "viridis", "RdBu_r", "magma_r"
@@ -34,8 +32,25 @@ WIDE_BAR = {"orientation": "horizontal", "shrink": 0.7, "aspect": 40, "pad": 0.0
 _NARROW_BAR = WIDE_BAR | {"shrink": 0.85, "aspect": 25}
 _LAND_STANDARD_NAMES = ("land_area_fraction", "land_binary_mask")
 _PARALLELS, _MERIDIANS = range(-60, 61, 30), range(-180, 181, 60)
-# the western edge and the eastern are one meridian; a projection must be told which is which
+# degrees; columns this near to the dateline lie on it
 _ASIDE = 1e-7
+_GRATICULE = {"color": "black", "linewidth": 0.4, "alpha": 0.25}
+
+
+def equal_earth(lon: np.ndarray, lat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return x and y on a sphere of radius 1 of the Equal Earth projection.
+
+    Savric, Patterson and Jenny (2018), doi:10.1080/13658816.2018.1504949.
+
+    Args:
+        lon: degrees east of the middle of the map, -180 to 180.
+        lat: degrees north, of the same shape.
+    """
+    theta = np.arcsin(np.sqrt(3) / 2 * np.sin(np.deg2rad(lat)))
+    powers = {1: 1.340264, 3: -0.081106, 7: 0.000893, 9: 0.003796}
+    slope = sum(power * factor * theta ** (power - 1) for power, factor in powers.items())
+    x = 2 / np.sqrt(3) * np.deg2rad(lon) * np.cos(theta) / slope
+    return x, sum(factor * theta**power for power, factor in powers.items())
 
 
 @dataclass(frozen=True)
@@ -75,22 +90,10 @@ class Background:
         """(W,) whether a column reaches beyond the dateline."""
         return self.grid.lon > 180.0 - 180.0 / len(self.grid.lon) + _ASIDE
 
-    @cached_property
-    def projection(self) -> Projection | None:
-        """Equal Earth of a sphere, cut between two columns of the grid so that no cell is; None without cartopy."""
-        try:
-            from cartopy.crs import EqualEarth, Globe
-        except ModuleNotFoundError:
-            return None
-        return EqualEarth(central_longitude=self.edges[0] + 180.0, globe=Globe(ellipse="sphere"))
-
     def places(self, lon: np.ndarray, lat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return where the points of all `lon` (M,) and `lat` (N,) lie on a map, each (N, M)."""
-        if self.projection is None:
-            return tuple(np.meshgrid(lon, lat))
-        lon, lat = np.meshgrid(np.clip(lon, self.edges[0] + _ASIDE, self.edges[-1] - _ASIDE), lat)
-        placed = self.projection.transform_points(self.projection.as_geodetic(), lon, lat)
-        return placed[..., 0], placed[..., 1]
+        """Return where points of longitudes between the outermost edges and latitudes, of one shape, lie on a map."""
+        # cut between two columns of the grid, so that no cell is
+        return equal_earth(lon - self.edges[0] - 180.0, lat)
 
 
 def _land_fraction(reader: FieldReader) -> np.ndarray | None:
@@ -101,11 +104,9 @@ def _land_fraction(reader: FieldReader) -> np.ndarray | None:
     return None
 
 
-def map_axes(figure: Figure, rows: int, columns: int, background: Background) -> np.ndarray:
+def map_axes(figure: Figure, rows: int, columns: int) -> np.ndarray:
     """Return (rows, columns) axes for `draw_map`."""
-    shared = background.projection is None
-    own = {"projection": background.projection}
-    return figure.subplots(rows, columns, squeeze=False, sharex=shared, sharey=shared, subplot_kw=own)
+    return figure.subplots(rows, columns, squeeze=False)
 
 
 def draw_map(
@@ -114,20 +115,26 @@ def draw_map(
     """Draw a field (H, W), each cell in its colour, with the coastline over it; NaN is grey."""
     grid = background.grid
     palette = colormaps[colours].with_extremes(bad=MISSING)
-    corners = background.places(background.edges, grid.lat_bounds)
+    corners = background.places(*np.meshgrid(background.edges, grid.lat_bounds))
     mesh = axis.pcolormesh(*corners, field[:, background.order], cmap=palette, vmin=low, vmax=high, rasterized=True)
     if background.land is not None:
         _draw_coastline(axis, background)
-    axis.grid(False)
-    if background.projection is None:
-        degrees_east(axis, background)
-        axis.set_yticks(_PARALLELS, [_degrees(value, "S", "N") for value in _PARALLELS])
-        axis.set_ylim(-90, 90)
-    else:
-        axis.set_global()
-        axis.gridlines(xlocs=_MERIDIANS, ylocs=_PARALLELS, linewidth=0.4, color="black", alpha=0.25)
-        axis.spines["geo"].set_linewidth(0.6)
+    _draw_graticule(axis, background)
+    axis.set_axis_off()
+    axis.set_aspect("equal")
     return mesh
+
+
+def _draw_graticule(axis: Axes, background: Background) -> None:
+    """Draw parallels, meridians and the edge of the map."""
+    (west, *_, east), along, up = background.edges, np.linspace(0, 1, 61), np.linspace(-90, 90, 61)
+    for parallel in _PARALLELS:
+        axis.plot(*background.places(west + (east - west) * along, np.full(61, float(parallel))), **_GRATICULE)
+    for meridian in _MERIDIANS:
+        if west < meridian < east:
+            axis.plot(*background.places(np.full(61, float(meridian)), up), **_GRATICULE)
+    edge = np.concatenate([np.full(61, west), np.full(61, east), [west]]), np.concatenate([up, up[::-1], up[:1]])
+    axis.plot(*background.places(*edge), color="black", linewidth=0.6)
 
 
 def degrees_east(axis: Axes, background: Background) -> None:
@@ -142,7 +149,7 @@ def _draw_coastline(axis: Axes, background: Background) -> None:
     land, edges = background.land[:, background.order], background.edges
     seam = (land[:, :1] + land[:, -1:]) / 2
     lon = np.concatenate([edges[:1], (edges[:-1] + edges[1:]) / 2, edges[-1:]])
-    places = background.places(lon, background.grid.lat)
+    places = background.places(*np.meshgrid(lon, background.grid.lat))
     axis.contour(*places, np.hstack([seam, land, seam]), [0.5], colors="black", linewidths=0.6)
 
 
@@ -163,7 +170,7 @@ def maps(
     columns = 1 + len(next(iter(fields.values())))
     forecast_name = "Forecast" if columns == 3 else "Ensemble mean"
     figure = new_figure(11.0 / 3 * columns, 2.05 * len(fields) + 1.15)
-    axes = map_axes(figure, len(fields), columns, background)
+    axes = map_axes(figure, len(fields), columns)
     area = background.grid.area_weights()
     for row, (lead, own) in enumerate(fields.items()):
         field = draw_map(axes[row, 0], own[0], background, FIELD, low, high)
@@ -172,12 +179,9 @@ def maps(
         axes[row, 0].set_title(f"Truth, {clock.format(initial + lead).replace('T', ' ')} UTC")
         axes[row, 1].set_title(f"{forecast_name} at {lead / 60:g} h")
         axes[row, 2].set_title(f"Error, RMSE {_root_mean_square(errors[lead], area):.3g} {units}")
-        axes[row, 0].set_ylabel("Latitude")
         if columns == 4:
             spread = draw_map(axes[row, 3], own[2], background, SPREAD, 0.0, widest)
             axes[row, 3].set_title(f"Spread, {_root_mean_square(own[2], area):.3g} {units}")
-    for axis in axes[-1]:
-        axis.set_xlabel("Longitude")
     figure.colorbar(field, ax=axes[:, :2], label=f"{channel} ({units})", **WIDE_BAR)
     narrow_bar(figure, error, axes[:, 2], f"forecast minus truth ({units})")
     if columns == 4:
@@ -199,9 +203,7 @@ def _root_mean_square(field: np.ndarray, area: np.ndarray) -> float:
 def portrait(field: np.ndarray, values: np.ndarray, background: Background, units: str) -> Figure:
     """A field (H, W) as a map, and how often each of `values` occurs, with a logarithmic count."""
     figure = new_figure(9.6, 2.9)
-    places = figure.add_gridspec(1, 2, width_ratios=[5, 3])
-    left = figure.add_subplot(places[0], projection=background.projection)
-    right = figure.add_subplot(places[1])
+    left, right = figure.subplots(1, 2, width_ratios=[5, 3])
     mesh = draw_map(left, field, background, FIELD, *limits([field]))
     figure.colorbar(mesh, ax=left, shrink=0.9, pad=0.02)
     right.hist(values[np.isfinite(values)].ravel(), bins=60, color="#0072B2", log=True)

@@ -1,0 +1,175 @@
+"""Time and peak memory of WXFormer's forward and training step, the 1 degree starter, and of the published package's.
+
+    python benchmarks/wxformer.py [--threads 2] [--rounds 5] [--steps 3] [--reference FOLDER] [--cases train eval ...]
+
+FOLDER holds the unpacked wheel of the reference (``pip download --no-deps miles-credit``, then ``unzip -d FOLDER``),
+whose model file needs torch and einops. Every measurement is a process of its own, so that peak memory (resident set,
+library and weights included) is its own; those of one round follow one another, and ratios are of one round, as the
+machine may be faster in the next. A training step is forward, mean squared error, backward and a fused AdamW update; of
+its times the least of the steps after the first counts.
+
+Cases of ours alone: `checkpoint` is a training step with activation checkpointing of every block, `rollout` one of two
+forecast steps, each computed again in the backward pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+REPOSITORY = Path(__file__).parents[1]
+STARTER = {
+    "image_height": 181,
+    "image_width": 360,
+    "dim": [32, 64, 128, 256],
+    "depth": [2, 2, 8, 2],
+    "dim_head": 32,
+    "global_window_size": [8, 4, 2, 1],
+    "local_window_size": 4,
+}
+INPUTS, OUTPUTS = 80, 84
+SHARED = ("eval", "train")
+MODES = (*SHARED, "checkpoint", "rollout")
+
+
+def build_ours() -> nn.Module:
+    """Return the starter's network."""
+    from credit.models import build_model
+
+    padding = {"mode": "mirror", "lat": [37, 38], "lon": [12, 12]}
+    return build_model(
+        "wxformer", **STARTER, in_channels=INPUTS, out_channels=OUTPUTS, decoder="pixel_shuffle", padding=padding
+    )
+
+
+def build_reference() -> nn.Module:
+    """Return the same network of the published package, which must be first on the path."""
+    post = types.ModuleType("credit.postblock.gen1")
+    post.PostBlock = None  # asks for much and is not used here
+    sys.modules |= {"credit.postblock": types.ModuleType("credit.postblock"), post.__name__: post}
+    from credit.models.wxformer.crossformer import CrossFormer
+
+    padding = {"activate": True, "mode": "mirror", "pad_lat": [37, 38], "pad_lon": [12, 12]}
+    return CrossFormer(
+        **STARTER, frames=1, channels=4, levels=18, surface_channels=4, input_only_channels=4, output_only_channels=8,
+        cross_embed_strides=(2, 2, 2, 2), padding_conf=padding,
+    )  # fmt: skip
+
+
+def measure(who: str, mode: str, dtype: str, steps: int) -> dict[str, float]:
+    """Run one case in this process; return seconds, CPU seconds and the peak resident memory in GB."""
+    torch.manual_seed(0)
+    model = build_ours() if who == "ours" else build_reference()
+    x = torch.randn(1, INPUTS, 1, STARTER["image_height"], STARTER["image_width"])
+    target = torch.randn(1, OUTPUTS, 1, *x.shape[-2:])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    model.train(mode != "eval")
+    if mode == "checkpoint":
+        from credit.parallel.activation import checkpoint_blocks
+
+        checkpoint_blocks(model, True)
+    arm = _times_spectral_norm(model) if mode == "rollout" else lambda: None
+
+    def loss() -> Tensor:
+        if mode != "rollout":
+            return F.mse_loss(model(x).float(), target)
+        first = checkpoint(model, x, use_reentrant=False)
+        second = checkpoint(model, first[:, :INPUTS], use_reentrant=False)
+        return F.mse_loss(first.float(), target) + F.mse_loss(second.float(), target)
+
+    def step() -> None:
+        arm()
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+            if mode == "eval":
+                model(x)
+                return
+            total = loss()
+        total.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    times, cpu_times = [], []
+    with torch.set_grad_enabled(mode != "eval"):
+        for _ in range(steps + 1):
+            start, cpu_start = time.perf_counter(), time.process_time()
+            step()
+            times.append(time.perf_counter() - start)
+            cpu_times.append(time.process_time() - cpu_start)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    return {"time": min(times[1:]), "cpu": min(cpu_times[1:]), "peak": peak}
+
+
+def _times_spectral_norm(model: nn.Module) -> Callable[[], None]:
+    from credit.models.wxformer import spectral_norm
+
+    spectral_norm.iterate_per_step(model)
+    return lambda: spectral_norm.arm(model)
+
+
+def main() -> None:
+    """Print the tables, or with --case measure one case and print it as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--reference", type=Path, help="folder with the unpacked wheel of miles-credit")
+    parser.add_argument("--cases", nargs="+", choices=MODES, default=MODES)
+    parser.add_argument("--case", nargs=3, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    if args.case:
+        print(json.dumps(measure(*args.case, args.steps)))
+        return
+    print(f"torch {torch.__version__}, {args.threads} threads, {args.rounds} rounds, median (least to most)")
+    print(f"{'case':12}{'dtype':10}{'':10}{'time [s]':>24}{'CPU [s]':>24}{'peak [GB]':>24}", flush=True)
+    results: dict[tuple[str, str, str], list[dict[str, float]]] = {}
+    cases = [
+        (who, mode, dtype)
+        for mode in args.cases
+        for dtype in ("float32", "bfloat16")
+        for who in ("ours", "reference")
+        if who == "ours" or (args.reference and mode in SHARED)
+    ]
+    for _ in range(args.rounds):
+        for case in cases:
+            results.setdefault(case, []).append(_run(case, args))
+    for case, found in results.items():
+        who, mode, dtype = case
+        _print(mode, dtype, who, found)
+        if who == "reference":
+            ours = results["ours", mode, dtype]
+            _print("", "", "ratio", [{k: b[k] / a[k] for k in a} for a, b in zip(ours, found, strict=True)])
+
+
+def _run(case: tuple[str, str, str], args: argparse.Namespace) -> dict[str, float]:
+    folder = REPOSITORY if case[0] == "ours" else args.reference.resolve()
+    command = [sys.executable, __file__, "--threads", str(args.threads), "--steps", str(args.steps), "--case", *case]
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(case)}: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _print(mode: str, dtype: str, who: str, found: list[dict[str, float]]) -> None:
+    values = [[result[key] for result in found] for key in ("time", "cpu", "peak")]
+    shown = "".join(f"{f'{statistics.median(v):.2f} ({min(v):.2f} to {max(v):.2f})':>24}" for v in values)
+    print(f"{mode:12}{dtype:10}{who:10}{shown}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
