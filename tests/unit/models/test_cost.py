@@ -1,4 +1,4 @@
-"""What a training step of the 1 degree starter costs: no more operations or memory than it did, whatever the machine."""
+"""What a training step of the 1 degree starter costs: no more operations or memory than it did, on any machine."""
 
 from __future__ import annotations
 
