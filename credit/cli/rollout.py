@@ -68,6 +68,7 @@ def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -
     from credit.forecast.initial_times import choose_initial_times, choose_leads, group
     from credit.forecast.products import Products
     from credit.forecast.run import forecast, inferred, starts_of
+    from credit.forecast.stochastic import build_stochastic
     from credit.train.assemble import assemble_forecaster, open_fields
 
     reader, splits = open_fields(config)
@@ -92,16 +93,16 @@ def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -
     idle = [starts_of(initial[:1])] * (_most(len(batches), mesh) - len(batches))
     numbers = {lead: number for number, lead in enumerate(leads)}
     with BackgroundWriter(writer, numbers, step, str(made.path), todo, products) as background:
-        perturb = None
+        perturb, reading, grid = None, background.reading, made.assets.grid
         if conf.ensemble is not None:
-            reading, grid = background.reading, made.assets.grid
             perturb = build_perturbation(conf.ensemble, made.stepper, made.frames, grid, step, history, reading)
+        stochastic = build_stochastic(conf.ensemble, grid, step)
         with tqdm(
             total=sum(map(len, batches)), desc="forecasting", unit="start", disable=True if launch.rank else None
         ) as bar:
             for number, batch in enumerate([*batches, *idle]):
                 steps = (leads[-1] + max(start.initial - start.analysis for start in batch)) // step
-                outputs = forecast(made.stepper, made.frames, batch, steps, step, history, perturb, background.reading)
+                outputs = forecast(made.stepper, made.frames, batch, steps, step, history, perturb, reading, stochastic)
                 for taken, output in enumerate(inferred(outputs), start=1):
                     # tensor-parallel peers compute the same
                     if number < len(batches) and mesh.tensor_rank == 0:

@@ -120,6 +120,7 @@ def _open_online(config: Config, launch: Launch, mesh: RunMesh) -> tuple[FieldRe
     from credit.forecast.initial_times import choose_initial_times, choose_leads
     from credit.forecast.online import OnlineForecasts
     from credit.forecast.run import forecast
+    from credit.forecast.stochastic import build_stochastic
     from credit.train.assemble import assemble_forecaster, describe_run, open_fields
 
     reader, splits = open_fields(config)
@@ -128,8 +129,17 @@ def _open_online(config: Config, launch: Launch, mesh: RunMesh) -> tuple[FieldRe
     perturb = None
     if conf.ensemble is not None:
         perturb = build_perturbation(conf.ensemble, made.stepper, made.frames, made.assets.grid, step, history)
+    stochastic = build_stochastic(conf.ensemble, made.assets.grid, step)
     forecasts = OnlineForecasts(
-        partial(forecast, made.stepper, made.frames, step_minutes=step, history_len=history, perturb=perturb),
+        partial(
+            forecast,
+            made.stepper,
+            made.frames,
+            step_minutes=step,
+            history_len=history,
+            perturb=perturb,
+            stochastic=stochastic,
+        ),
         choose_initial_times(conf, reader.times, reader.clock, splits["test"], step, history),
         choose_leads(conf, step),
         step,

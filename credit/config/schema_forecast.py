@@ -45,6 +45,14 @@ class PerturbationConfig(Section):
     cycle: Duration = Field("24h", description="Length of a cycle (bred).")
 
 
+class StochasticConfig(Section):
+    """Errors of the model: the change over a step is multiplied by 1 + r, r a random field, one for all variables."""
+
+    amplitude: float = Field(0.5, gt=0, description="Standard deviation of r, which is limited to [-1, 1].")
+    length: float = Field(500.0, gt=0, description="Correlation length of r in km.")
+    time: Duration = Field("6h", description="Time after which r has forgotten all but 1/e of itself.")
+
+
 class EnsembleConfig(Section):
     """Several forecasts from one initial time, the dimension `member` of the output."""
 
@@ -57,12 +65,15 @@ class EnsembleConfig(Section):
     dropout: bool = Field(
         False, description="Keep the network's dropout on. The numbers then depend on the batches, too."
     )
+    stochastic: StochasticConfig | None = Field(
+        None, description="Multiply what the network predicts as change by random fields; {} takes the defaults."
+    )
     seed: int = Field(0, ge=0, description="Of all random numbers.")
 
     @model_validator(mode="after")
     def _differs(self) -> EnsembleConfig:
-        if self.perturbation is None and self.lagged is None and not self.dropout:
-            raise ValueError("the members would be equal; give perturbation, lagged or dropout")
+        if self.perturbation is None and self.lagged is None and self.stochastic is None and not self.dropout:
+            raise ValueError("the members would be equal; give perturbation, lagged, stochastic or dropout")
         return self
 
 

@@ -20,7 +20,7 @@ from credit.config.schema_forecast import EnsembleConfig
 from credit.data.frames import Frames
 from credit.data.harmonics import CorrelatedNoise
 from credit.errors import ConfigError
-from credit.forecast.run import Perturb, Start, analyses, forcing_of
+from credit.forecast.run import Perturb, Start, analyses, forcing_of, generator_of
 from credit.forecast.step import Stepper
 from credit.grid import LatLonGrid
 from credit.times import parse_duration
@@ -93,6 +93,9 @@ def describe_ensemble(conf: EnsembleConfig) -> str:
         parts.append(f"lagged by {conf.lagged}")
     if conf.dropout:
         parts.append("dropout")
+    if conf.stochastic is not None:
+        noise = conf.stochastic
+        parts.append(f"changes times 1 + {noise.amplitude:g} r, r of {noise.length:g} km and {noise.time}")
     return "; ".join(parts)
 
 
@@ -116,13 +119,8 @@ def enable_dropout(model: nn.Module) -> None:
 
 def _seed_dropout(seed: int, starts: Sequence[Start], state_BCTHW: Tensor) -> Tensor:
     """Make dropout's numbers depend on the batch's first start."""
-    torch.manual_seed(_generator(seed, starts[0], 1).integers(2**62))
+    torch.manual_seed(generator_of(seed, starts[0], 1).integers(2**62))
     return state_BCTHW
-
-
-def _generator(seed: int, start: Start, stream: int) -> np.random.Generator:
-    # times before 1970 are negative, which a seed must not be
-    return np.random.default_rng([seed, start.initial % 2**63, start.member, stream])
 
 
 class _Noise:
@@ -137,7 +135,7 @@ class _Noise:
 
     def __call__(self, starts: Sequence[Start], state_BCTHW: Tensor) -> Tensor:
         """Return (B, C, H, W) on the device of the state."""
-        drawn = np.stack([self._draw(_generator(self._seed, start, 0)) for start in starts])
+        drawn = np.stack([self._draw(generator_of(self._seed, start, 0)) for start in starts])
         return torch.from_numpy(drawn).to(state_BCTHW.device)
 
     def _draw(self, generator: np.random.Generator) -> np.ndarray:

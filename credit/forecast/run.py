@@ -34,8 +34,16 @@ def starts_of(initial: Sequence[int], members: int = 1, lag_minutes: int = 0) ->
     return [Start(t, m, t - m * lag_minutes) for t in initial for m in range(members)]
 
 
+def generator_of(seed: int, start: Start, stream: int) -> np.random.Generator:
+    """Return the source of a member's random numbers; each purpose has a stream of its own."""
+    # times before 1970 are negative, which a seed must not be
+    return np.random.default_rng([seed, start.initial % 2**63, start.member, stream])
+
+
 # changes the normalised states (B, C, T, H, W) of a batch's starts
 Perturb = Callable[[Sequence[Start], Tensor], Tensor]
+# the factors (B, 1, H, W) of the changes that the network predicts, step by step
+Stochastic = Callable[[Sequence[Start], torch.device], Iterator[Tensor]]
 
 
 def analyses(frames: Frames, times: Sequence[int], step_minutes: int, history_len: int) -> np.ndarray:
@@ -72,6 +80,7 @@ def forecast(
     history_len: int,
     perturb: Perturb | None = None,
     reading: AbstractContextManager | None = None,
+    stochastic: Stochastic | None = None,
 ) -> Iterator[Tensor]:
     """Yield the output (B, C_out, H, W) of each step in physical units, float32, on the device.
 
@@ -84,6 +93,7 @@ def forecast(
         history_len: input frames.
         perturb: changes the initial states.
         reading: held while fields are read.
+        stochastic: draws factors of each step's change.
     """
     reading = reading or nullcontext()
     times = [start.analysis for start in starts]
@@ -95,7 +105,8 @@ def forecast(
     if perturb is not None:
         state = perturb(starts, state)
     forcing = forcing_of(stepper, frames, times, step_minutes, history_len, reading)
-    for output in stepper.rollout(state, forcing, steps):
+    factors = None if stochastic is None else stochastic(starts, state.device)
+    for output in stepper.rollout(state, forcing, steps, factors=factors):
         yield stepper.decode(output)
 
 

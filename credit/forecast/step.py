@@ -72,11 +72,18 @@ class Stepper:
         self._valid_CHW = valid_CHW
         self._hyperdiffusion = hyperdiffusion
 
-    def step(self, state_BCTHW: torch.Tensor, forcing_BCTHW: torch.Tensor) -> torch.Tensor:
+    def step(
+        self, state_BCTHW: torch.Tensor, forcing_BCTHW: torch.Tensor, factor_B1HW: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Return the normalised output (B, C_out, H, W), float32, one step after the last frame of `state_BCTHW`.
 
         With residual prediction a prognostic channel is the last frame plus the network's output times the standard
         deviation of the tendency, a diagnostic channel is the network's output itself (mean 0, deviation 1).
+
+        Args:
+            state_BCTHW: normalised prognostic channels of the input frames.
+            forcing_BCTHW: normalised dynamic forcing of the same frames.
+            factor_B1HW: of the change of the prognostic channels, before damping and budgets; None for 1.
         """
         batch, _, frames = state_BCTHW.shape[:3]
         static = self._static_1CHW[:, :, None].expand(batch, -1, frames, -1, -1)
@@ -89,6 +96,9 @@ class Stepper:
         if self._residual:
             scale = self.normalizer.tendency_scale_C[None, :, None, None]
             prognostic = state_BCTHW[:, :, -1] + scale * prognostic
+        if factor_B1HW is not None:
+            last = state_BCTHW[:, :, -1]
+            prognostic = last + factor_B1HW * (prognostic - last)
         if self._hyperdiffusion is not None:
             prognostic = self._hyperdiffusion(prognostic)
         out_BCHW = torch.cat([prognostic, out_BCHW[:, self._prognostic.stop :]], dim=1)
@@ -107,6 +117,7 @@ class Stepper:
         forcing: Callable[[int], torch.Tensor],
         steps: int,
         recompute: bool = False,
+        factors: Iterator[torch.Tensor] | None = None,
     ) -> Iterator[torch.Tensor]:
         """Yield the normalised output (B, C_out, H, W) of each step; gradients flow through all of them.
 
@@ -115,13 +126,14 @@ class Stepper:
             forcing: step number from 0 -> normalised dynamic forcing (B, C, T, H, W) of that step's input frames.
             steps: how many.
             recompute: keep only the state between steps and compute each step again in the backward pass.
+            factors: for each step what `step` multiplies the change by.
         """
         state = history_BCTHW.float()
         for number in range(steps):
             if recompute and torch.is_grad_enabled():
                 output = checkpoint(self.step, state, forcing(number), use_reentrant=False)
             else:
-                output = self.step(state, forcing(number))
+                output = self.step(state, forcing(number), None if factors is None else next(factors))
             yield output
             fed_back = output[:, self._prognostic] * self._valid_CHW
             state = torch.cat([state[:, :, 1:], fed_back[:, :, None]], dim=2)

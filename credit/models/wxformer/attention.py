@@ -131,7 +131,7 @@ class FeedForward(nn.Module):
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """Return the residual (B, H, W, C) to be added to the input."""
         x_BHWC = self.expand(self.norm(x_BHWC))
-        if self.training and self.dropout.p:
+        if self.dropout.training and self.dropout.p:
             return self.contract(self.dropout(F.gelu(x_BHWC)))
         return self.contract(x_BHWC, gelu_linear)
 

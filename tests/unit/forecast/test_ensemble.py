@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from credit.config.schema_forecast import EnsembleConfig, PerturbationConfig
+from credit.config.schema_forecast import EnsembleConfig, PerturbationConfig, StochasticConfig
 from credit.errors import ConfigError
 from credit.forecast.ensemble import build_perturbation, describe_ensemble, enable_dropout, lag_minutes
 from credit.forecast.run import Start, forecast, starts_of
@@ -127,13 +127,14 @@ def test_lagged_members_start_earlier_and_are_valid_at_the_same_time() -> None:
         np.testing.assert_allclose(output[:, 0, 0, 0], valid, rtol=1e-5)
 
 
-def test_dropout_draws_in_evaluation_and_nothing_else_changes() -> None:
+@pytest.mark.parametrize("rates", [{"attn_dropout": 0.2}, {"ff_dropout": 0.1}], ids=str)
+def test_dropout_draws_in_evaluation_and_nothing_else_changes(rates: dict[str, float]) -> None:
     small = {
         "image_height": 16, "image_width": 32, "in_channels": 4, "out_channels": 3, "frames": 1, "output_frames": 1,
         "dim": [8, 16, 32, 64], "depth": [1, 1, 1, 1], "dim_head": 8, "global_window_size": [2, 2, 1, 1],
         "local_window_size": [4, 2, 1, 1], "padding": {"mode": "earth", "lat": [8, 8], "lon": [8, 8]},
     }  # fmt: skip
-    model = build_model("wxformer", **small, attn_dropout=0.2, ff_dropout=0.1).eval()
+    model = build_model("wxformer", **small, **rates).eval()
     x = torch.randn(1, 4, 1, 16, 32)
     with torch.no_grad():
         before = [model(x), model(x)]
@@ -157,8 +158,10 @@ def test_messages() -> None:
     chosen = PerturbationConfig(kind="bred", cycle="8h")
     with pytest.raises(ConfigError, match=r"perturbation.cycle: 8h is not a multiple"):
         states(EnsembleConfig(members=3, perturbation=chosen), [])
-    said = describe_ensemble(EnsembleConfig(members=3, perturbation=chosen, dropout=True))
+    said = describe_ensemble(
+        EnsembleConfig(members=3, perturbation=chosen, dropout=True, stochastic=StochasticConfig())
+    )
     assert said == (
         "3 members; seed 0; bred perturbations of 0.3 deviations of change, 500 km, 3 cycles of 8h, member 0 "
-        "unperturbed; dropout"
+        "unperturbed; dropout; changes times 1 + 0.5 r, r of 500 km and 6h"
     )
