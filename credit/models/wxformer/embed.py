@@ -27,7 +27,7 @@ def to_blocks(x_BCHW: Tensor, stride: int, offset: int, blocks: tuple[int, int])
 
 
 def block_weight(weight: Tensor, stride: int) -> Tensor:
-    """Return an (out, in, k, k) weight as (k/stride * out, stride^2 in, k/stride, 1), for `wide_conv`.
+    """Return an (out, in, k, k) weight as (k/stride * out, stride^2 in, k/stride, 1).
 
     Output channels are ordered (column tap, out), input channels as in `to_blocks`.
     """
@@ -104,28 +104,21 @@ class WideConvolutions(torch.autograd.Function):
         """Return the gradients of the field, if it has one, and of each weight and bias."""
         (x_BCHW, *weights), stride, size = ctx.saved_tensors, ctx.stride, ctx.size
         of_field: Tensor | None = None
-        others: list[Tensor] = []
-        for (weight, blocks), gradient in zip(_with_blocks(x_BCHW, weights, stride, size), gradients, strict=True):
+        others: list[Tensor | None] = []
+        with_blocks = _with_blocks(x_BCHW, weights, stride, size)
+        wanted_field, wanted_weights = ctx.needs_input_grad[0], ctx.needs_input_grad[3::2]
+        for (weight, blocks), gradient, wanted in zip(with_blocks, gradients, wanted_weights, strict=True):
             k = weight.shape[-1]
             taps = k // stride
             parts = [F.pad(gradient, (tap, taps - 1 - tap)) for tap in range(taps)]
-            of_y = torch.cat(parts, dim=1).contiguous(memory_format=torch.channels_last)
-            tall = block_weight(weight, stride)
             of_blocks, of_tall, _ = torch.ops.aten.convolution_backward(
-                of_y,
-                blocks,
-                tall,
-                None,
-                (1, 1),
-                (0, 0),
-                (1, 1),
-                False,
-                (0, 0),
-                1,
-                (ctx.needs_input_grad[0], True, False),
-            )
-            others += [plain_weight(of_tall, stride, weight.shape), gradient.float().sum((0, 2, 3)).to(weight.dtype)]
-            if ctx.needs_input_grad[0]:
+                torch.cat(parts, dim=1).contiguous(memory_format=torch.channels_last),
+                blocks, block_weight(weight, stride), None, (1, 1), (0, 0), (1, 1), False, (0, 0), 1,
+                (wanted_field, wanted, False),
+            )  # fmt: skip
+            others.append(plain_weight(of_tall, stride, weight.shape) if wanted else None)
+            others.append(gradient.float().sum((0, 2, 3)).to(weight.dtype))
+            if wanted_field:
                 around, offset = _margins(k, stride)
                 part = from_blocks(F.pad(of_blocks, (-around,) * 4), stride, offset, x_BCHW.shape)
                 of_field = part if of_field is None else of_field + part
