@@ -60,7 +60,7 @@ class EnsembleConfig(Section):
     perturbation: PerturbationConfig | None = Field(
         None, description="Of the initial states; members 1 and 2, 3 and 4, ... are moved in opposite directions."
     )
-    control: bool = Field(True, description="Member 0 starts from the analysis as it is.")
+    control: bool = Field(True, description="Member 0 has neither perturbation nor stochastic factors.")
     lagged: Duration | None = Field(None, description="Member m starts from the analysis m times this earlier.")
     dropout: bool = Field(
         False, description="Keep the network's dropout on. The numbers then depend on the batches, too."

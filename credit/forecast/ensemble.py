@@ -23,6 +23,7 @@ from credit.errors import ConfigError
 from credit.forecast.run import Perturb, Start, analyses, forcing_of, generator_of
 from credit.forecast.step import Stepper
 from credit.grid import LatLonGrid
+from credit.parallel.tensor_parallel import drop_rate
 from credit.times import parse_duration
 
 
@@ -87,8 +88,7 @@ def describe_ensemble(conf: EnsembleConfig) -> str:
     if chosen is not None:
         length = "" if chosen.kind == "gaussian" else f", {chosen.length:g} km"
         bred = f", {chosen.cycles} cycles of {chosen.cycle}" if chosen.kind == "bred" else ""
-        control = ", member 0 unperturbed" if conf.control else ""
-        parts.append(f"{chosen.kind} perturbations of {chosen.amplitude:g} deviations of change{length}{bred}{control}")
+        parts.append(f"{chosen.kind} perturbations of {chosen.amplitude:g} deviations of change{length}{bred}")
     if conf.lagged is not None:
         parts.append(f"lagged by {conf.lagged}")
     if conf.dropout:
@@ -96,6 +96,8 @@ def describe_ensemble(conf: EnsembleConfig) -> str:
     if conf.stochastic is not None:
         noise = conf.stochastic
         parts.append(f"changes times 1 + {noise.amplitude:g} r, r of {noise.length:g} km and {noise.time}")
+    if conf.control and (chosen is not None or conf.stochastic is not None):
+        parts.append("member 0 unperturbed")
     return "; ".join(parts)
 
 
@@ -107,8 +109,7 @@ def enable_dropout(model: nn.Module) -> None:
     """
     found = False
     for module in model.modules():
-        rate = module.p if isinstance(module, nn.Dropout) else getattr(module, "dropout", None)
-        if isinstance(rate, float | int) and rate > 0:
+        if drop_rate(module) > 0:
             module.training = found = True
     if not found:
         raise ConfigError(

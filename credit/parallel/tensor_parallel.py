@@ -68,9 +68,13 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> list[str]:
 
 def has_dropout(module: nn.Module) -> bool:
     """Whether a module draws random numbers in training: a Dropout inside, or a number in an attribute ``dropout``."""
-    own = (getattr(inside, "dropout", 0.0) for inside in module.modules())
-    dropouts = (inside.p for inside in module.modules() if isinstance(inside, nn.Dropout))
-    return any(rate > 0 for rate in (*own, *dropouts) if isinstance(rate, int | float))
+    return any(drop_rate(inside) > 0 for inside in module.modules())
+
+
+def drop_rate(module: nn.Module) -> float:
+    """Return the rate at which a module itself drops: of a Dropout, or a number in an attribute ``dropout``; else 0."""
+    rate = module.p if isinstance(module, nn.Dropout) else getattr(module, "dropout", 0.0)
+    return rate if isinstance(rate, int | float) else 0.0
 
 
 def _checked_plan(path: str, block: nn.Module) -> Mapping[str, str]:
@@ -112,7 +116,7 @@ def _divides(block: nn.Module, group: Mapping[str, str], ranks: int) -> bool:
 def _split_group(block: nn.Module, group: Mapping[str, str], mesh: DeviceMesh) -> None:
     """Split the layers below one parent; they share one region where ranks draw their own dropout."""
     parent = block.get_submodule(next(iter(group)).rpartition(".")[0])
-    region = _OwnRandom(mesh.get_local_rank()) if has_dropout(parent) else None
+    region = _OwnRandom(mesh.get_local_rank(), parent) if has_dropout(parent) else None
     for name, kind in group.items():
         module = block.get_submodule(name)
         if kind == "replicated":
@@ -167,7 +171,7 @@ def _replace(module: nn.Module, name: str, placement: Shard | Replicate, mesh: D
 
 def _colwise(layer: nn.Linear, group: dist.ProcessGroup, region: _OwnRandom | None, x: Tensor) -> Tensor:
     y = F.linear(_SumGradient.apply(group, x), local(layer.weight), None if layer.bias is None else local(layer.bias))
-    if region is not None and layer.training:
+    if region is not None and region.is_needed():
         region.enter(x.device)
     return y
 
@@ -179,7 +183,7 @@ def _rowwise(
     x: Tensor,
     product: Callable[..., Tensor] = F.linear,
 ) -> Tensor:
-    if region is not None and layer.training:
+    if region is not None:
         region.leave(x.device)
     y = _Sum.apply(product(x, local(layer.weight), None), group)
     return y if layer.bias is None else y + layer.bias.to(y.dtype)
@@ -244,9 +248,13 @@ class _OwnRandom:
     recomputed block starts from the same state and so meets the same numbers.
     """
 
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
+    def __init__(self, rank: int, parent: nn.Module) -> None:
+        self._rank, self._parent = rank, parent
         self._outside: Tensor | None = None
+
+    def is_needed(self) -> bool:
+        """Whether dropout draws: in training, or in an ensemble, where it alone is in training."""
+        return any(inside.training and drop_rate(inside) > 0 for inside in self._parent.modules())
 
     def enter(self, device: torch.device) -> None:
         seed = int(torch.randint(2**62, ()))

@@ -172,7 +172,7 @@ class Limits:
         climate: of the channels `places`; None where it is not known.
         places: number of a channel among those that are scored -> among those of the climate.
         cells: P.
-        kept: how many seasons are kept, those that one forecast goes through.
+        kept: how many seasons are kept, those that forecasts side by side go through.
     """
 
     def __init__(

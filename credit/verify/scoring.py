@@ -104,9 +104,9 @@ def score_forecasts(
     leads = common_leads(archives)
     splits = build_splits(config.data, reader.clock)
     cases = common_cases(archives, reader, leads, splits["test"])
-    scorer = _Scorer(config, reader, archives, channels, cases, leads, splits["train"])
     known = set(cases.tolist())
     groups = [kept for own in archive.groups() if (kept := [minutes for minutes in own if minutes in known])]
+    scorer = _Scorer(config, reader, archives, channels, cases, leads, splits["train"], groups)
     mine = deal(groups, share.number, share.count)
     example = int(cases[len(cases) // 2])
 
@@ -170,6 +170,7 @@ class _Scorer:
         cases: np.ndarray,
         leads: np.ndarray,
         train: Split,
+        groups: list[list[int]],
     ) -> None:
         conf, data = config.verification, reader
         onto = load_grid(conf.grid, "verification.grid") if conf.grid is not None else None
@@ -186,7 +187,9 @@ class _Scorer:
         self._winds = wind_pairs(channels, reader.attributes, reader.masks)
         self._means = CellMeans(channels, reader.masks, self._weights, [(u, v) for u, v, _ in self._winds])
         self._contenders = {key: self._contender(archive) for key, archive in archives.items()}
-        self._thresholds = ThresholdScorer(conf, reader, channels, self._means, self._truth, train, cases, leads)
+        self._thresholds = ThresholdScorer(
+            conf, reader, channels, self._means, self._truth, train, cases, leads, groups
+        )
         # a store's climatology is on the grid of the data
         self._climatology = build_climatology(conf.climatology, data if onto is not None else reader, names, train)
         self._bring_normal = reader.bring(channels, data.grid)

@@ -33,6 +33,7 @@ class ThresholdScorer:
         train: the training period.
         cases: (N,) initial times in minutes, all of them, whoever scores them.
         leads: (L,) lead times in minutes.
+        groups: the cases that are scored side by side, lead time after lead time.
 
     Raises:
         ConfigError: if an event or a channel of precipitation cannot be scored.
@@ -48,6 +49,7 @@ class ThresholdScorer:
         train: Split,
         cases: np.ndarray,
         leads: np.ndarray,
+        groups: Sequence[Sequence[int]],
     ) -> None:
         self.events = find_events(conf.events, channels, reader.attributes)
         self.precipitation = find_precipitation(conf.seeps, channels, reader.attributes)
@@ -70,7 +72,8 @@ class ThresholdScorer:
                 f"at least {climate.fewest(valid_times)[0]} times of the training period within {WITHIN_DAYS} days of "
                 f"the time of the year{hour}"
             )
-        kept = 1 + len({climate.season(int(cases[0] + lead)) for lead in leads.tolist()})
+        kept = 1 + max(len({climate.season(t + lead) for t in own for lead in leads.tolist()}) for own in groups)
+        self._is_known = known
         self._limits = Limits(
             self.events, self.precipitation, climate if known else None, {c: i for i, c in enumerate(used)}, cells, kept
         )
@@ -78,11 +81,18 @@ class ThresholdScorer:
     def empty(
         self, cases: np.ndarray, leads: int, members: Mapping[str, int]
     ) -> tuple[dict[str, EventSums], dict[str, SeepsSums]]:
-        """Return room for the sums of forecasts of so many members each; nothing where nothing is scored."""
+        """Return room for the sums of forecasts of so many members each; nothing where nothing is scored.
+
+        The climatology's probability of an event is in the sums of every forecast, so it has none of its own.
+        """
         regions = self._means.shape[1]
         events, rain = len(self.events), len(self.precipitation)
         return (
-            {key: EventSums.empty(cases, leads, events, regions, own) for key, own in members.items() if events},
+            {
+                key: EventSums.empty(cases, leads, events, regions, own)
+                for key, own in members.items()
+                if events and key != "climatology"
+            },
             {key: SeepsSums.empty(cases, leads, rain, regions, own) for key, own in members.items() if rain},
         )
 
@@ -112,7 +122,7 @@ class ThresholdScorer:
         of_events, of_precipitation = self._limits.at(valid)
         has = range(truth_CP.shape[0]) if has is None else has
         for number, (own, limits) in enumerate(zip(self.events, of_events, strict=True)):
-            if own.channel in has:
+            if own.channel in has and key in part.events:
                 members_MP, truth_P = members_MCP[:, has.index(own.channel)], truth_CP[own.channel]
                 sign = own.sign
                 part.events[key].add(
@@ -134,7 +144,7 @@ class ThresholdScorer:
     def log_unscored(self, seeps: SeepsSums | None) -> None:
         """Say which precipitation has no SEEPS because its climate is nowhere between dry and wet."""
         for number, own in enumerate(self.precipitation):
-            if seeps is not None and not (seeps.area[:, :, number] > 0).any():
+            if seeps is not None and self._is_known and not (seeps.area[:, :, number] > 0).any():
                 logger.warning(
                     "%s: no SEEPS, as no cell of the training period is dry (below 0.25 mm) with a frequency of 0.1 to "
                     "0.85",

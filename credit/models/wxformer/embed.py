@@ -172,8 +172,11 @@ class CrossScaleEmbedding(nn.Module):
             x_BCHW = F.pad(x_BCHW, (0, 1, 0, 1))
         return F.conv2d(x_BCHW, conv.weight, conv.bias, self.stride, before)
 
-    def _is_wide(self, kernel: int) -> bool:
-        return kernel >= 4 * self.stride and kernel % self.stride == 0 and (kernel - self.stride) % 2 == 0
+    def _is_wide(self, conv: nn.Conv2d, size: torch.Size) -> bool:
+        """Whether the kernel is large, and its blocks hold all cells of a field of this size that it reads."""
+        kernel, stride = conv.kernel_size[0], self.stride
+        fits = kernel % stride == 0 and (kernel - stride) % 2 == 0
+        return kernel >= 4 * stride and fits and all(n % stride <= _margins(kernel, stride)[1] for n in size)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """Return tokens (B, floor(H / stride), floor(W / stride), dim)."""
@@ -182,7 +185,7 @@ class CrossScaleEmbedding(nn.Module):
         if not x_BCHW.is_meta and torch.is_autocast_enabled(x_BCHW.device.type):
             dtype = torch.get_autocast_dtype(x_BCHW.device.type)
         x_BCHW = x_BCHW.to(dtype)
-        wide = [conv for conv in self.convs if self._is_wide(conv.kernel_size[0])]
+        wide = [conv for conv in self.convs if self._is_wide(conv, x_BCHW.shape[2:])]
         given = [tensor.to(dtype) for conv in wide for tensor in (conv.weight, conv.bias)]
         made = iter(WideConvolutions.apply(x_BCHW, self.stride, size, *given) if wide else ())
         scales = [next(made) if conv in wide else self._plain_conv(conv, x_BCHW) for conv in self.convs]

@@ -8,17 +8,27 @@ import torch
 from torch import nn
 
 from credit.config.schema_forecast import EnsembleConfig, PerturbationConfig, StochasticConfig
+from credit.config.schema_trainer import ParallelismConfig
 from credit.errors import ConfigError
 from credit.forecast.ensemble import build_perturbation, describe_ensemble, enable_dropout, lag_minutes
 from credit.forecast.run import Start, forecast, starts_of
 from credit.forecast.step import Stepper
 from credit.grid import LatLonGrid
 from credit.models import build_model
+from credit.parallel import tensor_parallel
+from credit.parallel.apply import parallelize
+from credit.parallel.launch import fake_ranks
+from credit.parallel.mesh import build_mesh, plan_degrees
 from tests.unit.analytic_reader import make_grid
 from tests.unit.forecast.test_step import CHANNELS, TENDENCY, normalizer
 
 STEP = 360
 GRID = make_grid(16, 32)
+SMALL = {
+    "image_height": 16, "image_width": 32, "in_channels": 4, "out_channels": 3, "frames": 1, "output_frames": 1,
+    "dim": [8, 16, 32, 64], "depth": [1, 1, 1, 1], "dim_head": 8, "global_window_size": [2, 2, 1, 1],
+    "local_window_size": [4, 2, 1, 1], "padding": {"mode": "earth", "lat": [8, 8], "lon": [8, 8]},
+}  # fmt: skip
 
 
 class Growth(nn.Module):
@@ -127,14 +137,24 @@ def test_lagged_members_start_earlier_and_are_valid_at_the_same_time() -> None:
         np.testing.assert_allclose(output[:, 0, 0, 0], valid, rtol=1e-5)
 
 
+def test_dropout_differs_between_ranks_that_split_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an ensemble as in training, although the layers themselves are not in training there."""
+    entered: list[int] = []
+    monkeypatch.setattr(tensor_parallel._OwnRandom, "enter", lambda *_: entered.append(1))
+    with fake_ranks(2), torch.no_grad():
+        mesh = build_mesh(plan_degrees(ParallelismConfig(tensor=2), 2), 0, "cpu")
+        model = build_model("wxformer", **SMALL | {"dim_head": 4}, attn_dropout=0.2, ff_dropout=0.1).eval()
+        parallelize(model, mesh, shard=False)
+        model(torch.randn(1, 4, 1, 16, 32))
+        assert not entered
+        enable_dropout(model)
+        model(torch.randn(1, 4, 1, 16, 32))
+    assert len(entered) == 16, "four parts of each of four layers"
+
+
 @pytest.mark.parametrize("rates", [{"attn_dropout": 0.2}, {"ff_dropout": 0.1}], ids=str)
 def test_dropout_draws_in_evaluation_and_nothing_else_changes(rates: dict[str, float]) -> None:
-    small = {
-        "image_height": 16, "image_width": 32, "in_channels": 4, "out_channels": 3, "frames": 1, "output_frames": 1,
-        "dim": [8, 16, 32, 64], "depth": [1, 1, 1, 1], "dim_head": 8, "global_window_size": [2, 2, 1, 1],
-        "local_window_size": [4, 2, 1, 1], "padding": {"mode": "earth", "lat": [8, 8], "lon": [8, 8]},
-    }  # fmt: skip
-    model = build_model("wxformer", **small, **rates).eval()
+    model = build_model("wxformer", **SMALL, **rates).eval()
     x = torch.randn(1, 4, 1, 16, 32)
     with torch.no_grad():
         before = [model(x), model(x)]
@@ -147,7 +167,7 @@ def test_dropout_draws_in_evaluation_and_nothing_else_changes(rates: dict[str, f
     assert torch.equal(*before) and not torch.equal(*after) and torch.equal(first, again)
     assert not model.training
     with pytest.raises(ConfigError, match=r"inference.ensemble.dropout: the network was trained without"):
-        enable_dropout(build_model("wxformer", **small))
+        enable_dropout(build_model("wxformer", **SMALL))
 
 
 def test_messages() -> None:
@@ -162,6 +182,21 @@ def test_messages() -> None:
         EnsembleConfig(members=3, perturbation=chosen, dropout=True, stochastic=StochasticConfig())
     )
     assert said == (
-        "3 members; seed 0; bred perturbations of 0.3 deviations of change, 500 km, 3 cycles of 8h, member 0 "
-        "unperturbed; dropout; changes times 1 + 0.5 r, r of 500 km and 6h"
+        "3 members; seed 0; bred perturbations of 0.3 deviations of change, 500 km, 3 cycles of 8h; dropout; "
+        "changes times 1 + 0.5 r, r of 500 km and 6h; member 0 unperturbed"
     )
+
+
+def test_ensembles_that_differ_are_described_differently() -> None:
+    base = {"members": 3, "perturbation": {"kind": "bred"}, "stochastic": {}, "lagged": "6h", "dropout": True}
+    changes = [
+        {}, {"members": 4}, {"seed": 1}, {"control": False}, {"dropout": False}, {"lagged": "12h"}, {"lagged": None},
+        {"stochastic": None}, {"perturbation": None}, {"perturbation": None, "control": False},
+        *({"perturbation": {"kind": "bred"} | own} for own in (
+            {"kind": "gaussian"}, {"kind": "correlated"}, {"amplitude": 1.0}, {"length": 600}, {"cycles": 2},
+            {"cycle": "12h"},
+        )),
+        *({"stochastic": own} for own in ({"amplitude": 0.4}, {"length": 600}, {"time": "12h"})),
+    ]  # fmt: skip
+    said = {describe_ensemble(EnsembleConfig(**base | change)) for change in changes}
+    assert len(said) == len(changes)

@@ -16,6 +16,8 @@ from credit.models.wxformer.embed import CrossScaleEmbedding
         ((2, 4), 2, (6, 8)),
         ((4, 8, 16), 2, (17, 21)),  # what the stride does not cover is dropped
         ((4, 16, 32), 4, (24, 32)),
+        ((4, 16, 20), 4, (23, 22)),  # or reaches into a block that is no more
+        ((2, 10), 2, (21, 24)),
         ((3, 9, 15), 3, (18, 21)),
         ((3, 8), 2, (12, 10)),  # an odd excess: the extra cell of padding goes right and below
     ],

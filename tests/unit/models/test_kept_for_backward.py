@@ -63,15 +63,11 @@ def test_attention_on_a_cpu(heads: int, cells: int) -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_attention_on_a_cpu_stays_in_bfloat16_and_drops_weights() -> None:
+def test_attention_on_a_cpu_drops_weights() -> None:
     torch.manual_seed(0)
     qkv = torch.randn(3, 64, 2, 16, 8)
     bias = torch.randn(16, 16)
     exact = attend_on_cpu(qkv, bias, 0.0)
-    with torch.autocast("cpu", torch.bfloat16):
-        rounded = attend_on_cpu(qkv.bfloat16(), bias.bfloat16(), 0.0)
-    assert rounded.dtype == torch.bfloat16
-    assert (rounded.float() - exact).std() < 1e-2 * exact.std()
     dropped = torch.stack([attend_on_cpu(qkv, bias, 0.3) for _ in range(100)])
     assert not torch.equal(dropped[0], dropped[1])
     assert (dropped.mean(0) - exact).std() < 0.1 * exact.std()
