@@ -19,9 +19,13 @@ from tests.unit.data.files_on_the_fly import make_config, random_fields, write_f
 H, W = 8, 16
 
 
+Usage = namedtuple("Usage", "total used free")
+
+
 @pytest.fixture
-def opened(tmp_path: Path) -> tuple[object, np.ndarray, Path, Path]:
-    """A reader through copies; the fields, the folder of the store's chunks and that of the copies."""
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[object, np.ndarray, Path, Path]:
+    """A reader through copies; the fields, the folder of the store's chunks and that of the copies. The disk has room."""
+    monkeypatch.setattr(local_copies.shutil, "disk_usage", lambda path: Usage(10**9, 0, 10**9))
     t = random_fields(40, H, W)
     write_file(tmp_path / "a.nc", {"t": t}, np.arange(40) * 6)
     conf = make_config(
@@ -67,8 +71,7 @@ def test_a_damaged_store_is_not_copied(opened: tuple) -> None:
 
 def test_a_full_disk(opened: tuple, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     reader, t, _, folder = opened
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(local_copies.shutil, "disk_usage", lambda path: usage(10**9, 9 * 10**8, 10**8))
+    monkeypatch.setattr(local_copies.shutil, "disk_usage", lambda path: Usage(10**9, 9 * 10**8, 10**8))
     with caplog.at_level(logging.WARNING):
         for index in (3, 4):
             np.testing.assert_array_equal(reader.read(index)[0], t[index].astype(np.float32))
