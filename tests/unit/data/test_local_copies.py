@@ -24,7 +24,7 @@ Usage = namedtuple("Usage", "total used free")
 
 @pytest.fixture
 def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[object, np.ndarray, Path, Path]:
-    """A reader through copies; the fields, the folder of the store's chunks and that of the copies. The disk has room."""
+    """A reader through copies; the fields, the folder of the store's chunks and that of the copies. There is room."""
     monkeypatch.setattr(local_copies.shutil, "disk_usage", lambda path: Usage(10**9, 0, 10**9))
     t = random_fields(40, H, W)
     write_file(tmp_path / "a.nc", {"t": t}, np.arange(40) * 6)
