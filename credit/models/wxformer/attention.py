@@ -74,15 +74,17 @@ def attend_fused(qkv_3NhLd: Tensor, bias_LL: Tensor, dropout: float) -> Tensor:
 
 
 def attend_on_cpu(qkv_3NhLd: Tensor, bias_LL: Tensor, dropout: float) -> Tensor:
-    """Return the same as `attend_fused`, in float32, as products of matrices.
+    """Return the same as `attend_fused`, computed in float32 as that does, as products of matrices.
 
     No kernel of the CPU gives the bias a gradient (torch 2.13): what runs instead scales q and k into copies, which it
     keeps, and looks for rows without any weight.
     """
     _, N, h, L, d = qkv_3NhLd.shape
-    q, k, v = qkv_3NhLd.reshape(3, N * h, L, d).unbind(0)
-    scores = torch.baddbmm(bias_LL, q, k.transpose(1, 2), alpha=d**-0.5)
-    return torch.bmm(F.dropout(scores.softmax(dim=-1), dropout), v).view(N, h, L, d)
+    with torch.autocast("cpu", enabled=False):
+        q, k, v = qkv_3NhLd.reshape(3, N * h, L, d).float().unbind(0)
+        scores = torch.baddbmm(bias_LL.float(), q, k.transpose(1, 2), alpha=d**-0.5)
+        y = torch.bmm(F.dropout(scores.softmax(dim=-1), dropout), v)
+    return y.view(N, h, L, d).to(qkv_3NhLd.dtype)
 
 
 class Attention(nn.Module):
@@ -111,9 +113,7 @@ class Attention(nn.Module):
         # -1: a rank under tensor parallelism holds a part of the heads.
         qkv_NLh3d = self.to_qkv(x_NLC).unflatten(-1, (-1, 3, self.dim_head))
         bias_LL = self.position_bias().to(qkv_NLh3d.dtype)
-        # in bfloat16 the fused way computes in float32, which products of matrices would not
-        on_cpu = takes_cpu_way(qkv_NLh3d) and qkv_NLh3d.dtype == torch.float32
-        attend = attend_on_cpu if on_cpu else attend_fused
+        attend = attend_on_cpu if takes_cpu_way(qkv_NLh3d) else attend_fused
         y_NhLd = attend(qkv_NLh3d.permute(3, 0, 2, 1, 4), bias_LL, self.dropout if self.training else 0.0)
         y_NLC = self.to_out(y_NhLd.transpose(1, 2).flatten(2))
         return from_windows(y_NLC, self.window, x_BHWC.shape[1:3], strided=self.strided).reshape(x_BHWC.shape)

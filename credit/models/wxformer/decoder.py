@@ -50,13 +50,25 @@ class SubpixelConv(nn.Conv2d):
         return sub_kernel.repeat_interleave(4, dim=0)
 
 
+class GroupNorm(nn.GroupNorm):
+    """Group norm that is float32 under autocast on every device.
+
+    torch does that on GPUs; on a CPU it takes bfloat16, and several times as long (torch 2.13).
+    """
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        """Return the normalised field, (B, C, H, W)."""
+        on_meta = x_BCHW.is_meta  # which has no autocast
+        return super().forward(x_BCHW.float() if not on_meta and torch.is_autocast_enabled(x_BCHW.device.type) else x_BCHW)
+
+
 class Refinement(nn.Sequential):
     """Twice a 3x3 convolution, group norm and SiLU; added to its input by the caller."""
 
     def __init__(self, channels: int, groups: int) -> None:
         layers: list[nn.Module] = []
         for _ in range(2):
-            layers += [nn.Conv2d(channels, channels, 3, padding=1), nn.GroupNorm(groups, channels), nn.SiLU()]
+            layers += [nn.Conv2d(channels, channels, 3, padding=1), GroupNorm(groups, channels), nn.SiLU()]
         super().__init__(*layers)
 
 
