@@ -28,6 +28,7 @@ from credit.forecast.step import Stepper
 from credit.losses import WeightedLoss, build_loss
 from credit.metrics import ErrorSums
 from credit.models.initialise import initial_values
+from credit.models.wxformer import spectral_norm
 from credit.parallel.launch import Launch
 from credit.parallel.materialise import fill_, require_filled
 from credit.parallel.mesh import RunMesh, build_mesh, plan_degrees
@@ -182,7 +183,10 @@ def assemble_forecaster(
     config = as_trained(config, trained)
     assets = replace(assets, attributes={**reader.attributes, **assets.attributes})
     device = choose_device(config.trainer.device, launch.local_rank if launch is not None else 0)
-    model = load_forecast_network(config, trained.trainer.lora, assets, path, device, mesh or RunMesh())
+    mesh = mesh or RunMesh()
+    model = load_forecast_network(config, trained.trainer.lora, assets, path, device, mesh)
+    if mesh.device_mesh is None:
+        spectral_norm.fold(model)
     stepper = build_stepper(config, assets, model, device, config.inference.amp)
     frames = Frames(reader, config.data, assets.climatology)
     return Forecaster(config, assets, stepper, frames, meta["step"], path)

@@ -205,11 +205,31 @@ def iterate_if_ordered(chains: Chains) -> None:
 
 def apply_spectral_norm(model: nn.Module) -> nn.Module:
     """Normalise every Conv2d, ConvTranspose2d and Linear weight of `model` in place, and return the model."""
+    classes: dict[type, type] = {}
     for module in list(model.modules()):
         if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)):
+            plain = type(module)
             out_dim = 1 if isinstance(module, nn.ConvTranspose2d) else 0
             # unsafe skips a trial evaluation, which is wasted work here: shape and dtype are kept by construction.
             parametrize.register_parametrization(module, "weight", SpectralNorm(module.weight, out_dim), unsafe=True)
+            # torch makes a class for each module; blocks that are equal otherwise would be compiled each for its own
+            module.__class__ = classes.setdefault(plain, type(module))
+    return model
+
+
+@torch.no_grad()
+def fold(model: nn.Module) -> nn.Module:
+    """Put weight / sigma in the place of every normalised weight, in place, and return the model, which cannot train.
+
+    Args:
+        model: in eval mode, neither split nor sharded over ranks, and without adapters.
+    """
+    for module in model.modules():
+        if parametrize.is_parametrized(module, "weight"):
+            weight = module.weight
+            module.__class__ = type(module).__bases__[0]
+            del module.parametrizations
+            module.weight = nn.Parameter(weight, requires_grad=False)
     return model
 
 

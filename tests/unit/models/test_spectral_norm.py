@@ -230,6 +230,20 @@ def test_a_compiled_layer_has_one_graph_with_the_iteration_and_one_without() -> 
     assert counter.frame_count == 2
 
 
+def test_folded_weights_give_the_same_values_and_bare_layers() -> None:
+    model = build().eval()
+    x = torch.randn(1, *model.in_shape)
+    with torch.no_grad():
+        expected, parameters = model(x), sum(p.numel() for p in model.parameters())
+        assert spectral_norm.fold(model) is model
+        assert torch.equal(model(x), expected)
+    assert not list(spectral_norm.parametrizations(model))
+    assert sum(p.numel() for p in model.parameters()) == parameters
+    assert {"to_qkv.weight", "decoder.head.0.weight"} <= {
+        name.removeprefix("stages.0.layers.0.short_attention.") for name in model.state_dict()
+    }
+
+
 class Sums:
     """Adds up over ranks of which there is one, and counts."""
 

@@ -114,6 +114,14 @@ def test_training_and_each_batch_size_of_evaluation_are_compiled_once() -> None:
 
 
 @pytest.mark.slow
+def test_equal_blocks_share_a_graph() -> None:
+    model = prepared(nn.Sequential(*build(seed=3, depth=(1, 1, 3, 1)).stages[2].layers))
+    compile_blocks(model, backend="aot_eager")
+    model(fields(2, 4, 4, 32, seed=0).contiguous().requires_grad_()).square().mean().backward()
+    assert graphs() == 1
+
+
+@pytest.mark.slow
 def test_inductor_compiles_blocks_of_several_shapes() -> None:
     """With symbolic shapes, which torch turns to at the second block, inductor fails on these (torch 2.13)."""
     plain, model = two_up_blocks(), two_up_blocks()
