@@ -1,13 +1,12 @@
-"""Where a training step of the 1 degree starter spends its time and memory, by part of the network, ours or the reference's.
+"""Where a training step of the 1 degree starter spends time and memory, by part of the network, ours and the reference.
 
-    python benchmarks/train_step.py [--threads 2] [--rounds 5] [--dtype float32] [--reference FOLDER] [--figure FILE.png]
+    python benchmarks/train_step.py [--threads 2] [--rounds 5] [--reference FOLDER] [--figure FILE.png]
 
-FOLDER is as in ``wxformer.py``. Parts are timed inside of whole steps, forward by hooks around modules and backward by
-hooks on the gradients that enter and leave them; the least of the steps of a process counts, and the table shows the
-median over processes, which alternate. GFLOP are those of matrix products and convolutions, forward and backward; the
-floor is what they take at the rate that a large matrix product of the same process reaches. `kept` is what the forward
-pass leaves for the backward pass, counted where a tensor is kept first. `other` is what no part holds: padding,
-gradients that are added, the loss.
+FOLDER is as in ``wxformer.py``. The parts of a whole step are timed where it enters and leaves their modules, forward
+and backward; of the steps of a process the fastest counts, and the tables show the median over the rounds, in which the
+processes of all cases alternate. GFLOP are those of matrix products and convolutions. The floor is the time that they
+take at the rate of a large matrix product, measured in the same process. `kept` is what the forward pass leaves for the
+backward pass, by the part that leaves it first. `other` is outside of the parts: padding, the loss, sums of gradients.
 """
 
 from __future__ import annotations
@@ -19,22 +18,21 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+from wxformer import INPUTS, OUTPUTS, STARTER, build_ours, build_reference, run_script
 
-sys.path.insert(0, str(Path(__file__).parent))
-from wxformer import INPUTS, OUTPUTS, STARTER, build_ours, build_reference, run_case  # noqa: E402
-
-PARTS = ("embedding", "attention", "feed-forward", "decoder blocks", "head")
-# part -> names of its modules
-MODULES = {
+OTHER, OPTIMIZER = "other", "optimizer"
+# part -> its modules
+PARTS = {
     "ours": {
         "embedding": r"stages\.\d\.embed",
         "attention": r"stages\.\d\.layers\.\d\.(short|long)_attention",
@@ -49,58 +47,211 @@ MODULES = {
         "decoder blocks": r"up_block[123]",
         "head": r"up_block4",
     },
-}  # fmt: skip
+}
+ROWS = (*PARTS["ours"], OTHER, OPTIMIZER)
+CASES = [("reference", "float32"), ("ours", "float32"), ("ours", "bfloat16")]
 
 
-class Watch:
-    """Times the parts of a network, forward and backward."""
+class Parts(TorchDispatchMode):
+    """Knows in which part of the network a step is, and sums what it spends there."""
 
-    def __init__(self, model: nn.Module, parts: dict[str, str]) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-        self._began: dict[str, float] = {}
-        self.inside: list[str] = []
-        self.names = {
-            name: part
-            for name, _ in model.named_modules()
-            for part, pattern in parts.items()
-            if re.fullmatch(pattern, name)
-        }
-        for name, part in self.names.items():
-            self._follow(model.get_submodule(name), name, part)
+    def __init__(self, model: nn.Module, patterns: dict[str, str]) -> None:
+        super().__init__()
+        self.totals: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        self._part, self._pass, self._since = OTHER, "forward", 0.0
+        self._own = {p.untyped_storage()._cdata for p in model.parameters()}
+        self._kept: dict[int, torch.UntypedStorage] = {}
+        for name, module in model.named_modules():
+            for part, pattern in patterns.items():
+                if re.fullmatch(pattern, name):
+                    self._follow(module, part)
 
-    def _follow(self, module: nn.Module, name: str, part: str) -> None:
+    def _follow(self, module: nn.Module, part: str) -> None:
         def begin(module: nn.Module, args: tuple) -> tuple:
-            self.inside.append(part)
-            self._began[name] = time.perf_counter()
-            return tuple(self._mark(arg, part, name, leaves=True) for arg in args)
+            self.enter(part)
+            return tuple(_Gate.apply(arg, self, OTHER) if isinstance(arg, Tensor) else arg for arg in args)
 
-        def end(module: nn.Module, args: tuple, output: Any) -> Any:
-            self.seconds[part, "forward"] += time.perf_counter() - self._began[name]
-            self.inside.pop()
-            return self._mark(output, part, name, leaves=False)
+        def end(module: nn.Module, args: tuple, output: Tensor) -> Tensor:
+            self.enter(OTHER)
+            return _Gate.apply(output, self, part)
 
         module.register_forward_pre_hook(begin)
         module.register_forward_hook(end)
 
-    def _mark(self, value: Any, part: str, name: str, leaves: bool) -> Any:
-        return _Mark.apply(value, self, part, name, leaves) if isinstance(value, Tensor) else value
-
-    def passed(self, part: str, name: str, leaves: bool) -> None:
+    def enter(self, part: str, what: str | None = None) -> None:
+        """Count the time up to now for the part that the step leaves; `what` begins another pass."""
         now = time.perf_counter()
-        if leaves:
-            self.seconds[part, "backward"] += now - self._began[name]
-        else:
-            self._began[name] = now
+        self.totals[self._pass][self._part] += now - self._since
+        self._part, self._since, self._pass = part, now, what or self._pass
+
+    def begin(self) -> None:
+        """Forget what was counted."""
+        self.totals.clear()
+        self._kept.clear()
+        self._part, self._pass, self._since = OTHER, "forward", time.perf_counter()
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        """Count a tensor that is kept for the backward pass."""
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._kept and storage._cdata not in self._own:
+            self._kept[storage._cdata] = storage
+            self.totals["kept"][self._part] += storage.nbytes()
+        return tensor
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if formula := flop_registry.get(func.overloadpacket):
+            self.totals["flops"][self._part] += formula(*args, **(kwargs or {}), out_val=result)
+        return result
 
 
-class _Mark(torch.autograd.Function):
+class _Gate(torch.autograd.Function):
+    """Hands a tensor on; its gradient passes here on the way into `part`."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *what: Any) -> Tensor:
-        ctx.what = what
+    def forward(ctx: Any, x: Tensor, parts: Parts, part: str) -> Tensor:
+        ctx.parts, ctx.part = parts, part
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        watch, *what = ctx.what
-        watch.passed(*what)
-        return gradient, None, None, None, None
+        ctx.parts.enter(ctx.part)
+        return gradient, None, None
+
+
+@contextmanager
+def counting(parts: Parts) -> Iterator[None]:
+    """Count operations and kept bytes too, which takes time."""
+    with ExitStack() as held:
+        held.enter_context(parts)
+        held.enter_context(torch.autograd.graph.saved_tensors_hooks(parts.keep, lambda tensor: tensor))
+        yield
+
+
+def measure(who: str, dtype: str, steps: int) -> dict[str, Any]:
+    """Run one case in this process; return GFLOP/s of a product, and pass or quantity -> part -> seconds, FLOP, bytes."""
+    torch.manual_seed(0)
+    model = build_ours() if who == "ours" else build_reference()
+    x = torch.randn(1, INPUTS, 1, STARTER["image_height"], STARTER["image_width"])
+    target = torch.randn(1, OUTPUTS, 1, *x.shape[-2:])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    parts = Parts(model.train(), PARTS[who])
+
+    def step() -> dict[str, dict[str, float]]:
+        parts.begin()
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+            loss = F.mse_loss(model(x).float(), target)
+        parts.enter(OTHER, "backward")
+        loss.backward()
+        parts.enter(OPTIMIZER, "backward")
+        optimizer.step()
+        optimizer.zero_grad()
+        parts.enter(OTHER)
+        return {what: dict(found) for what, found in parts.totals.items()}
+
+    with counting(parts):
+        counted = step()
+    timed = min((step() for _ in range(steps)), key=lambda found: sum(sum(found[p].values()) for p in _PASSES))
+    return {"rate": _product_rate(getattr(torch, dtype)), **{p: timed[p] for p in _PASSES}, **{
+        what: counted[what] for what in ("flops", "kept")
+    }}  # fmt: skip
+
+
+_PASSES = ("forward", "backward")
+
+
+def _product_rate(dtype: torch.dtype) -> float:
+    """Return the FLOP/s of a large matrix product."""
+    n = 2048
+    a, b = (torch.randn(n, n).to(dtype) for _ in range(2))
+    seconds = []
+    for _ in range(8):
+        began = time.perf_counter()
+        a @ b
+        seconds.append(time.perf_counter() - began)
+    return 2 * n**3 / min(seconds)
+
+
+def summarise(found: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return column -> part -> median over the rounds: milliseconds, GFLOP, MB."""
+    units = {"forward": 1e3, "backward": 1e3, "flops": 1e-9, "kept": 1e-6}
+    columns = {
+        column: {part: statistics.median(one[column].get(part, 0.0) * unit for one in found) for part in ROWS}
+        for column, unit in units.items()
+    }
+    columns["floor"] = {
+        part: statistics.median(one["flops"].get(part, 0.0) / one["rate"] * 1e3 for one in found) for part in ROWS
+    }
+    return columns
+
+
+def show(case: tuple[str, str], columns: dict[str, dict[str, float]]) -> None:
+    """Print the table of a case."""
+    print(f"\n{' '.join(case):22}{'GFLOP':>8}{'floor':>9}{'forward':>9}{'backward':>9}{'sum':>9} ms{'kept':>8} MB")
+    rows = {part: {column: values[part] for column, values in columns.items()} for part in ROWS}
+    rows["all"] = {column: sum(values.values()) for column, values in columns.items()}
+    for part, row in rows.items():
+        both = row["forward"] + row["backward"]
+        print(
+            f"{part:22}{row['flops']:8.1f}{row['floor']:9.0f}{row['forward']:9.0f}{row['backward']:9.0f}{both:9.0f}   "
+            f"{row['kept']:8.0f}",
+            flush=True,
+        )
+
+
+def draw(results: dict[tuple[str, str], dict[str, dict[str, float]]], path: Path) -> None:
+    """Draw where the time goes, a bar for each case, and its floor as a line."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(9, 1.1 + 0.75 * len(results)), layout="constrained")
+    names = {"ours": "credit", "reference": "miles-credit"}
+    for row, (case, columns) in enumerate(results.items()):
+        left = 0.0
+        for number, part in enumerate(ROWS):
+            width = columns["forward"][part] + columns["backward"][part]
+            bar = axes.barh(row, width, left=left, color=f"C{number}", label=part if not row else None, height=0.6)
+            if width > 60:
+                axes.bar_label(bar, [f"{width:.0f}"], label_type="center", fontsize=8, color="white")
+            left += width
+        floor = sum(columns["floor"].values())
+        axes.plot([floor, floor], [row - 0.38, row + 0.38], color="black", label=None if row else "floor")
+    axes.set_yticks(range(len(results)), [f"{names[who]}\n{dtype}" for who, dtype in results])
+    axes.invert_yaxis()
+    axes.set_xlabel("ms of a training step")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside upper center", ncols=8, fontsize=8, frameon=False)
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    """Print the tables, or with --case measure one case and print it as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--reference", type=Path, help="folder with the unpacked wheel of miles-credit")
+    parser.add_argument("--figure", type=Path, help="PNG file to draw")
+    parser.add_argument("--case", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    if args.case:
+        print(json.dumps(measure(*args.case, args.steps)))
+        return
+    found: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for _ in range(args.rounds):
+        for case in CASES:
+            if case[0] == "ours" or args.reference:
+                found[case].append(run_script(Path(__file__), case, args))
+    results = {case: summarise(own) for case, own in found.items()}
+    print(f"torch {torch.__version__}, {args.threads} threads, medians of {args.rounds} rounds")
+    for case, columns in results.items():
+        show(case, columns)
+    if args.figure:
+        draw(results, args.figure)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -25,6 +25,7 @@ import time
 import types
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -146,7 +147,7 @@ def main() -> None:
     ]
     for _ in range(args.rounds):
         for case in cases:
-            results.setdefault(case, []).append(_run(case, args))
+            results.setdefault(case, []).append(run_script(Path(__file__), case, args))
     for case, found in results.items():
         who, mode, dtype = case
         _print(mode, dtype, who, found)
@@ -155,11 +156,12 @@ def main() -> None:
             _print("", "", "ratio", [{k: b[k] / a[k] for k in a} for a, b in zip(ours, found, strict=True)])
 
 
-def _run(case: tuple[str, str, str], args: argparse.Namespace) -> dict[str, float]:
+def run_script(script: Path, case: tuple[str, ...], args: argparse.Namespace) -> dict[str, Any]:
+    """Return what `script` prints as JSON for --case in a process of its own, with the package that the case is of."""
     folder = REPOSITORY if case[0] == "ours" else args.reference.resolve()
-    command = [sys.executable, __file__, "--threads", str(args.threads), "--steps", str(args.steps), "--case", *case]
+    command = [sys.executable, str(script.resolve()), "--threads", str(args.threads), "--steps", str(args.steps)]
     environment = {**os.environ, "PYTHONPATH": str(folder)}
-    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
+    done = subprocess.run([*command, "--case", *case], env=environment, cwd=folder, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{' '.join(case)}: {done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
