@@ -200,10 +200,10 @@ class _File:
             names = [self._conf.rename[name]]
         found = next((own for own in names if own in self._dataset.data_vars), None)
         if found is None:
-            present = [str(own) for own in self._dataset.data_vars]
+            hint = did_you_mean(names[-1], [str(own) for own in self._dataset.data_vars])
             raise DataError(
-                f"{self._path}: has no variable {' or '.join(dict.fromkeys(names))}{did_you_mean(names[-1], present)}; "
-                f"{_KEY}.rename maps {name} to its name there, among {', '.join(present[:20])}"
+                f"{self._path}: has no variable {' or '.join(dict.fromkeys(names))}{hint}; {_KEY}.rename maps {name} to "
+                "its name there"
             )
         return found
 
