@@ -202,8 +202,8 @@ class _File:
         if found is None:
             hint = did_you_mean(names[-1], [str(own) for own in self._dataset.data_vars])
             raise DataError(
-                f"{self._path}: has no variable {' or '.join(dict.fromkeys(names))}{hint}; {_KEY}.rename maps {name} to "
-                "its name there"
+                f"{self._path}: has no variable {' or '.join(dict.fromkeys(names))}{hint}; {_KEY}.rename maps {name} "
+                "to its name there"
             )
         return found
 

@@ -101,8 +101,8 @@ def _draw(found: Verification, reader: FieldReader, folder: Path) -> list[tuple[
         path = figures / ("scorecard.png" if number == 0 else f"scorecard_{number}.png")
         against = "the best of the three baselines" if reference == BEST_BASELINE else reference
         caption = (
-            f"Scorecard: RMSE of the model against {against}, by channel and lead time; blue is better. "
-            f"{table.explain_significance()}"
+            f"Scorecard: the model against {against}, by channel and lead time, RMSE or the score that a row names; "
+            f"blue is better. {table.explain_significance()}"
         )
         drawn.append((caption, plots.draw(path, plots_scores.scorecard, table, reference)))
     drawn += draw_example(found, reader, figures)
