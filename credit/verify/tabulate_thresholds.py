@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from credit.channels import Channel
-from credit.verify.blocks import seasonal_scores
+from credit.verify.blocks import ends_of, seasonal_scores
 from credit.verify.comparison import compare_all
 from credit.verify.events import EventSums
 from credit.verify.limits import Event, Precipitation
+from credit.verify.reliability import OBSERVED, POINTS, DiagramSums
 from credit.verify.seeps import SeepsSums
 from credit.verify.table import EVENT_METRICS, SEEPS
 
@@ -43,7 +44,7 @@ class ThresholdResults:
             dims = ("forecast", "season", "event", "lead", "region")
             scores = seasonal_scores(self._of_events(), forecasts, EVENT_METRICS, len(self.events), leads, seasons)
             found |= {name: (dims, values) for name, values in scores.items()}
-            found |= self._diagram(forecasts)
+            found |= self._diagram(forecasts) | self._points(forecasts, leads)
         if self.precipitation:
             rows = [own.channel for own in self.precipitation]
             of_rain = {name: (own, rows) for name, own in self.seeps_sums.items()}
@@ -112,6 +113,21 @@ class ThresholdResults:
             for values, diagram in zip(found.values(), own.diagram() if own else (), strict=False):
                 values[f, ..., : own.members + 1] = np.moveaxis(diagram, 1, 0)
         dims = ("forecast", "event", "lead", "region", "members_beyond")
+        return {name: (dims, values) for name, values in found.items()}
+
+    def _points(self, forecasts: Sequence[str], leads: np.ndarray) -> Variables:
+        """Return the diagrams as they are drawn, with intervals; of few members the last points are lacking."""
+        sums = {name: DiagramSums.build(own) for name, own in self.event_sums.items()}
+        count, (_, _, _, regions, _) = len(self.events), self.event_sums["model"].forecasts.shape
+        most = max(own.frequency.shape[2] for own in sums.values()) // count
+        shape = len(forecasts), count, len(leads), regions, most
+        found = {name: np.full(shape, np.nan) for name in (*POINTS, *ends_of([OBSERVED]))}
+        for name, own in sums.items():
+            values = own.metrics() | dict(zip(ends_of([OBSERVED]), own.observed_intervals(leads), strict=True))
+            for what, plane in values.items():
+                by_event = np.moveaxis(plane.reshape(len(leads), count, -1, regions), (0, 2), (1, 3))
+                found[what][forecasts.index(name), ..., : by_event.shape[-1]] = by_event
+        dims = ("forecast", "event", "lead", "region", "point")
         return {name: (dims, values) for name, values in found.items()}
 
 

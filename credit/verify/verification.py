@@ -94,7 +94,9 @@ def _draw(found: Verification, reader: FieldReader, folder: Path) -> list[tuple[
             caption = (
                 "How often an event happened by the probability it was forecast with, and how often that was forecast. "
                 "On the diagonal probabilities can be taken at their word; flatter: too sure. A consistent ensemble of "
-                "few members is a little flatter."
+                "few members is a little flatter. Bars: 95 % intervals of how often it happened, by resampling of "
+                f"blocks of days; a lead time with fewer than {LEAST_BLOCKS} blocks has none, nor has a probability "
+                "that was forecast on few days."
             )
             drawn.append((caption, path))
     for number, reference in enumerate(table.dataset["reference"].values.tolist()):
