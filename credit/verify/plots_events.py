@@ -48,5 +48,6 @@ def reliability_diagrams(table: ScoreTable, leads: Sequence[float]) -> Figure:
     axes[1, 0].set_ylabel("Forecast\nfrequency")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-    figure.suptitle("Reliability diagrams, global")
+    bars = "; bars: 95 % intervals" if np.isfinite(data[f"{OBSERVED}_low"]).any() else ""
+    figure.suptitle(f"Reliability diagrams, global{bars}")
     return figure

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 import xarray as xr
@@ -175,6 +176,17 @@ def test_units_are_converted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     dataset["2m_temperature"].attrs["units"] = "Pa"
     with pytest.raises(DataError, match="measure different quantities"):
         load(write(dataset, tmp_path / "b.nc"), rename=NAMES)
+
+
+def test_behind_a_url(tmp_path: Path) -> None:
+    dataset, memory = wb2(), fsspec.filesystem("memory")
+    memory.put(str(write(dataset, tmp_path / "a_v2.zarr")), "/test_climatology/a.zarr", recursive=True)
+    try:
+        climatology = load("memory://test_climatology/a.zarr", rename=NAMES, storage_options={"asynchronous": False})
+        np.testing.assert_array_equal(climatology.at(0), expected(dataset, "1900-01-01"))
+        assert climatology.description == "file a.zarr"
+    finally:
+        memory.rm("/test_climatology", recursive=True)
 
 
 def test_long_chunks_of_a_large_file_are_named(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import xarray as xr
 
 from credit.verify.blocks import LEAST_BLOCKS
 from credit.verify.events import EventSums
+from credit.verify.plots_events import reliability_diagrams
 from credit.verify.reliability import OBSERVED, POINTS, DiagramSums
 from credit.verify.tabulate_thresholds import ThresholdResults
 
@@ -98,3 +102,28 @@ def test_smaller_ensembles_lack_the_last_points() -> None:
         np.testing.assert_array_equal(found[name][1][0, 0, :, 0], own[:, :, 0])
     ends = DiagramSums.build(events["model"]).observed_intervals(LEADS)
     np.testing.assert_array_equal(found[f"{OBSERVED}_high"][1][0, 0, :, 0], ends[1, :, :, 0])
+
+
+def drawn_table(events: EventSums) -> SimpleNamespace:
+    """Return what a diagram needs of a table."""
+    found = ThresholdResults([None], {"model": events})._points(["model"], LEADS)
+    labels = {"event_definition": ("event", ["t2m above 280 K"])}
+    coords = {"forecast": ["model"], "event": ["warm"], "lead": LEADS / 60, "region": ["global"], **labels}
+    return SimpleNamespace(dataset=xr.Dataset(found, coords), events=["warm"])
+
+
+def test_bars_are_drawn_from_end_to_end() -> None:
+    events = draw(60, 5, np.linspace(0, 1, 6))
+    table = drawn_table(events)
+    figure = reliability_diagrams(table, [24.0, 960.0])
+    bars, none = figure.axes[0].collections  # of 40 days there are too few blocks
+    ends = [path.vertices[:, 1].tolist() for path in bars.get_paths()]
+    own = (table.dataset[f"{OBSERVED}_{end}"].sel(lead=24.0).values.ravel() for end in ("low", "high"))
+    np.testing.assert_allclose(ends, np.stack(list(own), axis=1))
+    assert not np.isfinite([path.vertices[:, 1] for path in none.get_paths()]).any()
+    assert figure.get_suptitle().endswith("bars: 95 % intervals")
+
+
+def test_without_bars_none_are_promised() -> None:
+    figure = reliability_diagrams(drawn_table(draw(10, 5, np.linspace(0, 1, 6))), [24.0])
+    assert figure.get_suptitle() == "Reliability diagrams, global"
