@@ -13,7 +13,7 @@ from credit.cli.check_data import DataFound
 from credit.cli.findings import Findings
 from credit.config import Config
 from credit.config.schema_forecast import InitialTimesConfig
-from credit.data.climatology import load_climatology
+from credit.data.climatology_file import load_climatology
 from credit.data.climatology_fit import plan_fit
 from credit.errors import ConfigError, DataError
 from credit.forecast.archive import open_forecasts
@@ -26,9 +26,6 @@ from credit.train.assets import _LEAST_CLIMATOLOGY_MINUTES
 from credit.train.early_view import plan_early_view
 from credit.train.optim import build_optimizer
 from credit.verify.limits import find_events, find_precipitation
-
-# a climatology's file is read whole; that of a larger grid is only looked for
-_LARGEST_FILE_BYTES = 2**30
 
 
 def check_training(config: Config, found: DataFound, findings: Findings) -> None:
@@ -159,10 +156,11 @@ def _require_observed(config: Config, found: DataFound, initial: list[int]) -> N
 def _try_climatology(config: Config, found: DataFound) -> None:
     """See whether the climatology of the scores can be fitted to the training period's times, or read its file."""
     conf = config.verification.climatology
-    if conf.method == "file" and Path(conf.path).exists() and Path(conf.path).stat().st_size > _LARGEST_FILE_BYTES:
-        return
     train = found.splits["train"]
     if conf.method == "file":
-        load_climatology(conf.path, found.channels.output, found.grid, found.clock, found.attributes)
+        grid = found.grid if config.verification.grid is None else None
+        channels = found.channels.output
+        normal, _ = load_climatology(conf, config.data, channels, found.clock, found.attributes, grid)
+        normal.at(train.first)
     else:
         plan_fit(found.times, found.clock, train.first, train.last, conf)

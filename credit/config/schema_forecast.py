@@ -157,12 +157,24 @@ class ClimatologyConfig(Section):
     harmonics: int = Field(1, ge=0, description="Annual harmonics (method harmonic).")
     window_days: int = Field(61, ge=1, description="Width of the moving window (method window).")
     by_hour: bool = Field(False, description="One climatology for each hour of the day; for data with a diurnal cycle.")
-    path: str | None = Field(None, description="A file with the climatology (method file).")
+    path: str | None = Field(
+        None,
+        description="A netCDF file or zarr store with the climatology (method file): dimensions dayofyear, hour, "
+        "level, latitude and longitude, as WeatherBench 2's.",
+    )
+    rename: dict[str, str] = Field(
+        {}, description="Our name -> name in that file; default: ours, or that of `data.sources`."
+    )
+    storage_options: dict[str, bool | int | float | str] = Field(
+        {}, description="How to reach a remote zarr store, as in `data.sources`."
+    )
 
     @model_validator(mode="after")
     def _has_file(self) -> ClimatologyConfig:
         if (self.method == "file") != (self.path is not None):
             raise ValueError("method: file and path go together")
+        if self.method != "file" and (self.rename or self.storage_options):
+            raise ValueError("rename and storage_options are of a file (method: file)")
         return self
 
 

@@ -1,39 +1,46 @@
-"""Climatology: the state that the time of the year alone lets one expect; one may be read from a file.
+"""Climatology: the state that the time of the year alone lets one expect.
 
-Whatever the method, a climatology is a few fields and, for any time, their weights: harmonics of the year, or a table
-of days of the year between which it interpolates linearly.
+Whatever the method, a climatology is a few fields and, for any time, their weights: harmonics of the year, a table of
+equal parts of the year between which it interpolates linearly, or days of the year, each by itself.
 """
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from functools import lru_cache
 
 import numpy as np
-import xarray as xr
 
 from credit.errors import DataError
-from credit.grid import LatLonGrid
 from credit.times import Clock
 
-if TYPE_CHECKING:
-    from credit.channels import Channel
-
 _SHORT_YEARS = 5.0
+# of fields that are kept when they are read as they are asked for, if that is not less than two parts of the year
+KEPT_BYTES = 2**30
 
 
-class LazyFields(Protocol):
-    """Fields (T, K, C, H, W) float32 that are read when they are asked for."""
+class LazyFields:
+    """Fields that are read when they are asked for; those of the last parts of the year are kept.
 
-    shape: tuple[int, int, int, int, int]
-    ndim: int
+    Args:
+        shape: (T, K, C, H, W), of float32.
+        read: (time of the day, part of the year) -> (C, H, W).
+    """
+
+    ndim = 5
+
+    def __init__(self, shape: tuple[int, int, int, int, int], read: Callable[[int, int], np.ndarray]) -> None:
+        self.shape = shape
+        self._read = lru_cache(maxsize=max(2, KEPT_BYTES // (4 * math.prod(shape[2:]))))(read)
 
     def __getitem__(self, key: int | tuple[int, int]) -> np.ndarray:
         """Return the fields of one time of the day, (K, C, H, W), or those of one part of the year, (C, H, W)."""
-        ...
+        if isinstance(key, tuple):
+            return self._read(*key)
+        return np.stack([self._read(key, part) for part in range(self.shape[1])])
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,8 @@ class Climatology:
     Attributes:
         names: the channels, C of them.
         calendar: CF calendar of the times it is asked for.
-        kind: ``harmonic`` (1, cos, sin, cos 2, ... of the year's fraction) or ``table`` (K equal parts of the year).
+        kind: ``harmonic`` (1, cos, sin, cos 2, ... of the year's fraction), ``table`` (K equal parts of the year) or
+            ``days`` (K days of the year, the first of January the first; K is at least the length of a year).
         fields: (T, K, C, H, W) float32, in memory or read when they are asked for; T is the number of times of the day,
             1 where they are not told apart.
         day_minutes: (T,) minutes of the UTC day, or empty where they are not told apart.
@@ -61,7 +69,7 @@ class Climatology:
     _clock: Clock = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        assert self.kind in ("harmonic", "table") and self.fields.ndim == 5
+        assert self.kind in ("harmonic", "table", "days") and self.fields.ndim == 5
         object.__setattr__(self, "_clock", Clock(self.calendar))
 
     def at(self, minutes: int) -> np.ndarray:
@@ -71,6 +79,8 @@ class Climatology:
             DataError: if times of the day are told apart and this one was not in the data.
         """
         member, parts = self._time_of_day(minutes), self.fields.shape[1]
+        if self.kind == "days":
+            return self.fields[member, self._clock.datetime(minutes).dayofyr - 1]
         fraction = float(self._clock.year_fraction(np.array(minutes)))
         if self.kind == "harmonic":
             waves = evaluate_harmonics(fraction, parts).astype(np.float32)
@@ -87,9 +97,11 @@ class Climatology:
         match = np.flatnonzero(self.day_minutes == of_day)
         if not len(match):
             known = ", ".join(f"{m // 60:02d}:{m % 60:02d}" for m in self.day_minutes)
+            way_out = "verification.climatology.path needs a file with that hour, or one without hours"
+            if self.kind != "days":
+                way_out = "set verification.climatology.by_hour: false"
             raise DataError(
-                f"climatology: {self._clock.format(minutes)} is at none of its times of the day ({known}); "
-                "set verification.climatology.by_hour: false"
+                f"climatology: {self._clock.format(minutes)} is at none of its times of the day ({known}); {way_out}"
             )
         return int(match[0])
 
@@ -121,79 +133,3 @@ def evaluate_harmonics(fraction: np.ndarray | float, count: int) -> np.ndarray:
     for wave in range(1, (count + 1) // 2):
         columns += [np.cos(wave * angle), np.sin(wave * angle)]
     return np.stack(columns, axis=-1)
-
-
-def load_climatology(
-    path: str | os.PathLike, channels: Sequence[Channel], grid: LatLonGrid, clock: Clock, attributes: dict[str, dict]
-) -> Climatology:
-    """Read a climatology from a netCDF file.
-
-    Its variables carry the data's names and the dimensions ``dayofyear``, optionally ``hour`` and ``level``, latitude
-    and longitude, in any order.
-
-    Args:
-        path: the file.
-        channels: the channels that are wanted; levels must be there exactly.
-        grid: the grid that it must be on, up to orientation.
-        clock: calendar of the times it will be asked for.
-        attributes: variable -> attributes of the data; the file's units must be the same where it states them.
-
-    Raises:
-        DataError: naming the file and what it lacks.
-    """
-    if not os.path.exists(path):
-        raise DataError(f"verification.climatology.path: there is no file {path}")
-    try:
-        dataset = xr.open_dataset(path, decode_times=False)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as netCDF ({error})") from error
-    with dataset:
-        lat, lon = (_coordinate(dataset, names, path) for names in (("latitude", "lat"), ("longitude", "lon")))
-        own, orientation = LatLonGrid.from_coords(dataset[lat].values, dataset[lon].values, origin=str(path))
-        difference = grid.difference(own)
-        if difference:
-            raise DataError(f"{path}: its grid is not that of the data: {difference}")
-        hours = dataset["hour"].values if "hour" in dataset else np.empty(0)
-        fields = [
-            orientation.apply(_read_channel(dataset, channel, lat, lon, path, attributes)) for channel in channels
-        ]
-    return Climatology(
-        tuple(channel.name for channel in channels),
-        clock.calendar,
-        "table",
-        np.stack(fields, axis=2).astype(np.float32),
-        np.rint(hours * 60.0).astype(np.int64),
-        f"file {os.path.basename(path)}",
-        float("nan"),
-    )
-
-
-def _coordinate(dataset: xr.Dataset, names: tuple[str, ...], path: str | os.PathLike) -> str:
-    found = [name for name in names if name in dataset.coords]
-    if not found:
-        raise DataError(f"{path}: has no coordinate {' or '.join(names)}")
-    return found[0]
-
-
-def _read_channel(
-    dataset: xr.Dataset, channel: Channel, lat: str, lon: str, path: str | os.PathLike, attributes: dict[str, dict]
-) -> np.ndarray:
-    """Return one channel in the file's orientation, (T, K, H, W)."""
-    if channel.variable not in dataset:
-        raise DataError(f"{path}: has no variable {channel.variable} (channel {channel.name})")
-    values = dataset[channel.variable]
-    theirs, ours = values.attrs.get("units"), attributes.get(channel.variable, {}).get("units")
-    if theirs and ours and theirs != ours:
-        raise DataError(f"{path}: {channel.variable} is in {theirs}, the data in {ours}")
-    if channel.level is not None:
-        levels = dataset["level"].values if "level" in dataset.coords else np.empty(0)
-        match = np.flatnonzero(levels == channel.level)
-        if not len(match):
-            raise DataError(f"{path}: {channel.variable} has no level {channel.level:g}, only {levels.tolist()}")
-        values = values.isel(level=int(match[0]))
-    if "hour" not in values.dims:
-        values = values.expand_dims("hour")
-    expected = ("hour", "dayofyear", lat, lon)
-    if set(values.dims) != set(expected):
-        raise DataError(f"{path}: {channel.variable} has dimensions {values.dims}, needs {expected}")
-    return values.transpose(*expected).values

@@ -25,7 +25,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,7 @@ from zarr.codecs import BloscCodec, Crc32cCodec
 from credit.config.schema_data import DataConfig, PreprocessConfig
 from credit.config.schema_forecast import ClimatologyConfig
 from credit.data import parts
-from credit.data.climatology import Climatology
+from credit.data.climatology import Climatology, LazyFields
 from credit.data.climatology_fit import Fit, fit_climatology, fit_fields, plan_fit
 from credit.data.preprocess import disk_errors_of, require_space
 from credit.data.splits import Split, build_splits
@@ -54,8 +54,6 @@ FORMAT = 1
 # of sums and fields while a block is fitted
 BLOCK_BYTES = 4 * 2**30
 _CHUNK_BYTES = 4 * 2**20
-# of fields that one who asks for them keeps, if that is not less than two parts of the year
-_KEPT_BYTES = 2**30
 _BYTES_A_VALUE = 8 + 4  # its sum and itself
 _SECONDS_BETWEEN_LOOKS = 2.0
 _WAY_OUT = "run credit_preprocess again"
@@ -290,7 +288,7 @@ def fit_block(job: Fitting, number: int) -> int:
 def _open(path: Path, channel_names: Sequence[str], calendar: str) -> Climatology:
     """Return a store's climatology of some channels; what is more than harmonics of the year is read when needed."""
     meta = _describe(path)
-    fields: Any = _StoredFields(path, [meta["channels"].index(name) for name in channel_names])
+    fields: Any = _stored_fields(path, [meta["channels"].index(name) for name in channel_names])
     if meta["kind"] == "harmonic" and not meta["day_minutes"]:
         fields = fields[0][None]
     day_minutes = np.array(meta["day_minutes"], dtype=np.int64)
@@ -299,33 +297,22 @@ def _open(path: Path, channel_names: Sequence[str], calendar: str) -> Climatolog
     )
 
 
-class _StoredFields:
-    """Fields of some channels, read when they are asked for; see `credit.data.climatology.LazyFields`."""
+def _stored_fields(path: Path, channels: list[int]) -> LazyFields:
+    """Return the fields of some channels, read when they are asked for."""
+    array = zarr.open_group(path / "climatology", mode="r")["fields"]
+    times_of_day, count, _, *cells = array.shape
+    everywhere = slice(None)
 
-    def __init__(self, path: Path, channels: list[int]) -> None:
-        self._path, self._channels = path, channels
-        self._array = zarr.open_group(path / "climatology", mode="r")["fields"]
-        members, count, _, *cells = self._array.shape
-        self.shape, self.ndim = (members, count, len(channels), *cells), 5
-        kept = _KEPT_BYTES // (4 * len(channels) * math.prod(cells))
-        self._read = lru_cache(maxsize=max(2, kept))(self._read_part)
-
-    def __getitem__(self, key: int | tuple[int, int]) -> np.ndarray:
-        """Return the fields of one time of the day, (K, C, H, W), or those of one part of the year, (C, H, W)."""
-        if isinstance(key, tuple):
-            return self._read(*key)
-        return np.stack([self._read(key, part) for part in range(self.shape[1])])
-
-    def _read_part(self, member: int, part: int) -> np.ndarray:
-        everywhere = slice(None)
+    def read(time_of_day: int, part: int) -> np.ndarray:
         try:
-            fields = self._array.get_orthogonal_selection((member, part, self._channels, everywhere, everywhere))
+            fields = array.get_orthogonal_selection((time_of_day, part, channels, everywhere, everywhere))
             # zarr takes a chunk that is lost for one of missing values
             if np.isnan(fields).all(axis=(1, 2)).any():
                 raise ValueError("a chunk is lost")
         except (OSError, ValueError, RuntimeError) as error:
             raise DataError(
-                f"store {self._path}: its climatology cannot be read ({error}); delete {self._path / 'climatology'} "
-                f"and {_WAY_OUT}"
+                f"store {path}: its climatology cannot be read ({error}); delete {path / 'climatology'} and {_WAY_OUT}"
             ) from error
         return fields
+
+    return LazyFields((times_of_day, count, len(channels), *cells), read)

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tqdm import tqdm
 
-from credit.config.schema_forecast import ClimatologyConfig
-from credit.data.climatology import Climatology, load_climatology
+from credit.config.schema_data import DataConfig
+from credit.config.schema_forecast import VerificationConfig
+from credit.data.climatology import Climatology
+from credit.data.climatology_file import load_climatology
 from credit.data.climatology_store import obtain_climatology
 from credit.data.splits import Split
+from credit.grid import LatLonGrid
 from credit.verify.cell_means import CellMeans
 
 if TYPE_CHECKING:
@@ -21,17 +24,21 @@ BASELINES = ("persistence", "damped_persistence", "climatology")
 _DAMPING_SAMPLES = 200  # initial times spread over the training period; r then has an error of about 0.01
 
 
-def build_climatology(conf: ClimatologyConfig, reader: FieldReader, names: Sequence[str], train: Split) -> Climatology:
-    """Return the climatology of ``verification.climatology`` for the channels `names`: a file's, the store's or fitted.
+def build_climatology(
+    conf: VerificationConfig, data: DataConfig, reader: FieldReader, names: Sequence[str], train: Split
+) -> tuple[Climatology, LatLonGrid]:
+    """Return the climatology of the channels `names`, a file's, the store's or fitted, and the grid that it is on.
 
     Raises:
-        ConfigError: if the training period cannot carry it, or method file has no path.
+        ConfigError: if the training period cannot carry it.
+        DataError: if the file is not what is needed.
     """
-    if conf.method != "file":
-        return obtain_climatology(reader, names, train, conf)
-    assert conf.path is not None, "the schema asks for it"
+    if conf.climatology.method != "file":
+        return obtain_climatology(reader, names, train, conf.climatology), reader.grid
     by_name = {channel.name: channel for channel in reader.channels.stored}
-    return load_climatology(conf.path, [by_name[name] for name in names], reader.grid, reader.clock, reader.attributes)
+    channels = [by_name[name] for name in names]
+    grid = reader.grid if conf.grid is None else None
+    return load_climatology(conf.climatology, data, channels, reader.clock, reader.attributes, grid)
 
 
 def fit_damping(

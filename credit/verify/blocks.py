@@ -31,6 +31,7 @@ _BOUNDS = {
     "brier_skill": (-np.inf, 1.0),
     "brier_skill_fair": (-np.inf, np.inf),
     "seeps": (0.0, np.inf),
+    "diagram_observed": (0.0, 1.0),
 }
 WITH_INTERVAL = tuple(_BOUNDS)
 ENDS = ("_low", "_high")

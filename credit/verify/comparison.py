@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from credit.verify.baselines import BASELINES
-from credit.verify.blocks import block_length, number_of_blocks, paired_test
+from credit.verify.blocks import block_length, paired_test
+from credit.verify.case_sums import CaseSums
 from credit.verify.student import false_discovery
-from credit.verify.sums import ScoreSums
 
 BEST_BASELINE = "best_baseline"
 FALSE_SHARE = 0.05
 ENOUGH_BLOCKS = 20  # nothing is called significant with fewer
-COMPARED = ("rmse_difference", "p_value", "p_adjusted", "n_eff", "significant")
+COMPARED = ("difference", "p_value", "n_eff")
+JUDGED = ("p_adjusted", "significant")
+
+Sums = TypeVar("Sums", bound=CaseSums)
 
 
 def references(forecasts: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -24,56 +28,87 @@ def references(forecasts: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def compare(
-    initial: np.ndarray, model: np.ndarray, opponents: Sequence[tuple[np.ndarray, Sequence[int]]], leads: np.ndarray
+    initial: np.ndarray,
+    model: np.ndarray,
+    opponents: Sequence[tuple[np.ndarray, Sequence[int]]],
+    leads: np.ndarray,
+    power: float = 1.0,
 ) -> dict[str, np.ndarray]:
-    """Compare the squared errors of the model and of the best opponent, paired by case.
+    """Compare a score of the model and of the best opponent, smaller being better, paired by case.
 
     Args:
         initial: (N,) initial times in minutes.
-        model: (N, L, X, R) its squared errors.
+        model: (N, L, X, R) what each case contributes; the score is its mean to the power of `power`.
         opponents: those of the same cases, and which rows of the model's theirs are.
         leads: (L,) lead times in minutes.
+        power: 1/2 for a root-mean-square error, of whose squares `model` is.
 
     Returns:
-        Arrays of the shape (X, L, R) by name, NaN where no opponent has a row. ``rmse_difference`` is the model's RMSE
-        over the opponent's, less 1; ``p_value`` and ``n_eff`` are of `credit.verify.blocks.paired_test`; ``p_adjusted``
-        is for the false discovery rate over the scorecard, which is all rows and leads of one region with 20 blocks or
-        more; ``significant`` (bool) is where it is at most 5 %.
+        `COMPARED`, arrays of the shape (X, L, R), NaN where no opponent has a row. ``difference`` is the model's score
+        over the opponent's, less 1; ``p_value`` and ``n_eff`` are of `credit.verify.blocks.paired_test`.
     """
     cases, _, rows, regions = model.shape
-    shape = rows, len(leads), regions
-    found = {name: np.full(shape, np.nan) for name in COMPARED[:-1]}
-    enough = np.zeros(len(leads), dtype=bool)
+    found = {name: np.full((rows, len(leads), regions), np.nan) for name in COMPARED}
     for number, lead in enumerate(leads.tolist()):
-        squared = np.full((len(opponents), cases, rows, regions), np.inf)
+        theirs = np.full((len(opponents), cases, rows, regions), np.inf)
         for place, (own, index) in enumerate(opponents):
-            squared[place][:, list(index)] = own[:, number]
-        best = np.nan_to_num(squared.mean(axis=1), nan=np.inf).argmin(axis=0)
-        opponent = np.take_along_axis(squared, best[None, None], axis=0)[0]
+            theirs[place][:, list(index)] = own[:, number]
+        best = np.nan_to_num(theirs.mean(axis=1), nan=np.inf).argmin(axis=0)
+        opponent = np.take_along_axis(theirs, best[None, None], axis=0)[0]
         opponent[np.isinf(opponent)] = np.nan
         ours = model[:, number]
         p, n_eff = paired_test(ours - opponent, block_length(initial, lead))
         with np.errstate(invalid="ignore", divide="ignore"):
-            ratio = np.sqrt(ours.mean(axis=0) / opponent.mean(axis=0))
-        found["rmse_difference"][:, number] = np.where(np.isfinite(ratio), ratio - 1.0, np.nan)
+            ratio = (ours.mean(axis=0) / opponent.mean(axis=0)) ** power
+        found["difference"][:, number] = np.where(np.isfinite(ratio), ratio - 1.0, np.nan)
         found["p_value"][:, number], found["n_eff"][:, number] = p, n_eff
-        enough[number] = number_of_blocks(initial, lead) >= ENOUGH_BLOCKS
-    for region in range(regions):
-        tested = np.where(enough, found["p_value"][..., region], np.nan)
-        found["p_adjusted"][..., region] = false_discovery(tested)
-    return found | {"significant": found["p_adjusted"] <= FALSE_SHARE}
+    return found
 
 
 def compare_all(
-    sums: Mapping[str, tuple[ScoreSums, Sequence[int]]], seasons: Mapping[str, np.ndarray], leads: np.ndarray
+    sums: Mapping[str, tuple[Sums, Sequence[int]]],
+    seasons: Mapping[str, np.ndarray],
+    leads: np.ndarray,
+    contribution: Callable[[Sums, np.ndarray], np.ndarray],
+    power: float = 1.0,
 ) -> dict[str, np.ndarray]:
-    """Return what `compare` finds for every reference and season, each (references, seasons, X, L, R)."""
-    model, pairs = sums["model"][0], []
+    """Return what `compare` finds for every reference and season, each (references, seasons, X, L, R).
+
+    Args:
+        sums: forecast -> its sums and which of the model's rows theirs are; all of the same cases.
+        seasons: name -> (N,) bool.
+        leads: (L,) lead times in minutes.
+        contribution: sums and the chosen cases, (N,) bool -> what these contribute, see `compare`.
+        power: see `compare`.
+    """
+    pairs = []
     for names in references(list(sums)).values():
         for chosen in seasons.values():
-            opponents = [(sums[name][0].squared[chosen], sums[name][1]) for name in names]
-            pairs.append(compare(model.initial[chosen], model.squared[chosen], opponents, leads))
+            opponents = [(contribution(sums[name][0], chosen), sums[name][1]) for name in names]
+            model = sums["model"][0]
+            pairs.append(compare(model.initial[chosen], contribution(model, chosen), opponents, leads, power))
     return {
         name: np.stack([pair[name] for pair in pairs]).reshape(-1, len(seasons), *pairs[0][name].shape)
         for name in COMPARED
     }
+
+
+def judge(p_values: Sequence[np.ndarray], n_blocks: np.ndarray) -> list[dict[str, np.ndarray]]:
+    """Return `JUDGED` of each of several sets of tests, which make one scorecard.
+
+    Args:
+        p_values: each (references, seasons, X, L, R) with its own X; NaN where nothing was tested.
+        n_blocks: (seasons, L) number of blocks.
+
+    Returns:
+        For each set ``p_adjusted``, for the false discovery rate over the scorecard, which is all rows and lead times
+        with 20 blocks or more of one reference, season and region; and ``significant`` (bool), where it is at most 5 %.
+    """
+    whole = np.concatenate(p_values, axis=2)
+    whole = np.where((n_blocks >= ENOUGH_BLOCKS)[None, :, None, :, None], whole, np.nan)
+    adjusted = np.empty_like(whole)
+    for reference, season, region in np.ndindex(whole.shape[0], whole.shape[1], whole.shape[4]):
+        place = reference, season, slice(None), slice(None), region
+        adjusted[place] = false_discovery(whole[place])
+    ends = np.cumsum([own.shape[2] for own in p_values])[:-1]
+    return [{"p_adjusted": own, "significant": own <= FALSE_SHARE} for own in np.split(adjusted, ends, axis=2)]

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from credit.verify.blocks import ENDS, LEAST_BLOCKS, WITH_INTERVAL
+from credit.verify.card import card_rows, card_values
 from credit.verify.comparison import ENOUGH_BLOCKS
 from credit.verify.meanings import EVENT_MEANINGS, MEANINGS, SEEPS_MEANING, Meaning
 from credit.verify.plots import label
@@ -117,9 +118,13 @@ def page_scores(table: ScoreTable, channel: str, most_values: int = MOST_VALUES)
         own.plane(end): [None if bare and season else _nested(table, own, end, season, leads) for season in seasons]
         for own, end, bare in _planes(shown, extent)
     }
+    card = card_rows(table)
     compared = {
-        what: [_curves_of_rows(table, what, season, leads, scale) for season in seasons]
-        for what, scale in (("rmse_difference", 100.0), ("significant", 1.0))
+        what: [_pack_nested(own[:, season][:, :, leads] * scale) for season in seasons]
+        for what, own, scale in (
+            (what, card_values(table, card, what), scale)
+            for what, scale in (("difference", 100.0), ("significant", 1.0))
+        )
     }
     return {
         "forecasts": _forecasts(table),
@@ -135,6 +140,7 @@ def page_scores(table: ScoreTable, channel: str, most_values: int = MOST_VALUES)
         ],
         "leads": [table.lead_hours[lead] for lead in leads],
         "rows": list(_rows(table)),
+        "card": [{"name": own.name, "score": own.score, "row": own.row} for own in card],
         "level_units": str(data.attrs["level_units"]),
         "metrics": [own.to_dict() for own in shown],
         "least_blocks": LEAST_BLOCKS,
@@ -168,7 +174,7 @@ def _count(table: ScoreTable, extent: Extent) -> int:
     data = table.dataset
     rows = data.sizes["channel"] + data.sizes.get("wind", 0)
     others = len(table.seasons) - 1 if extent.seasons else 0
-    curves = (1 + others) * 2 * data.sizes["reference"] * rows
+    curves = (1 + others) * 2 * data.sizes["reference"] * len(card_rows(table))
     for own, _, bare in _planes(shown_scores(table), extent):
         number = rows if own.rows is None else len(own.rows)
         curves += (1 if bare else 1 + others) * len(table.forecasts) * number
@@ -187,14 +193,14 @@ def _nested(table: ScoreTable, shown: ShownScore, end: str, season: int, leads: 
     return [[own.get(row) for row in range(count)] for own in by_forecast]
 
 
-def _curves_of_rows(table: ScoreTable, name: str, season: int, leads: Sequence[int], scale: float = 1.0) -> list:
-    """Return the curves of what all rows have, by forecast (or reference), row and region."""
+def _curves_of_rows(table: ScoreTable, name: str, season: int, leads: Sequence[int]) -> list:
+    """Return the curves of what all rows have, by forecast, row and region."""
     data = table.dataset
     parts = [data[name].values[:, season]]
-    wind = WIND_NAMES.get(name, f"wind_{name}")
+    wind = WIND_NAMES[name]
     if wind in data:
         parts.append(data[wind].values[:, season])
-    return _pack_nested(np.concatenate(parts, axis=1)[:, :, leads].astype(np.float64) * scale)
+    return _pack_nested(np.concatenate(parts, axis=1)[:, :, leads].astype(np.float64))
 
 
 def _pack_nested(values: np.ndarray) -> list:

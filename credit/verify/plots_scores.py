@@ -10,9 +10,9 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from credit.verify.card import card_rows, card_values
 from credit.verify.plots import LEAST_WIDTH, label, new_figure, pretty_units
-from credit.verify.seasons import ALL
-from credit.verify.table import WIND, ScoreTable
+from credit.verify.table import ScoreTable
 
 _STYLES = {
     "model": {"color": "#0072B2", "linewidth": 2.2, "marker": "o", "markersize": 3.5, "zorder": 5},
@@ -85,30 +85,34 @@ def draw_curve(
 def scorecard(table: ScoreTable, reference: str) -> Figure:
     """Relative difference of the model's RMSE to that of a reference, a row a channel or wind, a column a lead time.
 
-    Hatched where it is significant; a panel each for the globe, the northern extratropics, the tropics and the southern
-    extratropics, as far as they are scored.
+    Below stand SEEPS of precipitation and Brier scores of events, where there are any. Hatched where it is significant;
+    a panel each for the globe, the northern extratropics, the tropics and the southern extratropics, as far as they are
+    scored.
     """
     regions = [name for name in _CARD_REGIONS if name in table.regions]
-    names, differences, significant = _card(table, reference)
+    rows, place = card_rows(table), (table.dataset["reference"].values.tolist().index(reference), 0)
+    names = [row.name for row in rows]
+    differences, significant = (card_values(table, rows, what)[place] for what in ("difference", "significant"))
     edges = np.arange(len(table.lead_hours) + 1)
     figure = new_figure(max(2.5 * len(regions) + 1.6, LEAST_WIDTH), 0.24 * len(names) + 1.7)
     axes = figure.subplots(1, len(regions), sharey=True, squeeze=False)[0]
     seen = np.abs(differences[np.isfinite(differences)])
     widest = float(np.clip(seen.max(initial=0.0), 0.01, 0.5)) * 100
-    rows = np.arange(len(names) + 1)
+    lines = np.arange(len(names) + 1)
     palette = colormaps["RdBu_r"].with_extremes(bad="#CCCCCC")
     for axis, region in zip(axes, regions, strict=True):
         number = table.regions.index(region)
         own = np.ma.masked_invalid(differences[..., number] * 100)
-        mesh = axis.pcolormesh(edges, rows, own, cmap=palette, vmin=-widest, vmax=widest, rasterized=True)
-        hatched = np.ma.masked_where(~significant[..., number], own)
-        axis.pcolor(edges, rows, hatched, hatch="////", facecolor="none", edgecolor="#333333", linewidth=0)
+        mesh = axis.pcolormesh(edges, lines, own, cmap=palette, vmin=-widest, vmax=widest, rasterized=True)
+        hatched = np.ma.masked_where(significant[..., number] == 0, own)
+        axis.pcolor(edges, lines, hatched, hatch="////", facecolor="none", edgecolor="#333333", linewidth=0)
         axis.set_title(label(region))
         _label_leads(axis, table.lead_hours)
         axis.grid(False)
-    axes[0].set_yticks(rows[:-1] + 0.5, names)
+    axes[0].set_yticks(lines[:-1] + 0.5, names)
     axes[0].invert_yaxis()
-    figure.colorbar(mesh, ax=axes, label="RMSE, difference (%)", extend="both", aspect=15, pad=0.01)
+    what = "RMSE" if rows[-1].score == "rmse" else "RMSE or score named"
+    figure.colorbar(mesh, ax=axes, label=f"{what}, difference (%)", extend="both", aspect=15, pad=0.01)
     hatching = "hatched: significant" if significant.any() else "nothing is significant"
     figure.suptitle(f"Model against {label(reference).lower()} (blue: better; {hatching})")
     return figure
@@ -121,19 +125,3 @@ def _label_leads(axis: Axes, hours: Sequence[float]) -> None:
     chosen = chosen[:: -(-len(chosen) // 6)]
     axis.set_xticks([number + 0.5 for number in chosen], [f"{hours[number] / unit:g}" for number in chosen])
     axis.set_xlabel(f"Lead time ({'days' if unit == 24 else 'hours'})")
-
-
-def _card(table: ScoreTable, reference: str) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Return the rows' names, the differences and whether they are significant, both (rows, L, R)."""
-    data = table.dataset.sel(reference=reference, season=ALL)
-    names, prefixes = list(table.channels), [""]
-    if WIND in data:
-        levels = data["wind_level"].values
-        ends = ["" if np.isnan(level) else f" {level:g}" for level in levels]
-        names += [f"{name}{end}" for name, end in zip(data["wind_variable"].values, ends, strict=True)]
-        prefixes.append("wind_")
-    differences, significant = (
-        np.concatenate([data[prefix + what].values for prefix in prefixes])
-        for what in ("rmse_difference", "significant")
-    )
-    return names, differences, significant.astype(bool)

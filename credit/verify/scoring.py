@@ -191,8 +191,9 @@ class _Scorer:
             conf, reader, channels, self._means, self._truth, train, cases, leads, groups
         )
         # a store's climatology is on the grid of the data
-        self._climatology = build_climatology(conf.climatology, data if onto is not None else reader, names, train)
-        self._bring_normal = reader.bring(channels, data.grid)
+        own = data if onto is not None else reader
+        self._climatology, normal_grid = build_climatology(conf, config.data, own, names, train)
+        self._bring_normal = reader.bring(channels, normal_grid)
         globe = CellMeans(channels, reader.masks, region_weights(reader.grid, GLOBE))
         self._damping = fit_damping(self._truth, reader.times, self._normal, train, leads, globe)
         self._spectrum = SphericalSpectrum(reader.grid)

@@ -49,10 +49,11 @@ class ScoreTable:
         dataset: `METRICS` and, where a forecast is an ensemble, `ENSEMBLE_METRICS` over (forecast, season, channel,
             lead, region), and those of wind vectors over wind instead of channel; physical units; NaN where there is no
             score. ``rmse_low`` and ``rmse_high`` are the ends of the 95 % interval. What
-            `credit.verify.comparison.compare` finds has reference instead of forecast. Of ensembles ``ranks``, the
-            rank histogram, is over (forecast, channel, lead, region, rank), and `RANK_METRICS` without rank. `SEEPS`
-            is of the channels that are precipitation; `EVENT_METRICS` have event instead of channel, and the
-            reliability diagram, ``forecast_frequency`` and ``observed_frequency``, is over (forecast, event, lead,
+            `credit.verify.comparison.compare` finds has reference instead of forecast: of RMSE ``rmse_difference``,
+            ``p_value``, ..., of events ``brier_difference``, ``brier_p_value``, ..., and so of SEEPS. Of ensembles
+            ``ranks``, the rank histogram, is over (forecast, channel, lead, region, rank), and `RANK_METRICS` without
+            rank. `SEEPS` is of the channels that are precipitation; `EVENT_METRICS` have event instead of channel, and
+            the reliability diagram, ``forecast_frequency`` and ``observed_frequency``, is over (forecast, event, lead,
             region, members_beyond).
         forecasts: names of the forecasts.
         channels: names of the channels.
@@ -102,9 +103,14 @@ class ScoreTable:
         return self.dataset[metric].values[(*place, slice(None), self.regions.index(region))]
 
     def compared(self, what: str, channel: str, reference: str = BEST_BASELINE, region: str = "global") -> np.ndarray:
-        """Return ``rmse_difference``, ``p_value``, ``n_eff`` or ``significant`` at every lead time, (L,)."""
+        """Return ``rmse_difference``, ``p_value``, ``n_eff`` or ``significant`` at every lead time, (L,).
+
+        Those of SEEPS and Brier scores are called ``seeps_p_value`` and, with the event, ``brier_p_value:NAME``.
+        """
+        what, _, event = what.partition(":")
         number = self.dataset["reference"].values.tolist().index(reference)
-        place = number, self.seasons.index(ALL), self.channels.index(channel)
+        row = self.events.index(event) if event else self.channels.index(channel)
+        place = number, self.seasons.index(ALL), row
         return self.dataset[what].values[(*place, slice(None), self.regions.index(region))]
 
     def skill(self, channel: str, lead_hours: float, region: str = "global", season: str = ALL) -> float:

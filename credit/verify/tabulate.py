@@ -10,7 +10,7 @@ import xarray as xr
 
 from credit.channels import Channel
 from credit.verify.blocks import number_of_blocks, seasonal_scores
-from credit.verify.comparison import compare_all, references
+from credit.verify.comparison import compare_all, judge, references
 from credit.verify.rank_histogram import RankHistogram
 from credit.verify.sums import ScoreSums
 from credit.verify.table import CORRELATIONS, ENSEMBLE_METRICS, METRICS, RANK_METRICS, WIND_NAMES, ScoreTable
@@ -70,7 +70,15 @@ def build_table(
     scores = seasonal_scores(sums, list(sums), names, len(rows.channels) + len(rows.winds), leads, seasons)
     for name in CORRELATIONS:
         scores[name][list(sums).index("climatology")] = np.nan
-    compared = compare_all(sums, seasons, leads)
+    blocks = [[number_of_blocks(initial[chosen], lead) for lead in leads.tolist()] for chosen in seasons.values()]
+    of_squares = compare_all(sums, seasons, leads, lambda own, chosen: own.squared[chosen], power=0.5)
+    of_thresholds = thresholds.compare(list(sums), len(rows.channels), leads, seasons)
+    tests = [of_squares, *(found for _, found in of_thresholds.values())]
+    compared, *others = (
+        found | own
+        for found, own in zip(tests, judge([own["p_value"] for own in tests], np.array(blocks)), strict=True)
+    )
+    compared["rmse_difference"] = compared.pop("difference")
     channels, winds = slice(len(rows.channels)), slice(len(rows.channels), None)
     dims = ("season", "channel", "lead", "region")
     data = {name: (("forecast", *dims), values[:, :, channels]) for name, values in scores.items()}
@@ -79,7 +87,9 @@ def build_table(
         dims = ("season", "wind", "lead", "region")
         data |= {WIND_NAMES[name]: (("forecast", *dims), values[:, :, winds]) for name, values in scores.items()}
         data |= {f"wind_{name}": (("reference", *dims), values[:, :, winds]) for name, values in compared.items()}
-    blocks = [[number_of_blocks(initial[chosen], lead) for lead in leads.tolist()] for chosen in seasons.values()]
+    for (score, (dim, _)), found in zip(of_thresholds.items(), others, strict=True):
+        dims = ("reference", "season", dim, "lead", "region")
+        data |= {f"{score}_{name}": (dims, values) for name, values in found.items()}
     if histograms:
         data |= _ranks(histograms, sums, len(rows.channels), len(seasons))
     data |= thresholds.variables(list(sums), len(rows.channels), leads, seasons)

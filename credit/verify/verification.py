@@ -94,15 +94,17 @@ def _draw(found: Verification, reader: FieldReader, folder: Path) -> list[tuple[
             caption = (
                 "How often an event happened by the probability it was forecast with, and how often that was forecast. "
                 "On the diagonal probabilities can be taken at their word; flatter: too sure. A consistent ensemble of "
-                "few members is a little flatter."
+                "few members is a little flatter. Bars: 95 % intervals of how often it happened, by resampling of "
+                f"blocks of days; a lead time with fewer than {LEAST_BLOCKS} blocks has none, nor has a probability "
+                "that was forecast on few days."
             )
             drawn.append((caption, path))
     for number, reference in enumerate(table.dataset["reference"].values.tolist()):
         path = figures / ("scorecard.png" if number == 0 else f"scorecard_{number}.png")
         against = "the best of the three baselines" if reference == BEST_BASELINE else reference
         caption = (
-            f"Scorecard: RMSE of the model against {against}, by channel and lead time; blue is better. "
-            f"{table.explain_significance()}"
+            f"Scorecard: the model against {against}, by channel and lead time, RMSE or the score that a row names; "
+            f"blue is better. {table.explain_significance()}"
         )
         drawn.append((caption, plots.draw(path, plots_scores.scorecard, table, reference)))
     drawn += draw_example(found, reader, figures)

@@ -166,6 +166,25 @@ def test_the_scorecard(browser: Chromium, page: Path, table: ScoreTable, referen
     assert any(text.endswith("*") for text in shown_texts(browser, "#scorecard td"))
 
 
+def test_scores_of_events_and_precipitation_are_in_the_scorecard(
+    browser: Chromium, page: Path, table: ScoreTable
+) -> None:
+    """A press on one of their cells shows them, one on another row of the same channel its RMSE again."""
+    browser.open(page)
+    heads = shown_texts(browser, "#scorecard tbody th")
+    for name, score in (("z500: SEEPS", "seeps"), ("high: Brier score", "brier:high")):
+        number = heads.index(name)
+        browser.click(f'#scorecard td[data-row="{number}"][data-lead="2"]')
+        assert browser.evaluate("document.getElementById('choose-score').value") == score
+        assert len(shown_texts(browser, f'#scorecard td.chosen[data-row="{number}"]')) == 1
+        metric, _, event = score.partition(":")
+        difference = table.compared(f"{metric}_difference:{event}", "z500")[2] * 100
+        expected = f"{name}, 24 h, Global: {difference:+.1f} % against Best baseline".replace("-", "−")
+        assert shown_texts(browser, "#card-reading")[0].startswith(expected)
+    browser.click(f'#scorecard td[data-row="{table.channels.index("z500")}"][data-lead="2"]')
+    assert browser.evaluate("document.getElementById('choose-score').value") == "rmse"
+
+
 def test_a_reference_without_a_row(browser: Chromium, page: Path, table: ScoreTable) -> None:
     browser.open(page)
     browser.choose("#choose-against", OTHER)

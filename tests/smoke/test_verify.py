@@ -52,6 +52,12 @@ def test_without_files_and_against_another_run(small_run: Path, capsys: pytest.C
         ratio = rmse.sel(forecast="model") / rmse.sel(forecast="second_try") - 1
         difference = scores["rmse_difference"].sel(reference="second_try", region="global", season="all")
         xr.testing.assert_allclose(difference.drop_vars("reference"), ratio)
+        for name in ("brier", "seeps"):
+            own = scores[name].sel(region="global", season="all")
+            ratio = own.sel(forecast="model") / own.sel(forecast="second_try") - 1
+            difference = scores[f"{name}_difference"].sel(reference="second_try", region="global", season="all")
+            xr.testing.assert_allclose(difference.drop_vars("reference"), ratio)
+            assert np.isfinite(difference).any()
     assert "second_try" in (run / "against_second_try" / "report.html").read_text()
 
     assert main(["verify", config, str(small_run / "second"), str(run)]) == 2

@@ -45,9 +45,13 @@ class Page {
     event.preventDefault();
   }
 
-  chooseCell(row, lead) {
+  /** Show what a cell of the scorecard is of; RMSE stands for every score of its row but those with cells of their own. */
+  chooseCell(number, lead) {
+    const { row, score } = this.scores.card[number];
     const { variable, level } = this.scores.rows[row];
-    this.choose({ variable, level, lead: this.scores.leads[lead] });
+    const owned = this.scores.card.some((own) => own.score !== "rmse" && own.score === this.state.score);
+    const change = score !== "rmse" || owned ? { score } : {};
+    this.choose({ variable, level, lead: this.scores.leads[lead], ...change });
     find("curves").scrollIntoView({ block: "nearest" });
   }
 
@@ -110,7 +114,7 @@ class Page {
       find("card-worst").textContent = `+${widest.toFixed(0)} %: worse`;
       this.drawn = wanted;
     }
-    markCell(find("scorecard"), place.row, place.lead);
+    markCell(find("scorecard"), cardRowOf(scores, place), place.lead);
     find("card-reading").textContent = cardReading(scores, place);
   }
 }

@@ -1,21 +1,21 @@
-// The scorecard: RMSE of the model against a reference, a row a variable and level, a column a lead time.
+// The scorecard: scores of the model against a reference, a row a variable and level or an event, a column a lead time.
 
 const MOST_WIDE_COLUMNS = 14; // with more, cells are narrow and without numbers
 
-/** Fill the table; `choose` is called with the numbers of row and lead of a cell that was clicked. */
+/** Fill the table; `choose` is called with the numbers of the card's row and of the lead of a cell that was clicked. */
 function drawScorecard(table, scores, place, choose) {
   const dense = scores.leads.length > MOST_WIDE_COLUMNS;
-  const card = scores.rows.map((_, row) => {
+  const card = scores.card.map((_, row) => {
     const own = { ...place, row };
     return {
-      difference: curveOf(scores, "rmse_difference", place.reference, own)?.values ?? [],
+      difference: curveOf(scores, "difference", place.reference, own)?.values ?? [],
       significant: curveOf(scores, "significant", place.reference, own)?.values ?? [],
     };
   });
   const widest = widestOf(card);
   table.classList.toggle("dense", dense);
   const body = make("tbody");
-  scores.rows.forEach((row, number) => {
+  scores.card.forEach((row, number) => {
     const line = make("tr");
     line.append(make("th", { scope: "row" }, row.name));
     scores.leads.forEach((_, lead) => line.append(cardCell(scores, card[number], number, lead, widest, dense)));
@@ -58,7 +58,7 @@ function namedLeads(scores, unit) {
 function cardCell(scores, own, row, lead, widest, dense) {
   const value = own.difference[lead];
   const cell = make("td", { tabindex: "-1", "data-row": row, "data-lead": lead });
-  const where = `${scores.rows[row].name}, ${formatLead(scores.leads[lead])}`;
+  const where = `${scores.card[row].name}, ${formatLead(scores.leads[lead])}`;
   if (!Number.isFinite(value)) {
     cell.className = "none";
     cell.setAttribute("aria-label", `${where}: no score`);
@@ -107,15 +107,22 @@ function markCell(table, row, lead) {
   if (cell) cell.tabIndex = 0;
 }
 
+/** Return the number of the card's row that belongs to what is chosen: that of the score, else of RMSE. */
+function cardRowOf(scores, place) {
+  const own = scores.card.findIndex((row) => row.row === place.row && row.score === place.metric.name);
+  return own < 0 ? place.row : own;
+}
+
 /** Return what the scorecard says of the chosen cell. */
 function cardReading(scores, place) {
-  const row = scores.rows[place.row];
-  const value = curveOf(scores, "rmse_difference", place.reference, place)?.values[place.lead];
-  const where = `${row.name}, ${formatLead(scores.leads[place.lead])}, ${scores.regions[place.region].label}`;
+  const row = cardRowOf(scores, place);
+  const own = scores.card[row];
+  const value = curveOf(scores, "difference", place.reference, { ...place, row })?.values[place.lead];
+  const where = `${own.name}, ${formatLead(scores.leads[place.lead])}, ${scores.regions[place.region].label}`;
   const reference = scores.references[place.reference].label;
   if (!Number.isFinite(value)) return `${where}: no score of ${reference} to compare with.`;
   const blocks = scores.seasons[place.season].blocks[place.lead];
-  const sure = curveOf(scores, "significant", place.reference, place)?.values[place.lead] === 1;
+  const sure = curveOf(scores, "significant", place.reference, { ...place, row })?.values[place.lead] === 1;
   const few = blocks < scores.enough_blocks ? `not tested: ${blocks} blocks, ${scores.enough_blocks} are needed` : "not significant";
-  return `${where}: RMSE ${formatPercent(value, 1)} % against ${reference} (${sure ? "significant" : few}).`;
+  return `${where}: ${own.score === "rmse" ? "RMSE " : ""}${formatPercent(value, 1)} % against ${reference} (${sure ? "significant" : few}).`;
 }

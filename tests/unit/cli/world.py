@@ -116,6 +116,23 @@ def overlapping(folder: Path) -> None:
     write_half(folder, 2, hours=[hours(1)[-1], *hours(2)[1:]])
 
 
+def climatology(rows: int = H, columns: int = W) -> Callable[[Path], None]:
+    """Write a climatology by day of the year, clim.nc."""
+
+    def spoil(folder: Path) -> None:
+        values = {"t": random_fields(366, 2, rows, columns), "t2m": random_fields(366, rows, columns)}
+        dims = {
+            "t": ("dayofyear", "level", "lat", "lon"),
+            "t2m": ("dayofyear", "lat", "lon"),
+            "dayofyear": ("dayofyear",),
+        }
+        lat, lon = np.linspace(90 - 90 / rows, -90 + 90 / rows, rows), np.arange(columns) * 360 / columns
+        values["dayofyear"] = np.arange(1, 367)
+        write_file(folder / "clim.nc", values, None, levels=[500, 850], lat=lat, lon=lon, dims=dims)
+
+    return spoil
+
+
 def regional(folder: Path) -> None:
     """Cut both files to the northern hemisphere."""
     for file in (1, 2):

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import xarray as xr
 
 from credit.channels import ChannelMap
 from credit.config.schema_forecast import ClimatologyConfig
-from credit.data.climatology import Climatology, load_climatology
+from credit.data.climatology import Climatology
 from credit.data.climatology_fit import fit_climatology
 from credit.errors import ConfigError, DataError
 from credit.times import Clock
-from tests.unit.analytic_reader import ATTRIBUTES, AnalyticReader, make_grid
+from tests.unit.analytic_reader import AnalyticReader, make_grid
 
 CHANNELS = ChannelMap.build({"prognostic": {"vars_3D": ["z"], "vars_2D": ["t2m", "sst"]}}, [850.0, 500.0])
 NAMES = [channel.name for channel in CHANNELS.stored]
@@ -118,34 +117,3 @@ def test_round_trip() -> None:
     again = Climatology.from_dict(climatology.to_dict())
     np.testing.assert_array_equal(again.at(12345), climatology.at(12345))
     assert again.names == climatology.names and again.description == climatology.description
-
-
-def test_a_file(tmp_path) -> None:
-    """South-up file of one value a day, times of the day and levels in another order."""
-    days, hours, levels = np.arange(1, 367), np.array([0, 12]), np.array([500.0, 850.0])
-    lat = GRID.lat[::-1]
-    values = (
-        days[:, None, None, None, None] + 1000.0 * hours[:, None, None, None] + levels[:, None, None] + 0 * GRID.lon
-        + 0.01 * lat[:, None]
-    )  # fmt: skip
-    dims = ("dayofyear", "hour", "level", "lat", "lon")
-    dataset = xr.Dataset(
-        {"z": (dims, values, {"units": "m2 s-2"})},
-        {"dayofyear": days, "hour": hours, "level": levels, "lat": lat, "lon": GRID.lon},
-    )
-    path = tmp_path / "climatology.nc"
-    dataset.to_netcdf(path)
-    channels = CHANNELS.stored[:2]
-    climatology = load_climatology(path, channels, GRID, Clock(), ATTRIBUTES)
-    minutes = Clock().parse("2004-02-10T12:00")
-    expected = 41 + 12000.0 + np.array([850.0, 500.0])[:, None, None] + 0.01 * GRID.lat[:, None] + 0 * GRID.lon
-    np.testing.assert_allclose(climatology.at(minutes), expected, rtol=1e-6)
-    assert climatology.notice is None
-    with pytest.raises(DataError, match="no variable t2m"):
-        load_climatology(path, CHANNELS.stored[2:3], GRID, Clock(), ATTRIBUTES)
-    with pytest.raises(DataError, match="is in m2 s-2, the data in m"):
-        load_climatology(path, channels, GRID, Clock(), {"z": {"units": "m"}})
-    with pytest.raises(DataError, match="grid is not that of the data"):
-        load_climatology(path, channels, make_grid(8, 8), Clock(), ATTRIBUTES)
-    with pytest.raises(DataError, match="no file"):
-        load_climatology(tmp_path / "none.nc", channels, GRID, Clock(), ATTRIBUTES)

@@ -23,7 +23,8 @@ import zarr
 from credit.cli.main import main
 from credit.config import Config, build_config
 from credit.config.schema_data import DataConfig, PreprocessConfig
-from credit.config.schema_forecast import ClimatologyConfig
+from credit.config.schema_forecast import ClimatologyConfig, VerificationConfig
+from credit.data import climatology as climatology_module
 from credit.data import climatology_store as module
 from credit.data.climatology_fit import fit_climatology
 from credit.data.climatology_store import obtain_climatology, preprocess_climatology
@@ -242,7 +243,7 @@ def test_a_store_without_one(conf: DataConfig, source: Path, caplog: pytest.LogC
 SCRIPT = """
     import os, signal, sys
     from credit.config.schema_data import DataConfig, PreprocessConfig
-    from credit.config.schema_forecast import ClimatologyConfig
+    from credit.config.schema_forecast import ClimatologyConfig, VerificationConfig
     from credit.data import climatology_store as module, climatology_fit, store
     module.BLOCK_BYTES = int(sys.argv[3])
     read, count = store.StoreReader.read, 0
@@ -308,7 +309,7 @@ def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_is_kept_of_what_was_read_is_bounded(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_KEPT_BYTES", 3 * 4 * ROWS * COLUMNS)
+    monkeypatch.setattr(climatology_module, "KEPT_BYTES", 3 * 4 * ROWS * COLUMNS)
     keep(conf, WINDOW)
     reader, train, names = opened(conf)
     climatology = obtain_climatology(reader, names[:1], train, WINDOW)
@@ -326,14 +327,17 @@ def configure(data: DataConfig, **changes: object) -> Config:
 def test_training_and_verification_take_it(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     reader, train, names = opened(conf)
     before = fit_assets(configure(conf), reader, train)
-    scored = build_climatology(HARMONIC, reader, names[:3], train)
+    verification = VerificationConfig(climatology=HARMONIC)
+    scored, _ = build_climatology(verification, conf, reader, names[:3], train)
     keep(conf, HARMONIC)
     forbid_reading(monkeypatch)
     after = fit_assets(configure(conf), reader, train)
     assert after.climatology.names == ("sst",)
     for name, array in after.tensors().items():
         np.testing.assert_array_equal(array.numpy(), before.tensors()[name].numpy())
-    np.testing.assert_array_equal(build_climatology(HARMONIC, reader, names[:3], train).fields, scored.fields)
+    np.testing.assert_array_equal(
+        build_climatology(verification, conf, reader, names[:3], train)[0].fields, scored.fields
+    )
 
 
 def test_scores_read_the_training_period_no_more(

@@ -10,7 +10,6 @@ import pytest
 
 from credit.forecast.archive import open_forecasts
 from credit.forecast.writer import ForecastWriter
-from credit.verify.plots_events import pooled_diagram
 from credit.verify.table import ScoreTable
 from credit.verify.verification import verify
 from tests.unit.verify.conftest import LEADS, STEP, Run, make_config, make_reader
@@ -104,15 +103,3 @@ def test_events_of_members_and_of_a_single_forecast(ensemble: tuple[ScoreTable, 
     assert table.value("single", "t2m", 12, "brier:warm") == pytest.approx(np.mean(single), rel=1e-6)
     assert np.isnan(table.value("single", "t2m", 12, "brier_fair:warm"))
     assert np.isfinite(table.dataset["forecast_frequency"].sel(forecast="single")).sum("members_beyond").max() == 2
-
-
-def test_diagrams_of_large_ensembles_are_pooled() -> None:
-    rng = np.random.default_rng(0)
-    frequency, observed = rng.dirichlet(np.ones(51)), rng.random(51)
-    frequency[7], observed[7] = 0.0, np.nan
-    p, total, hits = pooled_diagram(np.append(frequency, [np.nan] * 3), np.append(observed, [np.nan] * 3))
-    assert len(p) == 11 and total.sum() == pytest.approx(frequency.sum()) and (np.diff(p) > 0).all()
-    assert (p * total).sum() == pytest.approx((np.arange(51) / 50 * frequency).sum())
-    assert (hits * total).sum() == pytest.approx(np.nansum(observed * frequency))
-    few = pooled_diagram(np.array([0.5, 0.0, 0.5]), np.array([0.1, np.nan, 0.8]))
-    np.testing.assert_array_equal(few, [[0, np.nan, 1], [0.5, 0, 0.5], [0.1, np.nan, 0.8]])
