@@ -153,8 +153,12 @@ def fit_fields(
     needed = weights.any(axis=1)
     rows, weights = rows[needed], weights[needed]
     sums = np.zeros((len(members), weights.shape[1], len(index), *reader.grid.shape))
+    values = np.empty((len(index), *reader.grid.shape), dtype=np.float32)
+    places: list[np.ndarray | None] = [None] * len(stored)
+    for channel, place in zip(index, values, strict=True):
+        places[channel] = place
     for row, weight in zip(tqdm(rows, "climatology", disable=None if progress else True), weights, strict=True):
-        values = reader.read(int(fit.positions[row]))[index]
+        reader.read_into(int(fit.positions[row]), places)
         _add(sums[fit.members[row] - members[0]], weight, values)
     divisors, fields = fit.divisors[members], np.empty(sums.shape, dtype=np.float32)
     for member, part in np.ndindex(*sums.shape[:2]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -70,7 +70,7 @@ class SourceReader:
         self._static = self._read_static(scan)
         self.masks = find_masks(self._static, channels.static_stored, declared)
         check_values(self._static, channels.static_stored, self.masks, self.grid, "any time")
-        self.masks |= find_masks(self._assemble(0), channels.stored, declared)
+        self.masks |= find_masks(self._assemble(0, self._series), channels.stored, declared)
 
     def read(self, index: int) -> np.ndarray:
         """Return the fields of one time, (C, H, W) float32 in the order of ``channels.stored``; NaN where masked.
@@ -78,13 +78,14 @@ class SourceReader:
         Raises:
             DataError: for a value that is missing where it must not be, infinite, or cannot be read.
         """
-        fields = self._assemble(index)
-        check_values(fields, self.channels.stored, self.masks, self.grid, self.clock.format(self.times[index]))
-        return fields
+        return self._read_variables(index, set(self._series))
 
     def read_into(self, index: int, places: Sequence[np.ndarray | None]) -> None:
         """Bring the fields of one time to their places; see `credit.data.reader.FieldReader`."""
-        copy_fields(self.read(index), places)
+        channels = self.channels.stored
+        wanted = {channel.variable for channel, place in zip(channels, places, strict=True) if place is not None}
+        own = [place for channel, place in zip(channels, places, strict=True) if channel.variable in wanted]
+        copy_fields(self._read_variables(index, wanted), own)
 
     def static(self) -> np.ndarray:
         """Return the static fields, (C, H, W) float32 in the order of ``channels.static_stored``."""
@@ -102,9 +103,17 @@ class SourceReader:
             for path, number in self._paths.items()
         }
 
-    def _assemble(self, index: int) -> np.ndarray:
-        parts = []
-        for name, one in self._series.items():
+    def _read_variables(self, index: int, names: Collection[str]) -> np.ndarray:
+        """Return the stored channels of some variables."""
+        fields = self._assemble(index, names)
+        channels = [channel for channel in self.channels.stored if channel.variable in names]
+        check_values(fields, channels, self.masks, self.grid, self.clock.format(self.times[index]))
+        return fields
+
+    def _assemble(self, index: int, names: Collection[str]) -> np.ndarray:
+        parts = [np.zeros((0, *self.grid.shape), dtype=np.float32)]
+        for name in filter(names.__contains__, self._series):
+            one = self._series[name]
             terms = self._windows[name].at(int(self._places[name][index]))
             values = [one.read(self._files, place) for _, place in terms]
             if len(values) > 1:

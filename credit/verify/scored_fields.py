@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from credit.channels import Channel
+from credit.data.chunks import copy_fields
 from credit.data.regrid import Regridder
 from credit.grid import LatLonGrid
 
@@ -47,6 +48,10 @@ class ScoredFields:
 
         field_bytes = 4 * len(reader.channels.stored) * self.grid.shape[0] * self.grid.shape[1]
         self.read = lru_cache(maxsize=max(least_fields, _CACHE_BYTES // field_bytes))(read)
+
+    def read_into(self, index: int, places: Sequence[np.ndarray | None]) -> None:
+        """Bring the fields of one time to their places; see `credit.data.reader.FieldReader`."""
+        copy_fields(self.read(index), places)
 
     def bring(self, channels: Sequence[Channel], grid: LatLonGrid) -> Callable[[np.ndarray], np.ndarray]:
         """Return what brings fields (..., C, h, w) of `channels` on `grid` to the grid of the scores.

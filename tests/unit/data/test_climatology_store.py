@@ -246,14 +246,14 @@ SCRIPT = """
     from credit.config.schema_forecast import ClimatologyConfig, VerificationConfig
     from credit.data import climatology_store as module, climatology_fit, store
     module.BLOCK_BYTES = int(sys.argv[3])
-    read, count = store.StoreReader.read, 0
-    def watched(self, index):
+    read_into, count = store.StoreReader.read_into, 0
+    def watched(self, index, places):
         global count
         count += 1
         if count == int(sys.argv[4]):
             os.kill(os.getpid(), signal.SIGKILL)
-        return read(self, index)
-    store.StoreReader.read = watched
+        return read_into(self, index, places)
+    store.StoreReader.read_into = watched
     conf, wanted = DataConfig.model_validate_json(sys.argv[1]), ClimatologyConfig.model_validate_json(sys.argv[2])
     module.preprocess_climatology(conf, PreprocessConfig(climatology=True), wanted, progress=False)
 """

@@ -13,6 +13,7 @@ import pytest
 import xarray as xr
 
 from credit.config.schema_source import SourceConfig
+from credit.data.cf import Layout
 from credit.data.files import OpenFiles
 from credit.data.sources import open_sources
 from credit.errors import ConfigError, DataError
@@ -41,6 +42,23 @@ def test_channels_come_in_the_order_of_the_config(tmp_path: Path) -> None:
     assert reader.times.tolist() == [reader.clock.parse(f"2000-01-01T{hour:02d}") for hour in (0, 6, 12, 18)]
     assert reader.index_of(reader.times[3]) == 3 and reader.index_of(reader.times[3] + 1) is None
     assert reader.attributes["t"] == {"units": "K"}
+
+
+def test_what_is_not_wanted_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    t, t2m = random_fields(4, 2, H, W), random_fields(4, H, W)
+    path = write_file(tmp_path / "a.nc", {"t": t, "t2m": t2m}, levels=[500, 850])
+    reader = open_sources(make_config(path, p3=["t"], p2=["t2m"], levels=[500, 850]))
+    read, names = Layout.read, []
+
+    def watched(layout: Layout, dataset: xr.Dataset, position: int) -> np.ndarray:
+        names.append(layout.name)
+        return read(layout, dataset, position)
+
+    monkeypatch.setattr(Layout, "read", watched)
+    places = [None, np.empty((H, W), np.float32), None]
+    reader.read_into(2, places)
+    np.testing.assert_array_equal(places[1], t[2, 1])
+    assert names == ["t"]
 
 
 @pytest.mark.parametrize("axes", [("level", "lon", "lat", "time"), ("lat", "time", "level", "lon")])
