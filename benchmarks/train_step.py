@@ -129,7 +129,7 @@ def counting(parts: Parts) -> Iterator[None]:
 
 
 def measure(who: str, dtype: str, steps: int) -> dict[str, Any]:
-    """Run one case in this process; return GFLOP/s of a product, and pass or quantity -> part -> seconds, FLOP, bytes."""
+    """Run one case in this process; return the rate of a product, and pass or quantity by part: seconds, FLOP, bytes."""
     torch.manual_seed(0)
     model = build_ours() if who == "ours" else build_reference()
     x = torch.randn(1, INPUTS, 1, STARTER["image_height"], STARTER["image_width"])
@@ -208,7 +208,7 @@ def draw(results: dict[tuple[str, str], dict[str, dict[str, float]]], path: Path
 
     figure, axes = plt.subplots(figsize=(9, 1.1 + 0.75 * len(results)), layout="constrained")
     names = {"ours": "credit", "reference": "miles-credit"}
-    for row, (case, columns) in enumerate(results.items()):
+    for row, columns in enumerate(results.values()):
         left = 0.0
         for number, part in enumerate(ROWS):
             width = columns["forward"][part] + columns["backward"][part]

@@ -1,0 +1,145 @@
+"""How long a run takes to its first step, and how much of its steps is not forward, backward and optimizer.
+
+    python benchmarks/run.py CONFIG [key=value ...] [--steps 40] [--rounds 5]
+
+Each round is two processes of `credit train` in a new folder: one takes a step, and its clock begins before Python
+starts; the other takes --steps. There the first tenth does not count, in which memory is first touched, nor the last
+step, after which the run is validated and saved. Printed are medians (least to most). `rest` is the time from step to
+step less forward with loss, backward and optimizer; the lines below it are parts of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+BESIDES = ("data", "clipping", "average", "log")
+CORE = ("forward", "backward", "optimizer")
+
+
+class Clock:
+    """Sums the time inside of functions."""
+
+    def __init__(self) -> None:
+        self.seconds: Counter[str] = Counter()
+
+    def watch(self, owner: Any, name: str, part: str) -> None:
+        """Count the calls of `owner.name` for `part`."""
+        function = getattr(owner, name)
+
+        def timed(*args: Any, **options: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return function(*args, **options)
+            finally:
+                self.seconds[part] += time.perf_counter() - began
+
+        setattr(owner, name, timed)
+
+
+def loop(arguments: list[str], steps: int) -> dict[str, float]:
+    """Train in this process; return the share of each part in the time of the counted steps."""
+    import torch
+
+    from credit.cli.main import main as credit
+    from credit.train import step
+    from credit.train.ema import WeightAverage
+    from credit.train.feed import BatchFeed
+    from credit.train.trainer import Trainer
+
+    clock, began, found = Clock(), [0.0], {}
+    first, last = max(1, steps // 10), steps - 1
+    clock.watch(step.TrainingStep, "_micro_loss", "forward")
+    clock.watch(torch.Tensor, "backward", "backward")
+    clock.watch(torch.optim.AdamW, "step", "optimizer")
+    clock.watch(BatchFeed, "__next__", "data")
+    clock.watch(step, "clip_gradients_", "clipping")
+    clock.watch(WeightAverage, "update", "average")
+    clock.watch(Trainer, "_write_rows", "log")
+    take = step.TrainingStep.__call__
+
+    def counted(self: Any, batches: Any, number: int, *rest: Any) -> Any:
+        now = time.perf_counter()
+        if number == first:
+            clock.seconds.clear()
+            began[0] = now
+        elif number == last:
+            whole = now - began[0]
+            found.update({part: seconds / whole for part, seconds in clock.seconds.items()})
+            found["step"] = whole / (last - first)
+        return take(self, batches, number, *rest)
+
+    step.TrainingStep.__call__ = counted
+    sys.argv = ["credit", "train", *arguments]
+    try:
+        credit()
+    except SystemExit as stop:
+        if stop.code:
+            raise
+    return found
+
+
+def first_step(arguments: list[str], folder: Path) -> float:
+    """Return the seconds from the start of `credit train` to the first row of its log."""
+    began, rows = time.perf_counter(), folder / "metrics.jsonl"
+    with subprocess.Popen(
+        [sys.executable, "-m", "credit.cli.main", "train", *arguments],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        while not (rows.exists() and rows.stat().st_size):
+            if process.poll() is not None:
+                sys.exit(process.stderr.read().decode()[-2000:])
+            time.sleep(0.01)
+        seconds = time.perf_counter() - began
+        process.communicate()
+    return seconds
+
+
+def main() -> None:
+    """Print the figures, or with --loop train in this process and print the shares as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config")
+    parser.add_argument("settings", nargs="*", metavar="key=value")
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--loop", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    given = [args.config, *args.settings]
+    if args.loop:
+        shares = loop([*given, f"trainer.max_steps={args.steps}"], args.steps)
+        print("\n" + json.dumps(shares))
+        return
+    starts, loops = [], []
+    for _ in range(args.rounds):
+        with tempfile.TemporaryDirectory() as folder:
+            one = Path(folder) / "one"
+            short = ["trainer.max_steps=1", "trainer.valid_samples=1"]
+            starts.append(first_step([*given, f"save_loc={one}", *short], one))
+            command = [sys.executable, __file__, *given, f"save_loc={folder}/many", "trainer.valid_samples=1"]
+            done = subprocess.run([*command, "--steps", str(args.steps), "--loop"], capture_output=True, text=True)
+            if done.returncode:
+                sys.exit(done.stderr[-2000:])
+            loops.append(json.loads(done.stdout.splitlines()[-1]))
+    print(f"OMP_NUM_THREADS {os.environ.get('OMP_NUM_THREADS', '-')}, {args.rounds} rounds")
+    _print("start to first step, s", starts)
+    _print("step, s", [one["step"] for one in loops])
+    _print("rest, % of a step", [100 * (1 - sum(one[part] for part in CORE)) for one in loops])
+    for part in BESIDES:
+        _print(f"  {part}", [100 * one.get(part, 0.0) for one in loops])
+
+
+def _print(what: str, values: list[float]) -> None:
+    print(f"{what:26}{statistics.median(values):8.2f} ({min(values):.2f} to {max(values):.2f})", flush=True)
+
+
+if __name__ == "__main__":
+    main()
