@@ -31,7 +31,7 @@ MISSING = "#CCCCCC"
 WIDE_BAR = {"orientation": "horizontal", "shrink": 0.7, "aspect": 40, "pad": 0.02, "extend": "both"}
 _NARROW_BAR = WIDE_BAR | {"shrink": 0.85, "aspect": 25}
 _LAND_STANDARD_NAMES = ("land_area_fraction", "land_binary_mask")
-_PARALLELS, _MERIDIANS = range(-60, 61, 30), range(-180, 181, 60)
+_PARALLELS, _MERIDIANS, _LATITUDES = range(-60, 61, 30), range(-180, 181, 60), range(-90, 91, 30)
 # degrees; columns this near to the dateline lie on it
 _ASIDE = 1e-7
 _GRATICULE = {"color": "black", "linewidth": 0.4, "alpha": 0.25}
@@ -149,6 +149,13 @@ def degrees_east(axis: Axes, background: Background) -> None:
     """Make the horizontal axis one of longitude, closed all round."""
     axis.set_xticks(_MERIDIANS, [_degrees(value, "W", "E") for value in _MERIDIANS])
     axis.set_xlim(background.edges[0], background.edges[-1])
+    axis.spines[["top", "right"]].set_visible(True)
+
+
+def degrees_north(axis: Axes) -> None:
+    """Make the vertical axis one of latitude, from pole to pole."""
+    axis.set_yticks(_LATITUDES, [_degrees(value, "S", "N") for value in _LATITUDES])
+    axis.set_ylim(-90, 90)
     axis.spines[["top", "right"]].set_visible(True)
 
 

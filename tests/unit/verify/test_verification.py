@@ -36,6 +36,7 @@ def test_every_file_is_there_and_nothing_else(run: Run, table: ScoreTable) -> No
     assert {path.name for path in (run.folder / "figures").iterdir()} == {
         "skill.png", "scorecard.png", "spectra.png", "loss.png", "maps_z500.png", "maps_t2m.png", "maps_tp.png",
         "hovmoeller_z500.png", "hovmoeller_t2m.png", "hovmoeller_tp.png", "animation_t2m.gif",
+        *(f"hovmoeller_latitude_{name}.png" for name in ("z500", "t2m", "tp")),
     }  # fmt: skip
 
 
@@ -84,7 +85,7 @@ def test_scores_nc(run: Run, table: ScoreTable) -> None:
 def test_the_report_is_one_file_that_says_what_it_must(run: Run, table: ScoreTable) -> None:
     text = (run.folder / "report.html").read_text()
     assert not re.search(r'(src|href)="(?!data:)', text)
-    assert text.count("data:image/png;base64,") == 8  # curves and scorecard are drawn by the page
+    assert text.count("data:image/png;base64,") == 11  # curves and scorecard are drawn by the page
     assert text.count("data:image/gif;base64,") == 1
     for wanted in (
         "Prescribed forcing: sst", "The climatology is from 1.0 years", "1 of the forecasts were left out",
