@@ -6,10 +6,22 @@ from pathlib import Path
 
 import xarray as xr
 
-from credit.verify.meanings import MEANINGS
+from credit.verify.meanings import EVENT_MEANINGS, MEANINGS, SEEPS_MEANING
 
-_ENDS = {"_low": "lower end", "_high": "upper end"}
+_ENDS = {
+    "_low": "lower end of the 95 % interval of the",
+    "_high": "upper end of the 95 % interval of the",
+    "_fair": "fair",
+}
+_MEANINGS = {**MEANINGS, **EVENT_MEANINGS, "seeps": SEEPS_MEANING}
 _LONG_NAMES = {
+    "lead": "lead time",
+    "acc_wb2": "anomaly correlation of each case, then the mean",
+    "activity": "standard deviation in space of the anomaly",
+    "activity_truth": "standard deviation in space of the truth's anomaly",
+    "rmse_member": "root-mean-square error of a member",
+    "rank_deviation": "sum over ranks of the distance of their frequency from a flat histogram's",
+    "rank_outliers": "frequency of a truth outside the ensemble over that of a flat histogram",
     "level": "level of the channel",
     "wind_level": "level of the wind",
     "event_level": "level of the event's channel",
@@ -38,12 +50,11 @@ def long_name(name: str) -> str:
     """Return what a variable of the scores is, in words."""
     for end, words in _ENDS.items():
         if name.endswith(end):
-            return f"{words} of the 95 % interval: {long_name(name.removesuffix(end))}"
-    of_wind = name.removeprefix("wind_vector_")
-    if name in MEANINGS:
-        return MEANINGS[name].label
-    if of_wind in MEANINGS:
-        return MEANINGS[of_wind].wind_label or f"{MEANINGS[of_wind].label} of the wind vector"
-    if name.removeprefix("wind_") in _LONG_NAMES and name not in _LONG_NAMES:
-        return f"{_LONG_NAMES[name.removeprefix('wind_')]}, wind vectors"
-    return _LONG_NAMES.get(name, name.replace("_", " "))
+            own = long_name(name.removesuffix(end))
+            return f"{words} {own if own[1:2].isupper() else own[:1].lower() + own[1:]}"
+    if name in _MEANINGS:
+        return _MEANINGS[name].label
+    if name in _LONG_NAMES:
+        return _LONG_NAMES[name]
+    of_wind = name.removeprefix("wind_vector_").removeprefix("wind_")
+    return f"{long_name(of_wind)}, wind vectors" if of_wind != name else name.replace("_", " ")

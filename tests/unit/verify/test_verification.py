@@ -73,6 +73,11 @@ def test_scores_csv(run: Run, table: ScoreTable) -> None:
 def test_scores_nc(run: Run, table: ScoreTable) -> None:
     with xr.open_dataset(run.folder / "scores.nc") as dataset:
         xr.testing.assert_equal(dataset.load(), table.dataset)
+        assert dataset.attrs["Conventions"] == "CF-1.8" and dataset["n_cases"].encoding["dtype"] == "int32"
+        names = {name: dataset[name].attrs["long_name"] for name in dataset.variables}
+        assert names["rmse_low"] == "lower end of the 95 % interval of the root-mean-square error (RMSE)"
+        assert names["wind_vector_mae"] == "Mean absolute error, wind vectors" and names["lead"] == "lead time"
+        assert names["wind_n_eff"] == f"{names['n_eff']}, wind vectors"
         assert dataset["rmse"].dims == ("forecast", "season", "channel", "lead", "region")
         assert dataset["n_cases"].values.tolist() == [3, 3] and dataset["n_blocks"].values.tolist() == [[1, 1, 1]] * 2
         assert dataset["p_value"].dims == ("reference", "season", "channel", "lead", "region")
