@@ -52,7 +52,7 @@ def findings(checker: str, path: Path) -> list[str]:
         convention = file.Conventions.removeprefix("CF-")
     report = path.with_suffix(".json")
     command = [checker, f"--test=cf:{convention}", "--criteria=strict", "--format=json", f"--output={report}", path]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert report.exists(), done.stderr
     (found,) = json.loads(report.read_text()).values()
     checks = [*found["high_priorities"], *found["medium_priorities"], *found["low_priorities"]]
