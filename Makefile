@@ -20,7 +20,7 @@ quickstart: $(VENV)/.credit
 	$(BIN)/credit rollout $(CONFIG)
 	$(BIN)/credit verify $(CONFIG)
 
-test: $(VENV)/.credit-test
+test: $(VENV)/.credit-test $(VENV)/.cf
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: $(VENV)/.credit-test
@@ -48,6 +48,12 @@ $(VENV)/.credit-test: setup.cfg pyproject.toml | $(BIN)/python
 $(VENV)/.credit-docs: setup.cfg pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install -q -e '.[docs]'
 	touch $@ $(VENV)/.credit
+
+# The checker of CF conventions needs pyproj, whose PROJ crashes beside that of ecCodes: it has its own environment.
+$(VENV)/.cf: Makefile | $(BIN)/python
+	$(BIN)/python -m venv --without-pip $(VENV)/cf
+	$(BIN)/python -m pip --python $(VENV)/cf/bin/python install -q 'compliance-checker>=6.1,<7'
+	touch $@
 
 # Some systems' Python comes with pip but without ensurepip, which venv needs to put pip into the environment.
 $(BIN)/python:

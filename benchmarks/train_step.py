@@ -129,7 +129,7 @@ def counting(parts: Parts) -> Iterator[None]:
 
 
 def measure(who: str, dtype: str, steps: int) -> dict[str, Any]:
-    """Run one case in this process; return the rate of a product, and pass or quantity by part: seconds, FLOP, bytes."""
+    """Run one case in this process; return a product's rate, and pass or quantity by part: seconds, FLOP, bytes."""
     torch.manual_seed(0)
     model = build_ours() if who == "ours" else build_reference()
     x = torch.randn(1, INPUTS, 1, STARTER["image_height"], STARTER["image_width"])

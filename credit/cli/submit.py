@@ -16,7 +16,8 @@ HELP = """Write the script of a job for PBS or Slurm from CONFIG and the site's 
 The script goes to save_loc/jobs, logs to save_loc/logs, the jobs' ids to save_loc/jobs.json. Keys of the sections pbs
 and slurm say what is asked for: account, queue, walltime, nodes and so on. --chain K lets training go on in up to K
 jobs, one after another; the chain ends by itself when save_loc/STATUS says done or failed, or when two jobs made no
-step. A rollout on N nodes is an array of N jobs that share the initial times."""
+step. A rollout on N nodes is an array of N jobs that share the initial times; verify is one job of N nodes whose ranks
+share them, without GPUs unless --online forecasts meanwhile."""
 
 __all__ = ["HELP", "add_arguments", "run"]
 
@@ -26,8 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser)
     parser.add_argument("--job", default="train", metavar="KIND", help="train (default), preprocess, rollout or verify")
     parser.add_argument("--cluster", metavar="NAME", help="the site, such as derecho, or the path of a cluster file")
-    parser.add_argument("--nodes", type=int, metavar="N", help="nodes of training; jobs of a rollout's array")
+    parser.add_argument("--nodes", type=int, metavar="N", help="nodes of a job; jobs of a rollout's array")
     parser.add_argument("--chain", type=int, metavar="K", help="how many jobs training may take, one after another")
+    parser.add_argument("--online", action="store_true", help="of verify: forecast while scoring, on nodes with GPUs")
+    parser.add_argument(
+        "--after", metavar="KIND", help="begin when the jobs of this kind, submitted before, have ended well: rollout"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the script and write nothing")
     parser.add_argument("--cancel", action="store_true", help="delete the jobs of this kind, the last of a chain first")
 
@@ -38,17 +43,24 @@ def run(arguments: argparse.Namespace) -> int:
 
     from credit.config import load_config
     from credit.errors import ConfigError, did_you_mean
-    from credit.hpc.job import KINDS, ONE_PROCESS
+    from credit.hpc.job import KINDS
     from credit.hpc.submit import cancel, preview, submit
 
-    if arguments.job not in KINDS:
-        raise ConfigError(f"--job {arguments.job}: no kind of job{did_you_mean(arguments.job, KINDS)}")
+    for option, kind in (("--job", arguments.job), ("--after", arguments.after or arguments.job)):
+        if kind not in KINDS:
+            raise ConfigError(f"{option} {kind}: no kind of job{did_you_mean(kind, KINDS)}")
     if arguments.chain is not None and arguments.job != "train":
         raise ConfigError(
             f"--chain: only training is a chain; {arguments.job} submitted again goes on where it stopped"
         )
-    if arguments.nodes is not None and arguments.job in ONE_PROCESS:
-        raise ConfigError(f"--nodes: {arguments.job} is one process on one node; leave it out")
+    if arguments.nodes is not None and arguments.job == "preprocess":
+        raise ConfigError("--nodes: preprocess is one process on one node; leave it out")
+    if arguments.online and arguments.job != "verify":
+        raise ConfigError(f"--online: {arguments.job} scores nothing; it goes with --job verify")
+    if arguments.after == "train":
+        raise ConfigError(
+            "--after train: a job of training may end well and the run go on in another; submit when STATUS says done"
+        )
     config = load_config(arguments.config, arguments.overrides)
     if arguments.cancel:
         print("deleted: " + " ".join(reversed(cancel(Path(config.save_loc).absolute(), arguments.job))))
@@ -95,6 +107,8 @@ def _build(config: Config, arguments: argparse.Namespace) -> Job:
         overrides=arguments.overrides,
         variables={name: os.environ[name] for name in sorted(named_in_config & set(os.environ))},
         spread=config.inference.parallelism.is_spread,
+        online=arguments.online,
+        after=arguments.after,
     )
     tensor = config.inference.parallelism.tensor
     if job.spread and job.ranks % tensor:

@@ -21,9 +21,15 @@ class SchedulerConfig(Section):
     cluster: str | None = Field(None, description="The site: a name that `credit submit` knows, or a cluster file.")
     account: Word | None = Field(None, description="Project that pays.")
     walltime: Duration | None = Field(None, description="Time of a job, of each link of a chain.")
-    nodes: int | None = Field(None, ge=1, description="Nodes; for a rollout, jobs of one node in an array.")
-    gpus_per_node: int | None = Field(None, ge=0, description="GPUs of a node. preprocess and verify ask for none.")
-    ranks_per_node: int | None = Field(None, ge=1, description="Processes of a node; default: one a GPU, or one.")
+    nodes: int | None = Field(
+        None, ge=1, description="Nodes; for a rollout, jobs of one node in an array. preprocess takes one."
+    )
+    gpus_per_node: int | None = Field(
+        None, ge=0, description="GPUs of a node. preprocess asks for none, verify with --online alone."
+    )
+    ranks_per_node: int | None = Field(
+        None, ge=1, description="Processes of a node; default: one a GPU, or one. preprocess is one process."
+    )
     cpus_per_node: int | None = Field(None, ge=1, description="Cores of a node.")
     memory: Annotated[str, Field(pattern=r"^[0-9]+[KMGT]B?$")] | None = Field(
         None, description="Memory of a node, e.g. 200GB; default: the scheduler's."

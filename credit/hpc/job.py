@@ -13,10 +13,8 @@ from credit.hpc.chain import SCHEDULERS
 from credit.hpc.cluster import Cluster, resolve
 from credit.times import parse_duration
 
-# what `credit submit` can send, and which of it uses GPUs
+# what `credit submit` can send, and which of it uses GPUs; scoring does where the forecasts are made meanwhile
 KINDS = {"train": True, "preprocess": False, "rollout": True, "verify": False}
-# what one process does
-ONE_PROCESS = ("preprocess", "verify")
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,8 @@ class Job:
         asked: the section with the cluster's values filled in.
         start: the words of the command that starts processes on nodes, with placeholders.
         variables: of the environment that the config names; a job that lacks them gets them.
-        spread: whether one forecast of a rollout is spread over ranks (``inference.parallelism``).
+        spread: whether one forecast is spread over ranks (``inference.parallelism``).
+        after: kind of the jobs of this run that must have ended well before this one starts, None for none.
     """
 
     kind: str
@@ -46,11 +45,17 @@ class Job:
     start: tuple[str, ...]
     variables: Mapping[str, str]
     spread: bool = False
+    after: str | None = None
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether the processes are ranks that work together."""
+        return self.kind in ("train", "verify") or self.spread
 
     @property
     def is_array(self) -> bool:
         """Whether the nodes are jobs of their own, which share the initial times."""
-        return self.kind == "rollout" and not self.spread and self.size > 1
+        return not self.is_collective and self.size > 1
 
     @property
     def size(self) -> int:
@@ -60,7 +65,7 @@ class Job:
     @property
     def nodes(self) -> int:
         """Nodes of one job."""
-        return 1 if self.kind == "rollout" and not self.spread else self.size
+        return self.size if self.is_collective else 1
 
     @property
     def ranks_per_node(self) -> int:
@@ -106,8 +111,7 @@ class Job:
     @property
     def tasks_per_node(self) -> int:
         """Processes of a node that Slurm starts itself: ranks only where srun is the launcher."""
-        collective = self.kind == "train" or self.spread
-        return self.ranks_per_node if collective and self.launch == "srun" else 1
+        return self.ranks_per_node if self.is_collective and self.launch == "srun" else 1
 
     @property
     def cpus_per_task(self) -> int | None:
@@ -159,6 +163,8 @@ def build_job(
     overrides: Sequence[str] = (),
     variables: Mapping[str, str] | None = None,
     spread: bool = False,
+    online: bool = False,
+    after: str | None = None,
 ) -> Job:
     """Return a job.
 
@@ -172,23 +178,27 @@ def build_job(
         overrides: ``section.key=value``, handed on but for those of the sections pbs and slurm.
         variables: of the environment that the config names.
         spread: whether the config spreads one forecast over ranks.
+        online: whether forecasts are made while they are scored.
+        after: kind of the jobs that must have ended well before.
 
     Raises:
         ConfigError: for what the site does not allow.
     """
     assert kind in KINDS, kind
-    asked = resolve(cluster, section, KINDS[kind])
-    if kind in ONE_PROCESS:
+    asked = resolve(cluster, section, KINDS[kind] or online)
+    if kind == "preprocess":
         asked = asked.model_copy(update={"nodes": 1, "ranks_per_node": 1})
+    own = [o for o in overrides if not o.startswith(("pbs.", "slurm."))]
     return Job(
         kind=kind,
         name=SCHEDULERS[cluster.scheduler].job_name(experiment if kind == "train" else f"{kind}_{experiment}"),
         folder=folder.absolute(),
         workdir=Path.cwd(),
-        arguments=(kind, str(config.absolute()), *(o for o in overrides if not o.startswith(("pbs.", "slurm.")))),
+        arguments=(kind, str(config.absolute()), *own, *(["--online"] if online else [])),
         scheduler=cluster.scheduler,
         asked=asked,
         start=tuple(cluster.start),
         variables=variables or {},
-        spread=spread and kind == "rollout",
+        spread=spread and (kind == "rollout" or online),
+        after=after,
     )

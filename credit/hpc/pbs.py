@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,18 +18,18 @@ def job_name(text: str) -> str:
     return plain_name(text, 15)
 
 
-def command(script: Path, after: str | None = None, held: bool = False) -> list[str]:
-    """Return the command that submits a link of a chain, to run when job `after` has ended in whatever way."""
-    return ["qsub", *(["-h"] if held else []), *(["-W", f"depend=afterany:{after}"] if after else []), str(script)]
+def command(script: Path, wait: str | None = None, held: bool = False) -> list[str]:
+    """Return the command that submits a job, to run when another has ended: `wait` is ``afterany:ID``, for example."""
+    return ["qsub", *(["-h"] if held else []), *(["-W", f"depend={wait}"] if wait else []), str(script)]
 
 
-def commands(script: Path, links: int) -> list[list[str]]:
+def commands(script: Path, links: int, after: Sequence[str] = ()) -> list[list[str]]:
     """Return the commands that submit a chain, with ID1, ID2 and so on for what they print."""
-    first = [command(script, held=links > 1)]
-    return first + [command(script, after=f"ID{n}") for n in range(1, links)] + [["qrls", "ID1"]] * (links > 1)
+    first = [command(script, _when_well(after), held=links > 1)]
+    return first + [command(script, f"afterany:ID{n}") for n in range(1, links)] + [["qrls", "ID1"]] * (links > 1)
 
 
-def submit(script: Path, folder: Path, links: int) -> list[str]:
+def submit(script: Path, folder: Path, links: int, after: Sequence[str] = ()) -> list[str]:
     """Submit a chain from `folder`, where the logs will lie, and return its ids.
 
     The first link is held until `release`: a link may not wait for one that is gone.
@@ -39,13 +40,19 @@ def submit(script: Path, folder: Path, links: int) -> list[str]:
     ids: list[str] = []
     try:
         for n in range(links):
-            ids.append(call(command(script, ids[-1] if ids else None, held=n == 0 and links > 1), folder)[1])
+            wait = f"afterany:{ids[-1]}" if ids else _when_well(after)
+            ids.append(call(command(script, wait, held=n == 0 and links > 1), folder)[1])
     except CreditError:
         for job_id in reversed(ids):
             with suppress(CreditError):
                 delete(job_id)
         raise
     return ids
+
+
+def _when_well(after: Sequence[str]) -> str | None:
+    """Return what waits until jobs have ended without an error; PBS deletes what waits for one that had one."""
+    return ":".join(["afterok", *after]) if after else None
 
 
 def release(ids: list[str]) -> None:

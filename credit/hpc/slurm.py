@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from credit.errors import CreditError
@@ -13,14 +14,18 @@ def job_name(text: str) -> str:
     return plain_name(text, 64)
 
 
-def commands(script: Path, links: int) -> list[list[str]]:
-    """Return the command that submits a script; how often it goes back into the queue stands in the script."""
-    return [["sbatch", "--parsable", str(script)]]
+def commands(script: Path, links: int, after: Sequence[str] = ()) -> list[list[str]]:
+    """Return the command that submits a script; how often it goes back into the queue stands in the script.
+
+    What waits for a job that ends with an error is deleted, as PBS does by itself.
+    """
+    wait = [f"--dependency={':'.join(['afterok', *after])}", "--kill-on-invalid-dep=yes"] if after else []
+    return [["sbatch", "--parsable", *wait, str(script)]]
 
 
-def submit(script: Path, folder: Path, links: int) -> list[str]:
+def submit(script: Path, folder: Path, links: int, after: Sequence[str] = ()) -> list[str]:
     """Submit a script from `folder`, where its log will lie, and return the job's id."""
-    (command,) = commands(script, links)
+    (command,) = commands(script, links, after)
     # the cluster's name may follow
     return [call(command, folder)[1].split(";")[0]]
 

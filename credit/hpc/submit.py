@@ -13,7 +13,7 @@ from credit.hpc.script import render
 
 def preview(job: Job) -> str:
     """Return the script, and the commands that would submit it as comments."""
-    wanted = SCHEDULERS[job.scheduler].commands(job.script, job.links)
+    wanted = SCHEDULERS[job.scheduler].commands(job.script, job.links, _waits_for(job))
     commands = "".join("".join(f"# {line}\n" for line in shlex.join(words).splitlines()) for words in wanted)
     return f"{render(job)}\n# To be submitted from save_loc/logs by\n{commands}"
 
@@ -26,6 +26,8 @@ def submit(job: Job) -> list[str]:
     """
     scheduler, text = SCHEDULERS[job.scheduler], render(job)
     _require_none(job)
+    # a scheduler does not know jobs that ended long ago
+    after = [job_id for job_id in _waits_for(job) if scheduler.is_alive(job_id)]
     logs = job.folder / "logs"
     try:
         for folder in (logs, job.script.parent):
@@ -33,7 +35,7 @@ def submit(job: Job) -> list[str]:
         job.script.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"save_loc: {job.folder}: cannot be written ({error.strerror})") from error
-    ids = scheduler.submit(job.script, logs, job.links)
+    ids = scheduler.submit(job.script, logs, job.links, after)
     try:
         record(job.folder, job.kind, job.scheduler, ids)
     except OSError as error:
@@ -54,6 +56,21 @@ def cancel(folder: Path, kind: str) -> list[str]:
         raise ConfigError(f"{folder}: no job of the kind {kind} was submitted from here; there are {list(jobs)}")
     delete_all(jobs[kind]["scheduler"], jobs[kind]["ids"])
     return jobs[kind]["ids"]
+
+
+def _waits_for(job: Job) -> list[str]:
+    """Return the ids of the jobs that must have ended well before.
+
+    Raises:
+        ConfigError: if none was submitted, or to another scheduler.
+    """
+    if job.after is None:
+        return []
+    known = read_jobs(job.folder).get(job.after)
+    if known is None or known["scheduler"] != job.scheduler:
+        where = "from here" if known is None else f"to {job.scheduler}"
+        raise ConfigError(f"--after {job.after}: {job.folder}: no such job was submitted {where}; leave it out")
+    return known["ids"]
 
 
 def _require_none(job: Job) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch.distributed as dist
 from tqdm import tqdm
 
 from credit.config.schema_data import DataConfig
@@ -15,6 +16,7 @@ from credit.data.climatology_file import load_climatology
 from credit.data.climatology_store import obtain_climatology
 from credit.data.splits import Split
 from credit.grid import LatLonGrid
+from credit.parallel.verdict import together
 from credit.verify.cell_means import CellMeans
 
 if TYPE_CHECKING:
@@ -49,7 +51,9 @@ def fit_damping(
     leads: np.ndarray,
     means: CellMeans,
 ) -> np.ndarray:
-    """Return r of damped persistence: the least-squares slope of the anomaly at t + lead on that at t.
+    """Return r of damped persistence: the least-squares slope of the anomaly at t + lead on that at t; collective.
+
+    Ranks share the training data, and each adds up what all have found in the order of one process.
 
     Args:
         fields: minutes -> (C, H, W) truth.
@@ -65,20 +69,27 @@ def fit_damping(
     inside = times[(times >= train.first) & (times <= train.last)]
     chosen = inside[np.unique(np.linspace(0, len(inside) - 1, _DAMPING_SAMPLES).astype(int))]
     known = set(inside.tolist())
-    product, square = np.zeros((2, len(leads), len(means.names)))
 
     def anomaly(minutes: int) -> np.ndarray:
         return means.flatten(fields(minutes) - normal(minutes), "training data")
 
-    for start in tqdm(chosen.tolist(), "damping", disable=None):
+    def pair_sums(start: int) -> np.ndarray:
+        product, square = found = np.zeros((2, len(leads), len(means.names)))
         pairs = [number for number, lead in enumerate(leads.tolist()) if start + lead in known]
-        if not pairs:
-            continue
-        first = anomaly(start)
-        first_square = means.mean(first**2)[:, 0]
-        for number in pairs:
-            product[number] += means.mean(first * anomaly(start + int(leads[number])))[:, 0]
-            square[number] += first_square
+        if pairs:
+            first = anomaly(start)
+            square[pairs] = means.mean(first**2)[:, 0]
+            for number in pairs:
+                product[number] = means.mean(first * anomaly(start + int(leads[number])))[:, 0]
+        return found
+
+    def fit(rank: int, ranks: int) -> dict[int, np.ndarray]:
+        mine = tqdm(chosen.tolist()[rank::ranks], "damping", disable=True if rank else None)
+        return {start: pair_sums(start) for start in mine}
+
+    parts = together(lambda: fit(dist.get_rank(), dist.get_world_size())) if dist.is_initialized() else [fit(0, 1)]
+    by_start = {start: found for part in parts for start, found in part.items()}
+    product, square = sum(by_start[start] for start in chosen.tolist())
     return np.divide(product, square, out=np.zeros_like(product), where=square > 0)
 
 

@@ -1,7 +1,7 @@
 """Course: the example forecast and its truth over all lead times, as diagrams over time and animations show them.
 
-Whole fields at all lead times would be gigabytes, so what is kept is means over a band of latitudes, and of channels
-that are animated at most `_MOST_FRAMES` fields on a grid of one degree or coarser.
+Whole fields at all lead times would be gigabytes, so what is kept is means over a band of latitudes and over all
+longitudes, and of channels that are animated at most `_MOST_FRAMES` fields on a grid of one degree or coarser.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class Course:
     Attributes:
         strips: (figure channel, lead) -> (truth, forecast), each (W,): means over the band.
         band: south and north in degrees.
+        zonal: (figure channel, lead) -> (truth, forecast), each (H,): means over the longitudes.
         frames: (animated channel, lead) -> (truth, forecast), each on `frame_grid`.
         frame_grid: the grid of the frames.
         is_ensemble: whether the forecast is the mean of an ensemble.
@@ -34,6 +35,7 @@ class Course:
 
     strips: Pairs
     band: tuple[float, float]
+    zonal: Pairs
     frames: Pairs
     frame_grid: LatLonGrid
     is_ensemble: bool
@@ -53,7 +55,7 @@ class CourseKeeper:
             channels: of the fields.
             masks: variable -> (H, W), True where it is missing.
             leads: (L,) lead times in minutes.
-            shown: channels whose band is kept.
+            shown: channels whose means are kept.
             animate: channels whose fields are kept.
             band: south and north in degrees.
         """
@@ -77,19 +79,28 @@ class CourseKeeper:
             fields = [np.where(hidden, np.nan, own) for own in (truth[index], members[:, index].mean(axis=0))]
             if name in self._shown:
                 part.strips[key] = tuple(self._band_mean(field) for field in fields)
+                part.zonal[key] = tuple(zonal_mean(field) for field in fields)
             if name in self._animate and lead in self._frame_leads:
                 part.frames[key] = tuple(self._coarsen(field.astype(np.float32)) for field in fields)
 
     def conclude(self, part: Part, members: int) -> Course:
         """Return the course."""
-        return Course(part.strips, self._band, part.frames, self._frame_grid, members > 1)
+        return Course(part.strips, self._band, part.zonal, part.frames, self._frame_grid, members > 1)
 
     def _band_mean(self, field: np.ndarray) -> np.ndarray:
         """Return the area mean over the band's cells that are there, (W,), NaN where there are none."""
         there = np.isfinite(field)
-        weight = self._weights @ there
-        total = self._weights @ np.where(there, field, 0.0)
-        return np.divide(total, weight, out=np.full(len(weight), np.nan), where=weight > 0)
+        return _over(self._weights @ np.where(there, field, 0.0), self._weights @ there)
+
+
+def zonal_mean(field: np.ndarray) -> np.ndarray:
+    """Return the mean over each row's cells that are there, (H,), NaN where there are none."""
+    there = np.isfinite(field)
+    return _over(np.where(there, field, 0.0).sum(axis=1, dtype=np.float64), there.sum(axis=1))
+
+
+def _over(total: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    return np.divide(total, weight, out=np.full(len(weight), np.nan), where=weight > 0)
 
 
 def band_weights(grid: LatLonGrid, band: tuple[float, float]) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 
 from credit.verify.plots import draw
 from credit.verify.plots_animation import animate
-from credit.verify.plots_hovmoeller import hovmoeller
+from credit.verify.plots_hovmoeller import hovmoeller, latitude_time
 from credit.verify.plots_maps import Background, maps
 from credit.verify.share import Pairs
 
@@ -36,22 +36,32 @@ def draw_example(found: Verification, reader: FieldReader, figures: Path) -> lis
         drawn.append((f"{name}: truth, forecast, error and, of an ensemble, spread; one initial time.", path))
     south, north = course.band
     for name in found.figure_channels:
-        strips = _fields(course.strips, name)
-        all_masked = not np.isfinite(list(strips.values())).any()
-        if len(strips) < _LEAST_LEADS or all_masked:
-            continue
-        what = name, found.table.units(name), strips, course.band, forecast_name, *at, background
-        caption = (
-            f"{name}: Hovmoeller diagram of the same forecast, mean over {south:g} to {north:g} degrees north. What "
-            "travels is slanted; where forecast and truth slant alike, waves move at the right speed."
-        )
-        drawn.append((caption, draw(figures / f"hovmoeller_{name}.png", hovmoeller, *what)))
+        strips, zonal = _fields(course.strips, name), _fields(course.zonal, name)
+        if _can_be_drawn(strips):
+            what = name, found.table.units(name), strips, course.band, forecast_name, *at, background
+            caption = (
+                f"{name}: Hovmoeller diagram of the same forecast, mean over {south:g} to {north:g} degrees north. "
+                "What travels is slanted; where forecast and truth slant alike, waves move at the right speed."
+            )
+            drawn.append((caption, draw(figures / f"hovmoeller_{name}.png", hovmoeller, *what)))
+        if _can_be_drawn(zonal):
+            what = name, found.table.units(name), zonal, forecast_name, *at, found.grid
+            caption = (
+                f"{name}: zonal mean of the same forecast by lead time and latitude. An error that stays "
+                "and grows to the right is a drift of these latitudes; waves cancel in a zonal mean."
+            )
+            drawn.append((caption, draw(figures / f"hovmoeller_latitude_{name}.png", latitude_time, *what)))
     background = Background.of(reader, course.frame_grid)
     for name in dict.fromkeys(name for name, _ in course.frames):
         what = name, found.table.units(name), _fields(course.frames, name), forecast_name, *at, background
         caption = f"{name}: the same forecast and its truth from lead time to lead time."
         drawn.append((caption, animate(figures / f"animation_{name}.gif", *what)))
     return drawn
+
+
+def _can_be_drawn(pairs: dict[int, tuple[np.ndarray, ...]]) -> bool:
+    """Whether there are times enough, and something that is not masked."""
+    return len(pairs) >= _LEAST_LEADS and bool(np.isfinite(list(pairs.values())).any())
 
 
 def _fields(pairs: Pairs, name: str) -> dict[int, tuple[np.ndarray, ...]]:

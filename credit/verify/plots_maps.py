@@ -31,10 +31,11 @@ MISSING = "#CCCCCC"
 WIDE_BAR = {"orientation": "horizontal", "shrink": 0.7, "aspect": 40, "pad": 0.02, "extend": "both"}
 _NARROW_BAR = WIDE_BAR | {"shrink": 0.85, "aspect": 25}
 _LAND_STANDARD_NAMES = ("land_area_fraction", "land_binary_mask")
-_PARALLELS, _MERIDIANS = range(-60, 61, 30), range(-180, 181, 60)
+_PARALLELS, _MERIDIANS, _LATITUDES = range(-60, 61, 30), range(-180, 181, 60), range(-90, 91, 30)
 # degrees; columns this near to the dateline lie on it
 _ASIDE = 1e-7
 _GRATICULE = {"color": "black", "linewidth": 0.4, "alpha": 0.25}
+_LABEL = {"fontsize": 6.5, "color": "#444444", "textcoords": "offset points"}
 
 
 def equal_earth(lon: np.ndarray, lat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -126,21 +127,35 @@ def draw_map(
 
 
 def _draw_graticule(axis: Axes, background: Background) -> None:
-    """Draw parallels, meridians and the edge of the map."""
+    """Draw parallels, meridians and the edge of the map, and their degrees on the left and below."""
     (west, *_, east), along, up = background.edges, np.linspace(0, 1, 61), np.linspace(-90, 90, 61)
     for parallel in _PARALLELS:
-        axis.plot(*background.places(west + (east - west) * along, np.full(61, float(parallel))), **_GRATICULE)
+        line = background.places(west + (east - west) * along, np.full(61, float(parallel)))
+        axis.plot(*line, **_GRATICULE)
+        at = line[0][0], line[1][0]
+        axis.annotate(_degrees(parallel, "S", "N"), at, (-2, 0), ha="right", va="center", **_LABEL)
     for meridian in _MERIDIANS:
         if west < meridian < east:
-            axis.plot(*background.places(np.full(61, float(meridian)), up), **_GRATICULE)
+            line = background.places(np.full(61, float(meridian)), up)
+            axis.plot(*line, **_GRATICULE)
+            if abs(meridian) < 180:
+                at = line[0][0], line[1][0]
+                axis.annotate(_degrees(meridian, "W", "E"), at, (0, -2), ha="center", va="top", **_LABEL)
     edge = np.concatenate([np.full(61, west), np.full(61, east), [west]]), np.concatenate([up, up[::-1], up[:1]])
-    axis.plot(*background.places(*edge), color="black", linewidth=0.6)
+    axis.plot(*background.places(*edge), color="black", linewidth=0.6, clip_on=False)
 
 
 def degrees_east(axis: Axes, background: Background) -> None:
     """Make the horizontal axis one of longitude, closed all round."""
     axis.set_xticks(_MERIDIANS, [_degrees(value, "W", "E") for value in _MERIDIANS])
     axis.set_xlim(background.edges[0], background.edges[-1])
+    axis.spines[["top", "right"]].set_visible(True)
+
+
+def degrees_north(axis: Axes) -> None:
+    """Make the vertical axis one of latitude, from pole to pole."""
+    axis.set_yticks(_LATITUDES, [_degrees(value, "S", "N") for value in _LATITUDES])
+    axis.set_ylim(-90, 90)
     axis.spines[["top", "right"]].set_visible(True)
 
 

@@ -49,7 +49,7 @@ class Part:
         seeps: of every forecast and baseline.
         histograms: of those that are ensembles.
         maps: of the example, if it is among the cases.
-        strips, frames: of the example's course.
+        strips, zonal, frames: of the example's course.
         spectra: (figure channel, lead) -> (N, 2, K) power of truth and forecast.
     """
 
@@ -61,6 +61,7 @@ class Part:
     maps: Pairs
     spectra: dict[tuple[str, int], np.ndarray]
     strips: Pairs = field(default_factory=dict)
+    zonal: Pairs = field(default_factory=dict)
     frames: Pairs = field(default_factory=dict)
 
     @classmethod
@@ -78,6 +79,7 @@ class Part:
             _merge(part.maps for part in parts),
             {key: np.concatenate([part.spectra[key] for part in some])[order] for key in some[0].spectra},
             strips=_merge(part.strips for part in parts),
+            zonal=_merge(part.zonal for part in parts),
             frames=_merge(part.frames for part in parts),
         )
 

@@ -15,6 +15,7 @@ from credit.errors import CreditError
 from credit.verify.baselines import BASELINES
 from credit.verify.blocks import ENDS, WITH_INTERVAL
 from credit.verify.comparison import BEST_BASELINE, ENOUGH_BLOCKS
+from credit.verify.scores_file import write_scores
 from credit.verify.seasons import ALL
 
 # global attributes that tell unlike numbers apart; in every row of scores.csv, too
@@ -162,7 +163,7 @@ class ScoreTable:
         """
         try:
             beside = folder / ".scores.nc.part"
-            self.dataset.to_netcdf(beside, engine="netcdf4")
+            write_scores(self.dataset, beside)
             os.replace(beside, folder / "scores.nc")
             beside = folder / ".scores.csv.part"
             with open(beside, "w", newline="", encoding="utf-8") as handle:

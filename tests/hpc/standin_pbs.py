@@ -55,17 +55,20 @@ class StandInPbs:
         A job gets TERM at the end of its walltime, and KILL when the grace is over.
         """
         while ready := [job for job in self.jobs() if job["state"] == "Q" and not job["held"] and self._is_free(job)]:
-            for index in ready[0]["indices"]:
-                self._run(ready[0], index, watch, grace)
+            codes = [self._run(ready[0], index, watch, grace) for index in ready[0]["indices"]]
             job = load(self.folder / f"{ready[0]['number']}.json")
-            store(self.folder, {**job, "state": "F"})
+            store(self.folder, {**job, "state": "F", "failed": any(codes)})
+            for waiting in self.jobs():
+                # what waits for a job to end well will never run
+                if waiting["after_ok"] and job["number"] in waiting["after"] and any(codes):
+                    store(self.folder, {**waiting, "state": "F"})
         # nothing waits for a job that was deleted before it ran
         assert all(job["state"] == "F" for job in self.jobs() if not job["held"])
 
     def _is_free(self, job: dict) -> bool:
-        return job["after"] is None or load(self.folder / f"{job['after']}.json")["state"] == "F"
+        return all(load(self.folder / f"{number}.json")["state"] == "F" for number in job["after"])
 
-    def _run(self, job: dict, index: int | None, watch: Callable | None, grace: float) -> None:
+    def _run(self, job: dict, index: int | None, watch: Callable | None, grace: float) -> int:
         nodes = self.folder / "nodes"
         nodes.write_text("localhost\n")
         variables = {"PBS_JOBID": job["id"], "PBS_O_WORKDIR": job["cwd"], "PBS_NODEFILE": str(nodes)}
@@ -90,6 +93,7 @@ class StandInPbs:
             if asked is not None and time.monotonic() - asked > grace:
                 os.killpg(process.pid, signal.SIGKILL)
             time.sleep(0.02)
+        return process.returncode
 
 
 def load(path: Path) -> dict:
@@ -156,17 +160,18 @@ def qsub(folder: Path, words: list[str]) -> None:
     assert re.fullmatch(r"[A-Za-z][\w.-]{0,14}", found["-N"][0]), f"illegal -N value {found['-N']}"
     assert found["-j"] == ["oe"] and limits["select"]
     hours, minutes, seconds = map(int, limits["walltime"].split(":"))
-    after = None
+    kind, after = "", []
     for value in found.get("-W", []):
-        kind, after_id = re.fullmatch(r"depend=(afterany):(.+)", value).groups()
-        after = find(folder, after_id)["number"]
+        kind, ids = re.fullmatch(r"depend=(afterany|afterok):(.+)", value).groups()
+        after = [find(folder, after_id)["number"] for after_id in ids.split(":")]
     number = len(list(folder.glob("*.json"))) + 1
     first, last = map(int, found["-J"][0].split("-")) if "-J" in found else (0, 0)
     copy = folder / f"{number}.SC"
     copy.write_bytes(Path(script).read_bytes())
     job = {
         "number": number, "id": f"{number}[].head" if "-J" in found else f"{number}.head", "name": found["-N"][0],
-        "script": str(copy), "cwd": os.getcwd(), "after": after, "held": "-h" in found, "state": "Q",
+        "script": str(copy), "cwd": os.getcwd(), "after": after,
+        "after_ok": kind == "afterok", "held": "-h" in found, "state": "Q",
         "walltime": hours * 3600 + minutes * 60 + seconds,
         "indices": list(range(first, last + 1)) if "-J" in found else [None],
     }  # fmt: skip
@@ -191,7 +196,7 @@ def qdel(folder: Path, words: list[str]) -> None:
     for path in folder.glob("*.json"):
         # what waits for a job that never ran will never run
         later = load(path)
-        if later["after"] == job["number"] and later["state"] == "Q":
+        if job["number"] in later["after"] and later["state"] == "Q":
             qdel(folder, [later["id"]])
 
 

@@ -56,7 +56,7 @@ def test_a_chain_that_finishes(run: Run, pbs: StandInPbs, capsys: pytest.Capture
     assert "submitted: 1.head 2.head 3.head 4.head" in capsys.readouterr().out
     jobs = json.loads((run.save_loc / "jobs.json").read_text())
     assert jobs == {"train": {"scheduler": "pbs", "ids": ["1.head", "2.head", "3.head", "4.head"]}}
-    assert [job["after"] for job in pbs.jobs()] == [None, 1, 2, 3]
+    assert [job["after"] for job in pbs.jobs()] == [[], [1], [2], [3]]
     pbs.run()
     assert len(run.launches()) == 2
     assert [call for call in pbs.calls() if call.startswith("qdel")] == ["qdel 4.head", "qdel 3.head"]
@@ -279,3 +279,42 @@ def test_a_forecast_that_is_spread_over_ranks_is_one_job(
     assert [job["indices"] for job in pbs.jobs()] == [[None]]
     pbs.run()
     assert len(list((small_run / "run" / "forecasts").glob("*.nc"))) == 12
+
+
+def test_scoring_waits_for_the_rollout(run: Run, pbs: StandInPbs, capsys: pytest.CaptureFixture) -> None:
+    assert run.submit("--job", "verify", "--after", "rollout") == 2
+    assert "--after rollout" in capsys.readouterr().err
+    run.submit("--job", "rollout", "--nodes", "2")
+    assert run.submit("--job", "verify", "--after", "rollout") == 0
+    assert pbs.calls()[-1].startswith("qsub -W depend=afterok:1[].head ")
+    pbs.run()
+    # generic nodes without GPUs have four ranks, which torchrun starts
+    rollout, other, verify = [call["arguments"] for call in run.launches()]
+    assert rollout[2] == other[2] == "rollout" and "--nproc-per-node=4" in verify and "verify" in verify
+    # what has ended well is not waited for
+    assert run.submit("--job", "verify", "--after", "rollout") == 0
+    assert "depend" not in pbs.calls()[-1]
+
+
+def test_scoring_does_not_begin_after_a_failed_rollout(run: Run, pbs: StandInPbs) -> None:
+    (run.tools / "python").write_text("#!/bin/sh\nexit 1\n")
+    run.submit("--job", "rollout", "--nodes", "2")
+    assert run.submit("--job", "verify", "--after", "rollout") == 0
+    pbs.run()
+    assert {path.name for path in (run.save_loc / "logs").iterdir()} == {"rollout_small.o1"}
+
+
+@pytest.mark.slow
+def test_a_job_of_two_ranks_scores_what_one_process_scores(small_run: Path, pbs: StandInPbs) -> None:
+    config, scores = str(small_run / "config.yml"), small_run / "run" / "scores.csv"
+    assert main(["train", config, "trainer.max_steps=1", "trainer.validate_every=1"]) == 0
+    assert main(["rollout", config]) == 0
+    assert main(["verify", config]) == 0
+    one = scores.read_bytes()
+    job = ("submit", config, "--cluster", "pbs", "--job", "verify", "pbs.walltime=1h", "pbs.ranks_per_node=2")
+    for options in ([], ["--online"]):
+        scores.unlink()
+        assert main([*job, *options]) == 0
+        pbs.run()
+        assert scores.read_bytes() == one, options
+    assert len(list((small_run / "run" / "logs").glob("verify_small.o*"))) == 2

@@ -29,6 +29,7 @@ def test_without_files_and_against_another_run(small_run: Path, capsys: pytest.C
     assert main(["verify", config, animated]) == 0
     from_files, pictures = (run / "scores.csv").read_bytes(), {p: p.read_bytes() for p in (run / "figures").iterdir()}
     assert {path.name.split("_")[0] for path in pictures} >= {"maps", "hovmoeller", "animation"}
+    assert sum(path.name.startswith("hovmoeller_latitude_") for path in pictures) > 1
     assert b",brier_skill:warm," in from_files and b",seeps," in from_files
     (run / "scores.csv").unlink()
     for path in (run / "forecasts").iterdir():

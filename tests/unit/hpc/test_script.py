@@ -17,12 +17,15 @@ from credit.hpc.script import render
 NAMES = ["", "run", "1st", "a b", "it's", "$(x)", "_x-", "e" * 99, "äöü", "x\n#PBS -q y"]
 
 
-def job(cluster: str, kind: str = "train", folder: Path = Path("runs/x"), spread: bool = False, **asked: object) -> Job:
+def job(
+    cluster: str, kind: str = "train", folder: Path = Path("runs/x"), spread: bool = False, online: bool = False,
+    **asked: object,
+) -> Job:  # fmt: skip
     site = load_cluster(cluster)
     section = PbsConfig if site.scheduler == "pbs" else SlurmConfig
     return build_job(
         kind, site, section(**{"account": "P1", "walltime": "90min", **asked}), experiment="my run", folder=folder,
-        config=Path("my config.yml"), overrides=["seed=1", "pbs.queue=x"], spread=spread,
+        config=Path("my config.yml"), overrides=["seed=1", "pbs.queue=x"], spread=spread, online=online,
     )  # fmt: skip
 
 
@@ -40,8 +43,9 @@ def test_every_script_is_sound(cluster: str, kind: str, shellcheck: str, tmp_pat
     for number, (nodes, launch) in enumerate((n, launch) for n in (1, 3) for launch in launchers):
         asked = {"nodes": nodes, "launch": launch, "chain": 4, "setup": ["ulimit -c 0"], "environment": {"A": "it's"}}
         scripts.append(tmp_path / f"{number}.sh")
-        spread = kind == "rollout" and number % 2 == 0
-        scripts[-1].write_text(render(job(cluster, kind, tmp_path / "a run's folder", spread, **asked)))
+        # of verify: from files and online, spread or not
+        spread, online = number % 2 == 0, kind == "verify" and number % 2 == 0
+        scripts[-1].write_text(render(job(cluster, kind, tmp_path / "a run's folder", spread, online, **asked)))
     for path in scripts:
         subprocess.run(["bash", "-n", path], check=True)
     checked = subprocess.run([shellcheck, *scripts], capture_output=True, text=True)
@@ -79,11 +83,26 @@ def test_perlmutter_with_srun() -> None:
 
 
 def test_what_needs_no_gpu_asks_for_none() -> None:
+    text = render(job("derecho", "preprocess", nodes=4, chain=3))
+    assert "#PBS -l select=1:ncpus=128:mpiprocs=1\n" in text and "torch.distributed" not in text
+    assert text.rstrip().endswith(f"-m credit.cli.main preprocess '{Path.cwd()}/my config.yml' seed=1")
     for kind in ("preprocess", "verify"):
-        text = render(job("derecho", kind, nodes=4, chain=3))
-        assert "#PBS -l select=1:ncpus=128:mpiprocs=1\n" in text
-        assert text.rstrip().endswith(f"-m credit.cli.main {kind} '{Path.cwd()}/my config.yml' seed=1")
         assert "--gpus" not in render(job("slurm", kind)) and "--constraint=cpu" in render(job("perlmutter", kind))
+
+
+def test_scoring_is_one_job_of_all_nodes() -> None:
+    """Ranks without GPUs from files; with them where the forecasts are made meanwhile."""
+    text = render(job("derecho", "verify", nodes=3, chain=3))
+    assert "#PBS -l select=3:ncpus=128:mpiprocs=16\n" in text and "#PBS -J" not in text
+    assert "export OMP_NUM_THREADS=8\n" in text and "id=${PBS_JOBID-}\n" in text
+    assert "--nnodes=3 --nproc-per-node=16 " in text and f"verify '{Path.cwd()}/my config.yml' seed=1\n" in text
+    text = render(job("derecho", "verify", online=True, nodes=3))
+    assert "#PBS -l select=3:ncpus=64:mpiprocs=4:ngpus=4\n" in text and "--nnodes=3 --nproc-per-node=4 " in text
+    assert text.rstrip().endswith("seed=1 --online")
+    text = render(job("perlmutter", "verify", nodes=2))
+    assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=16\n#SBATCH --cpus-per-task=16\n" in text
+    assert "exec srun --ntasks 32 --ntasks-per-node 16 " in text and "SRUN_CPUS_PER_TASK=" in text
+    assert "torch.distributed" not in render(job("casper", "verify", ranks_per_node=1))
 
 
 def test_a_rollout_is_an_array_of_whole_nodes() -> None:

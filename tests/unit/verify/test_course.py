@@ -20,7 +20,7 @@ from credit.verify.course import Course, CourseKeeper, band_weights
 from credit.verify.plots import draw
 from credit.verify.plots_animation import animate
 from credit.verify.plots_example import draw_example
-from credit.verify.plots_hovmoeller import hovmoeller, time_edges
+from credit.verify.plots_hovmoeller import hovmoeller, latitude_time, time_edges
 from credit.verify.plots_maps import FIELD, MISSING, Background
 from credit.verify.scoring import score_forecasts
 from credit.verify.share import Part
@@ -76,6 +76,24 @@ def test_means_over_a_band() -> None:
     assert not part.frames
 
 
+def test_zonal_means() -> None:
+    """Against numpy's nanmean of the fields; a row without a cell has none."""
+    grid, rng = make_grid(), np.random.default_rng(1)
+    truth, members = rng.normal(280, 10, (2, *grid.shape)), rng.normal(280, 10, (3, 2, *grid.shape))
+    hidden = rng.random(grid.shape) < 0.4
+    hidden[4] = True
+    part = keep_all([360, 720], truth, lambda lead: members + lead, {"sst": hidden})
+    assert part.zonal.keys() == part.strips.keys()
+    for number, name in enumerate(("t2m", "sst")):
+        seen = ~hidden if name == "sst" else np.ones(grid.shape, dtype=bool)
+        for found, field in zip(part.zonal[name, 720], (truth, (members + 720).mean(axis=0)), strict=True):
+            expected = [
+                row[there].mean() if there.any() else np.nan for row, there in zip(field[number], seen, strict=True)
+            ]
+            np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert np.isnan(part.zonal["sst", 360][0][4]) and np.isfinite(part.zonal["t2m", 360]).all()
+
+
 def test_frames_are_few_and_small() -> None:
     """Of 200 lead times at half a degree 60 remain, the first and the last among them, at one degree."""
     grid, leads = make_grid(40, 720), [60 * number for number in range(1, 201)]
@@ -97,11 +115,15 @@ def test_scoring_keeps_the_course_of_the_example(run: Run) -> None:
     found = score_forecasts(run.config, run.reader, run.archive)
     course, weights = found.course, band_weights(run.reader.grid, (35.0, 60.0))
     assert set(course.strips) == {(name, lead) for name in ("z500", "t2m", "tp") for lead in LEADS}
+    assert set(course.zonal) == set(course.strips)
     assert set(course.frames) == {("t2m", lead) for lead in LEADS} and not course.is_ensemble
     for lead in LEADS:
         at = run.reader.read(run.reader.index_of(found.example + lead))
         truth, forecast = course.strips["z500", lead]
         np.testing.assert_allclose(truth, weights @ at[0] / weights.sum(), rtol=1e-6)
+        np.testing.assert_allclose(forecast - truth, MODEL_ERROR, rtol=1e-3)
+        truth, forecast = course.zonal["z500", lead]
+        np.testing.assert_allclose(truth, at[0].mean(axis=1), rtol=1e-6)
         np.testing.assert_allclose(forecast - truth, MODEL_ERROR, rtol=1e-3)
         np.testing.assert_array_equal(course.frames["t2m", lead][0], at[3])
         np.testing.assert_allclose(course.frames["t2m", lead][1] - at[3], MODEL_ERROR, rtol=1e-3)
@@ -118,7 +140,8 @@ def test_what_cannot_be_kept_is_refused(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("leads", "value"), [((360,), 1.0), ((360, 720), np.nan)])
 def test_no_diagram_without_times_or_cells(run: Run, tmp_path: Path, leads: tuple[int, ...], value: float) -> None:
     strips = {("sst", lead): (np.full(24, value),) * 2 for lead in leads}
-    course = Course(strips, (-90.0, -80.0), {}, run.reader.grid, False)
+    zonal = {("sst", lead): (np.full(12, value),) * 2 for lead in leads}
+    course = Course(strips, (-90.0, -80.0), zonal, {}, run.reader.grid, False)
     table = SimpleNamespace(units=lambda name: "K")
     maps = {("sst", leads[-1]): (np.ones((12, 24)),) * 2}
     found = SimpleNamespace(
@@ -162,6 +185,34 @@ def test_waves_move_through_the_diagram_at_their_speed(tmp_path: Path) -> None:
     np.testing.assert_allclose(values[2], values[1] - values[0], atol=1e-12)
     assert limits[0] == limits[1] and limits[2][0] == -limits[2][1] < 0
     assert panels[0].get_ylabel() == "Lead time (days)" and panels[0].get_xlabel() == "Longitude"
+
+
+def test_zonal_means_are_drawn_at_their_latitudes(tmp_path: Path) -> None:
+    """What is drawn is what was given, row by row and time by time; a masked row is grey, in all panels."""
+    grid, rng = make_grid(), np.random.default_rng(2)
+    zonal = {minutes: tuple(rng.normal(280, 5, (2, 12))) for minutes in range(360, 360 * 9, 360)}
+    for own in zonal.values():
+        own[0][3] = own[1][3] = np.nan
+    figures: list[Figure] = []
+
+    def make() -> Figure:
+        figures.append(latitude_time("sst", "K", zonal, "Ensemble mean", START, CLOCK, grid))
+        return figures[0]
+
+    draw(tmp_path / "h.png", make)
+    panels = [axis for axis in figures[0].axes if axis.get_title()]
+    assert [axis.get_title() for axis in panels] == ["Truth", "Ensemble mean", "Error"]
+    assert figures[0].get_suptitle() == "sst, zonal mean: forecast from 2001-03-01 00:00 UTC"
+    given = np.array(list(zonal.values())).transpose(1, 2, 0)
+    for axis, expected in zip(panels, (*given, given[1] - given[0]), strict=True):
+        (mesh,) = axis.collections
+        corners = mesh.get_coordinates()
+        np.testing.assert_allclose((corners[:-1, 0, 1] + corners[1:, 0, 1]) / 2, grid.lat)
+        np.testing.assert_allclose((corners[0, :-1, 0] + corners[0, 1:, 0]) / 2, 6 * np.arange(1, 9))
+        np.testing.assert_array_equal(np.ma.filled(mesh.get_array(), np.nan), expected)
+        assert axis.get_ylim() == (-90, 90) and axis.get_xlabel() == "Lead time (hours)"
+    assert [own.get_text() for own in panels[0].get_yticklabels()][::3] == ["90°S", "0°", "90°N"]
+    assert panels[0].collections[0].get_clim() == panels[1].collections[0].get_clim()
 
 
 def test_a_time_reaches_half_way_to_its_neighbours() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import QuadMesh
 from matplotlib.contour import ContourSet
 from matplotlib.figure import Figure
@@ -69,6 +70,27 @@ def test_cells_are_drawn_between_their_bounds(grid: LatLonGrid) -> None:
     exact = 4 * np.pi * grid.area_weights()[:, background.order]
     # within a row of up to 24 degrees meridians are drawn straight
     np.testing.assert_allclose(drawn, exact, rtol=0.01)
+
+
+@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+def test_the_graticule_has_its_degrees(grid: LatLonGrid) -> None:
+    """Parallels where they meet the map's left edge, meridians where they meet its lower edge; none lies on another."""
+    background, figure = Background(grid, None), new_figure(11 / 3, 2.05)
+    axis = map_axes(figure, 1, 1)[0, 0]
+    draw_map(axis, fields(grid, 1)[0], background, FIELD, 250.0, 290.0)
+    found = {own.get_text(): own for own in axis.texts}
+    parallels = {"60°S": -60, "30°S": -30, "0°": 0, "30°N": 30, "60°N": 60}
+    meridians = {"120°W": -120, "60°W": -60, "60°E": 60, "120°E": 120}
+    assert len(axis.texts) == 10 and found.keys() == parallels.keys() | meridians.keys()
+    for text, lat in parallels.items():
+        expected = equal_earth(np.array(-180.0), np.array(float(lat)))
+        assert any(np.allclose(own.xy, expected) for own in axis.texts if own.get_text() == text), text
+    for text, lon in meridians.items():
+        np.testing.assert_allclose(found[text].xy, background.places(np.array(float(lon)), np.array(-90.0)))
+    FigureCanvasAgg(figure).draw()
+    boxes = [own.get_window_extent() for own in axis.texts]
+    assert not any(a.overlaps(b) for n, a in enumerate(boxes) for b in boxes[:n])
+    assert all(figure.bbox.x0 <= box.x0 and figure.bbox.y0 <= box.y0 for box in boxes)
 
 
 def test_truth_and_forecast_share_their_colours(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ def test_every_file_is_there_and_nothing_else(run: Run, table: ScoreTable) -> No
     assert {path.name for path in (run.folder / "figures").iterdir()} == {
         "skill.png", "scorecard.png", "spectra.png", "loss.png", "maps_z500.png", "maps_t2m.png", "maps_tp.png",
         "hovmoeller_z500.png", "hovmoeller_t2m.png", "hovmoeller_tp.png", "animation_t2m.gif",
+        *(f"hovmoeller_latitude_{name}.png" for name in ("z500", "t2m", "tp")),
     }  # fmt: skip
 
 
@@ -72,6 +73,11 @@ def test_scores_csv(run: Run, table: ScoreTable) -> None:
 def test_scores_nc(run: Run, table: ScoreTable) -> None:
     with xr.open_dataset(run.folder / "scores.nc") as dataset:
         xr.testing.assert_equal(dataset.load(), table.dataset)
+        assert dataset.attrs["Conventions"] == "CF-1.8" and dataset["n_cases"].encoding["dtype"] == "int32"
+        names = {name: dataset[name].attrs["long_name"] for name in dataset.variables}
+        assert names["rmse_low"] == "lower end of the 95 % interval of the root-mean-square error (RMSE)"
+        assert names["wind_vector_mae"] == "Mean absolute error, wind vectors" and names["lead"] == "lead time"
+        assert names["wind_n_eff"] == f"{names['n_eff']}, wind vectors"
         assert dataset["rmse"].dims == ("forecast", "season", "channel", "lead", "region")
         assert dataset["n_cases"].values.tolist() == [3, 3] and dataset["n_blocks"].values.tolist() == [[1, 1, 1]] * 2
         assert dataset["p_value"].dims == ("reference", "season", "channel", "lead", "region")
@@ -84,7 +90,7 @@ def test_scores_nc(run: Run, table: ScoreTable) -> None:
 def test_the_report_is_one_file_that_says_what_it_must(run: Run, table: ScoreTable) -> None:
     text = (run.folder / "report.html").read_text()
     assert not re.search(r'(src|href)="(?!data:)', text)
-    assert text.count("data:image/png;base64,") == 8  # curves and scorecard are drawn by the page
+    assert text.count("data:image/png;base64,") == 11  # curves and scorecard are drawn by the page
     assert text.count("data:image/gif;base64,") == 1
     for wanted in (
         "Prescribed forcing: sst", "The climatology is from 1.0 years", "1 of the forecasts were left out",

@@ -1,0 +1,60 @@
+"""scores.nc: the table of scores with the attributes of the CF conventions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import xarray as xr
+
+from credit.verify.meanings import EVENT_MEANINGS, MEANINGS, SEEPS_MEANING
+
+_ENDS = {
+    "_low": "lower end of the 95 % interval of the",
+    "_high": "upper end of the 95 % interval of the",
+    "_fair": "fair",
+}
+_MEANINGS = {**MEANINGS, **EVENT_MEANINGS, "seeps": SEEPS_MEANING}
+_LONG_NAMES = {
+    "lead": "lead time",
+    "acc_wb2": "anomaly correlation of each case, then the mean",
+    "activity": "standard deviation in space of the anomaly",
+    "activity_truth": "standard deviation in space of the truth's anomaly",
+    "rmse_member": "root-mean-square error of a member",
+    "rank_deviation": "sum over ranks of the distance of their frequency from a flat histogram's",
+    "rank_outliers": "frequency of a truth outside the ensemble over that of a flat histogram",
+    "level": "level of the channel",
+    "wind_level": "level of the wind",
+    "event_level": "level of the event's channel",
+    "n_cases": "number of initial times",
+    "n_blocks": "number of blocks of days",
+    "n_eff": "number of independent cases whose mean would be as uncertain",
+    "rmse_difference": "RMSE of the model over that of the reference, less 1",
+    "p_value": "p-value of the paired difference of squared errors",
+    "p_adjusted": "p-value adjusted for the false discovery rate of the scorecard",
+    "significant": "whether the difference is significant",
+    "ranks": "relative frequency of the truth's rank among the members",
+}
+
+
+def write_scores(dataset: xr.Dataset, path: Path) -> None:
+    """Write a table's dataset as netCDF, with a long name for whatever has none."""
+    described = dataset.copy().assign_attrs(Conventions="CF-1.8")
+    for name, variable in described.variables.items():
+        variable.attrs.setdefault("long_name", long_name(str(name)))
+    # CF 1.8 has no integers of 64 bits, and no missing values of coordinates
+    encoding = {name: {"dtype": "int32"} for name, own in described.data_vars.items() if own.dtype == "int64"}
+    described.to_netcdf(path, engine="netcdf4", encoding=encoding | {"lead": {"_FillValue": None}})
+
+
+def long_name(name: str) -> str:
+    """Return what a variable of the scores is, in words."""
+    for end, words in _ENDS.items():
+        if name.endswith(end):
+            own = long_name(name.removesuffix(end))
+            return f"{words} {own if own[1:2].isupper() else own[:1].lower() + own[1:]}"
+    if name in _MEANINGS:
+        return _MEANINGS[name].label
+    if name in _LONG_NAMES:
+        return _LONG_NAMES[name]
+    of_wind = name.removeprefix("wind_vector_").removeprefix("wind_")
+    return f"{long_name(of_wind)}, wind vectors" if of_wind != name else name.replace("_", " ")

@@ -1,0 +1,103 @@
+"""The netCDF files of a forecast and of its scores keep the CF conventions: says IOOS's compliance-checker, offline.
+
+The checker has pyproj, whose PROJ and ecCodes' cannot live in one environment; so it has its own (``make test`` makes
+it), and runs as a program. Its table of standard names comes with it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import netCDF4
+import pytest
+
+from tests.smoke.test_budgets import write_air
+from tests.unit.forecast.air import UNITS
+
+# what the checker recommends, and why our files do without
+WITHOUT = {
+    "global attribute history should exist": "files of one forecast are the same whenever they are made",
+    "dimensions are not located left of T, Z, Y, X": "time comes first, as a step is written in one piece",
+    "strict_monotonicity: unsupported operand": "coordinates of scores are names, too, which the checker subtracts",
+    "does not cross 1582-10-15": "the standard calendar is allowed, and the one that the data name",
+}
+STANDARD_NAMES = {
+    "t": "air_temperature", "u": "eastward_wind", "v": "northward_wind", "q": "specific_humidity",
+    "sp": "surface_air_pressure", "tp": "lwe_thickness_of_precipitation_amount", "zs": "surface_geopotential",
+}  # fmt: skip
+DERIVED = (
+    "{z: {kind: geopotential}, msl: {kind: mean_sea_level_pressure}, wind: {kind: wind_speed}, "
+    "r: {kind: relative_humidity}, tp12: {kind: accumulation, of: tp, over: 12h}}"
+)
+ENSEMBLE = "inference.ensemble={members: 2, perturbation: {kind: correlated}}"
+
+
+@pytest.fixture(scope="session")
+def checker() -> str:
+    """The checker's program."""
+    own = Path(sys.prefix) / "cf" / "bin" / "compliance-checker"
+    found = str(own) if own.exists() else shutil.which("compliance-checker")
+    if found is None:
+        pytest.skip(f"no compliance-checker in {own.parent} or on PATH; make test brings it")
+    return found
+
+
+def findings(checker: str, path: Path) -> list[str]:
+    """Return what the checker finds in a file by the conventions that it names, and which of its checks broke down."""
+    with netCDF4.Dataset(path) as file:
+        convention = file.Conventions.removeprefix("CF-")
+    report = path.with_suffix(".json")
+    command = [checker, f"--test=cf:{convention}", "--criteria=strict", "--format=json", f"--output={report}", path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert report.exists(), done.stderr
+    (found,) = json.loads(report.read_text()).values()
+    checks = [*found["high_priorities"], *found["medium_priorities"], *found["low_priorities"]]
+    assert len(checks) > 10, "the checker has hardly looked"
+    broken = [line for line in done.stderr.splitlines() if line.startswith(f"cf:{convention}.")]
+    return [message for check in checks for message in check["msgs"]] + broken
+
+
+def test_the_checker_finds_what_is_wrong(checker: str, tmp_path: Path) -> None:
+    with netCDF4.Dataset(tmp_path / "wrong.nc", "w") as file:
+        file.Conventions = "CF-1.8"
+        file.createDimension("x", 2)
+        for name, standard_name, units in (("a", "air_temprature", "K"), ("b", "air_temperature", "Pa")):
+            file.createVariable(name, "f4", ("x",)).setncatts({"standard_name": standard_name, "units": units})
+    found = "\\n".join(findings(checker, tmp_path / "wrong.nc"))
+    assert "air_temprature" in found and 'Units "Pa" for variable b must be convertible' in found
+
+
+@pytest.mark.slow
+def test_forecasts_and_scores_keep_the_conventions(checker: str, tmp_path: Path, command) -> None:
+    """Single forecasts and ensembles, on model and on pressure levels, one file a start, a day or a lead time."""
+    config, run = write_air(tmp_path), tmp_path / "run"
+    with netCDF4.Dataset(tmp_path / "air.nc", "a") as file:
+        for name in UNITS:
+            if name in STANDARD_NAMES:
+                file[name].standard_name = STANDARD_NAMES[name]
+            else:
+                file[name].long_name = f"{name} of ERA5"
+        # units are the data's, and these of ERA5 are no units of UDUNITS
+        file["e"].units = "m"
+    short = ("inference.lead_time=18h", "inference.initial_times=[2000-02-08]", "verification.figure_channels=[sp]",
+             "verification.regions=[global]")  # fmt: skip
+    products = ("inference.pressure_levels=[850, 500]", f"inference.derive={DERIVED}")
+    assert command("train", config, "trainer.max_steps=1", "trainer.validate_every=1").returncode == 0
+    for folder, options in {
+        "single": (),
+        "products": products,
+        "ensemble": (ENSEMBLE, *products, "inference.split=day"),
+        "leads": (ENSEMBLE, "inference.split=lead"),
+    }.items():
+        done = command("rollout", config, *short, f"inference.folder={folder}", *options)
+        assert done.returncode == 0, done.stderr
+    done = command("verify", config, *short, ENSEMBLE, "inference.folder=leads")
+    assert done.returncode == 0, done.stderr
+    files = [min((run / folder).rglob("*.nc")) for folder in ("single", "products", "ensemble", "leads")]
+    for path in [*files, run / "scores.nc"]:
+        wrong = [message for message in findings(checker, path) if not any(own in message for own in WITHOUT)]
+        assert not wrong, f"{path}: {wrong}"
