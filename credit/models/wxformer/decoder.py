@@ -58,8 +58,10 @@ class GroupNorm(nn.GroupNorm):
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """Return the normalised field, (B, C, H, W)."""
-        on_meta = x_BCHW.is_meta  # which has no autocast
-        return super().forward(x_BCHW.float() if not on_meta and torch.is_autocast_enabled(x_BCHW.device.type) else x_BCHW)
+        # the meta device has no autocast
+        if not x_BCHW.is_meta and torch.is_autocast_enabled(x_BCHW.device.type):
+            x_BCHW = x_BCHW.float()
+        return super().forward(x_BCHW)
 
 
 class Refinement(nn.Sequential):
