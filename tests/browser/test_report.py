@@ -250,7 +250,7 @@ def test_the_address_brings_a_view_back(browser: Chromium, page: Path) -> None:
 
 def test_names_are_text_and_never_markup(browser: Chromium, page: Path) -> None:
     browser.open(page)
-    assert shown_texts(browser, "#scorecard tbody th")[-2] == NASTY
+    assert NASTY in shown_texts(browser, "#scorecard tbody th")
     assert OTHER.capitalize() in shown_texts(browser, "#choose-against option")
     assert browser.evaluate("document.querySelectorAll('main b, main i').length") == 0
     assert shown_texts(browser, ".notice") == ["A <short> notice & more"]
