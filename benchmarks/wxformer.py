@@ -1,12 +1,16 @@
 """Time and peak memory of WXFormer's forward and training step, the 1 degree starter, and of the published package's.
 
     python benchmarks/wxformer.py [--threads 2] [--rounds 5] [--steps 3] [--reference FOLDER] [--cases train eval ...]
+                                  [--model starter|published]
 
 FOLDER holds the unpacked wheel of the reference (``pip download --no-deps miles-credit``, then ``unzip -d FOLDER``),
 whose model file needs torch and einops. Every measurement is a process of its own, so that peak memory (resident set,
 library and weights included) is its own; those of one round follow one another, and ratios are of one round, as the
 machine may be faster in the next. A training step is forward, mean squared error, backward and a fused AdamW update; of
 its times the least of the steps after the first counts.
+
+`published` is the size of NCAR's published weights, 640 x 1280 cells and 124 million weights, ours alone; its training
+step needs `--cases checkpoint` on most machines.
 
 Cases of ours alone: `checkpoint` is a training step with activation checkpointing of every block, `rollout` one of two
 forecast steps, each computed again in the backward pass.
@@ -43,22 +47,34 @@ STARTER = {
     "local_window_size": 4,
 }
 INPUTS, OUTPUTS = 80, 84
+STARTER_ONLY = {"decoder": "pixel_shuffle", "padding": {"mode": "mirror", "lat": [37, 38], "lon": [12, 12]}}
+PUBLISHED = {
+    "image_height": 640,
+    "image_width": 1280,
+    "dim": [128, 256, 512, 1024],
+    "depth": [2, 2, 8, 2],
+    "dim_head": 32,
+    "global_window_size": [10, 5, 2, 1],
+    "local_window_size": 10,
+    "decoder": "transposed",
+    "padding": {"mode": "earth", "lat": [80, 80], "lon": [80, 80], "pole": "published"},
+}
+# model -> its settings and channels in and out
+MODELS = {"starter": ({**STARTER, **STARTER_ONLY}, INPUTS, OUTPUTS), "published": (PUBLISHED, 74, 71)}
 SHARED = ("eval", "train")
 MODES = (*SHARED, "checkpoint", "rollout")
 
 
-def build_ours() -> nn.Module:
-    """Return the starter's network."""
+def build_ours(model: str = "starter") -> nn.Module:
+    """Return our network."""
     from credit.models import build_model
 
-    padding = {"mode": "mirror", "lat": [37, 38], "lon": [12, 12]}
-    return build_model(
-        "wxformer", **STARTER, in_channels=INPUTS, out_channels=OUTPUTS, decoder="pixel_shuffle", padding=padding
-    )
+    settings, inputs, outputs = MODELS[model]
+    return build_model("wxformer", **settings, in_channels=inputs, out_channels=outputs)
 
 
 def build_reference() -> nn.Module:
-    """Return the same network of the published package, which must be first on the path."""
+    """Return the starter's network of the published package, which must be first on the path."""
     post = types.ModuleType("credit.postblock.gen1")
     post.PostBlock = None  # asks for much and is not used here
     sys.modules |= {"credit.postblock": types.ModuleType("credit.postblock"), post.__name__: post}
@@ -71,12 +87,13 @@ def build_reference() -> nn.Module:
     )  # fmt: skip
 
 
-def measure(who: str, mode: str, dtype: str, steps: int) -> dict[str, float]:
+def measure(who: str, mode: str, dtype: str, steps: int, size: str = "starter") -> dict[str, float]:
     """Run one case in this process; return seconds, CPU seconds and the peak resident memory in GB."""
     torch.manual_seed(0)
-    model = build_ours() if who == "ours" else build_reference()
-    x = torch.randn(1, INPUTS, 1, STARTER["image_height"], STARTER["image_width"])
-    target = torch.randn(1, OUTPUTS, 1, *x.shape[-2:])
+    model = build_ours(size) if who == "ours" else build_reference()
+    settings, inputs, outputs = MODELS[size]
+    x = torch.randn(1, inputs, 1, settings["image_height"], settings["image_width"])
+    target = torch.randn(1, outputs, 1, *x.shape[-2:])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     model.train(mode != "eval")
     if mode == "checkpoint":
@@ -89,7 +106,7 @@ def measure(who: str, mode: str, dtype: str, steps: int) -> dict[str, float]:
         if mode != "rollout":
             return F.mse_loss(model(x).float(), target)
         first = checkpoint(model, x, use_reentrant=False)
-        second = checkpoint(model, first[:, :INPUTS], use_reentrant=False)
+        second = checkpoint(model, first[:, :inputs], use_reentrant=False)
         return F.mse_loss(first.float(), target) + F.mse_loss(second.float(), target)
 
     def step() -> None:
@@ -129,11 +146,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--reference", type=Path, help="folder with the unpacked wheel of miles-credit")
     parser.add_argument("--cases", nargs="+", choices=MODES, default=MODES)
+    parser.add_argument("--model", choices=MODELS, default="starter")
     parser.add_argument("--case", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     if args.case:
-        print(json.dumps(measure(*args.case, args.steps)))
+        print(json.dumps(measure(*args.case, args.steps, args.model)))
         return
     print(f"torch {torch.__version__}, {args.threads} threads, {args.rounds} rounds, median (least to most)")
     print(f"{'case':12}{'dtype':10}{'':10}{'time [s]':>24}{'CPU [s]':>24}{'peak [GB]':>24}", flush=True)
@@ -143,7 +161,7 @@ def main() -> None:
         for mode in args.cases
         for dtype in ("float32", "bfloat16")
         for who in ("ours", "reference")
-        if who == "ours" or (args.reference and mode in SHARED)
+        if who == "ours" or (args.reference and args.model == "starter" and mode in SHARED)
     ]
     for _ in range(args.rounds):
         for case in cases:
@@ -160,6 +178,7 @@ def run_script(script: Path, case: tuple[str, ...], args: argparse.Namespace) ->
     """Return what `script` prints as JSON for --case in a process of its own, with the package that the case is of."""
     folder = REPOSITORY if case[0] == "ours" else args.reference.resolve()
     command = [sys.executable, str(script.resolve()), "--threads", str(args.threads), "--steps", str(args.steps)]
+    command += ["--model", args.model] if hasattr(args, "model") else []
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     done = subprocess.run([*command, "--case", *case], env=environment, cwd=folder, capture_output=True, text=True)
     if done.returncode:
