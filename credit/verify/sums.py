@@ -8,14 +8,33 @@ Shapes: N cases, L lead times, C channels, V wind vectors, X = C + V rows, R reg
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 
 from credit.verify.case_sums import CaseSums
-from credit.verify.cell_means import CellMeans
+from credit.verify.cell_means import CellMeans, Pair
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Area means of one field; see `ScoreSums`. Those of squares and products are of channels alone, (C, R).
+
+    Attributes:
+        error: (X, R).
+        absolute: (X, R).
+        truth_mean: (C, R) of the truth's anomaly.
+    """
+
+    error: np.ndarray
+    absolute: np.ndarray
+    squared: np.ndarray
+    forecast_variance: np.ndarray
+    truth_variance: np.ndarray
+    covariance: np.ndarray
+    truth_mean: np.ndarray
 
 
 @dataclass
@@ -52,39 +71,55 @@ class ScoreSums(CaseSums):
         return cls(np.asarray(initial, dtype=np.int64), **planes, members=members)
 
     def add(
-        self, case: int, lead: int, means: CellMeans, forecast: np.ndarray, truth: np.ndarray, normal: np.ndarray
-    ) -> None:
-        """Enter one field; all are (C, P) from `CellMeans.flatten`, `normal` is the climatology at the valid time."""
-        place, names = (case, lead), ("error", "absolute", "squared", "own", "true", "product", "true_mean")
-        found = np.empty((len(names), len(forecast), means.shape[1]))
-        rows = np.empty((len(names), forecast.shape[1]))
-        error, absolute, squared, own, true, product, true_anomaly = rows
-        for channel in range(len(forecast)):  # one after the other, so that all rows stay in the core's cache
-            np.subtract(forecast[channel], truth[channel], out=error)
-            np.subtract(truth[channel], normal[channel], out=true_anomaly)
-            np.add(true_anomaly, error, out=own)
-            np.multiply(own, true_anomaly, out=product)
-            np.square(own, out=own)
-            np.square(true_anomaly, out=true)
-            np.square(error, out=squared)
-            np.abs(error, out=absolute)
-            found[:, channel] = means.means_of_channel(rows, channel)
-        of = dict(zip(names, found, strict=True))
-        vectors = np.empty((2, len(means.u), means.shape[1]))
-        for number, (u, v) in enumerate(zip(means.u.tolist(), means.v.tolist(), strict=True)):
-            rows[0] = _length(forecast[u], forecast[v]) - _length(truth[u], truth[v])
-            rows[1] = _length(forecast[u] - truth[u], forecast[v] - truth[v])
-            vectors[:, number] = means.means_of_channel(rows[:2], u)
-        self.error[place] = np.concatenate([of["error"], vectors[0]])
-        self.absolute[place] = np.concatenate([of["absolute"], vectors[1]])
-        self.squared[place] = means.with_vectors(of["squared"])
-        self.forecast_variance[place] = means.with_vectors(of["own"])
-        self.truth_variance[place] = means.with_vectors(of["true"])
-        self.covariance[place] = means.with_vectors(of["product"])
+        self, case: int, lead: int, means: CellMeans, forecast: np.ndarray, truth: np.ndarray, normal: np.ndarray,
+        names: tuple[str, str, str] = ("forecast", "truth", "climatology"),
+    ) -> None:  # fmt: skip
+        """Enter one field.
+
+        Args:
+            case: number of the case.
+            lead: number of the lead time.
+            means: of the C channels.
+            forecast: its cells, (C, H, W) or (C, P), whatever where masked.
+            truth: likewise.
+            normal: likewise, the climatology at the valid time.
+            names: what errors call the three.
+
+        Raises:
+            DataError: if a value outside the mask is missing.
+        """
+        forecast, truth, normal = (means.fields(own) for own in (forecast, truth, normal))
+
+        def pairs(channel: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
+            true = means.difference(truth, normal, channel, rows, room[0])
+            yield from ((true, means.one_W), (true, true))
+            error = means.difference(forecast, truth, channel, rows, room[1])
+            yield from ((error, means.one_W), (error, error), (error, true))
+            yield np.abs(error, out=error), means.one_W
+
+        def lengths(vector: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
+            own, true = (means.components(field, vector, rows) for field in (forecast, truth))
+            yield from means.length_pairs((own, true, own - true), vector, rows, room[0])
+
+        moments = means.of_products(6, pairs, dict(zip(names, (forecast, truth, normal), strict=True)))
+        true, true_true, error, squared, product, absolute = moments
+        own_length, true_length, error_length = means.of_vector_products(3, lengths)
+        self.enter((case, lead), means, Moments(
+            np.concatenate([error, own_length - true_length]), np.concatenate([absolute, error_length]), squared,
+            forecast_variance=true_true + 2 * product + squared, truth_variance=true_true,
+            covariance=true_true + product, truth_mean=true,
+        ))  # fmt: skip
+
+    def enter(self, place: tuple[int, int], means: CellMeans, own: Moments) -> None:
+        """Enter what was found of the case and lead time with these numbers."""
+        self.error[place], self.absolute[place] = own.error, own.absolute
+        for name in ("squared", "forecast_variance", "truth_variance", "covariance"):
+            getattr(self, name)[place] = means.with_vectors(getattr(own, name))
+        forecast_mean = own.truth_mean + own.error[: len(own.truth_mean)]
         # rounding may leave a little less than nothing
-        own_mean = of["true_mean"] + of["error"]
-        self.forecast_activity[place] = means.with_vectors(np.maximum(of["own"] - own_mean**2, 0.0))
-        self.truth_activity[place] = means.with_vectors(np.maximum(of["true"] - of["true_mean"] ** 2, 0.0))
+        activity = np.maximum(own.forecast_variance - forecast_mean**2, 0.0)
+        self.forecast_activity[place] = means.with_vectors(activity)
+        self.truth_activity[place] = means.with_vectors(np.maximum(own.truth_variance - own.truth_mean**2, 0.0))
 
     def metrics(self) -> dict[str, np.ndarray]:
         """Return metric -> (L, X, R): those of `metrics_of`, and ``acc_wb2`` and the activities.
@@ -168,7 +203,3 @@ def _ratio(covariance: np.ndarray, squares: np.ndarray) -> np.ndarray:
     """Return covariance / sqrt(squares), NaN where there is no variance."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return covariance / np.sqrt(squares)
-
-
-def _length(u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    return np.sqrt(u * u + v * v)
