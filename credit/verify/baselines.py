@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +12,8 @@ from credit.config.schema_forecast import ClimatologyConfig
 from credit.data.climatology import Climatology, load_climatology
 from credit.data.climatology_store import obtain_climatology
 from credit.data.splits import Split
-from credit.verify.cell_means import CellMeans
+from credit.verify.cell_means import CellMeans, Pair
+from credit.verify.sums import Moments, ScoreSums
 
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
@@ -59,35 +60,103 @@ def fit_damping(
     chosen = inside[np.unique(np.linspace(0, len(inside) - 1, _DAMPING_SAMPLES).astype(int))]
     known = set(inside.tolist())
     product, square = np.zeros((2, len(leads), len(means.names)))
-
-    def anomaly(minutes: int) -> np.ndarray:
-        return means.flatten(fields(minutes) - normal(minutes), "training data")
-
     for start in tqdm(chosen.tolist(), "damping", disable=None):
-        pairs = [number for number, lead in enumerate(leads.tolist()) if start + lead in known]
-        if not pairs:
-            continue
-        first = anomaly(start)
-        first_square = means.mean(first**2)[:, 0]
-        for number in pairs:
-            product[number] += means.mean(first * anomaly(start + int(leads[number])))[:, 0]
-            square[number] += first_square
+        first = {"training data": fields(start), "climatology": normal(start)}
+        for number, lead in enumerate(leads.tolist()):
+            if start + lead in known:
+                last = {"later training data": fields(start + lead), "later climatology": normal(start + lead)}
+                found = _anomaly_products(means, first | last)
+                square[number] += found[0]
+                product[number] += found[1]
     return np.divide(product, square, out=np.zeros_like(product), where=square > 0)
+
+
+def _anomaly_products(means: CellMeans, fields: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return the means of the first anomaly's square and of its product with the second, (2, C), in the first region.
+
+    Args:
+        means: of the C channels.
+        fields: truth, climatology, later truth and later climatology by name, each (C, H, W).
+    """
+    first, normal_first, last, normal_last = fields.values()
+
+    def pairs(channel: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
+        anomaly = means.difference(first, normal_first, channel, rows, room[0])
+        yield anomaly, anomaly
+        yield anomaly, means.difference(last, normal_last, channel, rows, room[1])
+
+    return means.of_products(2, pairs, fields)[:, :, 0]
 
 
 def baseline_fields(
     initial: np.ndarray, normal_initial: np.ndarray, normal_valid: np.ndarray, damping: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Return baseline -> (C, N) forecast for one lead time.
+    """Return baseline -> (C, ...) forecast for one lead time.
 
     Args:
-        initial: (C, N) truth at the initial time.
-        normal_initial: (C, N) climatology at the initial time.
-        normal_valid: (C, N) climatology at the valid time.
+        initial: (C, ...) truth at the initial time.
+        normal_initial: (C, ...) climatology at the initial time.
+        normal_valid: (C, ...) climatology at the valid time.
         damping: (C,) r of this lead time.
     """
+    r = damping.reshape(-1, *(1,) * (initial.ndim - 1))
     return {
         "persistence": initial,
-        "damped_persistence": normal_valid + damping[:, None] * (initial - normal_initial),
+        "damped_persistence": normal_valid + r * (initial - normal_initial),
         "climatology": normal_valid,
     }
+
+
+def add_baselines(
+    sums: Mapping[str, ScoreSums], place: tuple[int, int], means: CellMeans, fields: Mapping[str, np.ndarray],
+    damping: np.ndarray,
+) -> None:  # fmt: skip
+    """Enter the baselines of one case and lead time, in one pass over the cells.
+
+    Args:
+        sums: baseline -> its sums, and others.
+        place: numbers of the case and of the lead time.
+        means: of the C channels.
+        fields: truth and climatology at the initial time, and at the valid time, each (C, H, W), whatever where masked,
+            by what errors call them.
+        damping: (C,) r of this lead time.
+
+    Raises:
+        DataError: if a value outside the mask is missing.
+    """
+    start, normal_start, truth, normal = fields.values()
+    one = means.one_W
+
+    def pairs(channel: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
+        true = means.difference(truth, normal, channel, rows, room[0])
+        yield true, one
+        yield true, true
+        yield np.abs(true, out=room[1]), one
+        persisted = means.difference(start, truth, channel, rows, room[1])
+        yield persisted, one
+        yield persisted, persisted
+        yield persisted, true
+        yield np.abs(persisted, out=persisted), one
+        damped = means.difference(start, normal_start, channel, rows, room[1])
+        damped *= damping[channel]
+        yield damped, one
+        yield damped, damped
+        yield damped, true
+        damped -= true
+        yield np.abs(damped, out=damped), one
+
+    def lengths(vector: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
+        first, normal_first, true, expected = (means.components(own, vector, rows) for own in fields.values())
+        r = damping[[means.u[vector], means.v[vector]]].astype(true.dtype)
+        forecasts = baseline_fields(first, normal_first, expected, r).values()
+        yield from means.length_pairs((true, *forecasts, *(own - true for own in forecasts)), vector, rows, room[0])
+
+    true, true_true, absolute, *found = means.of_products(11, pairs, fields)
+    true_length, *found_of_vectors = means.of_vector_products(7, lengths)
+    vectors = [(found_of_vectors[number] - true_length, found_of_vectors[number + 3]) for number in range(3)]
+    nothing = np.zeros_like(true)  # climatology's anomaly
+    persistence = Moments.of_error((true, true_true), found[:4], vectors[0])
+    damped = Moments.of_anomaly((true, true_true), found[4:], vectors[1])
+    climatology = Moments.of_anomaly((true, true_true), (nothing, nothing, nothing, absolute), vectors[2])
+    for name, moments in zip(BASELINES, (persistence, damped, climatology), strict=True):
+        sums[name].enter(place, means, moments)

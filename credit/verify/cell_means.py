@@ -72,9 +72,9 @@ class CellMeans:
         flat[~self.valid_CP] = 0.0
         return flat
 
-    def fields(self, fields_CP: np.ndarray) -> np.ndarray:
-        """Return fields, whose cells may be in one dimension, as (C, H, W)."""
-        return fields_CP.reshape(len(self.names), *self._grid)
+    def on_grid(self, fields: np.ndarray) -> np.ndarray:
+        """Return fields (C, H, W) or (C, P) as (C, H, W)."""
+        return fields.reshape(len(self.names), *self._grid)
 
     def require_finite(self, fields_CHW: np.ndarray, what: str) -> None:
         """Refuse fields of which a value outside the mask is missing.

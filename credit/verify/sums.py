@@ -8,7 +8,7 @@ Shapes: N cases, L lead times, C channels, V wind vectors, X = C + V rows, R reg
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -20,21 +20,39 @@ from credit.verify.cell_means import CellMeans, Pair
 
 @dataclass(frozen=True)
 class Moments:
-    """Area means of one field; see `ScoreSums`. Those of squares and products are of channels alone, (C, R).
+    """Area means of one field that its planes in `ScoreSums` are made of.
 
     Attributes:
-        error: (X, R).
-        absolute: (X, R).
-        truth_mean: (C, R) of the truth's anomaly.
+        truth: mean and mean square of the truth's anomaly, each (C, R).
+        channels: mean error, absolute and squared error, mean square of the forecast's anomaly and its product with the
+            truth's, each (C, R).
+        vectors: mean error of the length and length of the error, each (V, R).
     """
 
-    error: np.ndarray
-    absolute: np.ndarray
-    squared: np.ndarray
-    forecast_variance: np.ndarray
-    truth_variance: np.ndarray
-    covariance: np.ndarray
-    truth_mean: np.ndarray
+    truth: Sequence[np.ndarray]
+    channels: Sequence[np.ndarray]
+    vectors: Sequence[np.ndarray]
+
+    @classmethod
+    def of_error(cls, truth: Sequence[np.ndarray], own: Sequence[np.ndarray], vectors: Sequence[np.ndarray]) -> Self:
+        """Return those of a field given the means of its error, the error's square, its product with the truth's
+        anomaly and its size; exact for small errors.
+        """
+        error, squared, product, absolute = own
+        return cls(
+            truth,
+            (error, absolute, squared, truth[1] + 2 * product + squared, truth[1] + product),
+            vectors,
+        )
+
+    @classmethod
+    def of_anomaly(cls, truth: Sequence[np.ndarray], own: Sequence[np.ndarray], vectors: Sequence[np.ndarray]) -> Self:
+        """Return those of a field given the means of its anomaly, the anomaly's square, its product with the truth's
+        and the absolute error; exact for small anomalies.
+        """
+        anomaly, variance, product, absolute = own
+        squared = np.maximum(variance - 2 * product + truth[1], 0.0)
+        return cls(truth, (anomaly - truth[0], absolute, squared, variance, product), vectors)
 
 
 @dataclass
@@ -72,7 +90,7 @@ class ScoreSums(CaseSums):
 
     def add(
         self, case: int, lead: int, means: CellMeans, forecast: np.ndarray, truth: np.ndarray, normal: np.ndarray,
-        names: tuple[str, str, str] = ("forecast", "truth", "climatology"),
+        names: Sequence[str] = ("forecast", "truth", "climatology"),
     ) -> None:  # fmt: skip
         """Enter one field.
 
@@ -80,7 +98,7 @@ class ScoreSums(CaseSums):
             case: number of the case.
             lead: number of the lead time.
             means: of the C channels.
-            forecast: its cells, (C, H, W) or (C, P), whatever where masked.
+            forecast: (C, H, W) or (C, P), whatever where masked.
             truth: likewise.
             normal: likewise, the climatology at the valid time.
             names: what errors call the three.
@@ -88,7 +106,7 @@ class ScoreSums(CaseSums):
         Raises:
             DataError: if a value outside the mask is missing.
         """
-        forecast, truth, normal = (means.fields(own) for own in (forecast, truth, normal))
+        forecast, truth, normal = (means.on_grid(own) for own in (forecast, truth, normal))
 
         def pairs(channel: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
             true = means.difference(truth, normal, channel, rows, room[0])
@@ -101,25 +119,24 @@ class ScoreSums(CaseSums):
             own, true = (means.components(field, vector, rows) for field in (forecast, truth))
             yield from means.length_pairs((own, true, own - true), vector, rows, room[0])
 
-        moments = means.of_products(6, pairs, dict(zip(names, (forecast, truth, normal), strict=True)))
-        true, true_true, error, squared, product, absolute = moments
+        found = means.of_products(6, pairs, dict(zip(names, (forecast, truth, normal), strict=True)))
         own_length, true_length, error_length = means.of_vector_products(3, lengths)
-        self.enter((case, lead), means, Moments(
-            np.concatenate([error, own_length - true_length]), np.concatenate([absolute, error_length]), squared,
-            forecast_variance=true_true + 2 * product + squared, truth_variance=true_true,
-            covariance=true_true + product, truth_mean=true,
-        ))  # fmt: skip
+        moments = Moments.of_error(found[:2], found[2:], (own_length - true_length, error_length))
+        self.enter((case, lead), means, moments)
 
-    def enter(self, place: tuple[int, int], means: CellMeans, own: Moments) -> None:
-        """Enter what was found of the case and lead time with these numbers."""
-        self.error[place], self.absolute[place] = own.error, own.absolute
-        for name in ("squared", "forecast_variance", "truth_variance", "covariance"):
-            getattr(self, name)[place] = means.with_vectors(getattr(own, name))
-        forecast_mean = own.truth_mean + own.error[: len(own.truth_mean)]
+    def enter(self, place: tuple[int, int], means: CellMeans, moments: Moments) -> None:
+        """Enter what was found of one field; `place` is the number of the case and of the lead time."""
+        true, true_true = moments.truth
+        error, absolute, squared, own_own, product = moments.channels
+        self.error[place] = np.concatenate([error, moments.vectors[0]])
+        self.absolute[place] = np.concatenate([absolute, moments.vectors[1]])
+        self.squared[place] = means.with_vectors(squared)
+        self.forecast_variance[place] = means.with_vectors(own_own)
+        self.truth_variance[place] = means.with_vectors(true_true)
+        self.covariance[place] = means.with_vectors(product)
         # rounding may leave a little less than nothing
-        activity = np.maximum(own.forecast_variance - forecast_mean**2, 0.0)
-        self.forecast_activity[place] = means.with_vectors(activity)
-        self.truth_activity[place] = means.with_vectors(np.maximum(own.truth_variance - own.truth_mean**2, 0.0))
+        self.forecast_activity[place] = means.with_vectors(np.maximum(own_own - (true + error) ** 2, 0.0))
+        self.truth_activity[place] = means.with_vectors(np.maximum(true_true - true**2, 0.0))
 
     def metrics(self) -> dict[str, np.ndarray]:
         """Return metric -> (L, X, R): those of `metrics_of`, and ``acc_wb2`` and the activities.
