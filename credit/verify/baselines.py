@@ -13,7 +13,7 @@ from credit.data.climatology import Climatology, load_climatology
 from credit.data.climatology_store import obtain_climatology
 from credit.data.splits import Split
 from credit.verify.cell_means import CellMeans, Pair
-from credit.verify.sums import Moments, ScoreSums
+from credit.verify.sums import Moments, ScoreSums, vector_error
 
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
@@ -89,20 +89,19 @@ def _anomaly_products(means: CellMeans, fields: Mapping[str, np.ndarray]) -> np.
 
 
 def baseline_fields(
-    initial: np.ndarray, normal_initial: np.ndarray, normal_valid: np.ndarray, damping: np.ndarray
+    initial: np.ndarray, normal_initial: np.ndarray, normal_valid: np.ndarray, damping: np.ndarray | float
 ) -> dict[str, np.ndarray]:
-    """Return baseline -> (C, ...) forecast for one lead time.
+    """Return baseline -> forecast for one lead time.
 
     Args:
-        initial: (C, ...) truth at the initial time.
-        normal_initial: (C, ...) climatology at the initial time.
-        normal_valid: (C, ...) climatology at the valid time.
-        damping: (C,) r of this lead time.
+        initial: truth at the initial time, of any shape.
+        normal_initial: climatology at the initial time.
+        normal_valid: climatology at the valid time.
+        damping: r of this lead time, for each field.
     """
-    r = damping.reshape(-1, *(1,) * (initial.ndim - 1))
     return {
         "persistence": initial,
-        "damped_persistence": normal_valid + r * (initial - normal_initial),
+        "damped_persistence": normal_valid + damping * (initial - normal_initial),
         "climatology": normal_valid,
     }
 
@@ -146,10 +145,14 @@ def add_baselines(
         yield np.abs(damped, out=damped), one
 
     def lengths(vector: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
-        first, normal_first, true, expected = (means.components(own, vector, rows) for own in fields.values())
-        r = damping[[means.u[vector], means.v[vector]]].astype(true.dtype)
-        forecasts = baseline_fields(first, normal_first, expected, r).values()
-        yield from means.length_pairs((true, *forecasts, *(own - true for own in forecasts)), vector, rows, room[0])
+        # float() keeps float32 fields float32
+        components = [
+            baseline_fields(*(own[c, rows] for own in (start, normal_start, normal)), float(damping[c])).values()
+            for c in means.winds[vector]
+        ]
+        forecasts, true = list(zip(*components, strict=True)), [truth[c, rows] for c in means.winds[vector]]
+        errors = (vector_error(own, true) for own in forecasts)
+        yield from means.length_pairs((true, *forecasts, *errors), vector, rows, room)
 
     true, true_true, absolute, *found = means.of_products(11, pairs, fields)
     true_length, *found_of_vectors = means.of_vector_products(7, lengths)

@@ -43,6 +43,7 @@ class CellMeans:
         valid = [~masks[c.variable] if c.variable in masks else everywhere for c in channels]
         self.valid_CP = np.stack(valid).reshape(len(channels), -1)
         self.u, self.v = (np.array([pair[i] for pair in winds], dtype=int) for i in (0, 1))
+        self.winds = list(winds)
         self.shape = len(channels) + len(winds), len(weights)
         self._grid = weights.shape[1:]
         self._hidden_CHW = ~self.valid_CP.reshape(-1, *self._grid)
@@ -104,15 +105,15 @@ class CellMeans:
             values[self._hidden_CHW[channel, rows]] = 0.0
         return values
 
-    def components(self, fields_CHW: np.ndarray, vector: int, rows: slice) -> np.ndarray:
-        """Return the components of a vector in some rows, (2, rows, W)."""
-        return np.stack([fields_CHW[own[vector], rows] for own in (self.u, self.v)])
-
-    def length_pairs(self, vectors: Iterable[np.ndarray], vector: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
-        """Yield what the mean length of each of `vectors`, components in some rows (2, rows, W), is made of."""
+    def length_pairs(
+        self, vectors: Iterable[tuple[np.ndarray, np.ndarray]], vector: int, rows: slice, room: np.ndarray
+    ) -> Iterator[Pair]:
+        """Yield what the mean length of each of `vectors`, two components (rows, W), is made of."""
         for u, v in vectors:
-            room[...] = np.sqrt(u * u + v * v)
-            yield self.hide(room, self.u[vector], rows), self.one_W
+            square, other = (own.reshape(-1).view(u.dtype)[: u.size].reshape(u.shape) for own in room[1:])
+            np.square(u, out=square)
+            square += np.square(v, out=other)
+            yield self.hide(np.sqrt(square, out=room[0]), self.u[vector], rows), self.one_W
 
     def of_products(self, count: int, pairs: Pairs, fields: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return the means over each region of products of fields, (K, C, R), in one pass over the cells.

@@ -292,7 +292,7 @@ class _Scorer:
                 fields = {"truth": start, "climatology": normal_start} | later
                 add_baselines(part.sums, place, self._means, fields, r)
                 if used:
-                    few = baseline_fields(start[used], normal_start[used], normal[used], r[used])
+                    few = baseline_fields(start[used], normal_start[used], normal[used], r[used, None, None])
                     for name, baseline in few.items():
                         self._thresholds.add(part, name, place, valid, baseline[None], truth, used)
                 for key in self._contenders:

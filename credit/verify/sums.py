@@ -116,8 +116,8 @@ class ScoreSums(CaseSums):
             yield np.abs(error, out=error), means.one_W
 
         def lengths(vector: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
-            own, true = (means.components(field, vector, rows) for field in (forecast, truth))
-            yield from means.length_pairs((own, true, own - true), vector, rows, room[0])
+            own, true = ([field[channel, rows] for channel in means.winds[vector]] for field in (forecast, truth))
+            yield from means.length_pairs((own, true, vector_error(own, true)), vector, rows, room)
 
         found = means.of_products(6, pairs, dict(zip(names, (forecast, truth, normal), strict=True)))
         own_length, true_length, error_length = means.of_vector_products(3, lengths)
@@ -220,3 +220,8 @@ def _ratio(covariance: np.ndarray, squares: np.ndarray) -> np.ndarray:
     """Return covariance / sqrt(squares), NaN where there is no variance."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return covariance / np.sqrt(squares)
+
+
+def vector_error(forecast: Sequence[np.ndarray], truth: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return the difference of vectors, by component."""
+    return [own - true for own, true in zip(forecast, truth, strict=True)]
