@@ -61,49 +61,45 @@ def fit_damping(
     known = set(inside.tolist())
     product, square = np.zeros((2, len(leads), len(means.names)))
     for start in tqdm(chosen.tolist(), "damping", disable=None):
-        first = {"training data": fields(start), "climatology": normal(start)}
+        first = fields(start) - normal(start)
         for number, lead in enumerate(leads.tolist()):
             if start + lead in known:
-                last = {"later training data": fields(start + lead), "later climatology": normal(start + lead)}
-                found = _anomaly_products(means, first | last)
+                found = _anomaly_products(means, first, fields(start + lead), normal(start + lead))
                 square[number] += found[0]
                 product[number] += found[1]
     return np.divide(product, square, out=np.zeros_like(product), where=square > 0)
 
 
-def _anomaly_products(means: CellMeans, fields: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the means of the first anomaly's square and of its product with the second, (2, C), in the first region.
+def _anomaly_products(means: CellMeans, first: np.ndarray, last: np.ndarray, normal: np.ndarray) -> np.ndarray:
+    """Return the means of the first anomaly's square and of its product with the last, (2, C), in the first region.
 
     Args:
         means: of the C channels.
-        fields: truth, climatology, later truth and later climatology by name, each (C, H, W).
+        first: the first anomaly, (C, H, W).
+        last: what the last is of.
+        normal: the climatology that it is taken from.
     """
-    first, normal_first, last, normal_last = fields.values()
 
     def pairs(channel: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
-        anomaly = means.difference(first, normal_first, channel, rows, room[0])
+        anomaly = means.scaled(first, 1.0, channel, rows, room[0])
         yield anomaly, anomaly
-        yield anomaly, means.difference(last, normal_last, channel, rows, room[1])
+        yield anomaly, means.difference(last, normal, channel, rows, room[1])
 
-    return means.of_products(2, pairs, fields)[:, :, 0]
+    return means.of_products(2, pairs, {"training data": last, "climatology": normal})[:, :, 0]
 
 
 def baseline_fields(
-    initial: np.ndarray, normal_initial: np.ndarray, normal_valid: np.ndarray, damping: np.ndarray | float
+    initial: np.ndarray, anomaly: np.ndarray, normal: np.ndarray, damping: np.ndarray | float
 ) -> dict[str, np.ndarray]:
-    """Return baseline -> forecast for one lead time.
+    """Return baseline -> forecast for one lead time, in fields of any shape.
 
     Args:
-        initial: truth at the initial time, of any shape.
-        normal_initial: climatology at the initial time.
-        normal_valid: climatology at the valid time.
+        initial: truth at the initial time.
+        anomaly: its anomaly.
+        normal: climatology at the valid time.
         damping: r of this lead time, for each field.
     """
-    return {
-        "persistence": initial,
-        "damped_persistence": normal_valid + damping * (initial - normal_initial),
-        "climatology": normal_valid,
-    }
+    return {"persistence": initial, "damped_persistence": normal + damping * anomaly, "climatology": normal}
 
 
 def add_baselines(
@@ -116,14 +112,14 @@ def add_baselines(
         sums: baseline -> its sums, and others.
         place: numbers of the case and of the lead time.
         means: of the C channels.
-        fields: truth and climatology at the initial time, and at the valid time, each (C, H, W), whatever where masked,
-            by what errors call them.
+        fields: truth at the initial time and its anomaly, truth and climatology at the valid time, each (C, H, W),
+            whatever where masked, by what errors call them.
         damping: (C,) r of this lead time.
 
     Raises:
         DataError: if a value outside the mask is missing.
     """
-    start, normal_start, truth, normal = fields.values()
+    start, anomaly, truth, normal = fields.values()
     one = means.one_W
 
     def pairs(channel: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
@@ -136,8 +132,7 @@ def add_baselines(
         yield persisted, persisted
         yield persisted, true
         yield np.abs(persisted, out=persisted), one
-        damped = means.difference(start, normal_start, channel, rows, room[1])
-        damped *= damping[channel]
+        damped = means.scaled(anomaly, damping[channel], channel, rows, room[1])
         yield damped, one
         yield damped, damped
         yield damped, true
@@ -147,7 +142,7 @@ def add_baselines(
     def lengths(vector: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
         # float() keeps float32 fields float32
         components = [
-            baseline_fields(*(own[c, rows] for own in (start, normal_start, normal)), float(damping[c])).values()
+            baseline_fields(*(own[c, rows] for own in (start, anomaly, normal)), float(damping[c])).values()
             for c in means.winds[vector]
         ]
         forecasts, true = list(zip(*components, strict=True)), [truth[c, rows] for c in means.winds[vector]]

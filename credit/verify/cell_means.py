@@ -15,7 +15,7 @@ import torch
 from credit.channels import Channel
 from credit.errors import DataError
 
-_BLOCK_CELLS = 2**16  # three float64 fields of so many cells stay in a core's cache
+_BLOCK_CELLS = 2**15  # three float64 fields of so many cells stay in a core's cache
 Pair = tuple[np.ndarray, np.ndarray]
 # number of a channel or vector, rows of the grid, room for three fields of them -> fields (rows, W) to be multiplied
 Pairs = Callable[[int, slice, np.ndarray], Iterator[Pair]]
@@ -97,6 +97,12 @@ class CellMeans:
         Of float32 fields it is rounded to float32, which is exact where one is not more than twice the other.
         """
         np.subtract(x_CHW[channel, rows], y_CHW[channel, rows], out=out)
+        return self.hide(out, channel, rows)
+
+    def scaled(self, fields_CHW: np.ndarray, factor: float, channel: int, rows: slice, out: np.ndarray) -> np.ndarray:
+        """Return some rows of a channel, times `factor`, in `out`, (rows, W) float64, 0 where masked."""
+        np.copyto(out, fields_CHW[channel, rows])
+        out *= factor
         return self.hide(out, channel, rows)
 
     def hide(self, values: np.ndarray, channel: int, rows: slice) -> np.ndarray:

@@ -15,7 +15,7 @@ from credit.grid import LatLonGrid
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
 
-_CACHE_BYTES = 1 << 30
+CACHE_BYTES = 1 << 30  # of truth, and of climatology
 Masks = Mapping[str, np.ndarray]
 
 
@@ -46,7 +46,7 @@ class ScoredFields:
                 return bring(reader.read(index))
 
         field_bytes = 4 * len(reader.channels.stored) * self.grid.shape[0] * self.grid.shape[1]
-        self.read = lru_cache(maxsize=max(least_fields, _CACHE_BYTES // field_bytes))(read)
+        self.read = lru_cache(maxsize=max(least_fields, CACHE_BYTES // field_bytes))(read)
 
     def bring(self, channels: Sequence[Channel], grid: LatLonGrid) -> Callable[[np.ndarray], np.ndarray]:
         """Return what brings fields (..., C, h, w) of `channels` on `grid` to the grid of the scores.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,7 +32,7 @@ from credit.verify.ensemble_sums import EnsembleSums
 from credit.verify.facts import describe_grid, describe_truth
 from credit.verify.rank_histogram import RankHistogram
 from credit.verify.regions import GLOBE, describe_regions, region_weights, scored_regions
-from credit.verify.scored_fields import ScoredFields
+from credit.verify.scored_fields import CACHE_BYTES, ScoredFields
 from credit.verify.seasons import cases_by_season
 from credit.verify.share import Pairs, Part, Share, gather
 from credit.verify.spectra import SphericalSpectrum
@@ -192,7 +194,10 @@ class _Scorer:
         )
         # a store's climatology is on the grid of the data
         self._climatology = build_climatology(conf.climatology, data if onto is not None else reader, names, train)
-        self._bring_normal = reader.bring(channels, data.grid)
+        # side by side and one after the other, cases share valid times
+        kept = CACHE_BYTES // (4 * len(channels) * math.prod(reader.grid.shape))
+        bring = reader.bring(channels, data.grid)
+        self._normal = lru_cache(maxsize=max(1, kept))(lambda minutes: bring(self._climatology.at(minutes)))
         globe = CellMeans(channels, reader.masks, region_weights(reader.grid, GLOBE))
         self._damping = fit_damping(self._truth, reader.times, self._normal, train, leads, globe)
         self._spectrum = SphericalSpectrum(reader.grid)
@@ -223,9 +228,6 @@ class _Scorer:
         index = self._reader.index_of(minutes)
         assert index is not None, minutes
         return _pick(self._reader.read(index), self._stored)
-
-    def _normal(self, minutes: int) -> np.ndarray:
-        return self._bring_normal(self._climatology.at(minutes))
 
     def score(self, groups: Sequence[Sequence[int]], example: int) -> Part:
         """Score the cases of `groups` and collect what the figures show."""
@@ -281,18 +283,19 @@ class _Scorer:
         """Score the cases of a group side by side."""
         clock, used = self._reader.clock, self._thresholds.channels
         numbers = np.searchsorted(part.cases, group).tolist()
-        starts = [(self._truth(initial), self._normal(initial)) for initial in group]
+        starts = [self._truth(initial) for initial in group]
+        anomalies = [start - self._normal(initial) for initial, start in zip(group, starts, strict=True)]
         for row, lead in enumerate(self._leads.tolist()):
             r = self._damping[row]
-            for case, initial, (start, normal_start) in zip(numbers, group, starts, strict=True):
+            for case, initial, start, anomaly in zip(numbers, group, starts, anomalies, strict=True):
                 place, valid = (case, row), initial + lead
                 when = f" at {clock.format(valid)}"
                 later = {f"truth{when}": self._truth(valid), f"climatology{when}": self._normal(valid)}
                 truth, normal = later.values()
-                fields = {"truth": start, "climatology": normal_start} | later
+                fields = {"truth": start, "its anomaly": anomaly} | later
                 add_baselines(part.sums, place, self._means, fields, r)
                 if used:
-                    few = baseline_fields(start[used], normal_start[used], normal[used], r[used, None, None])
+                    few = baseline_fields(start[used], anomaly[used], normal[used], r[used, None, None])
                     for name, baseline in few.items():
                         self._thresholds.add(part, name, place, valid, baseline[None], truth, used)
                 for key in self._contenders:
