@@ -81,9 +81,10 @@ def _anomaly_products(means: CellMeans, first: np.ndarray, last: np.ndarray, nor
     """
 
     def pairs(channel: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
-        anomaly = means.scaled(first, 1.0, channel, rows, room[0])
+        anomaly, later = (means.load(own, channel, rows, room[i]) for i, own in enumerate((first, last)))
+        later -= means.load(normal, channel, rows, room[2])
         yield anomaly, anomaly
-        yield anomaly, means.difference(last, normal, channel, rows, room[1])
+        yield anomaly, later
 
     return means.of_products(2, pairs, {"training data": last, "climatology": normal})[:, :, 0]
 
@@ -123,16 +124,18 @@ def add_baselines(
     one = means.one_W
 
     def pairs(channel: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
-        true = means.difference(truth, normal, channel, rows, room[0])
+        true, persisted = (means.load(own, channel, rows, room[i]) for i, own in enumerate((truth, start)))
+        persisted -= true
+        true -= means.load(normal, channel, rows, room[2])
         yield true, one
         yield true, true
-        yield np.abs(true, out=room[1]), one
-        persisted = means.difference(start, truth, channel, rows, room[1])
+        yield np.abs(true, out=room[2]), one
         yield persisted, one
         yield persisted, persisted
         yield persisted, true
         yield np.abs(persisted, out=persisted), one
-        damped = means.scaled(anomaly, damping[channel], channel, rows, room[1])
+        damped = means.load(anomaly, channel, rows, room[1])
+        damped *= damping[channel]
         yield damped, one
         yield damped, damped
         yield damped, true

@@ -16,6 +16,7 @@ from credit.channels import Channel
 from credit.errors import DataError
 
 _BLOCK_CELLS = 2**15  # three float64 fields of so many cells stay in a core's cache
+_MOST_THREADS = 8  # more wait for the interpreter's lock
 Pair = tuple[np.ndarray, np.ndarray]
 # number of a channel or vector, rows of the grid, room for three fields of them -> fields (rows, W) to be multiplied
 Pairs = Callable[[int, slice, np.ndarray], Iterator[Pair]]
@@ -58,7 +59,7 @@ class CellMeans:
         count = max(1, _BLOCK_CELLS // width)
         self._blocks = [slice(first, min(first + count, height)) for first in range(0, height, count)]
         # torch aligns its memory to the processor's vectors, which numpy does not
-        shape = torch.get_num_threads(), 3, min(count, height), width
+        shape = min(torch.get_num_threads(), _MOST_THREADS), 3, min(count, height), width
         self._rooms = torch.empty(shape, dtype=torch.float64).numpy()
         self.one_W = np.ones(width)
 
@@ -89,20 +90,9 @@ class CellMeans:
             if not np.isfinite(field_P[valid_P]).all():
                 raise DataError(f"{what}: {name} is not finite outside its mask")
 
-    def difference(
-        self, x_CHW: np.ndarray, y_CHW: np.ndarray, channel: int, rows: slice, out: np.ndarray
-    ) -> np.ndarray:
-        """Return x minus y of some rows of a channel in `out`, (rows, W) float64, 0 where masked.
-
-        Of float32 fields it is rounded to float32, which is exact where one is not more than twice the other.
-        """
-        np.subtract(x_CHW[channel, rows], y_CHW[channel, rows], out=out)
-        return self.hide(out, channel, rows)
-
-    def scaled(self, fields_CHW: np.ndarray, factor: float, channel: int, rows: slice, out: np.ndarray) -> np.ndarray:
-        """Return some rows of a channel, times `factor`, in `out`, (rows, W) float64, 0 where masked."""
+    def load(self, fields_CHW: np.ndarray, channel: int, rows: slice, out: np.ndarray) -> np.ndarray:
+        """Return some rows of a channel in `out`, (rows, W) float64, 0 where masked."""
         np.copyto(out, fields_CHW[channel, rows])
-        out *= factor
         return self.hide(out, channel, rows)
 
     def hide(self, values: np.ndarray, channel: int, rows: slice) -> np.ndarray:

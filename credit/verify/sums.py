@@ -109,10 +109,14 @@ class ScoreSums(CaseSums):
         forecast, truth, normal = (means.on_grid(own) for own in (forecast, truth, normal))
 
         def pairs(channel: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
-            true = means.difference(truth, normal, channel, rows, room[0])
-            yield from ((true, means.one_W), (true, true))
-            error = means.difference(forecast, truth, channel, rows, room[1])
-            yield from ((error, means.one_W), (error, error), (error, true))
+            true, error = (means.load(own, channel, rows, room[i]) for i, own in enumerate((truth, forecast)))
+            error -= true
+            true -= means.load(normal, channel, rows, room[2])
+            yield true, means.one_W
+            yield true, true
+            yield error, means.one_W
+            yield error, error
+            yield error, true
             yield np.abs(error, out=error), means.one_W
 
         def lengths(vector: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
