@@ -87,7 +87,7 @@ class OnlineForecasts(Forecasts):
         while len(self._made.get(key, ())) < members:
             self._advance(after=key[1])
         made = self._made.pop(key)
-        return np.stack([made[member] for member in range(members)])
+        return np.stack([made[member] for member in range(members)]) if members > 1 else made[0][None]
 
     def keep_company(self, leads: Sequence[int]) -> None:
         """Make the forecasts of a group for nobody, where other ranks need this one's weights for theirs."""

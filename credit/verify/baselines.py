@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +17,8 @@ from credit.data.climatology_store import obtain_climatology
 from credit.data.splits import Split
 from credit.grid import LatLonGrid
 from credit.parallel.verdict import together
-from credit.verify.cell_means import CellMeans
+from credit.verify.cell_means import CellMeans, Pair
+from credit.verify.sums import Moments, ScoreSums, vector_error
 
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
@@ -70,17 +71,14 @@ def fit_damping(
     chosen = inside[np.unique(np.linspace(0, len(inside) - 1, _DAMPING_SAMPLES).astype(int))]
     known = set(inside.tolist())
 
-    def anomaly(minutes: int) -> np.ndarray:
-        return means.flatten(fields(minutes) - normal(minutes), "training data")
-
     def pair_sums(start: int) -> np.ndarray:
         product, square = found = np.zeros((2, len(leads), len(means.names)))
         pairs = [number for number, lead in enumerate(leads.tolist()) if start + lead in known]
         if pairs:
-            first = anomaly(start)
-            square[pairs] = means.mean(first**2)[:, 0]
+            first = fields(start) - normal(start)
             for number in pairs:
-                product[number] = means.mean(first * anomaly(start + int(leads[number])))[:, 0]
+                valid = start + int(leads[number])
+                square[number], product[number] = _anomaly_products(means, first, fields(valid), normal(valid))
         return found
 
     def fit(rank: int, ranks: int) -> dict[int, np.ndarray]:
@@ -93,19 +91,94 @@ def fit_damping(
     return np.divide(product, square, out=np.zeros_like(product), where=square > 0)
 
 
-def baseline_fields(
-    initial: np.ndarray, normal_initial: np.ndarray, normal_valid: np.ndarray, damping: np.ndarray
-) -> dict[str, np.ndarray]:
-    """Return baseline -> (C, N) forecast for one lead time.
+def _anomaly_products(means: CellMeans, first: np.ndarray, last: np.ndarray, normal: np.ndarray) -> np.ndarray:
+    """Return the means of the first anomaly's square and of its product with the last, (2, C), in the first region.
 
     Args:
-        initial: (C, N) truth at the initial time.
-        normal_initial: (C, N) climatology at the initial time.
-        normal_valid: (C, N) climatology at the valid time.
-        damping: (C,) r of this lead time.
+        means: of the C channels.
+        first: the first anomaly, (C, H, W).
+        last: what the last is of.
+        normal: the climatology that it is taken from.
     """
-    return {
-        "persistence": initial,
-        "damped_persistence": normal_valid + damping[:, None] * (initial - normal_initial),
-        "climatology": normal_valid,
-    }
+
+    def pairs(channel: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
+        anomaly, later = (means.load(own, channel, rows, room[i]) for i, own in enumerate((first, last)))
+        later -= means.load(normal, channel, rows, room[2])
+        yield anomaly, anomaly
+        yield anomaly, later
+
+    return means.of_products(2, pairs, {"training data": last, "climatology": normal})[:, :, 0]
+
+
+def baseline_fields(
+    initial: np.ndarray, anomaly: np.ndarray, normal: np.ndarray, damping: np.ndarray | float
+) -> dict[str, np.ndarray]:
+    """Return baseline -> forecast for one lead time, in fields of any shape.
+
+    Args:
+        initial: truth at the initial time.
+        anomaly: its anomaly.
+        normal: climatology at the valid time.
+        damping: r of this lead time, for each field.
+    """
+    return {"persistence": initial, "damped_persistence": normal + damping * anomaly, "climatology": normal}
+
+
+def add_baselines(
+    sums: Mapping[str, ScoreSums], place: tuple[int, int], means: CellMeans, fields: Mapping[str, np.ndarray],
+    damping: np.ndarray,
+) -> None:  # fmt: skip
+    """Enter the baselines of one case and lead time, in one pass over the cells.
+
+    Args:
+        sums: baseline -> its sums, and others.
+        place: numbers of the case and of the lead time.
+        means: of the C channels.
+        fields: truth at the initial time and its anomaly, truth and climatology at the valid time, each (C, H, W),
+            whatever where masked, by what errors call them.
+        damping: (C,) r of this lead time.
+
+    Raises:
+        DataError: if a value outside the mask is missing.
+    """
+    start, anomaly, truth, normal = fields.values()
+    one = means.one_W
+
+    def pairs(channel: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
+        true, persisted = (means.load(own, channel, rows, room[i]) for i, own in enumerate((truth, start)))
+        persisted -= true
+        true -= means.load(normal, channel, rows, room[2])
+        yield true, one
+        yield true, true
+        yield np.abs(true, out=room[2]), one
+        yield persisted, one
+        yield persisted, persisted
+        yield persisted, true
+        yield np.abs(persisted, out=persisted), one
+        damped = means.load(anomaly, channel, rows, room[1])
+        damped *= damping[channel]
+        yield damped, one
+        yield damped, damped
+        yield damped, true
+        damped -= true
+        yield np.abs(damped, out=damped), one
+
+    def lengths(vector: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
+        # float() keeps float32 fields float32
+        components = [
+            baseline_fields(*(own[c, rows] for own in (start, anomaly, normal)), float(damping[c])).values()
+            for c in means.winds[vector]
+        ]
+        forecasts, true = list(zip(*components, strict=True)), [truth[c, rows] for c in means.winds[vector]]
+        errors = (vector_error(own, true) for own in forecasts)
+        yield from means.length_pairs((true, *forecasts, *errors), vector, rows, room)
+
+    true, true_true, absolute, *found = means.of_products(11, pairs, fields)
+    true_length, *found_of_vectors = means.of_vector_products(7, lengths)
+    vectors = [(found_of_vectors[number] - true_length, found_of_vectors[number + 3]) for number in range(3)]
+    nothing = np.zeros_like(true)  # climatology's anomaly
+    persistence = Moments.of_error((true, true_true), found[:4], vectors[0])
+    damped = Moments.of_anomaly((true, true_true), found[4:], vectors[1])
+    climatology = Moments.of_anomaly((true, true_true), (nothing, nothing, nothing, absolute), vectors[2])
+    for name, moments in zip(BASELINES, (persistence, damped, climatology), strict=True):
+        sums[name].enter(place, means, moments)

@@ -5,12 +5,21 @@ Shapes: C channels, V wind vectors, X = C + V rows, R regions, P cells.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import torch
 
 from credit.channels import Channel
 from credit.errors import DataError
+
+_BLOCK_CELLS = 2**15  # three float64 fields of so many cells stay in a core's cache
+_MOST_THREADS = 8  # more wait for the interpreter's lock
+Pair = tuple[np.ndarray, np.ndarray]
+# number of a channel or vector, rows of the grid, room for three fields of them -> fields (rows, W) to be multiplied
+Pairs = Callable[[int, slice, np.ndarray], Iterator[Pair]]
 
 
 class CellMeans:
@@ -35,29 +44,114 @@ class CellMeans:
         valid = [~masks[c.variable] if c.variable in masks else everywhere for c in channels]
         self.valid_CP = np.stack(valid).reshape(len(channels), -1)
         self.u, self.v = (np.array([pair[i] for pair in winds], dtype=int) for i in (0, 1))
+        self.winds = list(winds)
         self.shape = len(channels) + len(winds), len(weights)
-        self._whole = bool(self.valid_CP.all())
         self._grid = weights.shape[1:]
+        self._hidden_CHW = ~self.valid_CP.reshape(-1, *self._grid)
+        self._masked = self._hidden_CHW.any(axis=(1, 2)).tolist()
         # columns between which no region begins or ends are added first: few numbers are left to be weighted
         changes = (np.diff(weights, axis=2) != 0).any(axis=(0, 1))
         self._starts = np.concatenate([[0], np.flatnonzero(changes) + 1])
         self._weights_SR = weights[:, :, self._starts].reshape(len(weights), -1).T
         self._norm_CR = self._weighted(self.valid_CP)
+        self._columns = [slice(*ends) for ends in itertools.pairwise([*self._starts.tolist(), self._grid[1]])]
+        height, width = self._grid
+        count = max(1, _BLOCK_CELLS // width)
+        self._blocks = [slice(first, min(first + count, height)) for first in range(0, height, count)]
+        # torch aligns its memory to the processor's vectors, which numpy does not
+        shape = min(torch.get_num_threads(), _MOST_THREADS), 3, min(count, height), width
+        self._rooms = torch.empty(shape, dtype=torch.float64).numpy()
+        self.one_W = np.ones(width)
 
     def flatten(self, fields_CHW: np.ndarray, what: str) -> np.ndarray:
         """Return (C, P) float64 with masked cells set to 0.
 
         Raises:
-            DataError: if a value outside the mask is missing: `what` names the forecast and its time. A forecast that
-                blew up must not pass for one with fewer cells.
+            DataError: see `require_finite`.
         """
-        flat = fields_CHW.reshape(self.valid_CP.shape)
-        if not self._whole:
-            flat = np.where(self.valid_CP, flat, np.float32(0))
-        if not np.isfinite(flat).all():
-            name = self.names[int(np.flatnonzero(~np.isfinite(flat).all(axis=1))[0])]
-            raise DataError(f"{what}: {name} is not finite outside its mask")
-        return flat.astype(np.float64)
+        self.require_finite(fields_CHW, what)
+        flat = fields_CHW.reshape(self.valid_CP.shape).astype(np.float64)
+        flat[~self.valid_CP] = 0.0
+        return flat
+
+    def on_grid(self, fields: np.ndarray) -> np.ndarray:
+        """Return fields (C, H, W) or (C, P) as (C, H, W)."""
+        return fields.reshape(len(self.names), *self._grid)
+
+    def require_finite(self, fields_CHW: np.ndarray, what: str) -> None:
+        """Refuse fields of which a value outside the mask is missing.
+
+        Raises:
+            DataError: if there is one: `what` names the forecast and its time. A forecast that blew up must not pass
+                for one with fewer cells.
+        """
+        flat_CP = fields_CHW.reshape(self.valid_CP.shape)
+        for name, field_P, valid_P in zip(self.names, flat_CP, self.valid_CP, strict=True):
+            if not np.isfinite(field_P[valid_P]).all():
+                raise DataError(f"{what}: {name} is not finite outside its mask")
+
+    def load(self, fields_CHW: np.ndarray, channel: int, rows: slice, out: np.ndarray) -> np.ndarray:
+        """Return some rows of a channel in `out`, (rows, W) float64, 0 where masked."""
+        np.copyto(out, fields_CHW[channel, rows])
+        return self.hide(out, channel, rows)
+
+    def hide(self, values: np.ndarray, channel: int, rows: slice) -> np.ndarray:
+        """Return values (rows, W) of a channel, set to 0 where it is masked."""
+        if self._masked[channel]:
+            values[self._hidden_CHW[channel, rows]] = 0.0
+        return values
+
+    def length_pairs(
+        self, vectors: Iterable[tuple[np.ndarray, np.ndarray]], vector: int, rows: slice, room: np.ndarray
+    ) -> Iterator[Pair]:
+        """Yield what the mean length of each of `vectors`, two components (rows, W), is made of."""
+        for u, v in vectors:
+            square, other = (own.reshape(-1).view(u.dtype)[: u.size].reshape(u.shape) for own in room[1:])
+            np.square(u, out=square)
+            square += np.square(v, out=other)
+            yield self.hide(np.sqrt(square, out=room[0]), self.u[vector], rows), self.one_W
+
+    def of_products(self, count: int, pairs: Pairs, fields: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return the means over each region of products of fields, (K, C, R), in one pass over the cells.
+
+        Args:
+            count: K, the number of products.
+            pairs: yields them; of fields that are 0 where masked.
+            fields: what they are made of by name, (C, H, W), for the error.
+
+        Raises:
+            DataError: see `require_finite`.
+        """
+        along = self._along(len(self.names), count, pairs)
+        if not np.isfinite(along).all():
+            for what, own in fields.items():
+                self.require_finite(own, what)
+        return self._over_norm(along @ self._weights_SR, self._norm_CR)
+
+    def of_vector_products(self, count: int, pairs: Pairs) -> np.ndarray:
+        """Return the same of what belongs to the vectors, (K, V, R)."""
+        return self._over_norm(self._along(len(self.u), count, pairs) @ self._weights_SR, self._norm_CR[self.u])
+
+    def _along(self, items: int, count: int, pairs: Pairs) -> np.ndarray:
+        """Return the sums of products along the stretches of each row, (K, items, rows * stretches) float64."""
+        along = np.empty((count, items, self._grid[0], len(self._columns)))
+        blocks = [(item, rows) for item in range(items) for rows in self._blocks]
+        threads = len(self._rooms)
+
+        def work(thread: int) -> None:
+            with np.errstate(invalid="ignore", over="ignore"):  # of what is not finite; it is looked for at the end
+                for item, rows in blocks[thread::threads]:
+                    room = self._rooms[thread, :, : rows.stop - rows.start]
+                    for number, (x, y) in enumerate(pairs(item, rows, room)):
+                        for stretch, columns in enumerate(self._columns):
+                            np.vecdot(x[:, columns], y[..., columns], out=along[number, item, rows, stretch])
+
+        if threads == 1:
+            work(0)
+        else:
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(work, range(threads)))
+        return along.reshape(count, items, len(self._weights_SR))
 
     def mean(self, values_CP: np.ndarray) -> np.ndarray:
         """Return the means over each region, (C, R); `values_CP` must be 0 where masked."""

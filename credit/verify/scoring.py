@@ -22,7 +22,7 @@ from credit.forecast.forecasts import Forecasts
 from credit.forecast.initial_times import deal
 from credit.grid import LatLonGrid
 from credit.times import parse_duration
-from credit.verify.baselines import BASELINES, baseline_fields, build_climatology, fit_damping
+from credit.verify.baselines import BASELINES, add_baselines, baseline_fields, build_climatology, fit_damping
 from credit.verify.cases import common_cases, common_leads, require_comparable
 from credit.verify.cell_means import CellMeans, wind_pairs
 from credit.verify.course import Course, CourseKeeper
@@ -144,7 +144,7 @@ class _Contender:
     def read(self, initial: int, lead: int) -> np.ndarray:
         """Return the members' scored channels, (M, C, H, W) float32; M is 1 of a single forecast."""
         number = self.archive.lead_minutes.tolist().index(lead)
-        return self.bring(self.archive.read_members(initial, number)[:, self.places])
+        return self.bring(_pick(self.archive.read_members(initial, number), self.places))
 
     def sums(self, cases: np.ndarray, leads: int) -> ScoreSums:
         """Return room for its sums."""
@@ -223,7 +223,7 @@ class _Scorer:
     def _truth(self, minutes: int) -> np.ndarray:
         index = self._reader.index_of(minutes)
         assert index is not None, minutes
-        return self._reader.read(index)[self._stored]
+        return _pick(self._reader.read(index), self._stored)
 
     def _normal(self, minutes: int) -> np.ndarray:
         return self._bring_normal(self._climatology.at(minutes))
@@ -280,41 +280,55 @@ class _Scorer:
 
     def _score_group(self, group: Sequence[int], part: Part, example: int) -> None:
         """Score the cases of a group side by side."""
-        clock, flatten = self._reader.clock, self._means.flatten
+        clock, used = self._reader.clock, self._thresholds.channels
         numbers = np.searchsorted(part.cases, group).tolist()
-        starts = [flatten(self._truth(initial), "truth") for initial in group]
-        normal_starts = [flatten(self._normal(initial), "climatology") for initial in group]
+        starts = [self._truth(initial) for initial in group]
+        anomalies = [start - self._normal(initial) for initial, start in zip(group, starts, strict=True)]
         for row, lead in enumerate(self._leads.tolist()):
-            for case, initial, start, normal_start in zip(numbers, group, starts, normal_starts, strict=True):
-                when = clock.format(initial + lead)
-                truth = flatten(self._truth(initial + lead), f"truth at {when}")
-                normal = flatten(self._normal(initial + lead), f"climatology at {when}")
-                for name, baseline in baseline_fields(start, normal_start, normal, self._damping[row]).items():
-                    part.sums[name].add(case, row, self._means, baseline, truth, normal)
-                    self._thresholds.add(part, name, (case, row), initial + lead, baseline[None], truth)
+            r = self._damping[row]
+            for case, initial, start, anomaly in zip(numbers, group, starts, anomalies, strict=True):
+                place, valid = (case, row), initial + lead
+                when = f" at {clock.format(valid)}"
+                later = {f"truth{when}": self._truth(valid), f"climatology{when}": self._normal(valid)}
+                truth, normal = later.values()
+                fields = {"truth": start, "its anomaly": anomaly} | later
+                add_baselines(part.sums, place, self._means, fields, r)
+                if used:
+                    few = baseline_fields(start[used], anomaly[used], normal[used], r[used, None, None])
+                    for name, baseline in few.items():
+                        self._thresholds.add(part, name, place, valid, baseline[None], truth, used)
                 for key in self._contenders:
-                    self._score_forecast(key, part, (case, row), initial, truth, normal, initial == example)
+                    self._score_forecast(key, part, place, initial, later, initial == example)
 
     def _score_forecast(
-        self, key: str, part: Part, place: tuple[int, int], initial: int, truth: np.ndarray, normal: np.ndarray,
+        self, key: str, part: Part, place: tuple[int, int], initial: int, known: Mapping[str, np.ndarray],
         is_example: bool,
     ) -> None:  # fmt: skip
-        """Score one forecast at one lead time; `place` is the number of the case and of the lead time."""
+        """Score one forecast at one lead time.
+
+        Args:
+            key: its name.
+            part: has the sums.
+            place: numbers of the case and of the lead time.
+            initial: the initial time.
+            known: truth and climatology at the valid time, (C, H, W), by what errors call them.
+            is_example: whether it is the case of the maps.
+        """
         own, lead = self._contenders[key], int(self._leads[place[1]])
         what = f"{own.archive.origin}: forecast from {self._reader.clock.format(initial)} at {lead / 60:g} h"
         members = own.read(initial, lead)
         mean = members[0] if len(members) == 1 else members.mean(axis=0, dtype=np.float64)
-        sums, true = part.sums[key], truth[own.has]
-        sums.add(*place, own.means, own.means.flatten(mean, what), true, normal[own.has])
-        flat = members.reshape(*members.shape[:2], -1)
-        self._thresholds.add(part, key, place, initial + lead, flat, truth, own.has)
+        sums, truth = part.sums[key], next(iter(known.values()))
+        sums.add(*place, own.means, mean, *(_pick(field, own.has) for field in known.values()), (what, *known))
+        self._thresholds.add(part, key, place, initial + lead, members, truth, own.has)
         if isinstance(sums, EnsembleSums):
+            flat, true = (field.reshape(*field.shape[:-2], -1) for field in (members, _pick(truth, own.has)))
             ranks = sums.add_members(*place, own.means, flat, true, what)
             part.histograms[key].add(place[1], own.means, *ranks)
         if key == "model" and is_example:
-            self._course.keep(part, lead, self._truth(initial + lead), members)
+            self._course.keep(part, lead, truth, members)
         if key == "model" and lead in self._figure_leads:
-            self._collect(part, place[0], lead, self._truth(initial + lead), members, is_example)
+            self._collect(part, place[0], lead, truth, members, is_example)
 
     def _collect(
         self, part: Part, case: int, lead: int, truth: np.ndarray, members: np.ndarray, is_example: bool
@@ -353,6 +367,12 @@ class _Scorer:
             **self._thresholds.facts(),
             "version": f"credit {__version__}",
         }
+
+
+def _pick(fields: np.ndarray, channels: list[int]) -> np.ndarray:
+    """Return some channels of (..., C, H, W), without a copy where they follow one another."""
+    first, last = channels[0], channels[-1] + 1
+    return fields[..., first:last, :, :] if channels == list(range(first, last)) else fields[..., channels, :, :]
 
 
 def _figure_leads(config: Config, leads: np.ndarray) -> list[int]:

@@ -8,14 +8,51 @@ Shapes: N cases, L lead times, C channels, V wind vectors, X = C + V rows, R reg
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 
 from credit.verify.case_sums import CaseSums
-from credit.verify.cell_means import CellMeans
+from credit.verify.cell_means import CellMeans, Pair
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Area means of one field that its planes in `ScoreSums` are made of.
+
+    Attributes:
+        truth: mean and mean square of the truth's anomaly, each (C, R).
+        channels: mean error, absolute and squared error, mean square of the forecast's anomaly and its product with the
+            truth's, each (C, R).
+        vectors: mean error of the length and length of the error, each (V, R).
+    """
+
+    truth: Sequence[np.ndarray]
+    channels: Sequence[np.ndarray]
+    vectors: Sequence[np.ndarray]
+
+    @classmethod
+    def of_error(cls, truth: Sequence[np.ndarray], own: Sequence[np.ndarray], vectors: Sequence[np.ndarray]) -> Self:
+        """Return those of a field given the means of its error, the error's square, its product with the truth's
+        anomaly and its size; exact for small errors.
+        """
+        error, squared, product, absolute = own
+        return cls(
+            truth,
+            (error, absolute, squared, truth[1] + 2 * product + squared, truth[1] + product),
+            vectors,
+        )
+
+    @classmethod
+    def of_anomaly(cls, truth: Sequence[np.ndarray], own: Sequence[np.ndarray], vectors: Sequence[np.ndarray]) -> Self:
+        """Return those of a field given the means of its anomaly, the anomaly's square, its product with the truth's
+        and the absolute error; exact for small anomalies.
+        """
+        anomaly, variance, product, absolute = own
+        squared = np.maximum(variance - 2 * product + truth[1], 0.0)
+        return cls(truth, (anomaly - truth[0], absolute, squared, variance, product), vectors)
 
 
 @dataclass
@@ -52,39 +89,58 @@ class ScoreSums(CaseSums):
         return cls(np.asarray(initial, dtype=np.int64), **planes, members=members)
 
     def add(
-        self, case: int, lead: int, means: CellMeans, forecast: np.ndarray, truth: np.ndarray, normal: np.ndarray
-    ) -> None:
-        """Enter one field; all are (C, P) from `CellMeans.flatten`, `normal` is the climatology at the valid time."""
-        place, names = (case, lead), ("error", "absolute", "squared", "own", "true", "product", "true_mean")
-        found = np.empty((len(names), len(forecast), means.shape[1]))
-        rows = np.empty((len(names), forecast.shape[1]))
-        error, absolute, squared, own, true, product, true_anomaly = rows
-        for channel in range(len(forecast)):  # one after the other, so that all rows stay in the core's cache
-            np.subtract(forecast[channel], truth[channel], out=error)
-            np.subtract(truth[channel], normal[channel], out=true_anomaly)
-            np.add(true_anomaly, error, out=own)
-            np.multiply(own, true_anomaly, out=product)
-            np.square(own, out=own)
-            np.square(true_anomaly, out=true)
-            np.square(error, out=squared)
-            np.abs(error, out=absolute)
-            found[:, channel] = means.means_of_channel(rows, channel)
-        of = dict(zip(names, found, strict=True))
-        vectors = np.empty((2, len(means.u), means.shape[1]))
-        for number, (u, v) in enumerate(zip(means.u.tolist(), means.v.tolist(), strict=True)):
-            rows[0] = _length(forecast[u], forecast[v]) - _length(truth[u], truth[v])
-            rows[1] = _length(forecast[u] - truth[u], forecast[v] - truth[v])
-            vectors[:, number] = means.means_of_channel(rows[:2], u)
-        self.error[place] = np.concatenate([of["error"], vectors[0]])
-        self.absolute[place] = np.concatenate([of["absolute"], vectors[1]])
-        self.squared[place] = means.with_vectors(of["squared"])
-        self.forecast_variance[place] = means.with_vectors(of["own"])
-        self.truth_variance[place] = means.with_vectors(of["true"])
-        self.covariance[place] = means.with_vectors(of["product"])
+        self, case: int, lead: int, means: CellMeans, forecast: np.ndarray, truth: np.ndarray, normal: np.ndarray,
+        names: Sequence[str] = ("forecast", "truth", "climatology"),
+    ) -> None:  # fmt: skip
+        """Enter one field.
+
+        Args:
+            case: number of the case.
+            lead: number of the lead time.
+            means: of the C channels.
+            forecast: (C, H, W) or (C, P), whatever where masked.
+            truth: likewise.
+            normal: likewise, the climatology at the valid time.
+            names: what errors call the three.
+
+        Raises:
+            DataError: if a value outside the mask is missing.
+        """
+        forecast, truth, normal = (means.on_grid(own) for own in (forecast, truth, normal))
+
+        def pairs(channel: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
+            true, error = (means.load(own, channel, rows, room[i]) for i, own in enumerate((truth, forecast)))
+            error -= true
+            true -= means.load(normal, channel, rows, room[2])
+            yield true, means.one_W
+            yield true, true
+            yield error, means.one_W
+            yield error, error
+            yield error, true
+            yield np.abs(error, out=error), means.one_W
+
+        def lengths(vector: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
+            own, true = ([field[channel, rows] for channel in means.winds[vector]] for field in (forecast, truth))
+            yield from means.length_pairs((own, true, vector_error(own, true)), vector, rows, room)
+
+        found = means.of_products(6, pairs, dict(zip(names, (forecast, truth, normal), strict=True)))
+        own_length, true_length, error_length = means.of_vector_products(3, lengths)
+        moments = Moments.of_error(found[:2], found[2:], (own_length - true_length, error_length))
+        self.enter((case, lead), means, moments)
+
+    def enter(self, place: tuple[int, int], means: CellMeans, moments: Moments) -> None:
+        """Enter what was found of one field; `place` is the number of the case and of the lead time."""
+        true, true_true = moments.truth
+        error, absolute, squared, own_own, product = moments.channels
+        self.error[place] = np.concatenate([error, moments.vectors[0]])
+        self.absolute[place] = np.concatenate([absolute, moments.vectors[1]])
+        self.squared[place] = means.with_vectors(squared)
+        self.forecast_variance[place] = means.with_vectors(own_own)
+        self.truth_variance[place] = means.with_vectors(true_true)
+        self.covariance[place] = means.with_vectors(product)
         # rounding may leave a little less than nothing
-        own_mean = of["true_mean"] + of["error"]
-        self.forecast_activity[place] = means.with_vectors(np.maximum(of["own"] - own_mean**2, 0.0))
-        self.truth_activity[place] = means.with_vectors(np.maximum(of["true"] - of["true_mean"] ** 2, 0.0))
+        self.forecast_activity[place] = means.with_vectors(np.maximum(own_own - (true + error) ** 2, 0.0))
+        self.truth_activity[place] = means.with_vectors(np.maximum(true_true - true**2, 0.0))
 
     def metrics(self) -> dict[str, np.ndarray]:
         """Return metric -> (L, X, R): those of `metrics_of`, and ``acc_wb2`` and the activities.
@@ -170,5 +226,6 @@ def _ratio(covariance: np.ndarray, squares: np.ndarray) -> np.ndarray:
         return covariance / np.sqrt(squares)
 
 
-def _length(u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    return np.sqrt(u * u + v * v)
+def vector_error(forecast: Sequence[np.ndarray], truth: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return the difference of vectors, by component."""
+    return [own - true for own, true in zip(forecast, truth, strict=True)]

@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 class ThresholdScorer:
     """What is scored of events and precipitation, and how a field is added to the sums.
 
+    Attributes:
+        channels: numbers of the channels that it needs.
+
     Args:
         conf: events, precipitation, whether the climate has hours.
         reader: of the data, on the grid of the scores.
@@ -53,9 +56,9 @@ class ThresholdScorer:
     ) -> None:
         self.events = find_events(conf.events, channels, reader.attributes)
         self.precipitation = find_precipitation(conf.seeps, channels, reader.attributes)
-        self._means, self._channels = means, channels
+        self._means, self._names = means, [channel.name for channel in channels]
         self._limits: Limits | None = None
-        used = sorted({own.channel for own in (*self.events, *self.precipitation)})
+        used = self.channels = sorted({own.channel for own in (*self.events, *self.precipitation)})
         if not used:
             return
         cells = means.valid_CP.shape[1]
@@ -102,9 +105,9 @@ class ThresholdScorer:
         key: str,
         place: tuple[int, int],
         valid: int,
-        members_MCP: np.ndarray,
-        truth_CP: np.ndarray,
-        has: Sequence[int] | None = None,
+        members_MCHW: np.ndarray,
+        truth_CHW: np.ndarray,
+        has: Sequence[int],
     ) -> None:
         """Enter one field; of channels that the forecast lacks the sums stay NaN.
 
@@ -113,14 +116,14 @@ class ThresholdScorer:
             key: name of the forecast.
             place: numbers of the case and of the lead time.
             valid: the valid time in minutes.
-            members_MCP: the members' channels, whatever where masked.
-            truth_CP: of all channels that are scored, from `CellMeans.flatten`.
-            has: which of these the forecast's channels are, None for all.
+            members_MCHW: the members' channels, whatever where masked.
+            truth_CHW: of all channels that are scored, likewise.
+            has: which of these the forecast's channels are.
         """
         if self._limits is None:
             return
         of_events, of_precipitation = self._limits.at(valid)
-        has = range(truth_CP.shape[0]) if has is None else has
+        members_MCP, truth_CP = (own.reshape(*own.shape[:-2], -1) for own in (members_MCHW, truth_CHW))
         for number, (own, limits) in enumerate(zip(self.events, of_events, strict=True)):
             if own.channel in has and key in part.events:
                 members_MP, truth_P = members_MCP[:, has.index(own.channel)], truth_CP[own.channel]
@@ -131,7 +134,7 @@ class ThresholdScorer:
         for number, (own, limits) in enumerate(zip(self.precipitation, of_precipitation, strict=True)):
             if own.channel in has:
                 members_MP = members_MCP[:, has.index(own.channel)].astype(np.float64) * own.to_mm
-                truth_P = truth_CP[own.channel] * own.to_mm
+                truth_P = truth_CP[own.channel].astype(np.float64) * own.to_mm
                 part.seeps[key].add((*place, number), self._means, own.channel, members_MP, truth_P, *limits)
 
     def facts(self) -> dict[str, str]:
@@ -148,5 +151,5 @@ class ThresholdScorer:
                 logger.warning(
                     "%s: no SEEPS, as no cell of the training period is dry (below 0.25 mm) with a frequency of 0.1 to "
                     "0.85",
-                    self._channels[own.channel].name,
+                    self._names[own.channel],
                 )

@@ -1,0 +1,94 @@
+"""The baselines' sums against plain float64 averages of their fields."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from credit.channels import ChannelMap
+from credit.config.schema_regions import REGIONS
+from credit.errors import DataError
+from credit.verify.baselines import BASELINES, add_baselines, baseline_fields
+from credit.verify.cell_means import CellMeans
+from credit.verify.regions import region_weights
+from credit.verify.sums import ScoreSums
+from tests.unit.analytic_reader import make_grid
+
+# several blocks of rows, and regions that begin in the middle of a row
+GRID = make_grid(181, 360, poles=True)
+CHANNELS = ChannelMap.build({"prognostic": {"vars_3D": ["z"], "vars_2D": ["u10", "v10", "sst"]}}, [500.0]).output
+MASK = np.random.default_rng(3).random(GRID.shape) < 0.3
+WEIGHTS = region_weights(GRID, {name: REGIONS[name] for name in ("global", "europe", "antarctic")})
+DAMPING = np.array([0.9, 0.0, 1e-7, 0.4])
+
+
+def _fields() -> dict[str, np.ndarray]:
+    """Return truth and climatology of two times, float32, missing where masked; anomalies are small beside means."""
+    rng = np.random.default_rng(1)
+    mean, size = np.array([5e4, 3.0, -2.0, 290.0]), np.array([500.0, 8.0, 6.0, 2.0])
+    names = ("start", "normal_start", "truth", "normal")
+    fields = {}
+    for name in names:
+        noise = rng.standard_normal((4, *GRID.shape)) * (0.2 if "normal" in name else 1.0)
+        fields[name] = (mean[:, None, None] + size[:, None, None] * noise).astype(np.float32)
+        fields[name][3, MASK] = np.nan
+    return fields
+
+
+def _sums(fields: dict[str, np.ndarray], threads: int = 1) -> dict[str, ScoreSums]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        means = CellMeans(CHANNELS, {"sst": MASK}, WEIGHTS, [(1, 2)])
+    finally:
+        torch.set_num_threads(before)
+    sums = {name: ScoreSums.empty(np.zeros(1), 1, means) for name in BASELINES}
+    start, normal_start, truth, normal = fields.values()
+    given = {"truth": start, "its anomaly": start - normal_start, "later truth": truth, "climatology": normal}
+    add_baselines(sums, (0, 0), means, given, DAMPING)
+    return sums
+
+
+def test_sums_of_the_baselines() -> None:
+    fields = _fields()
+    anomaly = (fields["start"] - fields["normal_start"]).astype(np.float64)
+    start, _, truth, normal = (own.astype(np.float64) for own in fields.values())
+    damped = DAMPING[:, None, None] * anomaly
+    of = baseline_fields(start, anomaly, normal, DAMPING[:, None, None])
+    for name, sums in _sums(fields).items():
+        error, true = of[name] - truth, truth - normal
+        own = damped if name == "damped_persistence" else of[name] - normal
+        planes = {
+            "error": error, "absolute": np.abs(error), "squared": error**2, "forecast_variance": own**2,
+            "truth_variance": true**2, "covariance": own * true,
+        }  # fmt: skip
+        for plane, values in planes.items():
+            for channel, hidden in enumerate((False, False, False, MASK)):
+                weights = np.where(hidden, 0.0, WEIGHTS)
+                expected = [np.average(np.nan_to_num(values[channel]), weights=weight) for weight in weights]
+                found = getattr(sums, plane)[0, 0, channel]
+                np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-300, err_msg=f"{name} {plane} {channel}")
+        u, v = error[1], error[2]
+        lengths = np.hypot(of[name][1], of[name][2]) - np.hypot(truth[1], truth[2])
+        for plane, values, rtol in (("absolute", np.hypot(u, v), 1e-7), ("error", lengths, 1e-6)):
+            expected = [np.average(values, weights=weight) for weight in WEIGHTS]
+            np.testing.assert_allclose(getattr(sums, plane)[0, 0, 4], expected, rtol=rtol, err_msg=f"{name} {plane}")
+        np.testing.assert_allclose(sums.squared[0, 0, 4], sums.squared[0, 0, [1, 2]].sum(axis=0), rtol=1e-12)
+    assert (_sums(fields)["climatology"].forecast_variance == 0).all()
+
+
+def test_the_number_of_threads_changes_no_bit() -> None:
+    fields = _fields()
+    one, three = _sums(fields), _sums(fields, threads=3)
+    for name in BASELINES:
+        for plane, values in one[name].planes().items():
+            np.testing.assert_array_equal(getattr(three[name], plane), values)
+
+
+@pytest.mark.parametrize(("which", "named"), [("truth", "later truth"), ("normal", "climatology"), ("start", "truth")])
+def test_a_missing_value_is_an_error(which: str, named: str) -> None:
+    fields = _fields()
+    fields[which][1, 90, 180] = np.inf
+    with pytest.raises(DataError, match=f"^{named}: u10 is not finite outside its mask"):
+        _sums(fields)
