@@ -61,13 +61,14 @@ class Normalizer(nn.Module):
         `group` may be ``output`` for prognostic and diagnostic channels together.
         """
         mean, std = self._of(group, x.dim())
-        x = self._each(apply, x.float(), group)
-        return torch.nan_to_num((x - mean) / std, nan=0.0, posinf=torch.inf, neginf=-torch.inf)
+        apart = self._each(apply, x.float(), group) - mean
+        return torch.nan_to_num(apart.div_(std), nan=0.0, posinf=torch.inf, neginf=-torch.inf)
 
     def decode(self, x: torch.Tensor, group: str) -> torch.Tensor:
         """Return physical values of normalised `x` (B, C, ...)."""
         mean, std = self._of(group, x.dim())
-        return self._each(invert, x.float() * std + mean, group)
+        # not as one fused operation: the normalised value of 0 shall give 0 again
+        return self._each(invert, (x.float() * std).add_(mean), group)
 
     def decode_differences(self, x: torch.Tensor, group: str) -> torch.Tensor:
         """Return values whose differences are those of physical values: without the mean, which would cost digits."""

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from credit.channels import ChannelMap
 from credit.data.normalize import Normalizer
+from credit.forecast.bounds import Bounds
 from credit.forecast.constraints import Constraints
 from credit.forecast.hyperdiffusion import Hyperdiffusion
 
@@ -57,10 +58,9 @@ class Stepper:
         self._amp = amp
         self._prognostic = channels.output_slice("prognostic")
         most_C = torch.full_like(minimum_C, torch.inf) if maximum_C is None else maximum_C
-        self._minimum_1C11, self._maximum_1C11 = (
-            normalizer.encode(bound_C[None, :, None, None], "output") for bound_C in (minimum_C, most_C)
-        )
-        self._has_maximum = maximum_C is not None
+        least, most = (normalizer.encode(bound_C[None], "output")[0] for bound_C in (minimum_C, most_C))
+        self._normalised_bounds = Bounds(least, most)
+        self._state_bounds = Bounds(least[self._prognostic], most[self._prognostic])
         self._constraints = constraints
         # a budget has the last word; its factor cannot take a value below 0
         corrected = constraints.corrected if constraints is not None else []
@@ -68,8 +68,8 @@ class Stepper:
         least_C[corrected] = least_C[corrected].clamp(max=0)
         most_C = most_C.clone()
         most_C[corrected] = torch.inf
-        self._least_1C11, self._most_1C11 = least_C[None, :, None, None], most_C[None, :, None, None]
-        self._valid_CHW = valid_CHW
+        self._physical_bounds = Bounds(least_C, most_C)
+        self._valid_CHW = None if valid_CHW.all() else valid_CHW
         self._hyperdiffusion = hyperdiffusion
 
     def step(
@@ -95,21 +95,17 @@ class Stepper:
         prognostic = out_BCHW[:, self._prognostic]
         if self._residual:
             scale = self.normalizer.tendency_scale_C[None, :, None, None]
-            prognostic = state_BCTHW[:, :, -1] + scale * prognostic
+            prognostic = torch.addcmul(state_BCTHW[:, :, -1], scale, prognostic)
         if factor_B1HW is not None:
             last = state_BCTHW[:, :, -1]
             prognostic = last + factor_B1HW * (prognostic - last)
         if self._hyperdiffusion is not None:
             prognostic = self._hyperdiffusion(prognostic)
         out_BCHW = torch.cat([prognostic, out_BCHW[:, self._prognostic.stop :]], dim=1)
-        out_BCHW = self._bounded(out_BCHW, self._minimum_1C11, self._maximum_1C11)
+        out_BCHW = self._normalised_bounds.apply(out_BCHW)
         if self._constraints is None:
             return out_BCHW
         return self._constraints(state_BCTHW[:, :, -1], forcing_BCTHW[:, :, -1], out_BCHW)
-
-    def _bounded(self, x: torch.Tensor, least: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
-        x = torch.maximum(x, least)
-        return torch.minimum(x, most) if self._has_maximum else x
 
     def rollout(
         self,
@@ -135,8 +131,14 @@ class Stepper:
             else:
                 output = self.step(state, forcing(number), None if factors is None else next(factors))
             yield output
-            fed_back = output[:, self._prognostic] * self._valid_CHW
-            state = torch.cat([state[:, :, 1:], fed_back[:, :, None]], dim=2)
+            state = self._with(state, output[:, self._prognostic])
+
+    def _with(self, state_BCTHW: torch.Tensor, newest_BCHW: torch.Tensor) -> torch.Tensor:
+        """Return the input frames of the next step."""
+        if self._valid_CHW is not None:
+            newest_BCHW = newest_BCHW * self._valid_CHW
+        newest_BCTHW = newest_BCHW[:, :, None]
+        return newest_BCTHW if state_BCTHW.shape[2] == 1 else torch.cat([state_BCTHW[:, :, 1:], newest_BCTHW], dim=2)
 
     def perturbed(self, state_BCTHW: torch.Tensor, change_BCTHW: torch.Tensor) -> torch.Tensor:
         """Return a normalised state moved by `change`, which is in standard deviations of the change over a step.
@@ -144,13 +146,14 @@ class Stepper:
         Cells that are always missing stay as they are, and no value leaves its bounds.
         """
         scale = self.normalizer.tendency_scale_C[None, :, None, None, None]
-        moved = state_BCTHW + scale * change_BCTHW * self._valid_CHW[None, :, None]
-        least, most = (one[:, self._prognostic, None] for one in (self._minimum_1C11, self._maximum_1C11))
-        return self._bounded(moved, least, most)
+        change_BCTHW = scale * change_BCTHW
+        if self._valid_CHW is not None:
+            change_BCTHW = change_BCTHW * self._valid_CHW[None, :, None]
+        return self._state_bounds.apply(state_BCTHW + change_BCTHW)
 
     def decode(self, output_BCHW: torch.Tensor) -> torch.Tensor:
         """Return an output of `step` in physical units, within its bounds to the last bit."""
-        return self._bounded(self.normalizer.decode(output_BCHW, "output"), self._least_1C11, self._most_1C11)
+        return self._physical_bounds.apply(self.normalizer.decode(output_BCHW, "output"))
 
 
 def forcing_windows(forcing_BCTHW: torch.Tensor, frames: int) -> Callable[[int], torch.Tensor]:
