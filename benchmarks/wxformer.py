@@ -7,7 +7,7 @@ FOLDER holds the unpacked wheel of the reference (``pip download --no-deps miles
 whose model file needs torch and einops. Every measurement is a process of its own, so that peak memory (resident set,
 library and weights included) is its own; those of one round follow one another, and ratios are of one round, as the
 machine may be faster in the next. A training step is forward, mean squared error, backward and a fused AdamW update; of
-its times the least of the steps after the first counts.
+its times the least of the steps after the first counts. Evaluation is that of a forecast, ours with folded weights.
 
 `published` is the size of NCAR's published weights, 640 x 1280 cells and 124 million weights, ours alone; its training
 step needs `--cases checkpoint` on most machines.
@@ -96,6 +96,10 @@ def measure(who: str, mode: str, dtype: str, steps: int, size: str = "starter") 
     target = torch.randn(1, outputs, 1, *x.shape[-2:])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     model.train(mode != "eval")
+    if mode == "eval" and who == "ours":
+        from credit.models.wxformer.spectral_norm import fold
+
+        fold(model)
     if mode == "checkpoint":
         from credit.parallel.activation import checkpoint_blocks
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from credit.models.wxformer.attention import attend_fused, attend_on_cpu
-from credit.models.wxformer.decoder import Decoder
+from credit.models.wxformer.decoder import Decoder, GroupNorm
 from credit.models.wxformer.embed import CrossScaleEmbedding
 from credit.models.wxformer.gelu_linear import ProductLinear, gelu_linear
 
@@ -61,6 +61,35 @@ def test_attention_on_a_cpu(heads: int, cells: int) -> None:
     )
     for mine, theirs in zip(ours, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_attention_on_a_cpu_is_float32_under_autocast() -> None:
+    torch.manual_seed(0)
+    qkv, bias = (3 * torch.randn(5, 16, 2, 3, 8)).bfloat16(), torch.randn(16, 16).bfloat16()
+    qkv, bias = qkv.requires_grad_(), bias.requires_grad_()
+
+    def relative(found: list[Tensor], exact: list[Tensor]) -> list[float]:
+        return [((a.double() - b).norm() / b.norm()).item() for a, b in zip(found, exact, strict=True)]
+
+    def attended(attend: Callable[..., Tensor], dtype: torch.dtype) -> list[Tensor]:
+        inputs = [one.detach().to(dtype).requires_grad_() for one in (qkv, bias)]
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            result = attend(inputs[0].permute(3, 0, 2, 1, 4), inputs[1], 0.0)
+        return with_gradients(result, inputs)
+
+    exact = attended(attend_fused, torch.float64)
+    ours, theirs = (relative(attended(attend, torch.bfloat16), exact) for attend in (attend_on_cpu, attend_fused))
+    assert all(a < 1.2 * b for a, b in zip(ours, theirs, strict=True)), (ours, theirs)
+
+
+def test_group_norm_is_float32_under_autocast() -> None:
+    torch.manual_seed(0)
+    norm, x = GroupNorm(4, 16), torch.randn(2, 16, 6, 8).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = norm(x)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, F.group_norm(x.float(), 4, norm.weight, norm.bias))
+    assert norm(x.float()).dtype == torch.float32
 
 
 def test_attention_on_a_cpu_drops_weights() -> None:
