@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
-from wxformer import INPUTS, OUTPUTS, STARTER, build_ours, build_reference, run_script
+from wxformer import INPUTS, OUTPUTS, STARTER, build_ours, build_reference, prepare, run_script
 
 OTHER, OPTIMIZER = "other", "optimizer"
 # part -> its modules
@@ -132,6 +132,8 @@ def measure(who: str, dtype: str, steps: int) -> dict[str, Any]:
     """Run one case in this process; return a product's rate, and pass or quantity by part: seconds, FLOP, bytes."""
     torch.manual_seed(0)
     model = build_ours() if who == "ours" else build_reference()
+    if who == "ours":
+        prepare(model, "train")
     x = torch.randn(1, INPUTS, 1, STARTER["image_height"], STARTER["image_width"])
     target = torch.randn(1, OUTPUTS, 1, *x.shape[-2:])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)

@@ -7,7 +7,8 @@ FOLDER holds the unpacked wheel of the reference (``pip download --no-deps miles
 whose model file needs torch and einops. Every measurement is a process of its own, so that peak memory (resident set,
 library and weights included) is its own; those of one round follow one another, and ratios are of one round, as the
 machine may be faster in the next. A training step is forward, mean squared error, backward and a fused AdamW update; of
-its times the least of the steps after the first counts. Evaluation is that of a forecast, ours with folded weights.
+its times the least of the steps after the first counts. Ours is prepared as `credit train` and `credit rollout` do it,
+with folded weights in evaluation.
 
 `published` is the size of NCAR's published weights, 640 x 1280 cells and 124 million weights, ours alone; its training
 step needs `--cases checkpoint` on most machines.
@@ -96,10 +97,8 @@ def measure(who: str, mode: str, dtype: str, steps: int, size: str = "starter") 
     target = torch.randn(1, outputs, 1, *x.shape[-2:])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     model.train(mode != "eval")
-    if mode == "eval" and who == "ours":
-        from credit.models.wxformer.spectral_norm import fold
-
-        fold(model)
+    if who == "ours":
+        prepare(model, mode)
     if mode == "checkpoint":
         from credit.parallel.activation import checkpoint_blocks
 
@@ -133,6 +132,17 @@ def measure(who: str, mode: str, dtype: str, steps: int, size: str = "starter") 
             cpu_times.append(time.process_time() - cpu_start)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     return {"time": min(times[1:]), "cpu": min(cpu_times[1:]), "peak": peak}
+
+
+def prepare(model: nn.Module, mode: str) -> None:
+    """Do what `credit train` and `credit rollout` do before the first step."""
+    from credit.models.hardware import keep_freed_memory
+    from credit.models.wxformer.spectral_norm import fold
+
+    if mode == "eval":
+        fold(model)
+    else:
+        keep_freed_memory(torch.device("cpu"))
 
 
 def _times_spectral_norm(model: nn.Module) -> Callable[[], None]:

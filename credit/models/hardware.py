@@ -1,13 +1,31 @@
-"""Which way a network takes where that of a CPU and that of a GPU differ."""
+"""What a network does in another way on a CPU than on a GPU."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
+import torch
 from torch import Tensor
 
 _as_gpu = False
+# names of mallopt's options in <malloc.h>, and their values: never, and the largest that glibc takes
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_NEVER, _LARGEST = -1, 32 * 2**20
+
+
+def keep_freed_memory(device: torch.device) -> None:
+    """Let a process that trains on a CPU keep the memory that tensors free, for those of the next step.
+
+    glibc gives it back to the system, which clears each page when it is touched again: some per cent of a step
+    (docs/lab_notes.md). torch keeps a GPU's memory by itself. Without glibc nothing happens.
+    """
+    if device.type == "cpu":
+        with suppress(OSError, AttributeError, TypeError):
+            libc = ctypes.CDLL(None)
+            libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
+            libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST)
 
 
 def takes_cpu_way(x: Tensor) -> bool:

@@ -27,6 +27,7 @@ from credit.forecast.hyperdiffusion import Hyperdiffusion
 from credit.forecast.step import Stepper
 from credit.losses import WeightedLoss, build_loss
 from credit.metrics import ErrorSums
+from credit.models.hardware import keep_freed_memory
 from credit.models.initialise import initial_values
 from credit.models.wxformer import spectral_norm
 from credit.parallel.launch import Launch
@@ -235,6 +236,7 @@ def assemble_training(
 ) -> Trainer:
     """Return the trainer of a run, continued from the checkpoint that ``trainer.resume`` finds; collective."""
     data = config.data
+    keep_freed_memory(device)
     torch.use_deterministic_algorithms(config.trainer.deterministic)
     mesh = build_mesh(plan_degrees(config.trainer.parallelism, launch.world), launch.rank, device.type)
     reader, splits = open_fields(config)

@@ -1,0 +1,36 @@
+"""Memory that a process keeps."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import resource, sys, torch
+from credit.models.hardware import keep_freed_memory
+torch.set_num_threads(1)
+if sys.argv[1] == "keep":
+    keep_freed_memory(torch.device("cpu"))
+def step():
+    tensors = [torch.ones(5 * 2**20) for _ in range(5)]
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(2):
+    step()
+before = faults()
+for _ in range(5):
+    step()
+print(faults() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
+def test_freed_memory_is_used_again() -> None:
+    def touched(how: str) -> int:
+        done = subprocess.run([sys.executable, "-c", SCRIPT, how], capture_output=True, text=True, check=True)
+        return int(done.stdout)
+
+    assert touched("keep") < 1000 < 10000 < touched("plain")
