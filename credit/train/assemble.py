@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -49,6 +50,7 @@ from credit.train.early_view import DrawEarlyView, build_early_view
 from credit.train.ema import WeightAverage
 from credit.train.feed import BatchFeed
 from credit.train.fine_tuning import describe_base, find_base, load_base, load_forecast_network
+from credit.train.meter import build_meter
 from credit.train.network import allocate_network, choose_device
 from credit.train.optim import build_optimizer, forecast_len_at
 from credit.train.step import TrainingStep
@@ -231,10 +233,18 @@ def describe_run(made: Forecaster, reader: FieldReader) -> dict[str, str | int]:
 
 
 def assemble_training(
-    config: Config, launch: Launch, device: torch.device, watchdog: Watchdog, draw: DrawEarlyView
+    config: Config,
+    launch: Launch,
+    device: torch.device,
+    watchdog: Watchdog,
+    draw: DrawEarlyView,
+    peaks: Mapping[str, float] | None = None,
 ) -> Trainer:
-    """Return the trainer of a run, continued from the checkpoint that ``trainer.resume`` finds; collective."""
-    data = config.data
+    """Return the trainer of a run, continued from the checkpoint that ``trainer.resume`` finds; collective.
+
+    `peaks` are the device's TFLOP/s by rate, where they are known, see `credit.hpc.gpus.reported_peaks`.
+    """
+    data, began = config.data, time.perf_counter()
     torch.use_deterministic_algorithms(config.trainer.deterministic)
     mesh = build_mesh(plan_degrees(config.trainer.parallelism, launch.world), launch.rank, device.type)
     reader, splits = open_fields(config)
@@ -299,6 +309,7 @@ def assemble_training(
             order=order,
             total_steps=total,
             watchdog=watchdog,
+            meter=build_meter(config, assets, device, mesh, order.samples_a_step, peaks or {}, began),
             validate=run_validation,
             early_view=build_early_view(config, frames, splits["valid"], stepper, weight_CHW, mesh, draw),
             base=describe_base(base) if base is not None else None,
