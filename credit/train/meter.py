@@ -24,7 +24,8 @@ class Spent:
     """What a run has used since it began; saved with every checkpoint.
 
     Attributes:
-        since: optimizer step from which on it is counted; above 0 where a version that did not count began the run.
+        since: optimizer step from which on it is counted; above 0 where another run, or a version that did not count,
+            took those before.
         wall_hours: from the start of each part of the run to its end.
         gpu_hours: the same times the number of processes, where each has a GPU.
         process_hours: the same where they have none.

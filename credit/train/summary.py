@@ -114,7 +114,7 @@ def describe(summary: Mapping[str, Any], folder: Path, total_steps: int) -> str:
     if best := one("best"):
         lines["best"] = f"{best['metric']} {best['value']:.4f} at step {best['step']}, {folder}/checkpoints/best"
     if one("counted_since_step"):
-        lines["counted"] = f"since step {one('counted_since_step')}, taken by an older version"
+        lines["counted"] = f"since step {one('counted_since_step')}; another run or version took those before"
     return "\n".join(f"  {name:<9} {text}" for name, text in lines.items())
 
 
