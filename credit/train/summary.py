@@ -105,7 +105,8 @@ def describe(summary: Mapping[str, Any], folder: Path, total_steps: int) -> str:
         if one("samples_per_s_median"):
             lines["speed"] += f", median {one('samples_per_s_median'):.3g}"
     if one("tflops"):
-        lines["computed"] = f"{one('tflops'):.3g} TFLOP/s a {'process' if one('device') == 'cpu' else 'GPU'}"
+        rate = f"{one('tflops'):.3g} TFLOP/s" if one("tflops") > 1 else f"{one('tflops') * 1e3:.3g} GFLOP/s"
+        lines["computed"] = f"{rate} a {'process' if one('device') == 'cpu' else 'GPU'}"
         if one("mfu"):
             lines["computed"] += f", MFU {one('mfu'):.1%} of {one('device')}"
     lines["memory"] = f"{one('peak_memory_gb'):.3g} GB at most"

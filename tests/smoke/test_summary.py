@@ -19,7 +19,7 @@ def test_a_run_ends_with_a_summary_of_all_its_parts(small_run: Path, command) ->
     done = command("train", config, *SHORT)
     assert done.returncode == 0, done.stderr
     first = json.loads((folder / "summary.json").read_text())
-    assert "20 of 20, 80 samples" in done.stderr and "TFLOP/s a process" in done.stderr
+    assert "20 of 20, 80 samples" in done.stderr and "GFLOP/s a process" in done.stderr
     assert first["steps"] == 20 and first["best"]["step"] == 20 and first["device"] == "cpu"
     assert sum(first["time_shares"].values()) == pytest.approx(1 + first["time_shares"]["data_wait"])
     last = [row for row in log_of(folder) if "loss" in row][-1]
