@@ -293,19 +293,7 @@ def assemble_training(
             model=model,
             optimizer=optimizer,
             average=average,
-            training_step=TrainingStep(
-                stepper,
-                loss,
-                optimizer,
-                average,
-                config.seed,
-                conf.grad_accum_every,
-                conf.grad_max_norm,
-                forecast_len,
-                conf.backprop_on_timestep,
-                conf.recompute_steps,
-                data_rank=mesh.data_rank,
-            ),
+            training_step=build_step(config, stepper, loss, optimizer, average, forecast_len, mesh.data_rank),
             order=order,
             total_steps=total,
             watchdog=watchdog,
@@ -321,6 +309,21 @@ def assemble_training(
     if launch.is_main:
         write_config(config, folder)
     return trainer
+
+
+def build_step(
+    config: Config,
+    stepper: Stepper,
+    loss: WeightedLoss,
+    optimizer: torch.optim.Optimizer,
+    average: WeightAverage | None,
+    forecast_len: Callable[[int], int],
+    data_rank: int,
+) -> TrainingStep:
+    """Return what takes the run's optimizer steps."""
+    conf = config.trainer
+    how = conf.grad_accum_every, conf.grad_max_norm, forecast_len, conf.backprop_on_timestep, conf.recompute_steps
+    return TrainingStep(stepper, loss, optimizer, average, config.seed, *how, data_rank)
 
 
 def take_over(config: Config, reader: FieldReader, mesh: RunMesh, origin: Path, goes_on: bool) -> tuple[Config, Assets]:
