@@ -19,7 +19,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 BESIDES = ("data", "clipping", "average", "log")
@@ -50,7 +49,6 @@ def loop(arguments: list[str], steps: int) -> dict[str, float]:
     """Train in this process; return the share of each part in the time of the counted steps."""
     import torch
 
-    from credit.cli.main import main as credit
     from credit.train import step
     from credit.train.ema import WeightAverage
     from credit.train.feed import BatchFeed
@@ -79,29 +77,45 @@ def loop(arguments: list[str], steps: int) -> dict[str, float]:
         return take(self, batches, number, *rest)
 
     step.TrainingStep.__call__ = counted
+    _train(arguments)
+    return found
+
+
+def first_step(arguments: list[str]) -> float:
+    """Return the seconds from the start of Python to the end of the first step."""
+    began = time.time()
+    command = [sys.executable, __file__, *arguments, "--steps", "1", "--first"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stderr[-2000:])
+    return json.loads(done.stdout.splitlines()[-1]) - began
+
+
+def train_and_note(arguments: list[str]) -> float:
+    """Train in this process; return the time at which the first step was taken."""
+    from credit.train.step import TrainingStep
+
+    take, ended = TrainingStep.__call__, []
+
+    def noted(self: Any, *given: Any) -> Any:
+        result = take(self, *given)
+        ended.append(time.time())
+        return result
+
+    TrainingStep.__call__ = noted
+    _train(arguments)
+    return ended[0]
+
+
+def _train(arguments: list[str]) -> None:
+    from credit.cli.main import main as credit
+
     sys.argv = ["credit", "train", *arguments]
     try:
         credit()
     except SystemExit as stop:
         if stop.code:
             raise
-    return found
-
-
-def first_step(arguments: list[str], folder: Path) -> float:
-    """Return the seconds from the start of `credit train` to the first row of its log."""
-    began, rows = time.perf_counter(), folder / "metrics.jsonl"
-    with subprocess.Popen(
-        [sys.executable, "-m", "credit.cli.main", "train", *arguments],
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-    ) as process:  # fmt: skip
-        while not (rows.exists() and rows.stat().st_size):
-            if process.poll() is not None:
-                sys.exit(process.stderr.read().decode()[-2000:])
-            time.sleep(0.01)
-        seconds = time.perf_counter() - began
-        process.communicate()
-    return seconds
 
 
 def main() -> None:
@@ -112,19 +126,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--loop", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--first", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     given = [args.config, *args.settings]
-    if args.loop:
-        shares = loop([*given, f"trainer.max_steps={args.steps}"], args.steps)
-        print("\n" + json.dumps(shares))
+    if args.loop or args.first:
+        short = [*given, f"trainer.max_steps={args.steps}", "trainer.valid_samples=1"]
+        print("\n" + json.dumps(loop(short, args.steps) if args.loop else train_and_note(short)))
         return
     starts, loops = [], []
     for _ in range(args.rounds):
         with tempfile.TemporaryDirectory() as folder:
-            one = Path(folder) / "one"
-            short = ["trainer.max_steps=1", "trainer.valid_samples=1"]
-            starts.append(first_step([*given, f"save_loc={one}", *short], one))
-            command = [sys.executable, __file__, *given, f"save_loc={folder}/many", "trainer.valid_samples=1"]
+            starts.append(first_step([*given, f"save_loc={folder}/one"]))
+            command = [sys.executable, __file__, *given, f"save_loc={folder}/many"]
             done = subprocess.run([*command, "--steps", str(args.steps), "--loop"], capture_output=True, text=True)
             if done.returncode:
                 sys.exit(done.stderr[-2000:])

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 HELP = """Train the model of CONFIG, or continue where its last checkpoint stands (trainer.resume: auto).
 
-The run's folder (save_loc) receives config.yml, metrics.jsonl, checkpoints/ and STATUS. A signal (TERM, INT, USR1,
-USR2), a file STOP in the folder or the end of trainer.walltime saves a checkpoint and ends the run with exit code 85;
-the same command goes on from there. Exit codes: 0 done, 2 bad config or data, 85 stopped to be continued, 1 else."""
+The run's folder (save_loc) receives config.yml, metrics.jsonl, checkpoints/, STATUS and, at the end, summary.json. A
+signal (TERM, INT, USR1, USR2), a file STOP in the folder or the end of trainer.walltime saves a checkpoint and ends the
+run with exit code 85; the same command goes on from there. Exit codes: 0 done, 2 bad config or data, 85 stopped to be
+continued, 1 else."""
 
 __all__ = ["HELP", "add_arguments", "run"]
 
@@ -46,6 +47,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _train(config: Config, launch: Launch) -> str:
     """Train, and hold meanwhile what has to be given back: signals, process group, log, folder."""
+    import torch
+
+    from credit.hpc.gpus import reported_peaks
     from credit.parallel.launch import process_group
     from credit.parallel.verdict import together
     from credit.parallel.watchdog import Watchdog
@@ -71,7 +75,8 @@ def _train(config: Config, launch: Launch) -> str:
         together(functools.partial(_hold, held, presence))
         # long before the collectives give up
         watchdog = held.enter_context(Watchdog(store, launch.rank, launch.world, patience=timeout * 60.0 / 4))
-        return assemble_training(config, launch, device, watchdog, _draw_early_view).run(stop, presence)
+        peaks = reported_peaks(torch.cuda.get_device_name(device)) if device.type == "cuda" else {}
+        return assemble_training(config, launch, device, watchdog, _draw_early_view, peaks).run(stop, presence)
 
 
 def _draw_early_view(*arguments: Any) -> list[Path]:

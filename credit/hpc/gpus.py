@@ -75,6 +75,24 @@ _GPUS = {
     )
 }
 
+# As `torch.cuda.get_device_name` reports them. Variants with other peaks (PCIe and NVL cards of Hopper) and slices of a
+# GPU are left out; the A100 cards have the peaks of the modules.
+_REPORTED = {
+    "NVIDIA A100-SXM4-40GB": "a100-40",
+    "NVIDIA A100-PCIE-40GB": "a100-40",
+    "NVIDIA A100-SXM4-80GB": "a100-80",
+    "NVIDIA A100 80GB PCIe": "a100-80",
+    "NVIDIA H100 80GB HBM3": "h100",
+    "NVIDIA H200": "h200",
+    "NVIDIA B200": "b200",
+}
+
+
+def reported_peaks(device_name: str) -> dict[str, float]:
+    """Return rate -> peak in TFLOP/s of a GPU by the name that its driver reports; empty for one that is not known."""
+    gpu = _GPUS.get(_REPORTED.get(device_name, ""))
+    return {rate: getattr(gpu, rate) for rate in ("bfloat16", "tf32", "float32")} if gpu else {}
+
 
 def gpu_names() -> Sequence[str]:
     """Return the names of the GPUs that are known."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -50,6 +51,7 @@ from credit.train.early_view import DrawEarlyView, build_early_view
 from credit.train.ema import WeightAverage
 from credit.train.feed import BatchFeed
 from credit.train.fine_tuning import describe_base, find_base, load_base, load_forecast_network
+from credit.train.meter import build_meter
 from credit.train.network import allocate_network, choose_device
 from credit.train.optim import build_optimizer, forecast_len_at
 from credit.train.step import TrainingStep
@@ -232,10 +234,18 @@ def describe_run(made: Forecaster, reader: FieldReader) -> dict[str, str | int]:
 
 
 def assemble_training(
-    config: Config, launch: Launch, device: torch.device, watchdog: Watchdog, draw: DrawEarlyView
+    config: Config,
+    launch: Launch,
+    device: torch.device,
+    watchdog: Watchdog,
+    draw: DrawEarlyView,
+    peaks: Mapping[str, float] | None = None,
 ) -> Trainer:
-    """Return the trainer of a run, continued from the checkpoint that ``trainer.resume`` finds; collective."""
-    data = config.data
+    """Return the trainer of a run, continued from the checkpoint that ``trainer.resume`` finds; collective.
+
+    `peaks` are the device's TFLOP/s by rate, where they are known, see `credit.hpc.gpus.reported_peaks`.
+    """
+    data, began = config.data, time.perf_counter()
     keep_freed_memory(device)
     torch.use_deterministic_algorithms(config.trainer.deterministic)
     mesh = build_mesh(plan_degrees(config.trainer.parallelism, launch.world), launch.rank, device.type)
@@ -285,22 +295,11 @@ def assemble_training(
             model=model,
             optimizer=optimizer,
             average=average,
-            training_step=TrainingStep(
-                stepper,
-                loss,
-                optimizer,
-                average,
-                config.seed,
-                conf.grad_accum_every,
-                conf.grad_max_norm,
-                forecast_len,
-                conf.backprop_on_timestep,
-                conf.recompute_steps,
-                data_rank=mesh.data_rank,
-            ),
+            training_step=build_step(config, stepper, loss, optimizer, average, forecast_len, mesh.data_rank),
             order=order,
             total_steps=total,
             watchdog=watchdog,
+            meter=build_meter(config, assets, device, mesh, order.samples_a_step, peaks or {}, began),
             validate=run_validation,
             early_view=build_early_view(config, frames, splits["valid"], stepper, weight_CHW, mesh, draw),
             base=describe_base(base) if base is not None else None,
@@ -312,6 +311,21 @@ def assemble_training(
     if launch.is_main:
         write_config(config, folder)
     return trainer
+
+
+def build_step(
+    config: Config,
+    stepper: Stepper,
+    loss: WeightedLoss,
+    optimizer: torch.optim.Optimizer,
+    average: WeightAverage | None,
+    forecast_len: Callable[[int], int],
+    data_rank: int,
+) -> TrainingStep:
+    """Return what takes the run's optimizer steps."""
+    conf = config.trainer
+    how = conf.grad_accum_every, conf.grad_max_norm, forecast_len, conf.backprop_on_timestep, conf.recompute_steps
+    return TrainingStep(stepper, loss, optimizer, average, config.seed, *how, data_rank)
 
 
 def take_over(config: Config, reader: FieldReader, mesh: RunMesh, origin: Path, goes_on: bool) -> tuple[Config, Assets]:

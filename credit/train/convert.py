@@ -27,9 +27,8 @@ from credit.train.fine_tuning import load_forecast_network
 from credit.train.foreign import read_state_file
 from credit.train.network import build_network
 from credit.train.optim import build_optimizer, optimizer_tensors
-from credit.train.progression import Progression
+from credit.train.progression import Progression, checkpoint_meta
 from credit.train.store import CheckpointStore
-from credit.train.trainer import checkpoint_meta
 
 # the name of solar radiation in the published statistics
 DEFAULT_RENAME = {"toa_incident_solar_radiation": "tsi"}

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from credit.config import Config
+from credit.train.assets import Assets
+
 
 @dataclass
 class Progression:
@@ -24,6 +27,7 @@ class Progression:
         losses: of the latest steps, as far back as ``trainer.loss_spike`` looks.
         saved: step of the newest checkpoint.
         validated: step of the newest validation.
+        spent: what the run has used, see `credit.train.meter.Spent`.
     """
 
     step: int = 0
@@ -38,6 +42,7 @@ class Progression:
     losses: list[float] = field(default_factory=list)
     saved: int = -1
     validated: int = -1
+    spent: dict[str, Any] = field(default_factory=dict)
 
     def restore(self, stored: Mapping[str, Any]) -> None:
         """Take over the values of a checkpoint, in place; what an older version did not store is as at the start."""
@@ -48,9 +53,28 @@ class Progression:
     def forget_checkpoints(self) -> None:
         """Begin another run from here: what was best and saved lies elsewhere."""
         fresh = Progression()
-        for name in ("best", "best_step", "worse", "best_saved", "saved"):
+        for name in ("best", "best_step", "worse", "best_saved", "saved", "spent"):
             setattr(self, name, getattr(fresh, name))
 
     def meta(self) -> dict[str, Any]:
         """Return the values for a checkpoint, JSON-ready."""
         return asdict(self)
+
+
+def checkpoint_meta(
+    config: Config,
+    assets: Assets,
+    progression: Progression,
+    calendar: str,
+    data_ranks: int,
+    base: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """Return a checkpoint's meta.json: where the run stands and what its weights need to forecast."""
+    return {
+        "progression": progression.meta(),
+        "config": config.model_dump(mode="json"),
+        "calendar": calendar,
+        "samples_a_step": config.trainer.train_batch_size * config.trainer.grad_accum_every * data_ranks,
+        **({"base": base} if base else {}),
+        **assets.meta(),
+    }

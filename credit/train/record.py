@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,19 +34,18 @@ def last_rows(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def rows_with(folder: Path, key: str) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a run's metrics.jsonl that have `key`; a torn one is left out."""
+    with suppress(OSError), (folder / "metrics.jsonl").open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            with suppress(ValueError):
+                if f'"{key}"' in line:
+                    yield json.loads(line)
+
+
 def early_rows(folder: Path) -> dict[int, dict[str, float | None]]:
-    """Return step -> scores of a run's early views, from its metrics.jsonl; a torn row is left out."""
-    found = {}
-    try:
-        with (folder / "metrics.jsonl").open(encoding="utf-8", errors="replace") as file:
-            for line in file:
-                with suppress(ValueError):
-                    if '"early"' in line:
-                        row = json.loads(line)
-                        found[row["step"]] = row["early"]
-    except OSError:
-        return {}
-    return found
+    """Return step -> scores of a run's early views, from its metrics.jsonl."""
+    return {row["step"]: row["early"] for row in rows_with(folder, "early")}
 
 
 def read_status(folder: Path) -> dict[str, Any]:

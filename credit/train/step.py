@@ -108,6 +108,11 @@ class TrainingStep:
             self._average.update(step)
         return StepResult(total, grad_norm, bad, stops)
 
+    def counted(self, step: int) -> list[int]:
+        """Return the rollout steps (from 1) whose loss counts in optimizer step `step`; the last ends the rollout."""
+        steps = range(1, self._forecast_len(step) + 1)
+        return [n for n in steps if self._counted is None or n in self._counted]
+
     def explain(self, batches: Iterator[Batch], step: int) -> str | None:
         """Return in words what is the first not to be finite in optimizer step `step`, None if nothing is.
 
@@ -126,10 +131,10 @@ class TrainingStep:
 
     def _micro_loss(self, batch: Batch, step: int, micro: int, last: bool) -> torch.Tensor:
         torch.manual_seed(draw_seed(self._seed, step, micro, self._data_rank))
-        return self._batch_loss(batch, self._forecast_len(step), last)
+        return self._batch_loss(batch, self.counted(step), last)
 
-    def _batch_loss(self, batch: Batch, forecast_len: int, last: bool) -> torch.Tensor:
-        """Return the loss averaged over the counted rollout steps; gradients flow through all of them.
+    def _batch_loss(self, batch: Batch, counted: list[int], last: bool) -> torch.Tensor:
+        """Return the loss averaged over the `counted` rollout steps; gradients flow through all of them.
 
         Gradients are reduced over the ranks once an optimizer step: in the last micro-step (`last`), when its backward
         pass has come to the first step of the rollout.
@@ -139,12 +144,11 @@ class TrainingStep:
         history = normalizer.encode(batch.history_BCTHW, "prognostic")
         forcing = normalizer.encode(batch.forcing_BCTHW, "dynamic_forcing")
         target = normalizer.encode(batch.target_BCTHW, "output")
-        counted = [n for n in range(1, forecast_len + 1) if self._counted is None or n in self._counted]
         windows = forcing_windows(forcing, history.shape[2])
         steps = max(counted)
         reduce_gradients(model, last and steps == 1)
         losses = []
-        rollout = self._stepper.rollout(history, windows, steps, recompute=self._recompute and forecast_len > 1)
+        rollout = self._stepper.rollout(history, windows, steps, recompute=self._recompute and steps > 1)
         for number, output in enumerate(rollout, start=1):
             if last and number == 1 < steps:
                 output.register_hook(lambda gradient: reduce_gradients(model, True))

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -32,13 +31,15 @@ from credit.train.ema import WeightAverage
 from credit.train.feed import BatchFeed
 from credit.train.guard import Astray, StepGuard
 from credit.train.log import MetricsLog, Progress, peak_memory_gb, write_status
+from credit.train.meter import Meter
 from credit.train.optim import learning_rate, optimizer_tensors
 from credit.train.preempt import StopRequest
 from credit.train.presence import Presence
-from credit.train.progression import Progression
-from credit.train.record import read_status
+from credit.train.progression import Progression, checkpoint_meta
+from credit.train.record import last_rows, read_status
 from credit.train.step import StepResult, TrainingStep
 from credit.train.store import CheckpointStore
+from credit.train.summary import conclude
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class TrainingParts:
     validate: Callable[[int, Callable[[], bool]], dict[str, float] | None]
     early_view: EarlyView | None  # of the weights that validation scored
     watchdog: Watchdog
+    meter: Meter
     base: dict[str, str] | None  # what adapters adapt, where only they train
 
 
@@ -117,7 +119,9 @@ class Trainer:
             presence: holds the run's folder, on the main process.
         """
         parts, at = self._parts, self._at
-        self._presence = presence
+        self._presence, first = presence, at.step
+        # before the rows beyond the checkpoint are cut: what they took was used
+        parts.meter.resume(at.step, at.spent, last_rows(self._folder) if parts.launch.is_main else [])
         log = MetricsLog(self._folder, at.step, parts.launch.is_main, self._conf.tensorboard)
         bar = Progress(at.step, parts.total_steps, parts.launch.is_main)
         self._status("running", "")
@@ -125,6 +129,9 @@ class Trainer:
             with self._store:
                 reason = self._persist(log, bar, stop)
             log.flush()
+            if at.step > first:
+                length = parts.training_step.counted(at.step - 1)[-1]
+                bar.say(conclude(self._folder, parts.meter, at, parts.config, parts.total_steps, length))
         except BaseException as error:
             self._say_why(error)
             raise
@@ -177,7 +184,7 @@ class Trainer:
             due, save = self._due(at.step, self._validate_every), self._due(at.step, self._checkpoint_every)
             reason = self._agree(wish) if asked and at.step < parts.total_steps else None
             if due or save or reason or at.step % self._conf.log_every == 0:
-                self._write_rows(log, bar, source, time.perf_counter() - began)
+                self._write_rows(log, bar, source, began)
                 began = time.perf_counter()
             if due and not reason:
                 reason = self._validate(log, bar, stop)
@@ -261,20 +268,21 @@ class Trainer:
         """Whether validation has not become better for ``trainer.patience`` times."""
         return self._conf.patience is not None and self._at.worse >= self._conf.patience
 
-    def _write_rows(self, log: MetricsLog, bar: Progress, source: BatchFeed, seconds: float) -> None:
-        """Fetch the pending steps' numbers from the device in one go and write a row for each."""
+    def _write_rows(self, log: MetricsLog, bar: Progress, source: BatchFeed, began: float) -> None:
+        """Fetch the numbers of the steps since `began` from the device in one go and write a row for each."""
         if not self._pending:
             return
         parts = self._parts
-        # ranks have equal shares of the batch, and all but the loss is equal on them
-        loss, norm, bad = mean_over_ranks(
-            torch.stack([torch.stack([r.loss, r.grad_norm, r.bad]).float() for _, r, _ in self._pending], dim=1)
-        ).tolist()
-        shared = {
-            "samples_per_s": len(self._pending) * parts.order.samples_a_step / seconds,
-            "data_wait_frac": source.take_wait() / seconds,
-            "peak_memory_gb": peak_memory_gb(parts.device),
-        }
+        # ranks have equal shares of the batch, and all but loss and energy is equal on them
+        told = torch.stack([torch.stack([r.loss, r.grad_norm, r.bad]).float() for _, r, _ in self._pending], dim=1)
+        joules = told.new_full((1, len(self._pending)), parts.meter.joules())
+        loss, norm, bad, energy = mean_over_ranks(torch.cat([told, joules])).tolist()
+        # a GPU has worked off its queue only now
+        seconds = time.perf_counter() - began
+        parts.meter.add_energy(energy[0] * parts.launch.world)
+        lengths = [parts.training_step.counted(step)[-1] for step, _, _ in self._pending]
+        shared = parts.meter.add_steps(lengths, seconds, source.take_wait())
+        shared["peak_memory_gb"] = peak_memory_gb(parts.device)
         for (step, _, rate), one_loss, one_norm, one_bad in zip(self._pending, loss, norm, bad, strict=True):
             row = {"step": step + 1, "epoch": parts.order.epoch(step, self._at.left_out)}
             row |= {"loss": _finite(one_loss), "grad_norm": _finite(one_norm)}
@@ -292,7 +300,8 @@ class Trainer:
         def asked() -> bool:
             return stop.reason(self._save_seconds()) is not None
 
-        with parts.average.applied() if parts.average is not None else nullcontext():
+        average = parts.average.applied() if parts.average is not None else nullcontext()
+        with parts.meter.timed("validation_s"), average:
             metrics = parts.validate(at.step, asked)
             if metrics is not None and parts.early_view is not None and self._due(at.step, self._view_every):
                 self._note(f"early view at step {at.step}")
@@ -325,6 +334,12 @@ class Trainer:
                 self._store.point(name, at.step)
             return
         self._note(f"checkpoint of step {at.step}")
+        with parts.meter.timed("save_s"):
+            self._begin_save(links or ("latest",))
+        self._status("running", "")
+
+    def _begin_save(self, links: tuple[str, ...]) -> None:
+        at, parts = self._at, self._parts
         together(lambda: self._presence.require() if self._presence is not None else None)
         at.saved = at.step
         reshard(parts.model)
@@ -333,12 +348,12 @@ class Trainer:
             "forecast": self._forecast_state(),
             "optimizer": optimizer_tensors(parts.model, parts.optimizer),
         }
+        at.spent = parts.meter.state()
         meta = checkpoint_meta(parts.config, parts.assets, at, parts.clock.calendar, parts.mesh.data_ranks, parts.base)
         keep = checkpoint.Retention(
             self._conf.keep_last, self._conf.keep_every, tuple(int(step) for _, step in at.best_saved)
         )
-        self._store.save(at.step, tensors, parts.assets.tensors(), meta, links or ("latest",), keep)
-        self._status("running", "")
+        self._store.save(at.step, tensors, parts.assets.tensors(), meta, links, keep)
 
     def _forecast_state(self) -> dict[str, torch.Tensor]:
         if self._parts.average is None:
@@ -360,25 +375,6 @@ class Trainer:
             # only what is on the disk counts
             step = self._at.step if self._store.committed is None else self._store.committed
             write_status(self._folder, state, step, reason, self._parts.launch.job_id)
-
-
-def checkpoint_meta(
-    config: Config,
-    assets: Assets,
-    progression: Progression,
-    calendar: str,
-    data_ranks: int,
-    base: dict[str, str] | None = None,
-) -> dict[str, Any]:
-    """Return a checkpoint's meta.json: where the run stands and what its weights need to forecast."""
-    return {
-        "progression": progression.meta(),
-        "config": config.model_dump(mode="json"),
-        "calendar": calendar,
-        "samples_a_step": config.trainer.train_batch_size * config.trainer.grad_accum_every * data_ranks,
-        **({"base": base} if base else {}),
-        **assets.meta(),
-    }
 
 
 def _finite(value: float) -> float | None:

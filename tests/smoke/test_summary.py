@@ -1,0 +1,56 @@
+"""The summary at the end of a run, and what goes on being counted when a run goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.smoke.test_early_view import log_of
+
+SHORT = ("trainer.max_steps=20", "trainer.checkpoint_every=10", "trainer.schedule.kind=constant")
+
+
+@pytest.mark.slow
+def test_a_run_ends_with_a_summary_of_all_its_parts(small_run: Path, command) -> None:
+    config, folder = small_run / "config.yml", small_run / "run"
+    done = command("train", config, *SHORT)
+    assert done.returncode == 0, done.stderr
+    first = json.loads((folder / "summary.json").read_text())
+    assert "20 of 20, 80 samples" in done.stderr and "GFLOP/s a process" in done.stderr
+    assert first["steps"] == 20 and first["best"]["step"] == 20 and first["device"] == "cpu"
+    assert sum(first["time_shares"].values()) == pytest.approx(1 + first["time_shares"]["data_wait"])
+    last = [row for row in log_of(folder) if "loss" in row][-1]
+    assert 0 < last["process_hours"] == last["wall_hours"] <= first["wall_hours"]
+    assert last["tflops"] > 0 and not {"mfu", "energy_kwh", "gpu_hours"} & last.keys()
+
+    # a run that is done is left as it is
+    assert command("train", config, *SHORT).returncode == 0
+    assert json.loads((folder / "summary.json").read_text()) == first
+
+    # the newest checkpoint is lost, with ten steps; their time was used all the same
+    shutil.rmtree(folder / "checkpoints" / "step_00000020")
+    done = command("train", config, *SHORT)
+    assert done.returncode == 0, done.stderr
+    second = json.loads((folder / "summary.json").read_text())
+    again = [row for row in log_of(folder) if row["step"] == 15 and "loss" in row][0]
+    assert again["wall_hours"] > last["wall_hours"], "rows go on from those that were cut"
+    assert second["wall_hours"] > again["wall_hours"] and second["samples"] == 80
+    meta = json.loads((folder / "checkpoints" / "step_00000020" / "meta.json").read_text())
+    assert meta["progression"]["spent"]["wall_hours"] > last["wall_hours"]
+
+    # another run that begins from its weights has used nothing yet
+    assert command("train", config, *SHORT, f"save_loc={small_run}/next", f"trainer.resume={folder}/checkpoints/best",
+                   "trainer.max_steps=25").returncode == 0  # fmt: skip
+    third = json.loads((small_run / "next" / "summary.json").read_text())
+    assert third["wall_hours"] < second["wall_hours"] and third["counted_since_step"] == 20
+
+
+@pytest.mark.slow
+def test_a_run_that_stops_to_go_on_has_a_summary(small_run: Path, command) -> None:
+    done = command("train", small_run / "config.yml", *SHORT, "trainer.walltime=1min")
+    assert done.returncode == 85, done.stderr
+    summary = json.loads((small_run / "run" / "summary.json").read_text())
+    assert summary["steps"] == 1 and "1 of 20, 4 samples" in done.stderr
