@@ -172,6 +172,11 @@ class _File:
                 f"{_DAY}, latitude and longitude, and may have {_HOUR} and a level; take a mean, or cut the file to "
                 "one position along others"
             )
+        if _HOUR in variable.dims and self._values(_HOUR) is None:
+            raise DataError(
+                f"{where}: {theirs} has the dimension {_HOUR}, but there is no coordinate that says which hours; "
+                f"add it, in hours of the day, UTC: dataset.assign_coords({_HOUR}=[0, 6, 12, 18]) of xarray"
+            )
         levels, rows = [channels[place].level for place in places], None
         if "level" in dims and levels[0] is not None:
             coordinate = self._coordinates.of_dim[dims["level"]][1]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
+import math
+from collections.abc import Iterable, Sequence
+
 import torch
 
 
@@ -10,15 +12,19 @@ class Bounds:
     """Holds channels within bounds; channels that have none cost nothing.
 
     Args:
+        rows: the channels that have a bound, increasing.
         least_C: least value of each channel, -inf where there is none.
         most_C: largest value of each channel, inf where there is none.
     """
 
-    def __init__(self, least_C: torch.Tensor, most_C: torch.Tensor) -> None:
-        bounded = np.flatnonzero((least_C.isfinite() | most_C.isfinite()).cpu().numpy())
-        side_by_side = [run for run in np.split(bounded, np.flatnonzero(np.diff(bounded) > 1) + 1) if len(run)]
-        rows = [slice(int(run[0]), int(run[-1]) + 1) for run in side_by_side]
-        self._runs = [(own, least_C[own], most_C[own]) for own in rows]
+    def __init__(self, rows: Iterable[int], least_C: torch.Tensor, most_C: torch.Tensor) -> None:
+        side_by_side: list[slice] = []
+        for row in rows:
+            if side_by_side and side_by_side[-1].stop == row:
+                side_by_side[-1] = slice(side_by_side[-1].start, row + 1)
+            else:
+                side_by_side.append(slice(row, row + 1))
+        self._runs = [(run, least_C[run], most_C[run]) for run in side_by_side]
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         """Return `x` (B, C, ...) within the bounds, in its own memory unless a gradient needs it; NaN stays."""
@@ -29,3 +35,8 @@ class Bounds:
         for rows, least, most in self._runs:
             x[:, rows] = given[:, rows].clamp(least.reshape(shape), most.reshape(shape))
         return x
+
+
+def bounded_rows(least: Sequence[float], most: Sequence[float]) -> list[int]:
+    """Return the channels that have a bound."""
+    return [row for row, pair in enumerate(zip(least, most, strict=True)) if any(map(math.isfinite, pair))]

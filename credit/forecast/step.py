@@ -6,7 +6,7 @@ Shape suffixes: B batch, C channels, T time frames, H latitude rows, W longitude
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from credit.channels import ChannelMap
 from credit.data.normalize import Normalizer
-from credit.forecast.bounds import Bounds
+from credit.forecast.bounds import Bounds, bounded_rows
 from credit.forecast.constraints import Constraints
 from credit.forecast.hyperdiffusion import Hyperdiffusion
 
@@ -28,11 +28,12 @@ class Stepper:
         normalizer: of the run.
         static_CHW: static channels in physical units.
         residual: whether the network predicts changes (see `step`).
-        minimum_C: least physical value of each output channel, -inf where there is none.
+        least: physical value of each output channel, -inf where there is none.
+        most: largest physical value of each output channel, inf where there is none.
         valid_CHW: bool, False where a prognostic channel is always missing; what is fed back there stays the mean.
+            None where none is.
         amp: compute the network in bfloat16.
         hyperdiffusion: of the prognostic channels after each step, or None.
-        maximum_C: largest physical value of each output channel, inf where there is none; None where all have none.
         constraints: budgets that each step closes, or None.
     """
 
@@ -43,11 +44,11 @@ class Stepper:
         normalizer: Normalizer,
         static_CHW: torch.Tensor,
         residual: bool,
-        minimum_C: torch.Tensor,
-        valid_CHW: torch.Tensor,
+        least: Sequence[float],
+        most: Sequence[float],
+        valid_CHW: torch.Tensor | None,
         amp: bool = False,
         hyperdiffusion: Hyperdiffusion | None = None,
-        maximum_C: torch.Tensor | None = None,
         constraints: Constraints | None = None,
     ) -> None:
         self.model = model
@@ -57,19 +58,19 @@ class Stepper:
         self._residual = residual
         self._amp = amp
         self._prognostic = channels.output_slice("prognostic")
-        most_C = torch.full_like(minimum_C, torch.inf) if maximum_C is None else maximum_C
-        least, most = (normalizer.encode(bound_C[None], "output")[0] for bound_C in (minimum_C, most_C))
-        self._normalised_bounds = Bounds(least, most)
-        self._state_bounds = Bounds(least[self._prognostic], most[self._prognostic])
+        device = normalizer.tendency_scale_C.device
+        least_C, most_C = (torch.tensor(bounds, device=device) for bounds in (least, most))
+        encoded = [normalizer.encode(bound_C[None], "output")[0] for bound_C in (least_C, most_C)]
+        rows = bounded_rows(least, most)
+        self._normalised_bounds = Bounds(rows, *encoded)
+        self._state_bounds = Bounds([row for row in rows if row < self._prognostic.stop], *encoded)
         self._constraints = constraints
         # a budget has the last word; its factor cannot take a value below 0
         corrected = constraints.corrected if constraints is not None else []
-        least_C = minimum_C.clone()
         least_C[corrected] = least_C[corrected].clamp(max=0)
-        most_C = most_C.clone()
         most_C[corrected] = torch.inf
-        self._physical_bounds = Bounds(least_C, most_C)
-        self._valid_CHW = None if valid_CHW.all() else valid_CHW
+        self._physical_bounds = Bounds(rows, least_C, most_C)
+        self._valid_CHW = valid_CHW
         self._hyperdiffusion = hyperdiffusion
 
     def step(

@@ -22,12 +22,17 @@ def submit(job: Job) -> list[str]:
     """Write the script, submit it, and return the ids of the chain's links.
 
     Raises:
-        CreditError: if jobs of the same kind wait or run, or the scheduler refuses.
+        CreditError: if jobs of the same kind wait or run, those to be waited for do not, or the scheduler refuses.
     """
     scheduler, text = SCHEDULERS[job.scheduler], render(job)
     _require_none(job)
-    # a scheduler does not know jobs that ended long ago
     after = [job_id for job_id in _waits_for(job) if scheduler.is_alive(job_id)]
+    if job.after is not None and not after:
+        # a scheduler soon forgets how a job ended
+        raise CreditError(
+            f"--after {job.after}: {', '.join(_waits_for(job))}: none of these jobs waits or runs any more, and how "
+            f"they ended is not known here; see {job.folder / 'logs'} whether all went well, and leave --after out"
+        )
     logs = job.folder / "logs"
     try:
         for folder in (logs, job.script.parent):

@@ -85,20 +85,19 @@ def build_normalizer(config: Config, assets: Assets) -> Normalizer:
 def build_stepper(config: Config, assets: Assets, model: nn.Module, device: torch.device, amp: bool) -> Stepper:
     """Return the stepper of a network that is already on `device`."""
     normalizer = build_normalizer(config, assets).to(device)
-    minimum, maximum = output_bounds(config, assets, device)
     static = torch.from_numpy(np.ascontiguousarray(assets.static_CHW)).to(device)
-    valid = torch.from_numpy(valid_cells(assets, assets.channels.group("prognostic"))).to(device)
+    cells = valid_cells(assets, assets.channels.group("prognostic"))
+    valid = torch.from_numpy(cells).to(device)
     return Stepper(
         model,
         assets.channels,
         normalizer,
         static,
         config.model.residual,
-        minimum,
-        valid,
+        *output_bounds(config, assets),
+        None if cells.all() else valid,
         amp,
         build_hyperdiffusion(config, assets, valid),
-        maximum,
         build_constraints(config, assets, normalizer, device),
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -38,18 +40,17 @@ _AMOUNTS = {
 _SOLAR = "toa_incident_solar_radiation"
 
 
-def output_bounds(config: Config, assets: Assets, device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Return least and largest physical value of each output channel, (C,); None where no channel has a largest."""
+def output_bounds(config: Config, assets: Assets) -> tuple[list[float], list[float]]:
+    """Return least and largest physical value of each output channel, -inf and inf where there is none."""
     clamps = {one.variable: one for one in config.model.post or [] if isinstance(one, ClampConfig)}
-    variables = [channel.variable for channel in assets.channels.output]
-    clamped = [clamps.get(name) for name in variables]
-    least = [config.data.field(name).minimum for name in variables]
-    least = [one.minimum if one and one.minimum is not None else own for one, own in zip(clamped, least, strict=True)]
-    most = [one.maximum if one else None for one in clamped]
-    least_C = torch.tensor([-torch.inf if value is None else value for value in least], device=device)
-    if all(value is None for value in most):
-        return least_C, None
-    return least_C, torch.tensor([torch.inf if value is None else value for value in most], device=device)
+    least, most = [], []
+    for channel in assets.channels.output:
+        clamp, minimum = clamps.get(channel.variable), config.data.field(channel.variable).minimum
+        if clamp is not None and clamp.minimum is not None:
+            minimum = clamp.minimum
+        least.append(-math.inf if minimum is None else minimum)
+        most.append(math.inf if clamp is None or clamp.maximum is None else clamp.maximum)
+    return least, most
 
 
 def build_constraints(
@@ -180,8 +181,8 @@ class _Builder:
             )
 
     def _require_positive(self, key: str, name: str, place: Place) -> None:
-        least_C, _ = output_bounds(self._config, self._assets, torch.device("cpu"))
-        if least_C[place.rows[0]] < 0:
+        least, _ = output_bounds(self._config, self._assets)
+        if least[place.rows[0]] < 0:
             raise ConfigError(
                 f"{key}: {name} may be negative, and a factor cannot mend that; set data.fields.{name}.minimum: 0"
             )

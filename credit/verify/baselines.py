@@ -107,7 +107,8 @@ def _anomaly_products(means: CellMeans, first: np.ndarray, last: np.ndarray, nor
         yield anomaly, anomaly
         yield anomaly, later
 
-    return means.of_products(2, pairs, {"training data": last, "climatology": normal})[:, :, 0]
+    given = {"training data, less the climatology": first, "training data": last, "climatology": normal}
+    return means.of_products(2, pairs, given)[:, :, 0]
 
 
 def baseline_fields(

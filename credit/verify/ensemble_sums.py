@@ -42,7 +42,7 @@ class EnsembleSums(ScoreSums):
             lead: number of the lead time.
             means: of the C channels.
             members_MCP: any float type, whatever where masked.
-            truth_CP: from `CellMeans.flatten`.
+            truth_CP: whatever where masked.
             what: names the forecast and its time.
 
         Returns:

@@ -291,9 +291,12 @@ def test_scoring_waits_for_the_rollout(run: Run, pbs: StandInPbs, capsys: pytest
     # generic nodes without GPUs have four ranks, which torchrun starts
     rollout, other, verify = [call["arguments"] for call in run.launches()]
     assert rollout[2] == other[2] == "rollout" and "--nproc-per-node=4" in verify and "verify" in verify
-    # what has ended well is not waited for
-    assert run.submit("--job", "verify", "--after", "rollout") == 0
-    assert "depend" not in pbs.calls()[-1]
+    # how it ended is not asked for
+    capsys.readouterr()
+    calls = len([call for call in pbs.calls() if call.startswith("qsub")])
+    assert run.submit("--job", "verify", "--after", "rollout") != 0
+    assert "none of these jobs waits or runs any more" in capsys.readouterr().err
+    assert len([call for call in pbs.calls() if call.startswith("qsub")]) == calls
 
 
 def test_scoring_does_not_begin_after_a_failed_rollout(run: Run, pbs: StandInPbs) -> None:

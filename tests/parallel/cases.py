@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -114,11 +115,9 @@ def build_step(case: Case, model: nn.Module, autocast: bool, mesh: RunMesh) -> t
     std, tendency = numbers.uniform(1, 3, 5), numbers.uniform(0.2, 0.5, 5)
     statistics = Statistics(("a", "b", "rain", "sun", "land"), zeros, std, zeros, zeros, zeros, tendency, zeros)
     normalizer = Normalizer(CHANNELS, statistics, {}, {})
-    least = torch.tensor([-torch.inf] * 3)
     static = torch.randn(1, ROWS, COLUMNS, generator=torch.Generator().manual_seed(5))
-    stepper = Stepper(
-        model, CHANNELS, normalizer, static, True, least, torch.ones(2, ROWS, COLUMNS, dtype=torch.bool), amp=autocast
-    )
+    bounds = [-math.inf] * 3, [math.inf] * 3
+    stepper = Stepper(model, CHANNELS, normalizer, static, True, *bounds, None, amp=autocast)
     area = np.cos(np.deg2rad(np.linspace(84, -84, ROWS)))[:, None] * np.ones((ROWS, COLUMNS))
     loss = build_loss(LossConfig(), CHANNELS, area, normalizer.tendency_scale_C.numpy(), {})
     optimizer = build_optimizer(model, TrainerConfig(max_steps=5, learning_rate=1e-3, weight_decay=0.1))

@@ -90,11 +90,14 @@ def plain_weight(tall_weight: Tensor, stride: int, shape: torch.Size) -> Tensor:
 
 
 def column_taps(y_BHWC: Tensor, taps: int, first: int, columns: int) -> Tensor:
-    """Return channels (column tap, out) as a view (B, H, columns, taps, out), tap t of column j from first + j + t."""
+    """Return channels (column tap, out) as a view (B, H, columns, taps, out), tap t of column j from first + j + t.
+
+    `y_BHWC` is contiguous and begins where its memory does.
+    """
     B, H, _, C = y_BHWC.shape
     b, h, w, _ = y_BHWC.stride()
     out = C // taps
-    return y_BHWC.as_strided((B, H, columns, taps, out), (b, h, w, w + out, 1), y_BHWC.storage_offset() + first * w)
+    return y_BHWC.as_strided((B, H, columns, taps, out), (b, h, w, w + out, 1), first * w)
 
 
 class WideConvolutions(torch.autograd.Function):

@@ -225,7 +225,8 @@ def fold(model: nn.Module) -> nn.Module:
         model: in eval mode, neither split nor sharded over ranks, and without adapters.
     """
     for module in model.modules():
-        if parametrize.is_parametrized(module, "weight"):
+        chains = module.parametrizations if parametrize.is_parametrized(module) else {}
+        if len(chains) == 1 and "weight" in chains and isinstance(chains.weight[-1], SpectralNorm):
             weight = module.weight
             module.__class__ = type(module).__bases__[0]
             del module.parametrizations

@@ -132,6 +132,11 @@ def test_a_value_a_day_serves_all_hours(tmp_path: Path) -> None:
         np.testing.assert_array_equal(climatology.at(Clock().parse(time)), expected(dataset, time))
 
 
+def test_hours_without_a_coordinate(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="has the dimension hour, but there is no coordinate that says which hours"):
+        load(write(wb2().drop_vars("hour"), tmp_path / "a.nc"), rename=NAMES)
+
+
 def test_hours_that_are_not_there(tmp_path: Path) -> None:
     climatology = load(write(wb2(hours=(0, 12)), tmp_path / "a.nc"), rename=NAMES)
     with pytest.raises(

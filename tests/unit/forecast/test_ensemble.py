@@ -52,10 +52,10 @@ class Still:
 
 
 def make_stepper(model: nn.Module, minimum: list[float] | None = None, grid: LatLonGrid = GRID) -> Stepper:
-    least = torch.tensor(minimum or [-torch.inf] * 3)
+    least, most = minimum or [-torch.inf] * 3, [torch.inf] * 3
     valid = torch.ones(2, *grid.shape, dtype=torch.bool)
     valid[1, 3, 5] = False
-    return Stepper(model, CHANNELS, normalizer(), torch.ones(1, *grid.shape), True, least, valid)
+    return Stepper(model, CHANNELS, normalizer(), torch.ones(1, *grid.shape), True, least, most, valid)
 
 
 def states(conf: EnsembleConfig, starts: list[Start], model: nn.Module | None = None, **options) -> np.ndarray:

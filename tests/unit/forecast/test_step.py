@@ -45,9 +45,9 @@ class Constant(nn.Module):
 
 
 def stepper(model: nn.Module, residual: bool, minimum: list[float] | None = None) -> Stepper:
-    least = torch.tensor(minimum or [-torch.inf] * 3)
+    least, most = minimum or [-torch.inf] * 3, [torch.inf] * 3
     valid = torch.ones(2, 4, 8, dtype=torch.bool)
-    return Stepper(model, CHANNELS, normalizer(), torch.ones(1, 4, 8), residual, least, valid)
+    return Stepper(model, CHANNELS, normalizer(), torch.ones(1, 4, 8), residual, least, most, valid)
 
 
 def test_the_input_has_every_group_in_order() -> None:
@@ -89,8 +89,8 @@ def test_rollout_feeds_back_prognostic_channels_alone() -> None:
 def test_what_is_fed_back_stays_the_mean_where_nothing_is_known() -> None:
     valid = torch.ones(2, 4, 8, dtype=torch.bool)
     valid[0, :2] = False
-    least = torch.full((3,), -torch.inf)
-    made = Stepper(Constant([1.0, 1.0, 0.0]), CHANNELS, normalizer(), torch.ones(1, 4, 8), True, least, valid)
+    least, most = [-torch.inf] * 3, [torch.inf] * 3
+    made = Stepper(Constant([1.0, 1.0, 0.0]), CHANNELS, normalizer(), torch.ones(1, 4, 8), True, least, most, valid)
     list(made.rollout(torch.zeros(1, 2, 1, 4, 8), lambda _: torch.zeros(1, 1, 1, 4, 8), 3))
     assert made.model.seen[0, 0, 0, :2].eq(0).all()
     assert made.model.seen[0, 0, 0, 2:].gt(0.1).all() and made.model.seen[0, 1].gt(0.1).all()
@@ -118,8 +118,8 @@ def test_gradients_flow_through_every_step(recompute: bool) -> None:
 
 
 def test_the_state_stays_float32_under_autocast() -> None:
-    valid, least = torch.ones(2, 4, 8, dtype=torch.bool), torch.full((3,), -torch.inf)
-    made = Stepper(Slice(), CHANNELS, normalizer(), torch.ones(1, 4, 8), True, least, valid, amp=True)
+    least, most = [-torch.inf] * 3, [torch.inf] * 3
+    made = Stepper(Slice(), CHANNELS, normalizer(), torch.ones(1, 4, 8), True, least, most, None, amp=True)
     start = torch.full((1, 2, 1, 4, 8), 1.2345678)
     out = made.step(start, torch.zeros(1, 1, 1, 4, 8))
     assert out.dtype == torch.float32

@@ -13,6 +13,7 @@ from torch._dynamo.utils import counters
 
 from credit.models.wxformer import spectral_norm
 from credit.models.wxformer.decoder import UpBlockPS
+from credit.models.wxformer.embed import CrossScaleEmbedding
 from credit.parallel.activation import checkpoint_blocks
 from credit.train.network import compile_blocks
 from tests.unit.models.small import build
@@ -111,6 +112,17 @@ def test_training_and_each_batch_size_of_evaluation_are_compiled_once() -> None:
                 torch.testing.assert_close(model(x_BCHW), plain(x_BCHW), rtol=2**-6, atol=2**-6)
             assert_same_vectors(model, plain)
         assert graphs() == 3 * 2
+
+
+@pytest.mark.slow
+def test_an_embedding_is_one_graph() -> None:
+    plain = CrossScaleEmbedding(4, 16, (4, 8, 16), 2)
+    x = fields(2, 4, 16, 24, seed=1)
+    compiled = torch.compile(plain, backend="aot_eager", fullgraph=True)
+    found, expected = (
+        torch.autograd.grad(one(x).square().mean(), list(plain.parameters())) for one in (compiled, plain)
+    )
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.slow

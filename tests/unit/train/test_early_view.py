@@ -76,9 +76,10 @@ def make(network: nn.Module, mesh: RunMesh, folder: Path, draw=lambda *_: []) ->
     tendency = np.append(TENDENCY, 1.0)
     statistics = Statistics(("z500", "t2m", "tp"), 100 + zeros, 4 * ones, zeros, zeros, zeros, tendency, zeros)
     normalizer = Normalizer(CHANNELS, statistics, {"sin_year": (0.0, 1.0)}, {})
-    least, valid = torch.full((3,), -torch.inf), torch.ones(2, *GRID.shape, dtype=torch.bool)
+    bounds = [-torch.inf] * 3, [torch.inf] * 3
+    valid = torch.ones(2, *GRID.shape, dtype=torch.bool)
     valid[1] = torch.from_numpy(~HIDDEN)
-    stepper = Stepper(network, CHANNELS, normalizer, torch.zeros(0, *GRID.shape), True, least, valid)
+    stepper = Stepper(network, CHANNELS, normalizer, torch.zeros(0, *GRID.shape), True, *bounds, valid)
     area = np.stack([GRID.area_weights() * (~HIDDEN if number == 1 else 1.0) for number in range(3)])
     weight = torch.from_numpy(area / area.sum(axis=(1, 2), keepdims=True))
     plan = EarlyViewPlan(SHOWN, INITIAL, LEAD)

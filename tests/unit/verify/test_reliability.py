@@ -75,7 +75,7 @@ def test_intervals_are_of_the_block_bootstrap() -> None:
 
 
 def test_how_often_intervals_cover_the_truth() -> None:
-    """Of 200 times 120 days; a naive interval, of independent cells, would cover it in one of four."""
+    """Of 200 times 120 days; a naive interval, of independent cells, would cover it in two of three."""
     chance, hits, naive = np.linspace(0.3, 0.7, 6), [], []
     for seed in range(200):
         sums = DiagramSums.build(draw(120, 5, chance, memory=0.6, seed=seed))
