@@ -24,7 +24,7 @@ WAYS = [*itertools.product(("false", "selective", "true"), ("false", "true"))]
 def test_activations_are_what_the_allocator_gives(way: str, amp: str) -> None:
     config = small_config(f"trainer.activation_checkpoint={way}", f"trainer.amp={amp}")
     # off by what kernels take for themselves, a larger share of a small network
-    assert traced(config).activations == pytest.approx(allocated(config), rel=0.05)
+    assert traced(config).activations == pytest.approx(allocated(config), rel=0.07)
 
 
 @pytest.mark.slow

@@ -115,6 +115,7 @@ def test_training_and_each_batch_size_of_evaluation_are_compiled_once() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # dynamo's own
 def test_an_embedding_is_one_graph() -> None:
     plain = CrossScaleEmbedding(4, 16, (4, 8, 16), 2)
     x = fields(2, 4, 16, 24, seed=1)
