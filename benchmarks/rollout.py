@@ -36,6 +36,7 @@ from credit.forecast.run import forecast, inferred, starts_of
 from credit.forecast.step import Stepper
 from credit.forecast.writer import ForecastWriter
 from credit.grid import LatLonGrid
+from credit.models.wxformer.spectral_norm import fold
 from credit.times import Clock
 from credit.verify.scoring import score_forecasts
 
@@ -98,17 +99,15 @@ def build(amp: bool) -> tuple[Stepper, RandomFrames, ChannelMap, LatLonGrid]:
     channels = ChannelMap.build(GROUPS, LEVELS)
     grid, _ = LatLonGrid.from_coords(np.linspace(90, -90, 181), np.arange(360.0), origin="benchmark")
     torch.manual_seed(0)
-    model = build_ours().eval()
+    model = fold(build_ours().eval())
     count = len(channels.output)
     zeros, ones = np.zeros(count), np.ones(count)
     names = tuple(channel.name for channel in channels.output)
     statistics_ = Statistics(names, zeros, ones, zeros, zeros, zeros, 0.1 * ones, zeros)
     normalizer = Normalizer(channels, statistics_, {}, {})
     prognostic = len(channels.group("prognostic"))
-    stepper = Stepper(
-        model, channels, normalizer, torch.zeros(0, *grid.shape), True, torch.full((count,), -torch.inf),
-        torch.ones(prognostic, *grid.shape, dtype=torch.bool), amp,
-    )  # fmt: skip
+    bounds = [-torch.inf] * count, [torch.inf] * count
+    stepper = Stepper(model, channels, normalizer, torch.zeros(0, *grid.shape), True, *bounds, None, amp)
     return stepper, RandomFrames(prognostic, grid.shape), channels, grid
 
 

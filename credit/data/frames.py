@@ -42,7 +42,7 @@ class Frames:
         self._rows = {c.name: stored.index(c.name) for c in self._read_forcing}
         size = 4 * len(stored) * math.prod(reader.grid.shape)
         kept = min(_MOST_KEPT, max(_LEAST_KEPT, _KEPT_BYTES // size))
-        self._read = lru_cache(maxsize=None if conf.cache == "memory" else kept)(reader.read)
+        self._read = lru_cache(maxsize=kept)(reader.read)
         self._computed = lru_cache(maxsize=None if conf.cache == "memory" else 64)(self._compute)
 
     def state(self, minutes: int) -> np.ndarray:
@@ -140,7 +140,7 @@ class Frames:
 
     def _deliver(self, minutes: int, places: list[np.ndarray | None], at_hand: bool) -> None:
         """Bring the fields of a time to their places; by way of those that are kept, where it is needed again."""
-        if at_hand or self._conf.cache == "memory":
+        if at_hand:
             copy_fields(self._stored(minutes), places)
         else:
             self.reader.read_into(self._index(minutes), places)

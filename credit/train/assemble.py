@@ -18,6 +18,7 @@ from credit.config import Config, build_config
 from credit.data.dataset import ForecastDataset
 from credit.data.forcing import fixed_statistics
 from credit.data.frames import Frames
+from credit.data.kept import KeptReader
 from credit.data.loader import Loader, TrainingOrder
 from credit.data.normalize import Normalizer
 from credit.data.reader import FieldReader, open_reader
@@ -249,6 +250,8 @@ def assemble_training(
     torch.use_deterministic_algorithms(config.trainer.deterministic)
     mesh = build_mesh(plan_degrees(config.trainer.parallelism, launch.world), launch.rank, device.type)
     reader, splits = open_fields(config)
+    if data.cache == "memory":
+        reader = KeptReader(reader)
     require_monitor(config, reader.channels)
     folder = Path(config.save_loc)
     origin = find_start(config, folder)

@@ -10,6 +10,7 @@ from credit.config.schema_data import DataConfig
 from credit.data.climatology_fit import fit_climatology
 from credit.data.dataset import ForecastDataset
 from credit.data.frames import Frames
+from credit.data.kept import KeptReader
 from credit.errors import DataError
 from credit.times import Clock
 from tests.unit.analytic_reader import AnalyticReader, make_grid
@@ -87,7 +88,7 @@ def test_batches_hold_what_frames_give(field: dict, cache: str, as_forecast: boo
         ChannelMap.build(groups, []), make_grid(8, 16), Clock(), 360 * np.arange(12),
         lambda minutes, channel: minutes / 360 * pattern[channel],
     )  # fmt: skip
-    frames = Frames(reader, settings, None)
+    frames = Frames(KeptReader(reader) if cache == "memory" else reader, settings, None)
     starts = [1440, 360, 720]
     batch = ForecastDataset(frames, starts, 360, 2, 3, as_forecast).__getitems__([2, 0, 1])
     for row, start in enumerate([720, 1440, 360]):
@@ -147,3 +148,16 @@ def test_a_time_that_is_not_there() -> None:
     frames = Frames(reader_of(360 * np.arange(4)), conf(), None)
     with pytest.raises(DataError, match="no fields at 1900-01-02T00:00"):
         frames.state(1440)
+
+
+def test_a_time_is_read_once_and_kept() -> None:
+    reader = reader_of(360 * np.arange(10))
+    kept = KeptReader(reader)
+    assert kept.grid is reader.grid and kept.index_of(720) == reader.index_of(720)
+    first, place = kept.read(np.int64(3)), np.empty(reader.grid.shape, np.float32)
+    kept.read_into(3, [place, *[None] * (len(first) - 1)])
+    np.testing.assert_array_equal(place, reader.read(3)[0])
+    assert reader.reads == 2 and kept.read(3) is first
+    with pytest.raises(ValueError, match="read-only"):
+        first += 1
+    assert getattr(kept, "statistics", None) is None
