@@ -138,7 +138,9 @@ class TrainerConfig(Section):
         "trains on one step first and on four from 85 % on; the last must be data.forecast_len. Default: no change.",
     )
     recompute_steps: bool = Field(
-        True, description="With data.forecast_len above 1, keep only the state between rollout steps and recompute."
+        True,
+        description="With data.forecast_len above 1, keep only the state between rollout steps, and the last step, and "
+        "recompute.",
     )
     activation_checkpoint: bool | Literal["selective"] = Field(
         False,

@@ -122,12 +122,13 @@ class Stepper:
             history_BCTHW: normalised prognostic channels of the input frames.
             forcing: step number from 0 -> normalised dynamic forcing (B, C, T, H, W) of that step's input frames.
             steps: how many.
-            recompute: keep only the state between steps and compute each step again in the backward pass.
+            recompute: keep only the state between steps and compute each step again in the backward pass; not the last,
+                where the backward pass begins.
             factors: for each step what `step` multiplies the change by.
         """
         state = history_BCTHW.float()
         for number in range(steps):
-            if recompute and torch.is_grad_enabled():
+            if recompute and number + 1 < steps and torch.is_grad_enabled():
                 output = checkpoint(self.step, state, forcing(number), use_reentrant=False)
             else:
                 output = self.step(state, forcing(number), None if factors is None else next(factors))
