@@ -3,9 +3,9 @@
     python benchmarks/run.py CONFIG [key=value ...] [--steps 40] [--rounds 5]
 
 Each round is two processes of `credit train` in a new folder: one takes a step, and its clock begins before Python
-starts; the other takes --steps. There the first tenth does not count, in which memory is first touched, nor the last
-step, after which the run is validated and saved. Printed are medians (least to most). `rest` is the time from step to
-step less forward with loss, backward and optimizer; the lines below it are parts of it.
+starts; the other takes --steps. There the first quarter does not count, in which memory is first touched and operations
+are counted, nor the last step, after which the run is validated and saved. Printed are medians (least to most). `rest`
+is the time from step to step less forward with loss, backward and optimizer; the lines below it are parts of it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def loop(arguments: list[str], steps: int) -> dict[str, float]:
     from credit.train.trainer import Trainer
 
     clock, began, found = Clock(), [0.0], {}
-    first, last = max(1, steps // 10), steps - 1
+    first, last = max(1, steps // 4), steps - 1
     clock.watch(step.TrainingStep, "_micro_loss", "forward")
     clock.watch(torch.Tensor, "backward", "backward")
     clock.watch(torch.optim.AdamW, "step", "optimizer")
