@@ -233,7 +233,7 @@ class DataConfig(Section):
     solar: SolarConfig = Field(SolarConfig(), description="Options of toa_incident_solar_radiation.")
     cache: Literal["none", "memory", "disk"] = Field(
         "none",
-        description="`memory`: keep every field that was read. `disk`: copy what was read of the store to "
+        description="`memory`: keep every field that training has read. `disk`: copy what was read of the store to "
         "`cache_folder`, and read it there from then on.",
     )
     cache_folder: str | None = Field(

@@ -28,7 +28,7 @@ class Stepper:
         normalizer: of the run.
         static_CHW: static channels in physical units.
         residual: whether the network predicts changes (see `step`).
-        least: physical value of each output channel, -inf where there is none.
+        least: least physical value of each output channel, -inf where there is none.
         most: largest physical value of each output channel, inf where there is none.
         valid_CHW: bool, False where a prognostic channel is always missing; what is fed back there stays the mean.
             None where none is.
