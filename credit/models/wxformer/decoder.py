@@ -2,52 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
-from credit.models.initialise import kaiming_normal
-
-# cells around those that are kept whose values the head reads: two 3x3 convolutions, one of them at twice the cells
-HALO = 2
-
-
-def head_window(size: int, before: int, after: int) -> tuple[slice, slice]:
-    """Return which of `size` cells the head is given, and what is kept of the cells, twice as many, that it makes.
-
-    Args:
-        size: rows or columns of the head's input.
-        before: rows or columns of its whole output that are not wanted at the beginning.
-        after: those at the end.
-    """
-    first, last = max(before // 2 - HALO, 0), min(size - after // 2 + HALO, size)
-    return slice(first, last), slice(before - 2 * first, 2 * (size - first) - after)
-
-
-def pixel_shuffle(x_BCHW: Tensor) -> Tensor:
-    """Return (B, C/4, 2H, 2W): `torch.nn.PixelShuffle(2)`, but channels-last memory stays so on every device."""
-    B, C, H, W = x_BCHW.shape
-    x_BHWC22 = x_BCHW.permute(0, 2, 3, 1).unflatten(-1, (C // 4, 2, 2))
-    return x_BHWC22.permute(0, 1, 4, 2, 5, 3).reshape(B, 2 * H, 2 * W, C // 4).permute(0, 3, 1, 2)
-
-
-class SubpixelConv(nn.Conv2d):
-    """3x3 convolution to 4 * `out_channels` channels and a pixel shuffle: doubles height and width."""
-
-    def __init__(self, in_channels: int, out_channels: int) -> None:
-        super().__init__(in_channels, 4 * out_channels, 3, padding=1)
-
-    def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Return (B, out_channels, 2H, 2W)."""
-        return pixel_shuffle(super().forward(x_BCHW))
-
-    def initial_value(self, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        """ICNR: the four sub-kernels of a channel start equal, so there is no checkerboard (Aitken et al. 2017)."""
-        if name == "bias":
-            return torch.zeros(shape, device="cpu")
-        sub_kernel = kaiming_normal((shape[0] // 4, *shape[1:]), shape[1] * 9, generator)
-        return sub_kernel.repeat_interleave(4, dim=0)
+from credit.models.wxformer.head import WHOLE, Margins, SubpixelHead, TransposedHead
+from credit.models.wxformer.subpixel import SubpixelConv
 
 
 class GroupNorm(nn.GroupNorm):
@@ -124,14 +83,10 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(
             [block(dim[3], dim[2], dim[0]), block(2 * dim[2], dim[1], dim[0]), block(2 * dim[1], dim[0], dim[0])]
         )
-        if kind == "pixel_shuffle":
-            self.head: nn.Module = nn.Sequential(
-                SubpixelConv(2 * dim[0], out_channels), nn.Conv2d(out_channels, out_channels, 3, padding=1)
-            )
-        else:
-            self.head = nn.ConvTranspose2d(2 * dim[0], out_channels, 4, stride=2, padding=1)
+        head = SubpixelHead if kind == "pixel_shuffle" else TransposedHead
+        self.head = head(2 * dim[0], out_channels)
 
-    def forward(self, stages: list[Tensor], margins: Sequence[tuple[int, int]] = ((0, 0), (0, 0))) -> Tensor:
+    def forward(self, stages: list[Tensor], margins: Margins = WHOLE) -> Tensor:
         """Return (B, out_channels, 2H, 2W) from the stages' outputs (B, dim[i], H / 2^i, W / 2^i), less the margins.
 
         Args:
@@ -142,6 +97,4 @@ class Decoder(nn.Module):
         x_BCHW = stages[3]
         for block, skip in zip(self.blocks, reversed(stages[:3]), strict=True):
             x_BCHW = torch.cat((block(x_BCHW), skip), dim=1)
-        windows = [head_window(n, *margin) for n, margin in zip(x_BCHW.shape[2:], margins, strict=True)]
-        (rows, kept_rows), (columns, kept_columns) = windows
-        return self.head(x_BCHW[..., rows, columns])[..., kept_rows, kept_columns]
+        return self.head(x_BCHW, margins)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from credit.models.wxformer.attention import attend_fused, attend_on_cpu
-from credit.models.wxformer.decoder import Decoder, GroupNorm
+from credit.models.wxformer.decoder import GroupNorm
 from credit.models.wxformer.embed import CrossScaleEmbedding
 from credit.models.wxformer.gelu_linear import ProductLinear, gelu_linear
 
@@ -106,19 +106,3 @@ def test_wide_kernels_keep_the_field_alone() -> None:
     embed, x = CrossScaleEmbedding(8, 16, (4, 8, 16, 32), 2), torch.randn(1, 8, 64, 64)
     x = x.contiguous(memory_format=torch.channels_last)
     assert kept_bytes(lambda: embed(x)) - sum(4 * conv.weight.numel() for conv in embed.convs) == 4 * x.numel()
-
-
-@pytest.mark.parametrize("kind", ["pixel_shuffle", "transposed"])
-@pytest.mark.parametrize("margins", [((3, 6), (0, 13)), ((0, 1), (1, 0)), ((16, 11), (18, 22)), ((0, 0), (5, 5))])
-def test_the_head_leaves_margins_out(kind: str, margins: tuple[tuple[int, int], tuple[int, int]]) -> None:
-    torch.manual_seed(0)
-    decoder = Decoder(kind, (4, 8, 16, 32), 5)
-    stages = [torch.randn(2, 4 * 2**i, 16 // 2**i, 24 // 2**i) for i in range(4)]
-    sizes: list[torch.Size] = []
-    decoder.head.register_forward_pre_hook(lambda _, args: sizes.append(args[0].shape[2:]))
-    whole, cropped = decoder(stages), decoder(stages, margins)
-    (north, south), (west, east) = margins
-    torch.testing.assert_close(cropped, whole[..., north : 32 - south, west : 48 - east], rtol=1e-5, atol=1e-6)
-    # two cells on each side for the convolutions, and halves of cells
-    kept = (32 - north - south, 48 - west - east)
-    assert all(given <= n / 2 + 5 for given, n in zip(sizes[1], kept, strict=True))
