@@ -67,9 +67,11 @@ MODES = (*SHARED, "checkpoint", "rollout")
 
 
 def build_ours(model: str = "starter") -> nn.Module:
-    """Return our network."""
+    """Return our network, in a process that is set up as by our commands."""
+    from credit.large_pages import use_large_pages
     from credit.models import build_model
 
+    use_large_pages()
     settings, inputs, outputs = MODELS[model]
     return build_model("wxformer", **settings, in_channels=inputs, out_channels=outputs)
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from credit import __version__
 from credit.errors import CreditError
+from credit.large_pages import use_large_pages
 
 COMMANDS = {
     "init": "write a starter config",
@@ -48,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(command: str, arguments: Sequence[str], program: str) -> int:
     """Run one command and turn what it raises into a message and an exit code."""
+    use_large_pages()
     module = importlib.import_module(f"credit.cli.{command}")
     parser = argparse.ArgumentParser(
         prog=program, description=module.HELP, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -169,8 +170,15 @@ def _replace(module: nn.Module, name: str, placement: Shard | Replicate, mesh: D
         module._buffers[name] = new
 
 
-def _colwise(layer: nn.Linear, group: dist.ProcessGroup, region: _OwnRandom | None, x: Tensor) -> Tensor:
-    y = F.linear(_SumGradient.apply(group, x), local(layer.weight), None if layer.bias is None else local(layer.bias))
+def _colwise(
+    layer: nn.Linear,
+    group: dist.ProcessGroup,
+    region: _OwnRandom | None,
+    x: Tensor,
+    product: Callable[..., Any] = F.linear,
+) -> Any:
+    bias = None if layer.bias is None else local(layer.bias)
+    y = product(_SumGradient.apply(group, x), local(layer.weight), bias)
     if region is not None and region.is_needed():
         region.enter(x.device)
     return y
@@ -180,7 +188,7 @@ def _rowwise(
     layer: nn.Linear,
     group: dist.ProcessGroup,
     region: _OwnRandom | None,
-    x: Tensor,
+    x: Any,
     product: Callable[..., Tensor] = F.linear,
 ) -> Tensor:
     if region is not None:

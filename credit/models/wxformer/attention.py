@@ -6,14 +6,16 @@ positions in a window, h heads, d channels per head.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
 
 from credit.models.hardware import takes_cpu_way
-from credit.models.wxformer.gelu_linear import ProductLinear, gelu_linear
+from credit.models.wxformer.products import NormAgain, ProductLinear, linear_of_norm, operands, perceptron
 
 BiasIndex = Literal["published", "exact"]
 
@@ -73,18 +75,48 @@ def attend_fused(qkv_3NhLd: Tensor, bias_LL: Tensor, dropout: float) -> Tensor:
     return F.scaled_dot_product_attention(*qkv_3NhLd.unbind(0), attn_mask=bias_LL, dropout_p=dropout)
 
 
-def attend_on_cpu(qkv_3NhLd: Tensor, bias_LL: Tensor, dropout: float) -> Tensor:
-    """Return the same as `attend_fused`, computed in float32 as that does, as products of matrices.
+def attend_on_cpu(qkv_3NhLd: Tensor, bias_LL: Tensor) -> Tensor:
+    """Return the same as `attend_fused` without dropout, computed in float32 as that does, as products of matrices.
 
     No kernel of the CPU gives the bias a gradient (torch 2.13): what runs instead scales q and k into copies, which it
     keeps, and looks for rows without any weight.
     """
-    _, N, h, L, d = qkv_3NhLd.shape
-    with torch.autocast("cpu", enabled=False):
-        q, k, v = qkv_3NhLd.reshape(3, N * h, L, d).float().unbind(0)
-        scores = torch.baddbmm(bias_LL.float(), q, k.transpose(1, 2), alpha=d**-0.5)
-        y = torch.bmm(F.dropout(scores.softmax(dim=-1), dropout), v)
-    return y.view(N, h, L, d).to(qkv_3NhLd.dtype)
+    return _AttendOnCpu.apply(qkv_3NhLd, bias_LL)
+
+
+class _AttendOnCpu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, qkv_3NhLd: Tensor, bias_LL: Tensor) -> Tensor:
+        _, N, h, L, d = qkv_3NhLd.shape
+        with torch.autocast("cpu", enabled=False):
+            qkv_3BLd = qkv_3NhLd.reshape(3, N * h, L, d)  # a view for one head
+            q, k, v = qkv_3BLd.to(_wide(qkv_3BLd)).unbind(0)
+            weights_BLL = torch.baddbmm(bias_LL.to(q.dtype), q, k.mT, alpha=d**-0.5).softmax(-1)
+            y_BLd = torch.bmm(weights_BLL, v)
+        ctx.save_for_backward(qkv_3BLd, weights_BLL)
+        ctx.shape, ctx.bias_dtype = qkv_3NhLd.shape, bias_LL.dtype
+        return y_BLd.view(N, h, L, d).to(qkv_3NhLd.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, gradient_NhLd: Tensor) -> tuple[Tensor, Tensor]:
+        qkv_3BLd, weights_BLL = ctx.saved_tensors
+        q, k, v = qkv_3BLd.to(_wide(qkv_3BLd)).unbind(0)
+        gradient_BLd = gradient_NhLd.flatten(0, 1).to(q.dtype)
+        of_qkv_3BLd = torch.empty(qkv_3BLd.shape, dtype=q.dtype, device=q.device)
+        of_q, of_k, of_v = of_qkv_3BLd.unbind(0)
+        torch.bmm(weights_BLL.mT, gradient_BLd, out=of_v)
+        of_scores_BLL = torch.ops.aten._softmax_backward_data(
+            torch.bmm(gradient_BLd, v.mT), weights_BLL, -1, weights_BLL.dtype
+        )
+        scale = q.shape[-1] ** -0.5
+        torch.baddbmm(of_q, of_scores_BLL, k, beta=0, alpha=scale, out=of_q)
+        torch.baddbmm(of_k, of_scores_BLL.mT, q, beta=0, alpha=scale, out=of_k)
+        return of_qkv_3BLd.view(ctx.shape).to(qkv_3BLd.dtype), of_scores_BLL.sum(0).to(ctx.bias_dtype)
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 class Attention(nn.Module):
@@ -103,18 +135,24 @@ class Attention(nn.Module):
         self.strided = strided
         self.dropout = dropout
         self.norm = nn.LayerNorm(dim)
-        self.to_qkv = nn.Linear(dim, 3 * dim, bias=False)
+        self.to_qkv = ProductLinear(dim, 3 * dim, bias=False)
         self.to_out = nn.Linear(dim, dim)
         self.position_bias = DynamicPositionBias(dim // 4, window, bias_index)
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """Return the attention's output (B, H, W, C), a residual to be added to the input."""
-        x_NLC = self.norm(to_windows(x_BHWC, self.window, strided=self.strided))
+        arrange = partial(to_windows, window=self.window, strided=self.strided)
+        again = NormAgain.where_it_pays(self.norm, x_BHWC)
+        product = F.linear if again is None else partial(linear_of_norm, again=again, arrange=arrange)
+        qkv_NLC = self.to_qkv(arrange(self.norm(x_BHWC)), product)
         # -1: a rank under tensor parallelism holds a part of the heads.
-        qkv_NLh3d = self.to_qkv(x_NLC).unflatten(-1, (-1, 3, self.dim_head))
-        bias_LL = self.position_bias().to(qkv_NLh3d.dtype)
-        attend = attend_on_cpu if takes_cpu_way(qkv_NLh3d) else attend_fused
-        y_NhLd = attend(qkv_NLh3d.permute(3, 0, 2, 1, 4), bias_LL, self.dropout if self.training else 0.0)
+        qkv_NLh3d = qkv_NLC.unflatten(-1, (-1, 3, self.dim_head))
+        qkv_3NhLd, bias_LL = qkv_NLh3d.permute(3, 0, 2, 1, 4), self.position_bias().to(qkv_NLC.dtype)
+        dropout = self.dropout if self.training else 0.0
+        if takes_cpu_way(qkv_NLC) and not dropout:
+            y_NhLd = attend_on_cpu(qkv_3NhLd, bias_LL)
+        else:
+            y_NhLd = attend_fused(qkv_3NhLd, bias_LL, dropout)
         y_NLC = self.to_out(y_NhLd.transpose(1, 2).flatten(2))
         return from_windows(y_NLC, self.window, x_BHWC.shape[1:3], strided=self.strided).reshape(x_BHWC.shape)
 
@@ -125,16 +163,17 @@ class FeedForward(nn.Module):
     def __init__(self, dim: int, dropout: float) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(dim)
-        self.expand = nn.Linear(dim, 4 * dim)
+        self.expand = ProductLinear(dim, 4 * dim)
         self.contract = ProductLinear(4 * dim, dim)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """Return the residual (B, H, W, C) to be added to the input."""
-        x_BHWC = self.expand(self.norm(x_BHWC))
+        normed_BHWC = self.norm(x_BHWC)
         if self.dropout.training and self.dropout.p:
-            return self.contract(self.dropout(F.gelu(x_BHWC)))
-        return self.contract(x_BHWC, gelu_linear)
+            return self.contract(self.dropout(F.gelu(self.expand(normed_BHWC))))
+        again = NormAgain.where_it_pays(self.norm, x_BHWC)
+        return self.contract(self.expand(normed_BHWC, operands), partial(perceptron, again=again))
 
 
 class TransformerLayer(nn.Module):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from credit.models.wxformer.attention import attend_fused, attend_on_cpu
+from credit.models.hardware import as_on_gpu
+from credit.models.wxformer import products
+from credit.models.wxformer.attention import Attention, FeedForward, attend_fused, attend_on_cpu, to_windows
 from credit.models.wxformer.decoder import GroupNorm
 from credit.models.wxformer.embed import CrossScaleEmbedding
-from credit.models.wxformer.gelu_linear import ProductLinear, gelu_linear
+from credit.models.wxformer.products import NormAgain, ProductLinear, linear_of_norm
 
 
 def kept_bytes(compute: Callable[[], Tensor]) -> int:
@@ -33,21 +36,74 @@ def with_gradients(result: Tensor, inputs: list[Tensor]) -> list[Tensor]:
     return [result, *torch.autograd.grad((result.float() * weights).sum(), inputs)]
 
 
+def narrow(enabled: bool) -> torch.autocast:
+    return torch.autocast("cpu", torch.bfloat16, enabled=enabled)
+
+
+def assert_near(ours: list[Tensor], expected: list[Tensor], tolerance: float) -> None:
+    assert [one.dtype for one in ours] == [one.dtype for one in expected]
+    for mine, theirs in zip(ours, expected, strict=True):
+        assert (mine - theirs).norm() < tolerance * theirs.norm()
+
+
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("frozen", [False, True])
-def test_linear_of_gelu(autocast: bool, frozen: bool) -> None:
+@pytest.mark.parametrize("blocks", [1, 4])
+def test_perceptron(autocast: bool, frozen: bool, blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    layer, x = ProductLinear(32, 8).requires_grad_(not frozen), torch.randn(2, 3, 5, 32, requires_grad=True)
-    inputs = [x] if frozen else [x, layer.weight, layer.bias]
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        ours = with_gradients(layer(x, gelu_linear), inputs)
-        expected = with_gradients(layer(F.gelu(x)), inputs)
-    assert ours[0].dtype == expected[0].dtype
-    for mine, theirs in zip(ours, expected, strict=True):
-        assert (mine - theirs).norm() < (1e-2 if autocast else 1e-6) * theirs.norm()
-    fewer = kept_bytes(lambda: layer(x, gelu_linear)), kept_bytes(lambda: layer(F.gelu(x)))
-    # without a trained weight torch does not keep GELU's value either
-    assert fewer[1] - fewer[0] == (0 if frozen else 4 * x.numel())
+    monkeypatch.setattr(products, "IN_CACHE", 4 * 32 * 15 * 2 // blocks // torch.get_num_threads() + 1)
+    layer, x = FeedForward(8, 0.0), torch.randn(2, 3, 5, 8, requires_grad=True)
+    torch.nn.init.normal_(layer.norm.weight)
+    for inner in (layer.expand, layer.contract):
+        inner.requires_grad_(not frozen)
+    inputs = [x, *(p for p in layer.parameters() if p.requires_grad)]
+
+    def plain() -> Tensor:
+        return F.linear(F.gelu(F.linear(layer.norm(x), *of(layer.expand))), *of(layer.contract))
+
+    with narrow(autocast):
+        ours, expected = with_gradients(layer(x), inputs), with_gradients(plain(), inputs)
+    assert_near(ours, expected, 1e-2 if autocast else 1e-6)
+    with narrow(autocast):
+        fewer = kept_bytes(plain) - kept_bytes(lambda: layer(x))
+    # in float32 the norm's result, GELU's argument and value, for the first bias; else the value, in two bytes; torch
+    # itself keeps the result and the value for weights that train
+    wide = 4 * x.numel()
+    if autocast:
+        assert frozen or fewer == 2 * wide
+    else:
+        assert fewer == 4 * (wide if frozen else x.numel() + 2 * wide) - layer.expand.bias.nbytes
+
+
+def of(layer: nn.Linear) -> tuple[Tensor, Tensor]:
+    return layer.weight, layer.bias
+
+
+@pytest.mark.parametrize("strided", [False, True])
+def test_linear_of_norm(strided: bool) -> None:
+    torch.manual_seed(0)
+    norm, layer = nn.LayerNorm(8), ProductLinear(8, 24)
+    x = torch.randn(2, 4, 6, 8, requires_grad=True)
+    inputs = [x, *norm.parameters(), *layer.parameters()]
+    arrange = partial(to_windows, window=2, strided=strided)
+
+    def leaner() -> Tensor:
+        again = NormAgain.where_it_pays(norm, x)
+        assert again is not None
+        return layer(arrange(norm(x)), partial(linear_of_norm, again=again, arrange=arrange))
+
+    assert_near(with_gradients(leaner(), inputs), with_gradients(layer(arrange(norm(x))), inputs), 1e-6)
+    assert kept_bytes(lambda: layer(arrange(norm(x)))) - kept_bytes(leaner) == 4 * x.numel()
+
+
+def test_norms_are_kept_where_that_is_better() -> None:
+    norm, x = nn.LayerNorm(8), torch.randn(3, 8)
+    with narrow(True):
+        assert NormAgain.where_it_pays(norm, x) is None
+    assert NormAgain.where_it_pays(norm, x.bfloat16()) is None
+    assert NormAgain.where_it_pays(norm, x.to("meta")) is None
+    with as_on_gpu():
+        assert NormAgain.where_it_pays(norm, x) is None
 
 
 @pytest.mark.parametrize(("heads", "cells"), [(1, 16), (4, 9), (2, 1)])
@@ -55,9 +111,10 @@ def test_attention_on_a_cpu(heads: int, cells: int) -> None:
     torch.manual_seed(0)
     qkv = torch.randn(6, cells, heads, 3, 8, requires_grad=True)
     bias = torch.randn(cells, cells, requires_grad=True)
+    permuted = qkv.permute(3, 0, 2, 1, 4)
     ours, expected = (
-        with_gradients(attend(qkv.permute(3, 0, 2, 1, 4), bias, 0.0), [qkv, bias])
-        for attend in (attend_on_cpu, attend_fused)
+        with_gradients(result, [qkv, bias])
+        for result in (attend_on_cpu(permuted, bias), attend_fused(permuted, bias, 0.0))
     )
     for mine, theirs in zip(ours, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
@@ -74,11 +131,12 @@ def test_attention_on_a_cpu_is_float32_under_autocast() -> None:
     def attended(attend: Callable[..., Tensor], dtype: torch.dtype) -> list[Tensor]:
         inputs = [one.detach().to(dtype).requires_grad_() for one in (qkv, bias)]
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-            result = attend(inputs[0].permute(3, 0, 2, 1, 4), inputs[1], 0.0)
+            result = attend(inputs[0].permute(3, 0, 2, 1, 4), inputs[1])
         return with_gradients(result, inputs)
 
-    exact = attended(attend_fused, torch.float64)
-    ours, theirs = (relative(attended(attend, torch.bfloat16), exact) for attend in (attend_on_cpu, attend_fused))
+    fused = partial(attend_fused, dropout=0.0)
+    exact = attended(fused, torch.float64)
+    ours, theirs = (relative(attended(attend, torch.bfloat16), exact) for attend in (attend_on_cpu, fused))
     assert all(a < 1.2 * b for a, b in zip(ours, theirs, strict=True)), (ours, theirs)
 
 
@@ -92,12 +150,13 @@ def test_group_norm_is_float32_under_autocast() -> None:
     assert norm(x.float()).dtype == torch.float32
 
 
-def test_attention_on_a_cpu_drops_weights() -> None:
+def test_attention_drops_weights_in_training() -> None:
     torch.manual_seed(0)
-    qkv = torch.randn(3, 64, 2, 16, 8)
-    bias = torch.randn(16, 16)
-    exact = attend_on_cpu(qkv, bias, 0.0)
-    dropped = torch.stack([attend_on_cpu(qkv, bias, 0.3) for _ in range(100)])
+    attention = Attention(16, 8, 4, strided=False, dropout=0.3, bias_index="exact")
+    x = torch.randn(1, 32, 32, 16)
+    exact = attention.eval()(x)
+    attention.train()
+    dropped = torch.stack([attention(x) for _ in range(100)])
     assert not torch.equal(dropped[0], dropped[1])
     assert (dropped.mean(0) - exact).std() < 0.1 * exact.std()
 
