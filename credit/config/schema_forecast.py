@@ -57,7 +57,7 @@ class NoiseConfig(Section):
     """Errors of the model: Gaussian noise is added inside the network at every step."""
 
     std: float = Field(
-        0.1, gt=0, description="Standard deviation, in units of that of the block's output in each forecast."
+        0.5, gt=0, description="Standard deviation, in units of that of the block's output in each forecast."
     )
     where: list[str] | None = Field(
         None,
