@@ -80,7 +80,7 @@ def check(config: Config, say: Callable[[str], None] = lambda line: None, world_
         plan_job,
         plan_ranks,
     )
-    from credit.cli.check_settings import check_forecasts, check_training
+    from credit.cli.check_settings import check_ensemble, check_forecasts, check_training
     from credit.cli.findings import Findings
 
     findings = Findings(say)
@@ -92,6 +92,8 @@ def check(config: Config, say: Callable[[str], None] = lambda line: None, world_
         check_training(config, found, findings)
         forecast_bytes = check_forecasts(config, found, findings)
         tried = _try_network(config, found, degrees, findings)
+    if tried is not None:
+        check_ensemble(config, tried.model, findings)
     as_run, step = check_start(config, found, tried, degrees, findings)
     if found is not None and "train" in found.samples:
         steps, samples = check_length(as_run, found, degrees, findings)

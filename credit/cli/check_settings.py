@@ -17,8 +17,10 @@ from credit.data.climatology_file import load_climatology
 from credit.data.climatology_fit import plan_fit
 from credit.errors import ConfigError, DataError
 from credit.forecast.archive import open_forecasts
+from credit.forecast.ensemble import lag_minutes
 from credit.forecast.initial_times import choose_initial_times
 from credit.forecast.layout import build_layout
+from credit.forecast.noise import find_blocks
 from credit.losses import build_loss
 from credit.times import parse_duration
 from credit.train.assemble import require_monitor
@@ -109,6 +111,18 @@ def check_forecasts(config: Config, found: DataFound, findings: Findings) -> int
                 raise DataError(f"verification.other_forecasts.{name}: {error}") from error
     leads = parse_duration(conf.lead_time) // parse_duration(conf.output_every or config.data.timestep)
     return 4 * cells * leads * len(initial)
+
+
+def check_ensemble(config: Config, model: nn.Module, findings: Findings) -> None:
+    """See whether the members can start when they should, and whether the network has the blocks that get noise."""
+    conf = config.inference.ensemble
+    with findings.collect():
+        lag_minutes(conf, config.data.step_minutes)
+    # another run's network is not this one
+    if conf is not None and conf.noise is not None and config.inference.checkpoint in ("best", "latest"):
+        with findings.collect():
+            names = find_blocks(model, conf.noise.where)
+            findings.say(f"inference.ensemble.noise: after {', '.join(names)}")
 
 
 def _check_checkpoint(config: Config, findings: Findings) -> None:

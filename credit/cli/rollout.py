@@ -66,6 +66,7 @@ def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -
     from credit.forecast.background import BackgroundWriter
     from credit.forecast.ensemble import build_perturbation, lag_minutes
     from credit.forecast.initial_times import choose_initial_times, choose_leads, group
+    from credit.forecast.noise import build_noise
     from credit.forecast.products import Products
     from credit.forecast.run import forecast, inferred, starts_of
     from credit.forecast.stochastic import build_stochastic
@@ -96,13 +97,13 @@ def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -
         perturb, reading, grid = None, background.reading, made.assets.grid
         if conf.ensemble is not None:
             perturb = build_perturbation(conf.ensemble, made.stepper, made.frames, grid, step, history, reading)
-        stochastic = build_stochastic(conf.ensemble, grid, step)
+        drawn = build_stochastic(conf.ensemble, grid, step), build_noise(conf.ensemble, made.stepper.model)
         with tqdm(
             total=sum(map(len, batches)), desc="forecasting", unit="start", disable=True if launch.rank else None
         ) as bar:
             for number, batch in enumerate([*batches, *idle]):
                 steps = (leads[-1] + max(start.initial - start.analysis for start in batch)) // step
-                outputs = forecast(made.stepper, made.frames, batch, steps, step, history, perturb, reading, stochastic)
+                outputs = forecast(made.stepper, made.frames, batch, steps, step, history, perturb, reading, *drawn)
                 for taken, output in enumerate(inferred(outputs), start=1):
                     # tensor-parallel peers compute the same
                     if number < len(batches) and mesh.tensor_rank == 0:

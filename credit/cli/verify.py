@@ -118,6 +118,7 @@ def _open_online(config: Config, launch: Launch, mesh: RunMesh) -> tuple[FieldRe
 
     from credit.forecast.ensemble import build_perturbation, lag_minutes
     from credit.forecast.initial_times import choose_initial_times, choose_leads
+    from credit.forecast.noise import build_noise
     from credit.forecast.online import OnlineForecasts
     from credit.forecast.run import forecast
     from credit.forecast.stochastic import build_stochastic
@@ -129,7 +130,6 @@ def _open_online(config: Config, launch: Launch, mesh: RunMesh) -> tuple[FieldRe
     perturb = None
     if conf.ensemble is not None:
         perturb = build_perturbation(conf.ensemble, made.stepper, made.frames, made.assets.grid, step, history)
-    stochastic = build_stochastic(conf.ensemble, made.assets.grid, step)
     forecasts = OnlineForecasts(
         partial(
             forecast,
@@ -138,7 +138,8 @@ def _open_online(config: Config, launch: Launch, mesh: RunMesh) -> tuple[FieldRe
             step_minutes=step,
             history_len=history,
             perturb=perturb,
-            stochastic=stochastic,
+            stochastic=build_stochastic(conf.ensemble, made.assets.grid, step),
+            noise=build_noise(conf.ensemble, made.stepper.model),
         ),
         choose_initial_times(conf, reader.times, reader.clock, splits["test"], step, history),
         choose_leads(conf, step),

@@ -53,6 +53,20 @@ class StochasticConfig(Section):
     time: Duration = Field("6h", description="Time after which r has forgotten all but 1/e of itself.")
 
 
+class NoiseConfig(Section):
+    """Errors of the model: Gaussian noise is added inside the network at every step."""
+
+    std: float = Field(
+        0.5, gt=0, description="Standard deviation, in units of that of the block's output in each forecast."
+    )
+    where: list[str] | None = Field(
+        None,
+        min_length=1,
+        description="Blocks whose outputs get noise, by name or by the beginning of names: [decoder], [stages.3]; "
+        "default: all blocks.",
+    )
+
+
 class EnsembleConfig(Section):
     """Several forecasts from one initial time, the dimension `member` of the output."""
 
@@ -60,7 +74,7 @@ class EnsembleConfig(Section):
     perturbation: PerturbationConfig | None = Field(
         None, description="Of the initial states; members 1 and 2, 3 and 4, ... are moved in opposite directions."
     )
-    control: bool = Field(True, description="Member 0 has neither perturbation nor stochastic factors.")
+    control: bool = Field(True, description="Member 0 has neither perturbation nor stochastic factors nor noise.")
     lagged: Duration | None = Field(None, description="Member m starts from the analysis m times this earlier.")
     dropout: bool = Field(
         False, description="Keep the network's dropout on. The numbers then depend on the batches, too."
@@ -68,12 +82,16 @@ class EnsembleConfig(Section):
     stochastic: StochasticConfig | None = Field(
         None, description="Multiply what the network predicts as change by random fields; {} takes the defaults."
     )
+    noise: NoiseConfig | None = Field(
+        None, description="Add random numbers to the network's hidden fields; {} takes the defaults."
+    )
     seed: int = Field(0, ge=0, description="Of all random numbers.")
 
     @model_validator(mode="after")
     def _differs(self) -> EnsembleConfig:
-        if self.perturbation is None and self.lagged is None and self.stochastic is None and not self.dropout:
-            raise ValueError("the members would be equal; give perturbation, lagged, stochastic or dropout")
+        ways = self.perturbation, self.lagged, self.stochastic, self.noise
+        if ways == (None,) * len(ways) and not self.dropout:
+            raise ValueError("the members would be equal; give perturbation, lagged, stochastic, noise or dropout")
         return self
 
 

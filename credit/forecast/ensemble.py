@@ -94,9 +94,12 @@ def describe_ensemble(conf: EnsembleConfig) -> str:
     if conf.dropout:
         parts.append("dropout")
     if conf.stochastic is not None:
-        noise = conf.stochastic
-        parts.append(f"changes times 1 + {noise.amplitude:g} r, r of {noise.length:g} km and {noise.time}")
-    if conf.control and (chosen is not None or conf.stochastic is not None):
+        factors = conf.stochastic
+        parts.append(f"changes times 1 + {factors.amplitude:g} r, r of {factors.length:g} km and {factors.time}")
+    if conf.noise is not None:
+        where = "all blocks" if conf.noise.where is None else ", ".join(conf.noise.where)
+        parts.append(f"noise of {conf.noise.std:g} deviations after {where}")
+    if conf.control and not (chosen is None and conf.stochastic is None and conf.noise is None):
         parts.append("member 0 unperturbed")
     return "; ".join(parts)
 

@@ -44,6 +44,8 @@ def generator_of(seed: int, start: Start, stream: int) -> np.random.Generator:
 Perturb = Callable[[Sequence[Start], Tensor], Tensor]
 # the factors (B, 1, H, W) of the changes that the network predicts, step by step
 Stochastic = Callable[[Sequence[Start], torch.device], Iterator[Tensor]]
+# what to enter for each step, so that the network draws its noise
+Noise = Callable[[Sequence[Start]], Callable[[], AbstractContextManager[None]]]
 
 
 def analyses(frames: Frames, times: Sequence[int], step_minutes: int, history_len: int) -> np.ndarray:
@@ -81,6 +83,7 @@ def forecast(
     perturb: Perturb | None = None,
     reading: AbstractContextManager | None = None,
     stochastic: Stochastic | None = None,
+    noise: Noise | None = None,
 ) -> Iterator[Tensor]:
     """Yield the output (B, C_out, H, W) of each step in physical units, float32, on the device.
 
@@ -94,6 +97,7 @@ def forecast(
         perturb: changes the initial states.
         reading: held while fields are read.
         stochastic: draws factors of each step's change.
+        noise: draws what is added inside the network.
     """
     reading = reading or nullcontext()
     times = [start.analysis for start in starts]
@@ -106,7 +110,11 @@ def forecast(
         state = perturb(starts, state)
     forcing = forcing_of(stepper, frames, times, step_minutes, history_len, reading)
     factors = None if stochastic is None else stochastic(starts, state.device)
-    for output in stepper.rollout(state, forcing, steps, factors=factors):
+    drawing = nullcontext if noise is None else noise(starts)
+    outputs = stepper.rollout(state, forcing, steps, factors=factors)
+    for _ in range(steps):
+        with drawing():
+            output = next(outputs)
         yield stepper.decode(output)
 
 

@@ -94,9 +94,12 @@ class EventSums(CaseSums):
         return np.arange(self.members + 1) / self.members
 
     def of_climatology(self) -> EventSums:
-        """Return the sums of the climatological probability as the forecast; it has no bins, hence no diagram."""
+        """Return the sums of the climatological probability as the forecast; it has no bins, hence no diagram.
+
+        It is no share of a few members, so its fair score is the other.
+        """
         unknown = {name: np.full_like(own, np.nan) for name, own in self.planes().items()}
-        return replace(self, **unknown | {"brier": self.reference, "reference": self.reference})
+        return replace(self, **unknown | dict.fromkeys(("brier", "brier_fair", "reference"), self.reference))
 
     def diagram(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the reliability diagram over all cases.

@@ -12,6 +12,9 @@ import numpy as np
 from credit.verify.addable import AddableSums
 from credit.verify.cell_means import CellMeans
 
+# each case is rounded to multiples of 1 / this, so that float64 holds sums of 8192 cases exactly
+_PARTS = 2.0**40
+
 
 @dataclass
 class RankHistogram(AddableSums):
@@ -25,7 +28,8 @@ class RankHistogram(AddableSums):
 
     Attributes:
         members: number of members M, the same in all cases.
-        ranks: (L, C, R, M + 1) float64; each case adds 1 in all.
+        ranks: (L, C, R, M + 1) float64; each case adds 1 in all, to within 1e-12. Sums are exact, so they do not
+            depend on the order of the cases, or on which rank has scored which.
     """
 
     members: int
@@ -42,7 +46,8 @@ class RankHistogram(AddableSums):
         share = means.valid_CP / (equal_CP + 1.0)
         for rank in range(self.members + 1):
             possible = (below_CP <= rank) & (rank <= below_CP + equal_CP)
-            self.ranks[lead, :, :, rank] += means.mean(np.where(possible, share, 0.0))
+            frequency = means.mean(np.where(possible, share, 0.0))
+            self.ranks[lead, :, :, rank] += np.rint(frequency * _PARTS) / _PARTS
         self.cases[lead] += 1
 
     def frequencies(self) -> np.ndarray:

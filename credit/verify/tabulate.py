@@ -79,6 +79,10 @@ def build_table(
         for found, own in zip(tests, judge([own["p_value"] for own in tests], np.array(blocks)), strict=True)
     )
     compared["rmse_difference"] = compared.pop("difference")
+    of_thresholds = {score: (dim, own) for (score, (dim, _)), own in zip(of_thresholds.items(), others, strict=True)}
+    fair = thresholds.compare_fair(list(sums), leads, seasons)
+    if fair is not None:  # beside the scorecard, with a false discovery rate of its own
+        of_thresholds["brier_fair"] = "event", fair | judge([fair["p_value"]], np.array(blocks))[0]
     channels, winds = slice(len(rows.channels)), slice(len(rows.channels), None)
     dims = ("season", "channel", "lead", "region")
     data = {name: (("forecast", *dims), values[:, :, channels]) for name, values in scores.items()}
@@ -87,7 +91,7 @@ def build_table(
         dims = ("season", "wind", "lead", "region")
         data |= {WIND_NAMES[name]: (("forecast", *dims), values[:, :, winds]) for name, values in scores.items()}
         data |= {f"wind_{name}": (("reference", *dims), values[:, :, winds]) for name, values in compared.items()}
-    for (score, (dim, _)), found in zip(of_thresholds.items(), others, strict=True):
+    for score, (dim, found) in of_thresholds.items():
         dims = ("reference", "season", dim, "lead", "region")
         data |= {f"{score}_{name}": (dims, values) for name, values in found.items()}
     if histograms:

@@ -76,6 +76,21 @@ class ThresholdResults:
                 found[SEEPS] = "channel", {name: self._of_channels(own, channels) for name, own in compared.items()}
         return found
 
+    def compare_fair(
+        self, forecasts: Sequence[str], leads: np.ndarray, seasons: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray] | None:
+        """Return what `credit.verify.comparison.compare_all` finds of the fair Brier score, over events.
+
+        It is for ensembles of different size; of equal size it says what the Brier score says, hence it is no row of
+        the scorecard. Single forecasts have none, so of the baselines the climatology is the only opponent. None where
+        there are no events, or the model is a single forecast.
+        """
+        if not self.events or self.event_sums["model"].members == 1:
+            return None
+        of_events = self._of_events()
+        own = {name: of_events[name] for name in forecasts}
+        return compare_all(own, seasons, leads, lambda sums, chosen: sums.brier_fair[chosen])
+
     def coordinates(self, channels: Sequence[Channel]) -> dict[str, tuple[str, list] | list[str]]:
         """Return the coordinates of the dimension event."""
         if not self.events:

@@ -82,4 +82,15 @@ def test_sums_add_up_and_each_case_counts_1() -> None:
     whole = _rank(cases)
     np.testing.assert_allclose(whole.ranks.sum(axis=-1), 3)
     parts = _rank(cases, range(1)) + _rank(cases, range(1, 3))
-    np.testing.assert_allclose(parts.frequencies(), whole.frequencies(), rtol=1e-12)
+    np.testing.assert_array_equal(parts.ranks, whole.ranks)
+
+
+def test_sums_do_not_depend_on_the_order_of_the_cases() -> None:
+    """To the last bit, as scores must not on the number of processes that share the cases."""
+    cases = _rain(draw_cases(60, 6))
+    each = [_rank(cases, range(case, case + 1)) for case in range(60)]
+    order = np.random.default_rng(0).permutation(60)
+    others = [sum((each[case] for case in order[first::3]), RankHistogram.zeros(1, MEANS, 6)) for first in range(3)]
+    shared = others[2] + others[0] + others[1]
+    np.testing.assert_array_equal(shared.ranks, _rank(cases).ranks)
+    np.testing.assert_array_equal(shared.frequencies(), _rank(cases).frequencies())

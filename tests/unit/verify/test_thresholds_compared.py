@@ -21,6 +21,7 @@ from credit.verify.tabulate_thresholds import ThresholdResults
 DAY, CASES, REGIONS = 1440, 60, ["global", "tropics", "antarctic"]
 LEADS = np.array([DAY, 20 * DAY])  # 60 blocks of a case, and 20 of three
 INITIAL = np.arange(CASES) * 8 * DAY
+MEMBERS, FAIR = {"model": 5, "old": 9}, {"model": 0.95, "old": 0.9}  # the others are single forecasts
 SIZES = {"model": 1.0, "old": 1.1, "persistence": 2.0, "damped_persistence": 1.5, "climatology": 1.2}
 CHANNELS = ChannelMap.build({"prognostic": {"vars_3D": [], "vars_2D": ["t2m", "tp"]}}, []).output
 
@@ -34,7 +35,8 @@ def gamma(size: float, seed: int, rows: int) -> np.ndarray:
 def made() -> tuple[ScoreTable, dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]:
     """The table, Brier scores (case, lead, event, region) and penalties by forecast, and the area of the latter.
 
-    The other forecast has no rain; no cell of the third region is scored by SEEPS.
+    The other forecast has no rain; no cell of the third region is scored by SEEPS. Fair Brier
+    scores are `FAIR` times the others.
     """
     brier = {name: 0.1 * gamma(size, seed, 2) for seed, (name, size) in enumerate(SIZES.items())}
     brier["model"][:, :, 1] = 0.14  # not better than climatology, 0.12
@@ -44,8 +46,10 @@ def made() -> tuple[ScoreTable, dict[str, np.ndarray], dict[str, np.ndarray], np
     brier["old"][:, :, 1] = np.nan
     events = {}
     for name in set(SIZES) - {"climatology"}:
-        counts = np.full((*brier[name].shape, 2), 0.25)
-        events[name] = EventSums(INITIAL, counts, counts / 2, brier[name], brier[name] * np.nan, brier["climatology"])
+        members = MEMBERS.get(name, 1)
+        counts = np.full((*brier[name].shape, members + 1), 1 / (members + 1))
+        fair = brier[name] * FAIR.get(name, np.nan)
+        events[name] = EventSums(INITIAL, counts, counts / 2, brier[name], fair, brier["climatology"], members=members)
     rain = {}
     for name, own in penalty.items():
         own[..., 2] = 0.0
@@ -89,6 +93,24 @@ def test_events(made: tuple, lead: int, region: int, reference: str, opponent: s
     np.testing.assert_allclose(found, [expected, model.mean() / theirs.mean() - 1], rtol=1e-6)
     own = {name: table.curve(name, "t2m", "brier:warm", REGIONS[region])[lead] for name in ("model", opponent)}
     assert found[1] == pytest.approx(own["model"] / own[opponent] - 1)
+
+
+@pytest.mark.parametrize("lead", [0, 1])
+@pytest.mark.parametrize(("reference", "opponent"), [("best_baseline", "climatology"), ("old", "old")])
+def test_fair_scores_of_events(made: tuple, lead: int, reference: str, opponent: str) -> None:
+    """Of the baselines only the climatology has one, which is its Brier score."""
+    table, brier, *_ = made
+    model, theirs = (brier[name][:, lead, 0, 0] * FAIR.get(name, 1.0) for name in ("model", opponent))
+    found = [table.compared(f"brier_fair_{name}:warm", "t2m", reference)[lead] for name in ("p_value", "difference")]
+    expected = expected_p(model, theirs, lead), model.mean() / theirs.mean() - 1
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-12)
+    own = {name: table.curve(name, "t2m", "brier_fair:warm")[lead] for name in ("model", opponent, "persistence")}
+    assert found[1] == pytest.approx(own["model"] / own[opponent] - 1) and np.isnan(own["persistence"])
+    data = table.dataset.sel(reference=reference, season="all", region="global")
+    p = data["brier_fair_p_value"].values.ravel()
+    adjusted = data["brier_fair_p_adjusted"].values.ravel()
+    np.testing.assert_allclose(adjusted[~np.isnan(p)], stats.false_discovery_control(p[~np.isnan(p)]), rtol=1e-9)
+    assert np.isnan(adjusted[np.isnan(p)]).all()
 
 
 @pytest.mark.parametrize("lead", [0, 1])

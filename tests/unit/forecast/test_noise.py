@@ -1,0 +1,175 @@
+"""Noise inside the network: its size, what it depends on and what it leaves alone."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+
+from credit.config.schema_forecast import EnsembleConfig, NoiseConfig, PerturbationConfig
+from credit.errors import ConfigError
+from credit.forecast.ensemble import build_perturbation
+from credit.forecast.noise import build_noise, find_blocks
+from credit.forecast.run import Start, forecast, starts_of
+from credit.models import build_model
+from tests.unit.forecast.test_ensemble import GRID, SMALL, STEP, Still, make_stepper
+
+BLOCKS = [*(f"stages.{n}.layers.0" for n in range(4)), *(f"decoder.blocks.{n}" for n in range(3))]
+
+
+class Block(nn.Module):
+    """Multiplies each channel by its number from 1."""
+
+    _fsdp2_shard = True
+
+    def forward(self, x_BCTHW: torch.Tensor) -> torch.Tensor:
+        number = torch.arange(1.0, 4.0, dtype=x_BCTHW.dtype)
+        return x_BCTHW[:, :3, -1:] * number[:, None, None, None]
+
+
+class TwoBlocks(nn.Module):
+    """What the second block makes of the first's output; both are kept as they come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Block(), Block()
+
+    def forward(self, x_BCTHW: torch.Tensor) -> torch.Tensor:
+        self.seen = self.first(x_BCTHW)
+        return 0.1 * self.second(self.seen)
+
+
+def noisy(model: nn.Module, control: bool = True, seed: int = 0, **chosen: object):
+    conf = EnsembleConfig(members=50, noise=NoiseConfig(**chosen), control=control, seed=seed)
+    return build_noise(conf, model)
+
+
+def wxformer() -> nn.Module:
+    torch.manual_seed(0)
+    return build_model("wxformer", **SMALL).eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_noise_is_gaussian_and_of_the_size_that_is_asked_for(dtype: torch.dtype) -> None:
+    model, x = TwoBlocks(), torch.randn(3, 3, 1, 40, 80).to(dtype)
+    x[2] *= 100
+    model(x)
+    plain = model.seen.double().numpy()
+    with noisy(model, std=0.2, where=["first"])(starts_of([0], 3))():
+        model(x)
+    assert model.seen.dtype == dtype
+    added = model.seen.double().numpy() - plain
+    assert not added[0].any(), "the control"
+    for member in (1, 2):
+        # each channel's by the deviation of all, each member's by its own
+        scaled = added[member] / plain[member].std() / 0.2
+        assert stats.kstest(scaled[0].ravel(), "norm").pvalue > 0.01
+        np.testing.assert_allclose(scaled.std(axis=(1, 2, 3)), 1, atol=4 / np.sqrt(2 * 3200))
+        assert abs(np.corrcoef(scaled.reshape(3, -1)) - np.eye(3)).max() < 4 / np.sqrt(3200)
+        assert abs(np.corrcoef(scaled[:, 0, :, 1:].ravel(), scaled[:, 0, :, :-1].ravel())[0, 1]) < 4 / np.sqrt(9480)
+
+
+def test_nothing_is_added_but_in_a_forecast_s_steps() -> None:
+    model, x = wxformer(), torch.randn(2, 4, 1, 16, 32)
+    with torch.no_grad():
+        before = model(x)
+        drawing = noisy(model, control=False)(starts_of([0], 2))
+        assert torch.equal(model(x), before)
+        with drawing():
+            assert (model(x) - before).std() > 0.05 * before.std()
+        with pytest.raises(ZeroDivisionError), drawing():
+            raise ZeroDivisionError
+        assert torch.equal(model(x), before)
+
+
+def made(starts: list[Start], model: nn.Module, perturbed: bool = False, **chosen: object) -> np.ndarray:
+    """Return three steps of forecasts, (steps, B, C, H, W)."""
+    stepper = make_stepper(model)
+    conf = EnsembleConfig(members=3, perturbation=PerturbationConfig(kind="bred", cycles=2))
+    perturb = build_perturbation(conf, stepper, Still(), GRID, STEP, 1) if perturbed else None
+    noise = noisy(model, **chosen) if chosen else None
+    return np.stack(list(forecast(stepper, Still(), starts, 3, STEP, 1, perturb, noise=noise)))
+
+
+def test_a_member_does_not_depend_on_its_batch() -> None:
+    """Beyond rounding, which a batch's size changes in the network itself."""
+    starts = starts_of([0, 1440], 3)
+    together = made(starts, wxformer(), std=0.3)
+    apart = np.concatenate([made([start], wxformer(), std=0.3) for start in reversed(starts)], axis=1)[:, ::-1]
+    spread = together.std(axis=1).mean(axis=(0, 2, 3))
+    assert (np.abs(together - apart).max(axis=(0, 1, 3, 4)) < 1e-4 * spread).all()
+    assert len({row.tobytes() for row in together[0]}) == 6 - 1, "all but the two controls, which start alike"
+    other = made(starts, wxformer(), std=0.3, seed=1)
+    assert (np.abs(other[:, 1:3] - together[:, 1:3]).mean(axis=(0, 1, 3, 4)) > 0.1 * spread).all()
+    np.testing.assert_array_equal(made(starts, wxformer())[:, [0, 3]], together[:, [0, 3]])
+
+
+def test_forecasts_that_take_turns_do_not_disturb_each_other() -> None:
+    """As where members of several batches are scored while they are made."""
+    model, starts = wxformer(), starts_of([0], 4)
+    stepper, noise = make_stepper(model), noisy(model)
+    turns = [forecast(stepper, Still(), batch, 3, STEP, 1, noise=noise) for batch in (starts[:2], starts[2:])]
+    mixed = np.stack([np.concatenate(pair) for pair in zip(*turns, strict=True)])
+    whole = [made(batch, wxformer(), std=0.5) for batch in (starts[:2], starts[2:])]
+    np.testing.assert_array_equal(mixed, np.concatenate(whole, axis=1))
+
+
+def test_vectors_are_bred_without_noise() -> None:
+    """So the control and what is added to the others' analyses are those of the ensemble without."""
+    starts = starts_of([0], 3)
+    plain, with_noise = made(starts, wxformer(), True), made(starts, wxformer(), True, std=1e-6)
+    np.testing.assert_array_equal(with_noise[:, 0], plain[:, 0])
+    np.testing.assert_allclose(with_noise, plain, atol=1e-3)
+    assert np.abs(with_noise[:, 1:] - plain[:, 1:]).max() > 0
+    assert np.abs(plain[0, 1] - plain[0, 2]).max() > 0.1
+
+
+def test_blocks_are_found_by_name() -> None:
+    model = wxformer()
+    assert list(find_blocks(model, None)) == BLOCKS
+    assert list(find_blocks(model, ["decoder"])) == BLOCKS[4:]
+    assert list(find_blocks(model, ["decoder.blocks.1", "stages.3", "decoder.blocks"])) == [
+        "decoder.blocks.1", BLOCKS[3], "decoder.blocks.0", "decoder.blocks.2",
+    ]  # fmt: skip
+    for wanted in ("stage", "stages.3.layers.0.norm", "decoders", ""):
+        with pytest.raises(ConfigError, match=rf"inference.ensemble.noise.where: {wanted} is no block of WXFormer"):
+            find_blocks(model, ["decoder", wanted])
+    with pytest.raises(ConfigError, match=r"Linear marks no block with _fsdp2_shard.*inference.ensemble.stochastic"):
+        find_blocks(nn.Linear(1, 1), None)
+
+
+class Pair(Block):
+    """Gives two tensors."""
+
+    def forward(self, x_BCTHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x_BCTHW, x_BCTHW
+
+
+class Folded(Block):
+    """Gives rows in the place of forecasts."""
+
+    def forward(self, x_BCTHW: torch.Tensor) -> torch.Tensor:
+        return x_BCTHW.transpose(0, 3)
+
+
+@pytest.mark.parametrize(("block", "gives"), [(Pair(), "a tuple"), (Folded(), r"a tensor \(16, 3, 1, 2, 32\)")])
+def test_outputs_that_noise_cannot_be_added_to(block: nn.Module, gives: str) -> None:
+    model = nn.Sequential(block)
+    drawing = noisy(model)(starts_of([0], 2))
+    with drawing(), pytest.raises(ConfigError, match=rf"noise: 0 \(\w+\) gives {gives} for a batch of 2.*noise.where"):
+        model(torch.zeros(2, 3, 1, 16, 32))
+
+
+def test_wrong_values() -> None:
+    for chosen in ({"std": 0}, {"where": []}, {"wehre": ["decoder"]}):
+        with pytest.raises(ValueError, match=next(iter(chosen))):
+            EnsembleConfig(members=3, noise=chosen)
+    assert build_noise(None, nn.Linear(1, 1)) is None
+    assert all(
+        build_noise(EnsembleConfig(members=2, lagged="6h", noise=own), wxformer()) is not None
+        for own in itertools.chain([{}], ({"where": [name]} for name in BLOCKS))
+    )
