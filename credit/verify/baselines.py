@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
@@ -72,19 +74,28 @@ def fit_damping(
     chosen = inside[np.unique(np.linspace(0, len(inside) - 1, _DAMPING_SAMPLES).astype(int))]
     known = set(inside.tolist())
 
-    def pair_sums(start: int) -> np.ndarray:
-        product, square = found = np.zeros((2, len(leads), len(means.names)))
-        pairs = [number for number, lead in enumerate(leads.tolist()) if start + lead in known]
-        if pairs:
-            first = fields(start) - normal(start)
-            for number in pairs:
-                valid = start + int(leads[number])
-                square[number], product[number] = _anomaly_products(means, first, fields(valid), normal(valid))
+    def pair_sums(starts: list[int], hidden: bool | None) -> dict[int, np.ndarray]:
+        """Return for each start the products and the square of the anomalies, (2, L, C); each time is read once."""
+        found = {start: np.zeros((2, len(leads), len(means.names))) for start in starts}
+        ends: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for start, (number, lead) in itertools.product(starts, enumerate(leads.tolist())):
+            if start + lead in known:
+                ends[start + lead].append((start, number))
+        last = {start: minutes for minutes in sorted(ends) for start, _ in ends[minutes]}
+        begun: dict[int, Beginning] = {}
+        for minutes in tqdm(sorted({*last, *ends}), "damping", disable=hidden):
+            given = {"training data": fields(minutes), "climatology": normal(minutes)}
+            here = ends.get(minutes, [])
+            products = _products(means, [begun[start].anomaly for start, _ in here], given)
+            for (start, number), product in zip(here, products, strict=True):
+                found[start][:, number] = product, begun[start].variance[:, 0]
+            begun = {start: own for start, own in begun.items() if last[start] > minutes}
+            if minutes in last:
+                begun[minutes] = Beginning.of(means, given)
         return found
 
     def fit(rank: int, ranks: int) -> dict[int, np.ndarray]:
-        mine = tqdm(chosen.tolist()[rank::ranks], "damping", disable=True if rank else None)
-        return {start: pair_sums(start) for start in mine}
+        return pair_sums(np.array_split(chosen, ranks)[rank].tolist(), True if rank else None)
 
     parts = together(lambda: fit(dist.get_rank(), dist.get_world_size())) if dist.is_initialized() else [fit(0, 1)]
     by_start = {start: found for part in parts for start, found in part.items()}
@@ -92,23 +103,22 @@ def fit_damping(
     return np.divide(product, square, out=np.zeros_like(product), where=square > 0)
 
 
-def _anomaly_products(means: CellMeans, first: np.ndarray, last: np.ndarray, normal: np.ndarray) -> np.ndarray:
-    """Return the means of the first anomaly's square and of its product with the last, (2, C), in the first region.
+def _products(means: CellMeans, firsts: Sequence[np.ndarray], given: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return the means of the products of anomalies (C, H, W) with a later one, in the first region, (len(firsts), C).
 
     Args:
         means: of the C channels.
-        first: the first anomaly, (C, H, W).
-        last: what the last is of.
-        normal: the climatology that it is taken from.
+        firsts: the anomalies, 0 where masked.
+        given: what the later one is of, and the climatology that it is taken from, by what errors call them.
     """
+    later, normal = given.values()
 
     def pairs(channel: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
-        anomaly = means.hide(first[channel, rows].copy(), channel, rows)
-        yield anomaly, anomaly
-        yield anomaly, means.apart(last, normal, channel, rows, room[0])
+        anomaly = means.apart(later, normal, channel, rows, room[0])
+        for first in firsts:
+            yield first[channel, rows], anomaly
 
-    given = {"training data, less the climatology": first, "training data": last, "climatology": normal}
-    return means.of_products(2, pairs, given)[:, :, 0]
+    return means.of_products(len(firsts), pairs, given)[:, :, 0]
 
 
 def baseline_fields(
