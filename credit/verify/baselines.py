@@ -212,9 +212,11 @@ def add_baselines(
 
     def lengths(vector: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
         true, usual, first = ([own[c, rows] for c in means.winds[vector]] for own in (truth, normal, start))
+        yield means.length(*true, vector, rows, room), None
+        yield means.length(*usual, vector, rows, room), None
+        yield means.length(*vector_error(first, true, room[2:]), vector, rows, room), None
+        yield means.length(*vector_error(usual, true, room[2:]), vector, rows, room), None
         damped = room[2:]
-        for u, v in (true, usual, vector_error(first, true, room[2:]), vector_error(usual, true, room[2:])):
-            yield means.length(u, v, vector, rows, room), None
         for own, c, one in zip(damped, means.winds[vector], usual, strict=True):
             np.multiply(anomaly[c, rows], r[c], out=own)
             own += one

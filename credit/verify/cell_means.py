@@ -111,8 +111,8 @@ class CellMeans:
     def of_products(self, count: int, pairs: Pairs, fields: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return the means over each region of fields and of products of two, (K, C, R), in one pass over the cells.
 
-        Fields of float32 are worked on in float32: the difference of two is rounded by 6e-8 of itself, and only a row's
-        cells are added up so.
+        Fields of float32 are worked on in float32, where the difference of two is rounded by 6e-8 of itself, and only a
+        row's cells are added up so: a mean is off by some 1e-9 of the standard deviation.
 
         Args:
             count: K, the number of means.

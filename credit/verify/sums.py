@@ -119,8 +119,9 @@ class ScoreSums(CaseSums):
 
         def lengths(vector: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
             own, true = ([field[channel, rows] for channel in means.winds[vector]] for field in (forecast, truth))
-            for u, v in (own, true, vector_error(own, true, room[2:])):
-                yield means.length(u, v, vector, rows, room), None
+            yield means.length(*own, vector, rows, room), None
+            yield means.length(*true, vector, rows, room), None
+            yield means.length(*vector_error(own, true, room[2:]), vector, rows, room), None
 
         fields = dict(zip(names, (forecast, truth, normal), strict=True))
         found = means.of_products(6, pairs, fields)
