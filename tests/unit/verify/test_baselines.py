@@ -69,7 +69,10 @@ def test_sums_of_the_baselines(dtype: type, rtol: float) -> None:
                 weights = np.where(hidden, 0.0, WEIGHTS)
                 expected = [np.average(np.nan_to_num(values[channel]), weights=weight) for weight in weights]
                 found = getattr(sums, plane)[0, 0, channel]
-                np.testing.assert_allclose(found, expected, rtol=rtol, atol=1e-300, err_msg=f"{name} {plane} {channel}")
+                # a mean of values of both signs may be next to nothing
+                atol = 0.02 * rtol * np.nanstd(values[channel]) + 1e-300
+                message = f"{name} {plane} {channel}"
+                np.testing.assert_allclose(found, expected, rtol=rtol, atol=atol, err_msg=message)
         u, v = error[1], error[2]
         lengths = np.hypot(of[name][1], of[name][2]) - np.hypot(truth[1], truth[2])
         for plane, values in (("absolute", np.hypot(u, v)), ("error", lengths)):
