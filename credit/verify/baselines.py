@@ -57,7 +57,8 @@ def fit_damping(
 ) -> np.ndarray:
     """Return r of damped persistence: the least-squares slope of the anomaly at t + lead on that at t; collective.
 
-    Ranks share the training data, and each adds up what all have found in the order of one process.
+    Ranks share the training data, and each adds up what all have found in the order of one process. Each time is read
+    once; the anomalies are held of those initial times that some lead time still reaches beyond.
 
     Args:
         fields: minutes -> (C, H, W) truth.
@@ -75,7 +76,7 @@ def fit_damping(
     known = set(inside.tolist())
 
     def pair_sums(starts: list[int], hidden: bool | None) -> dict[int, np.ndarray]:
-        """Return for each start the products and the square of the anomalies, (2, L, C); each time is read once."""
+        """Return for each start the products and the square of the anomalies, (2, L, C)."""
         found = {start: np.zeros((2, len(leads), len(means.names))) for start in starts}
         ends: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for start, (number, lead) in itertools.product(starts, enumerate(leads.tolist())):

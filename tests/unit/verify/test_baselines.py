@@ -8,8 +8,9 @@ import torch
 
 from credit.channels import ChannelMap
 from credit.config.schema_regions import REGIONS
+from credit.data.splits import Split
 from credit.errors import DataError
-from credit.verify.baselines import BASELINES, Beginning, add_baselines, baseline_fields
+from credit.verify.baselines import BASELINES, Beginning, add_baselines, baseline_fields, fit_damping
 from credit.verify.cell_means import CellMeans
 from credit.verify.regions import region_weights
 from credit.verify.sums import ScoreSums
@@ -82,6 +83,36 @@ def test_sums_of_the_baselines(dtype: type, rtol: float) -> None:
             np.testing.assert_allclose(found, expected, rtol=rtol, atol=atol, err_msg=f"{name} {plane}")
         np.testing.assert_allclose(sums.squared[0, 0, 4], sums.squared[0, 0, [1, 2]].sum(axis=0), rtol=1e-12)
     assert (_sums(fields)["climatology"].forecast_variance == 0).all()
+
+
+def test_the_damping_is_the_slope_over_all_pairs_of_times() -> None:
+    """Of training times with a gap, and of a lead time that only two pairs have."""
+    grid, rng = make_grid(8, 16), np.random.default_rng(4)
+    weights, mask = grid.area_weights(), rng.random(grid.shape) < 0.3
+    times = np.delete(360 * np.arange(30), 11)
+    fields = {minutes: rng.standard_normal((4, *grid.shape)).astype(np.float32) for minutes in times.tolist()}
+    for minutes, before in zip(times[1:].tolist(), times.tolist(), strict=False):
+        fields[minutes] += np.float32(0.9) * fields[before]
+        fields[minutes][3, mask] = np.nan
+    normal = (0.1 * rng.standard_normal((4, *grid.shape))).astype(np.float32)
+    means, leads = CellMeans(CHANNELS, {"sst": mask}, weights[None]), np.array([360, 1080, 9000])
+    train, asked = Split("train", 720, 28 * 360), []
+
+    def read(minutes: int) -> np.ndarray:
+        asked.append(minutes)
+        return fields[minutes]
+
+    found = fit_damping(read, times, lambda _: normal, train, leads, means)
+    inside = [minutes for minutes in times.tolist() if 720 <= minutes <= 28 * 360]
+    for row, lead in enumerate(leads.tolist()):
+        pairs = [(fields[t] - normal, fields[t + lead] - normal) for t in inside if t + lead in inside]
+        product, square = (
+            sum((np.nan_to_num(first * other).astype(np.float64) * weights).sum(axis=(1, 2)) for first, other in own)
+            for own in (pairs, [(first, first) for first, _ in pairs])
+        )
+        np.testing.assert_allclose(found[row], product / square if pairs else 0.0, rtol=1e-6, atol=1e-8)
+    assert len(asked) == len(set(asked))
+    assert found[0].min() > 0.2 and len(pairs) == 2
 
 
 def test_the_number_of_threads_changes_no_bit() -> None:
