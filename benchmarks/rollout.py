@@ -36,6 +36,7 @@ from credit.forecast.run import forecast, inferred, starts_of
 from credit.forecast.step import Stepper
 from credit.forecast.writer import ForecastWriter
 from credit.grid import LatLonGrid
+from credit.models.hardware import keep_freed_memory
 from credit.models.wxformer.spectral_norm import fold
 from credit.times import Clock
 from credit.verify.scoring import score_forecasts
@@ -96,6 +97,7 @@ class RandomReader:
 
 def build(amp: bool) -> tuple[Stepper, RandomFrames, ChannelMap, LatLonGrid]:
     """Return everything that forecasts."""
+    keep_freed_memory(torch.device("cpu"))  # as every forecast does
     channels = ChannelMap.build(GROUPS, LEVELS)
     grid, _ = LatLonGrid.from_coords(np.linspace(90, -90, 181), np.arange(360.0), origin="benchmark")
     torch.manual_seed(0)

@@ -16,7 +16,7 @@ _NEVER, _LARGEST = -1, 32 * 2**20
 
 
 def keep_freed_memory(device: torch.device) -> None:
-    """Let a process that trains on a CPU keep the memory that tensors free, for those of the next step.
+    """Let a process that trains or forecasts on a CPU keep the memory that tensors free, for those of the next step.
 
     glibc gives it back to the system, which clears each page when it is touched again: some per cent of a step
     (docs/lab_notes.md). torch keeps a GPU's memory by itself. Without glibc nothing happens.

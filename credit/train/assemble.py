@@ -186,6 +186,7 @@ def assemble_forecaster(
     config = as_trained(config, trained)
     assets = replace(assets, attributes={**reader.attributes, **assets.attributes})
     device = choose_device(config.trainer.device, launch.local_rank if launch is not None else 0)
+    keep_freed_memory(device)
     mesh = mesh or RunMesh()
     model = load_forecast_network(config, trained.trainer.lora, assets, path, device, mesh)
     if mesh.device_mesh is None:

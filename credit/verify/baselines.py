@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch.distributed as dist
@@ -54,7 +57,8 @@ def fit_damping(
 ) -> np.ndarray:
     """Return r of damped persistence: the least-squares slope of the anomaly at t + lead on that at t; collective.
 
-    Ranks share the training data, and each adds up what all have found in the order of one process.
+    Ranks share the training data, and each adds up what all have found in the order of one process. Each time is read
+    once; the anomalies are held of those initial times that some lead time still reaches beyond.
 
     Args:
         fields: minutes -> (C, H, W) truth.
@@ -71,19 +75,28 @@ def fit_damping(
     chosen = inside[np.unique(np.linspace(0, len(inside) - 1, _DAMPING_SAMPLES).astype(int))]
     known = set(inside.tolist())
 
-    def pair_sums(start: int) -> np.ndarray:
-        product, square = found = np.zeros((2, len(leads), len(means.names)))
-        pairs = [number for number, lead in enumerate(leads.tolist()) if start + lead in known]
-        if pairs:
-            first = fields(start) - normal(start)
-            for number in pairs:
-                valid = start + int(leads[number])
-                square[number], product[number] = _anomaly_products(means, first, fields(valid), normal(valid))
+    def pair_sums(starts: list[int], hidden: bool | None) -> dict[int, np.ndarray]:
+        """Return for each start the products and the square of the anomalies, (2, L, C)."""
+        found = {start: np.zeros((2, len(leads), len(means.names))) for start in starts}
+        ends: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for start, (number, lead) in itertools.product(starts, enumerate(leads.tolist())):
+            if start + lead in known:
+                ends[start + lead].append((start, number))
+        last = {start: minutes for minutes in sorted(ends) for start, _ in ends[minutes]}
+        begun: dict[int, Beginning] = {}
+        for minutes in tqdm(sorted({*last, *ends}), "damping", disable=hidden):
+            given = {"training data": fields(minutes), "climatology": normal(minutes)}
+            here = ends.get(minutes, [])
+            products = _products(means, [begun[start].anomaly for start, _ in here], given)
+            for (start, number), product in zip(here, products, strict=True):
+                found[start][:, number] = product, begun[start].variance[:, 0]
+            begun = {start: own for start, own in begun.items() if last[start] > minutes}
+            if minutes in last:
+                begun[minutes] = Beginning.of(means, given)
         return found
 
     def fit(rank: int, ranks: int) -> dict[int, np.ndarray]:
-        mine = tqdm(chosen.tolist()[rank::ranks], "damping", disable=True if rank else None)
-        return {start: pair_sums(start) for start in mine}
+        return pair_sums(np.array_split(chosen, ranks)[rank].tolist(), True if rank else None)
 
     parts = together(lambda: fit(dist.get_rank(), dist.get_world_size())) if dist.is_initialized() else [fit(0, 1)]
     by_start = {start: found for part in parts for start, found in part.items()}
@@ -91,24 +104,22 @@ def fit_damping(
     return np.divide(product, square, out=np.zeros_like(product), where=square > 0)
 
 
-def _anomaly_products(means: CellMeans, first: np.ndarray, last: np.ndarray, normal: np.ndarray) -> np.ndarray:
-    """Return the means of the first anomaly's square and of its product with the last, (2, C), in the first region.
+def _products(means: CellMeans, firsts: Sequence[np.ndarray], given: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return the means of the products of anomalies (C, H, W) with a later one, in the first region, (len(firsts), C).
 
     Args:
         means: of the C channels.
-        first: the first anomaly, (C, H, W).
-        last: what the last is of.
-        normal: the climatology that it is taken from.
+        firsts: the anomalies, 0 where masked.
+        given: what the later one is of, and the climatology that it is taken from, by what errors call them.
     """
+    later, normal = given.values()
 
     def pairs(channel: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
-        anomaly, later = (means.load(own, channel, rows, room[i]) for i, own in enumerate((first, last)))
-        later -= means.load(normal, channel, rows, room[2])
-        yield anomaly, anomaly
-        yield anomaly, later
+        anomaly = means.apart(later, normal, channel, rows, room[0])
+        for first in firsts:
+            yield first[channel, rows], anomaly
 
-    given = {"training data, less the climatology": first, "training data": last, "climatology": normal}
-    return means.of_products(2, pairs, given)[:, :, 0]
+    return means.of_products(len(firsts), pairs, given)[:, :, 0]
 
 
 def baseline_fields(
@@ -125,9 +136,48 @@ def baseline_fields(
     return {"persistence": initial, "damped_persistence": normal + damping * anomaly, "climatology": normal}
 
 
+@dataclass(frozen=True)
+class Beginning:
+    """What the baselines of one case are made of at every lead time.
+
+    Attributes:
+        fields: (C, H, W) truth at the initial time, whatever where masked.
+        anomaly: (C, H, W) its anomaly, 0 where masked.
+        mean, variance: (C, R) means of the anomaly and of its square.
+        length: (V, R) mean length of the winds.
+    """
+
+    fields: np.ndarray
+    anomaly: np.ndarray
+    mean: np.ndarray
+    variance: np.ndarray
+    length: np.ndarray
+
+    @classmethod
+    def of(cls, means: CellMeans, given: Mapping[str, np.ndarray]) -> Self:
+        """Return that of truth and climatology at the initial time, each (C, H, W), by what errors call them.
+
+        Raises:
+            DataError: if a value outside the mask is missing.
+        """
+        fields, normal = given.values()
+        anomaly = np.empty_like(fields)
+
+        def pairs(channel: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
+            own = means.apart(fields, normal, channel, rows, anomaly[channel, rows])
+            yield own, None
+            yield own, own
+
+        def lengths(vector: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
+            yield means.length(*(fields[c, rows] for c in means.winds[vector]), vector, rows, room), None
+
+        found = means.of_products(2, pairs, given)
+        return cls(fields, anomaly, *found, means.of_vector_products(1, lengths, given)[0])
+
+
 def add_baselines(
-    sums: Mapping[str, ScoreSums], place: tuple[int, int], means: CellMeans, fields: Mapping[str, np.ndarray],
-    damping: np.ndarray,
+    sums: Mapping[str, ScoreSums], place: tuple[int, int], means: CellMeans, beginning: Beginning,
+    later: Mapping[str, np.ndarray], damping: np.ndarray,
 ) -> None:  # fmt: skip
     """Enter the baselines of one case and lead time, in one pass over the cells.
 
@@ -135,51 +185,54 @@ def add_baselines(
         sums: baseline -> its sums, and others.
         place: numbers of the case and of the lead time.
         means: of the C channels.
-        fields: truth at the initial time and its anomaly, truth and climatology at the valid time, each (C, H, W),
-            whatever where masked, by what errors call them.
+        beginning: of the case.
+        later: truth and climatology at the valid time, each (C, H, W), whatever where masked, by what errors call them.
         damping: (C,) r of this lead time.
 
     Raises:
         DataError: if a value outside the mask is missing.
     """
-    start, anomaly, truth, normal = fields.values()
-    one = means.one_W
+    truth, normal = later.values()
+    start, anomaly, r = beginning.fields, beginning.anomaly, damping.tolist()
 
     def pairs(channel: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
-        true, persisted = (means.load(own, channel, rows, room[i]) for i, own in enumerate((truth, start)))
-        persisted -= true
-        true -= means.load(normal, channel, rows, room[2])
-        yield true, one
+        true = means.apart(truth, normal, channel, rows, room[0])
+        yield true, None
         yield true, true
-        yield np.abs(true, out=room[2]), one
-        yield persisted, one
+        yield np.abs(true, out=room[1]), None
+        persisted = means.apart(start, truth, channel, rows, room[1])
+        yield persisted, None
         yield persisted, persisted
         yield persisted, true
-        yield np.abs(persisted, out=persisted), one
-        damped = means.load(anomaly, channel, rows, room[1])
-        damped *= damping[channel]
-        yield damped, one
-        yield damped, damped
-        yield damped, true
+        yield np.abs(persisted, out=persisted), None
+        yield anomaly[channel, rows], true
+        damped = np.multiply(anomaly[channel, rows], r[channel], out=room[1])
         damped -= true
-        yield np.abs(damped, out=damped), one
+        yield damped, damped
+        yield np.abs(damped, out=damped), None
 
     def lengths(vector: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
-        # float() keeps float32 fields float32
-        components = [
-            baseline_fields(*(own[c, rows] for own in (start, anomaly, normal)), float(damping[c])).values()
-            for c in means.winds[vector]
-        ]
-        forecasts, true = list(zip(*components, strict=True)), [truth[c, rows] for c in means.winds[vector]]
-        errors = (vector_error(own, true) for own in forecasts)
-        yield from means.length_pairs((true, *forecasts, *errors), vector, rows, room)
+        true, usual, first = ([own[c, rows] for c in means.winds[vector]] for own in (truth, normal, start))
+        yield means.length(*true, vector, rows, room), None
+        yield means.length(*usual, vector, rows, room), None
+        yield means.length(*vector_error(first, true, room[2:]), vector, rows, room), None
+        yield means.length(*vector_error(usual, true, room[2:]), vector, rows, room), None
+        damped = room[2:]
+        for own, c, one in zip(damped, means.winds[vector], usual, strict=True):
+            np.multiply(anomaly[c, rows], r[c], out=own)
+            own += one
+        yield means.length(*damped, vector, rows, room), None
+        yield means.length(*vector_error(damped, true, damped), vector, rows, room), None
 
-    true, true_true, absolute, *found = means.of_products(11, pairs, fields)
-    true_length, *found_of_vectors = means.of_vector_products(7, lengths)
-    vectors = [(found_of_vectors[number] - true_length, found_of_vectors[number + 3]) for number in range(3)]
-    nothing = np.zeros_like(true)  # climatology's anomaly
-    persistence = Moments.of_error((true, true_true), found[:4], vectors[0])
-    damped = Moments.of_anomaly((true, true_true), found[4:], vectors[1])
-    climatology = Moments.of_anomaly((true, true_true), (nothing, nothing, nothing, absolute), vectors[2])
-    for name, moments in zip(BASELINES, (persistence, damped, climatology), strict=True):
+    given = {"truth at the initial time": start} | dict(later)
+    true, true_true, absolute, *persisted, product, squared, apart = means.of_products(10, pairs, given)
+    true_length, length, gone, away, damped_length, damped_gone = means.of_vector_products(6, lengths, given)
+    truth_moments, nothing, r_C1 = (true, true_true), np.zeros_like(true), damping[:, None]
+    damped = r_C1 * beginning.mean, r_C1**2 * beginning.variance, r_C1 * product, squared, apart
+    climatology = nothing, nothing, nothing, true_true, absolute
+    for name, moments in {
+        "persistence": Moments.of_error(truth_moments, persisted, (beginning.length - true_length, gone)),
+        "damped_persistence": Moments.of_anomaly(truth_moments, damped, (damped_length - true_length, damped_gone)),
+        "climatology": Moments.of_anomaly(truth_moments, climatology, (length - true_length, away)),
+    }.items():
         sums[name].enter(place, means, moments)

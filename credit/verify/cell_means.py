@@ -6,7 +6,7 @@ Shapes: C channels, V wind vectors, X = C + V rows, R regions, P cells.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -15,10 +15,12 @@ import torch
 from credit.channels import Channel
 from credit.errors import DataError
 
-_BLOCK_CELLS = 2**15  # three float64 fields of so many cells stay in a core's cache
+_BLOCK_CELLS = 2**15  # some float32 fields of so many cells stay in a core's cache
 _MOST_THREADS = 8  # more wait for the interpreter's lock
-Pair = tuple[np.ndarray, np.ndarray]
-# number of a channel or vector, rows of the grid, room for three fields of them -> fields (rows, W) to be multiplied
+_ROOMS = 4  # fields that a block needs besides those that it is given
+# two fields (rows, W) to be multiplied, or one
+Pair = tuple[np.ndarray, np.ndarray | None]
+# number of a channel or vector, rows of the grid, room for four fields of them -> what sums are wanted of
 Pairs = Callable[[int, slice, np.ndarray], Iterator[Pair]]
 
 
@@ -58,10 +60,8 @@ class CellMeans:
         height, width = self._grid
         count = max(1, _BLOCK_CELLS // width)
         self._blocks = [slice(first, min(first + count, height)) for first in range(0, height, count)]
-        # torch aligns its memory to the processor's vectors, which numpy does not
-        shape = min(torch.get_num_threads(), _MOST_THREADS), 3, min(count, height), width
-        self._rooms = torch.empty(shape, dtype=torch.float64).numpy()
-        self.one_W = np.ones(width)
+        self._room = min(torch.get_num_threads(), _MOST_THREADS), _ROOMS, min(count, height), width
+        self._rooms: dict[np.dtype, np.ndarray] = {}
 
     def flatten(self, fields_CHW: np.ndarray, what: str) -> np.ndarray:
         """Return (C, P) float64 with masked cells set to 0.
@@ -90,10 +90,11 @@ class CellMeans:
             if not np.isfinite(field_P[valid_P]).all():
                 raise DataError(f"{what}: {name} is not finite outside its mask")
 
-    def load(self, fields_CHW: np.ndarray, channel: int, rows: slice, out: np.ndarray) -> np.ndarray:
-        """Return some rows of a channel in `out`, (rows, W) float64, 0 where masked."""
-        np.copyto(out, fields_CHW[channel, rows])
-        return self.hide(out, channel, rows)
+    def apart(
+        self, one: np.ndarray, other: np.ndarray, channel: int, rows: slice, out: np.ndarray
+    ) -> np.ndarray:  # fmt: skip
+        """Return some rows of a channel of `one` less `other`, both (C, H, W), in `out`, (rows, W), 0 where masked."""
+        return self.hide(np.subtract(one[channel, rows], other[channel, rows], out=out), channel, rows)
 
     def hide(self, values: np.ndarray, channel: int, rows: slice) -> np.ndarray:
         """Return values (rows, W) of a channel, set to 0 where it is masked."""
@@ -101,50 +102,60 @@ class CellMeans:
             values[self._hidden_CHW[channel, rows]] = 0.0
         return values
 
-    def length_pairs(
-        self, vectors: Iterable[tuple[np.ndarray, np.ndarray]], vector: int, rows: slice, room: np.ndarray
-    ) -> Iterator[Pair]:
-        """Yield what the mean length of each of `vectors`, two components (rows, W), is made of."""
-        for u, v in vectors:
-            square, other = (own.reshape(-1).view(u.dtype)[: u.size].reshape(u.shape) for own in room[1:])
-            np.square(u, out=square)
-            square += np.square(v, out=other)
-            yield self.hide(np.sqrt(square, out=room[0]), self.u[vector], rows), self.one_W
+    def length(self, u: np.ndarray, v: np.ndarray, vector: int, rows: slice, room: np.ndarray) -> np.ndarray:
+        """Return the length of a vector with the components `u` and `v`, (rows, W), in the first of two rooms."""
+        square = np.square(u, out=room[0])
+        square += np.square(v, out=room[1])
+        return self.hide(np.sqrt(square, out=square), self.u[vector], rows)
 
     def of_products(self, count: int, pairs: Pairs, fields: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return the means over each region of products of fields, (K, C, R), in one pass over the cells.
+        """Return the means over each region of fields and of products of two, (K, C, R), in one pass over the cells.
+
+        Fields of float32 are worked on in float32, where the difference of two is rounded by 6e-8 of itself, and only a
+        row's cells are added up so: a mean is off by some 1e-9 of the standard deviation.
 
         Args:
-            count: K, the number of products.
-            pairs: yields them; of fields that are 0 where masked.
-            fields: what they are made of by name, (C, H, W), for the error.
+            count: K, the number of means.
+            pairs: yields what they are of; 0 where masked.
+            fields: what that is made of by name, (C, H, W), for its precision and the error.
 
         Raises:
             DataError: see `require_finite`.
         """
-        along = self._along(len(self.names), count, pairs)
+        return self._over_norm(self._sums(len(self.names), count, pairs, fields), self._norm_CR)
+
+    def of_vector_products(self, count: int, pairs: Pairs, fields: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return the same of what belongs to the vectors, (K, V, R)."""
+        return self._over_norm(self._sums(len(self.u), count, pairs, fields), self._norm_CR[self.u])
+
+    def _sums(self, items: int, count: int, pairs: Pairs, fields: Mapping[str, np.ndarray]) -> np.ndarray:
+        along = self._along(items, count, pairs, np.result_type(*fields.values()))
         if not np.isfinite(along).all():
             for what, own in fields.items():
                 self.require_finite(own, what)
-        return self._over_norm(along @ self._weights_SR, self._norm_CR)
+            along = self._along(items, count, pairs, np.dtype(np.float64))  # a square beyond float32
+        return along @ self._weights_SR
 
-    def of_vector_products(self, count: int, pairs: Pairs) -> np.ndarray:
-        """Return the same of what belongs to the vectors, (K, V, R)."""
-        return self._over_norm(self._along(len(self.u), count, pairs) @ self._weights_SR, self._norm_CR[self.u])
-
-    def _along(self, items: int, count: int, pairs: Pairs) -> np.ndarray:
-        """Return the sums of products along the stretches of each row, (K, items, rows * stretches) float64."""
+    def _along(self, items: int, count: int, pairs: Pairs, dtype: np.dtype) -> np.ndarray:
+        """Return the sums along the stretches of each row, (K, items, rows * stretches) float64."""
         along = np.empty((count, items, self._grid[0], len(self._columns)))
         blocks = [(item, rows) for item in range(items) for rows in self._blocks]
-        threads = len(self._rooms)
+        threads, one_W = self._room[0], np.ones(self._grid[1], dtype)
+        if dtype not in self._rooms:
+            # torch aligns its memory to the processor's vectors, which numpy does not
+            self._rooms[dtype] = torch.empty(self._room, dtype=getattr(torch, dtype.name)).numpy()
 
         def work(thread: int) -> None:
             with np.errstate(invalid="ignore", over="ignore"):  # of what is not finite; it is looked for at the end
                 for item, rows in blocks[thread::threads]:
-                    room = self._rooms[thread, :, : rows.stop - rows.start]
+                    room = self._rooms[dtype][thread, :, : rows.stop - rows.start]
                     for number, (x, y) in enumerate(pairs(item, rows, room)):
                         for stretch, columns in enumerate(self._columns):
-                            np.vecdot(x[:, columns], y[..., columns], out=along[number, item, rows, stretch])
+                            out = along[number, item, rows, stretch]
+                            if y is None:
+                                np.matmul(x[:, columns], one_W[columns], out=out)
+                            else:
+                                np.vecdot(x[:, columns], y[:, columns], out=out)
 
         if threads == 1:
             work(0)

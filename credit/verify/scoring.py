@@ -22,7 +22,7 @@ from credit.forecast.forecasts import Forecasts
 from credit.forecast.initial_times import deal
 from credit.grid import LatLonGrid
 from credit.times import parse_duration
-from credit.verify.baselines import BASELINES, add_baselines, baseline_fields, build_climatology, fit_damping
+from credit.verify.baselines import BASELINES, Beginning, add_baselines, baseline_fields, build_climatology, fit_damping
 from credit.verify.cases import common_cases, common_leads, require_comparable
 from credit.verify.cell_means import CellMeans, wind_pairs
 from credit.verify.course import Course, CourseKeeper
@@ -228,6 +228,11 @@ class _Scorer:
     def _normal(self, minutes: int) -> np.ndarray:
         return self._bring_normal(self._climatology.at(minutes))
 
+    def _known(self, minutes: int) -> dict[str, np.ndarray]:
+        """Return truth and climatology at a time, (C, H, W), by what errors call them."""
+        when = self._reader.clock.format(minutes)
+        return {f"truth at {when}": self._truth(minutes), f"climatology at {when}": self._normal(minutes)}
+
     def score(self, groups: Sequence[Sequence[int]], example: int) -> Part:
         """Score the cases of `groups` and collect what the figures show."""
         cases = np.array(sorted(minutes for own in groups for minutes in own), dtype=np.int64)
@@ -280,21 +285,18 @@ class _Scorer:
 
     def _score_group(self, group: Sequence[int], part: Part, example: int) -> None:
         """Score the cases of a group side by side."""
-        clock, used = self._reader.clock, self._thresholds.channels
+        used = self._thresholds.channels
         numbers = np.searchsorted(part.cases, group).tolist()
-        starts = [self._truth(initial) for initial in group]
-        anomalies = [start - self._normal(initial) for initial, start in zip(group, starts, strict=True)]
+        beginnings = [Beginning.of(self._means, self._known(initial)) for initial in group]
         for row, lead in enumerate(self._leads.tolist()):
             r = self._damping[row]
-            for case, initial, start, anomaly in zip(numbers, group, starts, anomalies, strict=True):
+            for case, initial, first in zip(numbers, group, beginnings, strict=True):
                 place, valid = (case, row), initial + lead
-                when = f" at {clock.format(valid)}"
-                later = {f"truth{when}": self._truth(valid), f"climatology{when}": self._normal(valid)}
+                later = self._known(valid)
                 truth, normal = later.values()
-                fields = {"truth": start, "its anomaly": anomaly} | later
-                add_baselines(part.sums, place, self._means, fields, r)
+                add_baselines(part.sums, place, self._means, first, later, r)
                 if used:
-                    few = baseline_fields(start[used], anomaly[used], normal[used], r[used, None, None])
+                    few = baseline_fields(first.fields[used], first.anomaly[used], normal[used], r[used, None, None])
                     for name, baseline in few.items():
                         self._thresholds.add(part, name, place, valid, baseline[None], truth, used)
                 for key in self._contenders:

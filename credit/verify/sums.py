@@ -47,11 +47,10 @@ class Moments:
 
     @classmethod
     def of_anomaly(cls, truth: Sequence[np.ndarray], own: Sequence[np.ndarray], vectors: Sequence[np.ndarray]) -> Self:
-        """Return those of a field given the means of its anomaly, the anomaly's square, its product with the truth's
-        and the absolute error; exact for small anomalies.
+        """Return those of a field given the means of its anomaly, the anomaly's square, its product with the truth's,
+        the error's square and its size; exact for small anomalies.
         """
-        anomaly, variance, product, absolute = own
-        squared = np.maximum(variance - 2 * product + truth[1], 0.0)
+        anomaly, variance, product, squared, absolute = own
         return cls(truth, (anomaly - truth[0], absolute, squared, variance, product), vectors)
 
 
@@ -109,22 +108,24 @@ class ScoreSums(CaseSums):
         forecast, truth, normal = (means.on_grid(own) for own in (forecast, truth, normal))
 
         def pairs(channel: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
-            true, error = (means.load(own, channel, rows, room[i]) for i, own in enumerate((truth, forecast)))
-            error -= true
-            true -= means.load(normal, channel, rows, room[2])
-            yield true, means.one_W
+            error = means.apart(forecast, truth, channel, rows, room[0])
+            true = means.apart(truth, normal, channel, rows, room[1])
+            yield true, None
             yield true, true
-            yield error, means.one_W
+            yield error, None
             yield error, error
             yield error, true
-            yield np.abs(error, out=error), means.one_W
+            yield np.abs(error, out=error), None
 
         def lengths(vector: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
             own, true = ([field[channel, rows] for channel in means.winds[vector]] for field in (forecast, truth))
-            yield from means.length_pairs((own, true, vector_error(own, true)), vector, rows, room)
+            yield means.length(*own, vector, rows, room), None
+            yield means.length(*true, vector, rows, room), None
+            yield means.length(*vector_error(own, true, room[2:]), vector, rows, room), None
 
-        found = means.of_products(6, pairs, dict(zip(names, (forecast, truth, normal), strict=True)))
-        own_length, true_length, error_length = means.of_vector_products(3, lengths)
+        fields = dict(zip(names, (forecast, truth, normal), strict=True))
+        found = means.of_products(6, pairs, fields)
+        own_length, true_length, error_length = means.of_vector_products(3, lengths, fields)
         moments = Moments.of_error(found[:2], found[2:], (own_length - true_length, error_length))
         self.enter((case, lead), means, moments)
 
@@ -226,6 +227,6 @@ def _ratio(covariance: np.ndarray, squares: np.ndarray) -> np.ndarray:
         return covariance / np.sqrt(squares)
 
 
-def vector_error(forecast: Sequence[np.ndarray], truth: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return the difference of vectors, by component."""
-    return [own - true for own, true in zip(forecast, truth, strict=True)]
+def vector_error(forecast: Sequence[np.ndarray], truth: Sequence[np.ndarray], room: np.ndarray) -> list[np.ndarray]:
+    """Return the difference of vectors, by component, in `room`."""
+    return [np.subtract(own, true, out=out) for own, true, out in zip(forecast, truth, room, strict=True)]

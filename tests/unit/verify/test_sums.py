@@ -33,11 +33,14 @@ def _cases(grid, masked: bool) -> tuple[dict[str, np.ndarray], dict[str, np.ndar
     return {"forecast": forecast, "truth": truth, "normal": normal}, masks
 
 
-def _sums(grid, cases: dict[str, np.ndarray], masks: dict[str, np.ndarray], which: range) -> ScoreSums:
+def _sums(
+    grid, cases: dict[str, np.ndarray], masks: dict[str, np.ndarray], which: range, dtype: type = np.float64
+) -> ScoreSums:
+    """Return the sums of fields that have the digits of float32, as that or as float64."""
     means = CellMeans(CHANNELS, masks, region_weights(grid, _on(grid)))
     sums = ScoreSums.empty(1440 * np.array(which), 1, means)
     for number, case in enumerate(which):
-        fields = [means.flatten(cases[name][case].astype(np.float32), name) for name in cases]
+        fields = [cases[name][case].astype(np.float32).astype(dtype) for name in cases]
         sums.add(number, 0, means, *fields)
     return sums
 
@@ -50,23 +53,24 @@ def _on(grid) -> dict:
 
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
 @pytest.mark.parametrize("masked", [False, True])
-def test_scores_agree_with_the_libraries(grid, masked: bool) -> None:
+@pytest.mark.parametrize(("dtype", "rtol"), [(np.float32, 1e-6), (np.float64, 1e-8)])
+def test_scores_agree_with_the_libraries(grid, masked: bool, dtype: type, rtol: float) -> None:
     """`scores` for rmse, bias and mae; `xskillscore` for the correlation."""
     scores = pytest.importorskip("scores")
     xskillscore = pytest.importorskip("xskillscore")
     cases, masks = _cases(grid, masked)
-    ours = {name: score[0] for name, score in _sums(grid, cases, masks, range(CASES)).metrics().items()}
+    ours = {name: score[0] for name, score in _sums(grid, cases, masks, range(CASES), dtype).metrics().items()}
     dims = ("case", "channel", "latitude", "longitude")
     data = {name: xr.DataArray(value.astype(np.float32).astype(np.float64), dims=dims) for name, value in cases.items()}
     for number, region_weight in enumerate(region_weights(grid, _on(grid))):
         weights = xr.DataArray(region_weight, dims=dims[2:])
         over = {"reduce_dims": ["case", "latitude", "longitude"], "weights": weights}
         mse = scores.continuous.mse(data["forecast"], data["truth"], **over)
-        np.testing.assert_allclose(ours["rmse"][:, number], np.sqrt(mse), rtol=1e-9)
+        np.testing.assert_allclose(ours["rmse"][:, number], np.sqrt(mse), rtol=rtol)
         mae = scores.continuous.mae(data["forecast"], data["truth"], **over)
-        np.testing.assert_allclose(ours["mae"][:, number], mae, rtol=1e-9)
+        np.testing.assert_allclose(ours["mae"][:, number], mae, rtol=rtol)
         bias = scores.continuous.additive_bias(data["forecast"], data["truth"], **over)
-        np.testing.assert_allclose(ours["bias"][:, number], bias, rtol=1e-8)
+        np.testing.assert_allclose(ours["bias"][:, number], bias, rtol=rtol)
         anomalies = [(data[name] - data["normal"]) for name in ("forecast", "truth")]
         # an uncentred correlation is the centred one of a field and its mirror image
         mirrored = [xr.concat([a, -a], "sign") for a in anomalies]
@@ -77,7 +81,7 @@ def test_scores_agree_with_the_libraries(grid, masked: bool) -> None:
                 xskillscore.pearson_r(*(m.isel(channel=c) for m in mirrored), dim, own, skipna=True).mean()
                 for c in range(len(CHANNELS))
             ]
-            np.testing.assert_allclose(ours[metric][:, number], theirs, rtol=1e-8)
+            np.testing.assert_allclose(ours[metric][:, number], theirs, rtol=rtol)
 
 
 def test_parts_that_are_joined_are_the_whole_to_the_last_bit() -> None:
@@ -136,6 +140,29 @@ def test_wind_vectors() -> None:
     found = sums.metrics()
     for name, value in expected.items():
         assert found[name][0, 3, 0] == pytest.approx(value, rel=1e-9), name
+
+
+def test_a_small_bias_of_large_values_keeps_its_digits() -> None:
+    """Geopotential of the stratosphere, whose float32 values are 1/32 m2 s-2 apart."""
+    grid, channels, rng = GRIDS["181 x 360 with poles"], CHANNELS[:1], np.random.default_rng(6)
+    truth = (5e5 + 2e3 * rng.standard_normal((1, *grid.shape))).astype(np.float32)
+    error = 40 * rng.standard_normal(truth.shape)
+    error += 0.01 - (error * grid.area_weights()).sum()
+    fields = (truth + error).astype(np.float32), truth, np.full_like(truth, 5e5)
+    means = CellMeans(channels, {}, region_weights(grid, {"global": REGIONS["global"]}))
+    sums = ScoreSums.empty(np.arange(1), 1, means)
+    sums.add(0, 0, means, *fields)
+    exact = ((fields[0].astype(np.float64) - truth) * grid.area_weights()).sum()
+    assert sums.error.item() == pytest.approx(exact, rel=1e-5) and 0.005 < exact < 0.015
+
+
+def test_squares_beyond_float32_are_added_up_in_float64() -> None:
+    grid = GRIDS["small"]
+    cases = {name: np.full((CASES, len(CHANNELS), *grid.shape), value) for name, value in
+             {"forecast": 3e20, "truth": 1e20, "normal": 0.0}.items()}  # fmt: skip
+    metrics = _sums(grid, cases, {}, range(CASES), np.float32).metrics()
+    np.testing.assert_allclose(metrics["rmse"], 2e20, rtol=1e-6)
+    np.testing.assert_allclose(metrics["acc"], 1.0, rtol=1e-6)
 
 
 def test_the_root_is_taken_last() -> None:
