@@ -43,15 +43,19 @@ def gradient_norm(gradients: Sequence[Tensor], flags: Sequence[Tensor] = ()) -> 
 
     Args:
         gradients: all ranks have those of the same parameters, in the same order.
-        flags: scalars of this rank that are to be summed over all ranks by the same collective.
+        flags: float32 scalars of this rank that are to be summed over all ranks by the same collective.
 
     Returns:
         The norm, a scalar, and the sum of each flag, (flags,); float32, equal on all ranks.
     """
-    norms = torch._foreach_norm([local(gradient) for gradient in gradients])
-    squares = torch.stack([norm.float() for norm in norms]).square()
-    share = torch.tensor([1.0 / copies(gradient) for gradient in gradients]).to(squares, non_blocking=True)
-    sums = torch.stack([(squares * share).sum(), *(flag.to(share) for flag in flags)])
+    by_copies: dict[int, list[Tensor]] = {}
+    for gradient in gradients:
+        by_copies.setdefault(copies(gradient), []).append(local(gradient))
+    squares = [
+        torch.stack(torch._foreach_norm(parts, dtype=torch.float32)).square().sum() / number
+        for number, parts in by_copies.items()
+    ]
+    sums = torch.stack([torch.stack(squares).sum(), *flags])
     if dist.is_initialized():
         dist.all_reduce(sums)
     return sums[0].sqrt(), sums[1:]
