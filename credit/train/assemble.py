@@ -247,7 +247,9 @@ def assemble_training(
     """
     data, began = config.data, time.perf_counter()
     keep_freed_memory(device)
-    torch.use_deterministic_algorithms(config.trainer.deterministic)
+    if config.trainer.deterministic != torch.are_deterministic_algorithms_enabled():
+        # which imports torch's compiler: a second
+        torch.use_deterministic_algorithms(config.trainer.deterministic)
     mesh = build_mesh(plan_degrees(config.trainer.parallelism, launch.world), launch.rank, device.type)
     reader, splits = open_fields(config)
     if data.cache == "memory":
