@@ -28,9 +28,7 @@ def reader(tmp_path: Path) -> SourceReader:
     write_file(tmp_path / "sst.nc", {"sst": sst}, hours=range(0, 60, 6))
     paths = [tmp_path / name for name in ("t_a.nc", "t_b.nc", "tp.nc", "sst.nc")]
     fields = {"tp": {"temporal": "accumulate"}, "sst": {"missing": "fill_mean"}}
-    return open_sources(
-        make_config(paths, p3=["t"], p2=["tp", "sst"], levels=[850, 250], fields=fields, timestep="6h")
-    )
+    return open_sources(make_config(paths, p3=["t"], p2=["tp", "sst"], levels=[850, 250], fields=fields, timestep="6h"))
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 1000])
