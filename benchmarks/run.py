@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from typing import Any
 
-BESIDES = ("data", "clipping", "average", "log")
+BESIDES = ("data", "norm", "average", "log")
 CORE = ("forward", "backward", "optimizer")
 
 
@@ -60,7 +60,7 @@ def loop(arguments: list[str], steps: int) -> dict[str, float]:
     clock.watch(torch.Tensor, "backward", "backward")
     clock.watch(torch.optim.AdamW, "step", "optimizer")
     clock.watch(BatchFeed, "__next__", "data")
-    clock.watch(step, "clip_gradients_", "clipping")
+    clock.watch(step, "gradient_norm", "norm")
     clock.watch(WeightAverage, "update", "average")
     clock.watch(Trainer, "_write_rows", "log")
     take = step.TrainingStep.__call__

@@ -36,7 +36,7 @@ from credit.parallel.apply import parallelize
 from credit.parallel.launch import process_group, read_launch
 from credit.parallel.materialise import allocate_, fill_
 from credit.parallel.mesh import RunMesh, build_mesh, plan_degrees
-from credit.parallel.reduce import clip_gradients_, local_part
+from credit.parallel.reduce import gradient_norm, local_part
 from credit.train.optim import build_optimizer
 
 CHANNELS = 80
@@ -77,7 +77,8 @@ def measure(mesh: RunMesh, data: str, asked: argparse.Namespace) -> tuple[float,
     def step() -> None:
         spectral_norm.arm(model)
         (model(fields) - fields).square().mean().backward()
-        clip_gradients_([p for p in model.parameters() if p.grad is not None], 1.0)
+        norm, _ = gradient_norm([p.grad for p in model.parameters()])
+        optimizer.grad_scale = norm.clamp(min=1.0)
         optimizer.step()
         optimizer.zero_grad()
 

@@ -121,6 +121,10 @@ class FieldConfig(Section):
         return DERIVED_FROM[self.derive] | self.inputs if self.derive else {}
 
 
+# sections are frozen, so all variables without options have these in common
+_USUAL = FieldConfig()
+
+
 class TransformConfig(Section):
     """A pointwise function of a skewed variable, applied before it is normalised and undone in every output."""
 
@@ -335,7 +339,7 @@ class DataConfig(Section):
 
     def field(self, name: str) -> FieldConfig:
         """Return the options of variable `name`."""
-        return self.fields.get(name, FieldConfig())
+        return self.fields.get(name, _USUAL)
 
     def channel_map(self) -> ChannelMap:
         """Return the channels that this section describes."""

@@ -82,8 +82,13 @@ class Layout:
     attributes: dict[str, str]
     packing_step: float
 
-    def read(self, dataset: xr.Dataset, position: int) -> np.ndarray:
-        """Return the fields of one time, (levels or 1, H, W), on the run's grid and in its units, missing ones NaN."""
+    def read(self, dataset: xr.Dataset, position: int | slice) -> np.ndarray:
+        """Return fields on the run's grid and in its units, missing ones NaN.
+
+        Args:
+            dataset: the file.
+            position: of one time, for (levels or 1, H, W), or of T times, for (T, levels or 1, H, W).
+        """
         return self.to_run(self.orientation.apply(self._values(dataset, position, self.level_rows)))
 
     def read_raw(self, dataset: xr.Dataset, position: int) -> np.ndarray:
@@ -109,18 +114,21 @@ class Layout:
             fields = self.regridder.apply(fields)
         return fields if self.conversion is None else self.conversion.apply(fields)
 
-    def _values(self, dataset: xr.Dataset, position: int, level_rows: tuple[int, ...] | None) -> np.ndarray:
+    def _values(self, dataset: xr.Dataset, position: int | slice, level_rows: tuple[int, ...] | None) -> np.ndarray:
         variable = dataset.variables[self.name]
         index: dict[str, object] = {dim: 0 for dim in variable.dims if dim not in self.dims.values()}
         if "time" in self.dims:
             index[self.dims["time"]] = position
-        order = [self.dims["lat"], self.dims["lon"]]
-        if level_rows is None or "level" not in self.dims:
-            return variable.isel(index).transpose(*order).values[None]
-        # file access wants increasing rows
-        rows, inverse = np.unique(level_rows, return_inverse=True)
-        index[self.dims["level"]] = rows
-        return variable.isel(index).transpose(self.dims["level"], *order).values[inverse]
+        on_levels = level_rows is not None and "level" in self.dims
+        if on_levels:
+            # file access wants increasing rows
+            rows, inverse = np.unique(level_rows, return_inverse=True)
+            index[self.dims["level"]] = rows
+        part = variable.isel(index)
+        order = (self.dims[role] for role in ("time", "level", "lat", "lon") if role in self.dims)
+        values = part.transpose(*filter(part.dims.__contains__, order)).values
+        values = values[..., inverse, :, :] if on_levels else values[..., None, :, :]
+        return values[None] if isinstance(position, slice) and "time" not in self.dims else values
 
 
 class Coordinates:

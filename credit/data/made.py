@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,12 +38,15 @@ class MadeSeries(Series):
     inputs: Mapping[str, tuple[Series, np.ndarray]]
     ground: np.ndarray | None
 
-    def read(self, files: OpenFiles, place: int) -> np.ndarray:
-        """Return the fields of one time, (levels or 1, H, W), on the run's grid and levels.
+    def read(self, files: OpenFiles, places: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield the fields of each of `places`, (levels or 1, H, W), on the run's grid and levels.
 
         Raises:
             DataError: see `credit.data.recipes.make`.
         """
+        return (self._make(files, int(place)) for place in places)
+
+    def _make(self, files: OpenFiles, place: int) -> np.ndarray:
         layout = self.pieces[self.piece[place]].layout
         fields = {FIELD: self.read_raw(files, place)}
         for role, (series, places) in self.inputs.items():

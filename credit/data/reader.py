@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -38,6 +38,10 @@ class FieldReader(Protocol):
 
     def read(self, index: int) -> np.ndarray:
         """Return the fields of one time, (C, H, W) float32 in the order of ``channels.stored``; NaN where masked."""
+        ...
+
+    def read_each(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
+        """Yield the fields of several times as `read` returns them, in less time where they lie together."""
         ...
 
     def read_into(self, index: int, places: Sequence[np.ndarray | None]) -> None:

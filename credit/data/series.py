@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,22 +35,25 @@ class Series:
     piece: np.ndarray
     position: np.ndarray
 
-    def read(self, files: OpenFiles, place: int) -> np.ndarray:
-        """Return the fields of one time, (levels or 1, H, W), on the run's grid."""
-        return read_piece(files, self.pieces[self.piece[place]], int(self.position[place]))
+    def read(self, files: OpenFiles, places: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield the fields of each of `places`, (levels or 1, H, W), on the run's grid; neighbours are read at once."""
+        together = (np.diff(self.piece[places]) == 0) & (np.diff(self.position[places]) == 1)
+        for run in np.split(places, np.flatnonzero(~together) + 1):
+            first, last = (int(self.position[place]) for place in run[[0, -1]])
+            yield from read_piece(files, self.pieces[self.piece[run[0]]], slice(first, last + 1))
 
     def read_raw(self, files: OpenFiles, place: int) -> np.ndarray:
         """Return the fields of one time, (levels or 1, h, w) on the file's grid."""
         return read_piece(files, self.pieces[self.piece[place]], int(self.position[place]), raw=True)
 
 
-def read_piece(files: OpenFiles, piece: Piece, position: int, raw: bool = False) -> np.ndarray:
-    """Return the fields of one variable, file and time, (levels or 1, H, W).
+def read_piece(files: OpenFiles, piece: Piece, position: int | slice, raw: bool = False) -> np.ndarray:
+    """Return the fields of one variable and file, (levels or 1, H, W) at one time, (T, levels or 1, H, W) at several.
 
     Args:
         files: opens the file.
         piece: the variable in its file.
-        position: of the time in it.
+        position: of the time in it, or of several, of which raw fields are not read.
         raw: on the file's grid, for formulas.
 
     Raises:
@@ -62,8 +66,9 @@ def read_piece(files: OpenFiles, piece: Piece, position: int, raw: bool = False)
         raise
     except Exception as error:
         # netCDF, HDF5 and zarr raise a dozen kinds for damaged data
+        where = f"{position.start} to {position.stop - 1}" if isinstance(position, slice) else position
         raise DataError(
-            f"{piece.path}: {piece.layout.name} cannot be read at position {position} in time ({error}); the file is "
+            f"{piece.path}: {piece.layout.name} cannot be read at position {where} in time ({error}); the file is "
             "damaged or truncated: copy it again"
         ) from error
 

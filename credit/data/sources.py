@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,9 @@ from credit.data.windows import Windows, build_windows
 from credit.errors import DataError
 from credit.grid import LatLonGrid
 from credit.times import Clock
+
+# of the fields that are read at once; a time more or less does not tell beyond it
+_BYTES_AT_ONCE = 2**25
 
 
 class SourceReader:
@@ -70,7 +74,9 @@ class SourceReader:
         self._static = self._read_static(scan)
         self.masks = find_masks(self._static, channels.static_stored, declared)
         check_values(self._static, channels.static_stored, self.masks, self.grid, "any time")
-        self.masks |= find_masks(self._assemble(0, self._series), channels.stored, declared)
+        # fields that are read at once, of the run and of a file, where packed ones are float64
+        self._largest = max(len(channels.stored) * math.prod(self.grid.shape) * 4, *map(_bytes, series.values()))
+        self.masks |= find_masks(self._assemble([0], self._series)[0], channels.stored, declared)
 
     def read(self, index: int) -> np.ndarray:
         """Return the fields of one time, (C, H, W) float32 in the order of ``channels.stored``; NaN where masked.
@@ -78,14 +84,20 @@ class SourceReader:
         Raises:
             DataError: for a value that is missing where it must not be, infinite, or cannot be read.
         """
-        return self._read_variables(index, set(self._series))
+        return self._read_variables([index], set(self._series))[0]
+
+    def read_each(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
+        """Yield the fields of several times, of which some are read at once; see `read`."""
+        at_once = max(1, _BYTES_AT_ONCE // self._largest)
+        for first in range(0, len(indices), at_once):
+            yield from self._read_variables(indices[first : first + at_once], set(self._series))
 
     def read_into(self, index: int, places: Sequence[np.ndarray | None]) -> None:
         """Bring the fields of one time to their places; see `credit.data.reader.FieldReader`."""
         channels = self.channels.stored
         wanted = {channel.variable for channel, place in zip(channels, places, strict=True) if place is not None}
         own = [place for channel, place in zip(channels, places, strict=True) if channel.variable in wanted]
-        copy_fields(self._read_variables(index, wanted), own)
+        copy_fields(self._read_variables([index], wanted)[0], own)
 
     def static(self) -> np.ndarray:
         """Return the static fields, (C, H, W) float32 in the order of ``channels.static_stored``."""
@@ -103,24 +115,26 @@ class SourceReader:
             for path, number in self._paths.items()
         }
 
-    def _read_variables(self, index: int, names: Collection[str]) -> np.ndarray:
-        """Return the stored channels of some variables."""
-        fields = self._assemble(index, names)
+    def _read_variables(self, indices: Sequence[int], names: Collection[str]) -> list[np.ndarray]:
+        """Return the stored channels of some variables at some times."""
         channels = [channel for channel in self.channels.stored if channel.variable in names]
-        check_values(fields, channels, self.masks, self.grid, self.clock.format(self.times[index]))
+        fields = self._assemble(indices, names)
+        for index, one in zip(indices, fields, strict=True):
+            check_values(one, channels, self.masks, self.grid, self.clock.format(self.times[index]))
         return fields
 
-    def _assemble(self, index: int, names: Collection[str]) -> np.ndarray:
-        parts = [np.zeros((0, *self.grid.shape), dtype=np.float32)]
+    def _assemble(self, indices: Sequence[int], names: Collection[str]) -> list[np.ndarray]:
+        parts = [[np.zeros((0, *self.grid.shape), dtype=np.float32)] for _ in indices]
         for name in filter(names.__contains__, self._series):
-            one = self._series[name]
-            terms = self._windows[name].at(int(self._places[name][index]))
-            values = [one.read(self._files, place) for _, place in terms]
-            if len(values) > 1:
-                weights = [weight for weight, _ in terms]
-                values = [np.tensordot(weights, np.asarray(values, dtype=np.float64), axes=1)]
-            parts += values
-        return np.concatenate(parts, dtype=np.float32, casting="same_kind")
+            terms = [self._windows[name].at(int(self._places[name][index])) for index in indices]
+            places = np.unique([place for _, own in terms for place in own])
+            read = dict(zip(places.tolist(), self._series[name].read(self._files, places), strict=True))
+            for (weights, own), part in zip(terms, parts, strict=True):
+                values = [read[place] for place in own]
+                if len(values) > 1:
+                    values = [np.tensordot(weights, np.asarray(values, dtype=np.float64), axes=1)]
+                part += values
+        return [np.concatenate(part, dtype=np.float32, casting="same_kind") for part in parts]
 
     def _read_static(self, scan: Scan) -> np.ndarray:
         names = dict.fromkeys(channel.variable for channel in self.channels.static_stored)
@@ -128,6 +142,12 @@ class SourceReader:
             return np.zeros((0, *self.grid.shape), dtype=np.float32)
         parts = [read_constant(self._files, name, scan.pieces[name][0]) for name in names]
         return np.concatenate(parts, dtype=np.float32, casting="same_kind")
+
+
+def _bytes(series: Series) -> int:
+    """Return the memory that a time of a variable takes while it is read."""
+    layout = series.pieces[0].layout
+    return 8 * len(layout.level_rows or (0,)) * math.prod(layout.grid.shape)
 
 
 def open_sources(conf: DataConfig) -> SourceReader:

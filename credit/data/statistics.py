@@ -160,9 +160,9 @@ def fit_statistics(
     valid = valid_cells(reader, channels)
     state = tendency = Moments.empty(len(valid))
     recent: deque[tuple[int, np.ndarray]] = deque()
-    for index in tqdm(chosen, desc="statistics", unit="time", disable=None if progress else True):
-        minutes = int(reader.times[index])
-        now = transform_channels(reader.read(int(index)), channels, transforms)
+    shown = tqdm(reader.times[chosen].tolist(), desc="statistics", unit="time", disable=None if progress else True)
+    for minutes, values in zip(shown, reader.read_each(chosen), strict=True):
+        now = transform_channels(values, channels, transforms)
         state = state.merge(Moments.of_fields(now, valid))
         while recent and recent[0][0] < minutes - step_minutes:
             recent.popleft()

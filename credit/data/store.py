@@ -24,7 +24,7 @@ transforms. It is replaced in one rename, after everything it speaks of is there
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,10 @@ class StoreReader:
         fields = np.empty((len(self.channels.stored), *self.grid.shape), dtype=np.float32)
         self.read_into(index, fields)
         return fields
+
+    def read_each(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
+        """Yield the fields of several times; see `read`."""
+        return map(self.read, indices)
 
     def read_into(self, index: int, places: Sequence[np.ndarray | None]) -> None:
         """Read the fields of one time straight to where they are needed; see `credit.data.reader.FieldReader`."""

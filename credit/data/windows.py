@@ -36,9 +36,10 @@ class Windows:
     times: np.ndarray
     terms: Sequence[tuple[np.ndarray, np.ndarray]]
 
-    def at(self, index: int) -> list[tuple[float, int]]:
-        """Return (weight, place) of what makes up a value."""
-        return [(float(weights[index]), int(places[index])) for weights, places in self.terms if weights[index]]
+    def at(self, index: int) -> tuple[list[float], list[int]]:
+        """Return the weights and places of what makes up a value."""
+        found = [(float(weights[index]), int(places[index])) for weights, places in self.terms if weights[index]]
+        return [weight for weight, _ in found], [place for _, place in found]
 
 
 def build_windows(name: str, series: Series, conf: DataConfig, clock: Clock) -> Windows:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement
 
 
@@ -35,35 +35,30 @@ def cut_dim(placement: Placement) -> int | None:
     return getattr(placement, "dim", None)
 
 
-def clip_gradients_(
-    parameters: Sequence[nn.Parameter], max_norm: float, flags: Sequence[Tensor] = ()
-) -> tuple[Tensor, Tensor]:
-    """Scale the gradients so that their global 2-norm is at most `max_norm`; one collective, no wait for the device.
+@torch.no_grad()
+def gradient_norm(gradients: Sequence[Tensor], flags: Sequence[Tensor] = ()) -> tuple[Tensor, Tensor]:
+    """Return the global 2-norm of gradients, and the sums of flags; one collective, no wait for the device.
 
-    Parameters may lie on different meshes and be sharded, split or whole on all ranks; each element counts once.
+    Gradients may lie on different meshes and be sharded, split or whole on all ranks; each element counts once.
 
     Args:
-        parameters: those with gradients; all ranks name the same ones.
-        max_norm: infinite for none.
-        flags: scalars of this rank that are to be summed over all ranks by the same collective.
+        gradients: all ranks have those of the same parameters, in the same order.
+        flags: float32 scalars of this rank that are to be summed over all ranks by the same collective.
 
     Returns:
-        The norm before scaling, a scalar, and the sum of each flag, (flags,); float32, equal on all ranks.
+        The norm, a scalar, and the sum of each flag, (flags,); float32, equal on all ranks.
     """
-    gradients = [p.grad for p in parameters]
-    parts = [local_part(gradient) for gradient in gradients]
-    share = torch.tensor([1.0 / copies(g) for g in gradients], dtype=torch.float32).to(
-        parts[0].device, non_blocking=True
-    )
-    squares = torch.stack([norm.float() for norm in torch._foreach_norm(parts)]).square()
-    sums = torch.stack([(squares * share).sum(), *(flag.to(share) for flag in flags)])
+    by_copies: dict[int, list[Tensor]] = {}
+    for gradient in gradients:
+        by_copies.setdefault(copies(gradient), []).append(local(gradient))
+    squares = [
+        torch.stack(torch._foreach_norm(parts, dtype=torch.float32)).square().sum() / number
+        for number, parts in by_copies.items()
+    ]
+    sums = torch.stack([torch.stack(squares).sum(), *flags])
     if dist.is_initialized():
         dist.all_reduce(sums)
-    norm = sums[0].sqrt()
-    if max_norm != float("inf"):
-        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        torch._foreach_mul_(parts, factor.to(parts[0].dtype))
-    return norm, sums[1:]
+    return sums[0].sqrt(), sums[1:]
 
 
 def mean_over_ranks(values: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ from credit.train.ema import WeightAverage
 from credit.train.feed import BatchFeed
 from credit.train.fine_tuning import describe_base, find_base, load_base, load_forecast_network
 from credit.train.meter import build_meter
-from credit.train.network import allocate_network, choose_device
+from credit.train.network import allocate_network, choose_device, use_deterministic_algorithms
 from credit.train.optim import build_optimizer, forecast_len_at
 from credit.train.step import TrainingStep
 from credit.train.trainer import Trainer, TrainingParts
@@ -248,7 +248,7 @@ def assemble_training(
     """
     data, began = config.data, time.perf_counter()
     keep_freed_memory(device)
-    torch.use_deterministic_algorithms(config.trainer.deterministic)
+    use_deterministic_algorithms(config.trainer.deterministic)
     mesh = build_mesh(plan_degrees(config.trainer.parallelism, launch.world), launch.rank, device.type)
     reader, splits = open_fields(config)
     if data.cache == "memory":

@@ -15,7 +15,7 @@ from torch import nn
 from credit.models.wxformer import spectral_norm
 from credit.parallel.activation import plain_name
 from credit.parallel.fsdp2 import each_unit, reshard
-from credit.parallel.reduce import local_part
+from credit.parallel.reduce import local
 
 AVERAGE_ITERATIONS = 5
 
@@ -31,25 +31,29 @@ class WeightAverage:
     def __init__(self, model: nn.Module, decay: float) -> None:
         self._model = model
         self._decay = decay
-        self.average = {plain_name(name): p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+        live = {plain_name(name): p for name, p in model.named_parameters() if p.requires_grad}
+        self.average = {name: p.detach().clone() for name, p in live.items()}
+        # found once: going through the model takes as long as the average of a small one
+        self._live = [*live.values()]
 
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Move towards the live weights after optimizer step `step` (from 0)."""
         decay = min(self._decay, (1 + step) / (10 + step))
-        average, live = self._parts()
-        torch._foreach_lerp_(average, live, 1 - decay)
+        torch._foreach_lerp_(*self._parts(), 1 - decay)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Put the average into the model for the duration of the block; collective where the model is sharded."""
         vectors = {name: buffer.clone() for name, buffer in spectral_norm.vectors(self._model).items()}
+        reshard(self._model)
         self._swap()
         try:
             for modules in each_unit(self._model):
                 spectral_norm.settle_(modules, AVERAGE_ITERATIONS)
             yield
         finally:
+            reshard(self._model)
             self._swap()
             with torch.no_grad():
                 for name, buffer in spectral_norm.vectors(self._model).items():
@@ -57,9 +61,7 @@ class WeightAverage:
 
     def _parts(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Return this rank's parts of the average and of the live weights."""
-        reshard(self._model)
-        live = {plain_name(name): p for name, p in self._model.named_parameters()}
-        return [local_part(p) for p in self.average.values()], [local_part(live[name]) for name in self.average]
+        return [local(p) for p in self.average.values()], [local(p) for p in self._live]
 
     @torch.no_grad()
     def _swap(self) -> None:

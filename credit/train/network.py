@@ -29,6 +29,13 @@ from credit.train.assets import Assets, is_vector_component
 logger = logging.getLogger(__name__)
 
 
+def use_deterministic_algorithms(on: bool) -> None:
+    """Have torch compute with deterministic algorithms alone, or not."""
+    if on != torch.are_deterministic_algorithms_enabled():
+        # which imports torch's compiler: a second
+        torch.use_deterministic_algorithms(on)
+
+
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
     """Return the device of ``trainer.device``; of a host's GPUs, the one of the process with `local_rank`."""
     if name == "cuda" and not torch.cuda.is_available():

@@ -18,7 +18,7 @@ from credit.data.batch import Batch
 from credit.forecast.step import Stepper, forcing_windows
 from credit.models.wxformer import spectral_norm
 from credit.parallel.fsdp2 import reduce_gradients
-from credit.parallel.reduce import clip_gradients_
+from credit.parallel.reduce import gradient_norm
 from credit.train.diagnose import bad_channels, first_bad_layer
 from credit.train.ema import WeightAverage
 
@@ -76,6 +76,10 @@ class TrainingStep:
         self._max_norm = grad_max_norm if grad_max_norm is not None else torch.inf
         self._forecast_len, self._counted, self._recompute = forecast_len, counted_steps, recompute
         spectral_norm.iterate_per_step(stepper.model)
+        # looked for once: going through the model takes longer than the sums of the norm
+        chains = spectral_norm.parametrizations(stepper.model)
+        self._iterated = [norm for _, norm, chain in chains if spectral_norm.trains(chain)]
+        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
     def __call__(self, batches: Iterator[Batch], step: int, learning_rate: float, stop: bool = False) -> StepResult:
         """Take optimizer step `step` (from 0) with the next micro-batches; collective.
@@ -86,21 +90,23 @@ class TrainingStep:
             learning_rate: of this step.
             stop: whether this rank wants the run to end; the sum over the ranks is in the result.
         """
-        model = self._stepper.model
-        spectral_norm.arm(model)
+        for norm in self._iterated:
+            norm.armed = True
         losses = []
         for micro in range(self._accumulation):
             loss = self._micro_loss(next(batches), step, micro, micro + 1 == self._accumulation)
             (loss / self._accumulation).backward()
             losses.append(loss.detach() / self._accumulation)
         total = torch.stack(losses).sum()
-        parameters = [p for p in model.parameters() if p.grad is not None]
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
         # a loss may overflow where its gradient does not
         flags = (total.new_tensor(float(stop)), 1.0 - torch.isfinite(total).float())
-        grad_norm, (stops, bad_losses) = clip_gradients_(parameters, self._max_norm, flags)
+        grad_norm, (stops, bad_losses) = gradient_norm(gradients, flags)
         bad = 1.0 - (torch.isfinite(grad_norm) & (bad_losses == 0)).float()
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
+        # the optimizer divides by the one and does nothing for the other, in its own pass
+        self._optimizer.grad_scale = ((grad_norm + 1e-6) / self._max_norm).clamp(min=1.0)
         self._optimizer.found_inf = bad
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)

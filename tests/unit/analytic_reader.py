@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -64,6 +64,10 @@ class AnalyticReader:
             if channel.variable in self.masks:
                 stack[number][self.masks[channel.variable]] = np.nan
         return stack
+
+    def read_each(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
+        """Yield the fields of several times."""
+        return map(self.read, indices)
 
     def read_into(self, index: int, places: Sequence[np.ndarray | None]) -> None:
         """Bring the fields of one time to their places."""

@@ -41,6 +41,7 @@ def test_levels_times_and_names(tmp_path: Path, edition: int) -> None:
     np.testing.assert_allclose(reader.grid.lon, LON)
     for index, time in enumerate((0, 600, 1200)):
         np.testing.assert_allclose(reader.read(index), [fields[time, 500], fields[time, 850]], atol=PACKING, rtol=1e-7)
+    np.testing.assert_array_equal([*reader.read_each(range(3))], [reader.read(index) for index in range(3)])
     attributes = reader.attributes["temperature"]
     assert (attributes["units"], attributes["standard_name"]) == ("K", "air_temperature")
     assert 0 < reader.packing_steps["temperature"] <= PACKING

@@ -48,6 +48,7 @@ def test_winds_and_humidity_as_numpy_interpolates_them(everything: Path) -> None
     for time in (0, 7):
         expected = np.concatenate([by_numpy("u", time, LEVELS), by_numpy("q", time, LEVELS)])
         np.testing.assert_allclose(reader.read(time), expected, rtol=1e-5, atol=1e-8)
+    np.testing.assert_array_equal([*reader.read_each([6, 7])], [reader.read(6), reader.read(7)])
 
 
 @pytest.mark.parametrize("kind", ["cam", "cf", "grib"])

@@ -64,6 +64,7 @@ def test_two_grids_on_a_third(conf: DataConfig) -> None:
     reader = open_sources(conf)
     assert reader.grid.difference(TARGET) is None
     np.testing.assert_array_equal(reader.read(7), expected(7))
+    np.testing.assert_array_equal([*reader.read_each([5, 6, 7])], [expected(5), expected(6), expected(7)])
     np.testing.assert_array_equal(reader.static()[0], Regridder(OTHER, TARGET, "nearest").apply(LAND))
 
 

@@ -1,4 +1,4 @@
-"""A step that is not finite, in loss or gradient, leaves the weights alone."""
+"""Clipping in the optimizer is clipping before it; a step that is not finite leaves the weights alone."""
 
 from __future__ import annotations
 
@@ -30,3 +30,37 @@ def test_what_is_not_finite_is_skipped(what: str) -> None:
     step._loss = pointwise
     assert step(cases.batches(case, RunMesh()), 1, 1e-3).bad == 0
     assert not all(torch.equal(p, kept) for p, kept in zip(model.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("max_norm", [0.3, 1e6, torch.inf])
+def test_clipped_steps_are_those_of_torch_clipping_and_plain_adamw(max_norm: float) -> None:
+    case = cases.Case(accumulation=2)
+    model, autocast = cases.build(case, RunMesh(), "none")
+    step, optimizer, _ = cases.build_step(case, model, autocast, RunMesh())
+    step._max_norm = max_norm
+    parameters = list(model.parameters())
+    copies = [torch.nn.Parameter(p.detach().double()) for p in parameters]
+    decays = [[c for c in copies if c.dim() > 1], [c for c in copies if c.dim() <= 1]]
+    groups = [{"params": ps, "weight_decay": decay} for ps, decay in zip(decays, (0.1, 0.0), strict=True)]
+    plain = torch.optim.AdamW(groups, betas=optimizer.param_groups[0]["betas"], fused=False)
+    norms = []
+
+    def follow(*_: object) -> None:
+        for copy, parameter in zip(copies, parameters, strict=True):
+            copy.grad = parameter.grad.double()
+        norms.append(torch.nn.utils.clip_grad_norm_(copies, max_norm))
+        for group in plain.param_groups:
+            group["lr"] = 1e-3
+        plain.step()
+
+    optimizer.register_step_pre_hook(follow)
+    source = cases.batches(case, RunMesh())
+    told = [step(source, number, 1e-3).grad_norm.double() for number in range(3)]
+    assert torch.allclose(torch.stack(told), torch.stack(norms), rtol=1e-6)
+    assert max_norm > 0.3 or all(norm > 0.3 for norm in norms), "nothing was clipped"
+    for copy, parameter in zip(copies, parameters, strict=True):
+        # Adam turns rounding of tiny gradients into parts of a step of 1e-3
+        assert torch.allclose(parameter.double(), copy, rtol=1e-5, atol=2e-6)
+        # which hardly know the gradients' size, unlike their mean
+        mean, expected = optimizer.state[parameter]["exp_avg"].double(), plain.state[copy]["exp_avg"]
+        assert (mean - expected).norm() < 1e-4 * expected.norm() + 1e-9

@@ -1,0 +1,61 @@
+"""Many times at once are the same fields as one by one, in few reads of bounded size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from credit.data import series, sources
+from credit.data.kept import KeptReader
+from credit.data.sources import SourceReader, open_sources
+from tests.unit.data.files_on_the_fly import make_config, random_fields, write_file
+
+H, W = 8, 16
+HOURS = 48
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> SourceReader:
+    """Levels in two files with a gap, hourly precipitation that is summed up in a third, masked cells in a fourth."""
+    t = random_fields(8, 3, H, W)
+    write_file(tmp_path / "t_a.nc", {"t": t[:3]}, levels=[250, 500, 850], hours=[6, 12, 18])
+    write_file(tmp_path / "t_b.nc", {"t": t[3:]}, levels=[250, 500, 850], hours=[24, 36, 42, 48, 54])
+    write_file(tmp_path / "tp.nc", {"tp": random_fields(HOURS, H, W, seed=1)}, hours=range(1, HOURS + 1))
+    sst = random_fields(10, H, W, seed=2)
+    sst[:, 2:4, 5:9] = np.nan
+    write_file(tmp_path / "sst.nc", {"sst": sst}, hours=range(0, 60, 6))
+    paths = [tmp_path / name for name in ("t_a.nc", "t_b.nc", "tp.nc", "sst.nc")]
+    fields = {"tp": {"temporal": "accumulate"}, "sst": {"missing": "fill_mean"}}
+    return open_sources(make_config(paths, p3=["t"], p2=["tp", "sst"], levels=[850, 250], fields=fields, timestep="6h"))
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 1000])
+@pytest.mark.parametrize("order", [[0, 1, 2, 3, 4, 5, 6], [5, 1, 1, 6, 0], []])
+def test_many_times_are_each_as_alone(
+    reader: SourceReader, order: list[int], at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "_BYTES_AT_ONCE", at_once * reader._largest)
+    assert len(reader.times) == 7
+    alone = [reader.read(index) for index in order]
+    for many in (reader.read_each(order), KeptReader(reader).read_each(order)):
+        for one, fields in zip(alone, many, strict=True):
+            np.testing.assert_array_equal(one, fields)
+            assert fields.dtype == np.float32
+
+
+def test_neighbours_are_read_at_once(reader: SourceReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: dict[str, list[int]] = {"t": [], "tp": [], "sst": []}
+    plain = series.read_piece
+
+    def counted(files: object, piece: object, positions: slice) -> np.ndarray:
+        lengths[piece.layout.name].append(positions.stop - positions.start)
+        return plain(files, piece, positions)
+
+    monkeypatch.setattr(series, "read_piece", counted)
+    kept = KeptReader(reader)
+    for _ in range(2):
+        assert len([*kept.read_each(range(7))]) == 7
+    # 6, 12, 18 and 24, 36, 42, 48 h; the windows up to 24 h and from 31 to 48 h; the same times
+    assert lengths == {"t": [3, 4], "tp": [24, 18], "sst": [4, 3]}
