@@ -191,9 +191,10 @@ def _rowwise(
     x: Any,
     product: Callable[..., Tensor] = F.linear,
 ) -> Tensor:
+    weight = local(layer.weight)
     if region is not None:
-        region.leave(x.device)
-    y = _Sum.apply(product(x, local(layer.weight), None), group)
+        region.leave(weight.device)
+    y = _Sum.apply(product(x, weight, None), group)
     return y if layer.bias is None else y + layer.bias.to(y.dtype)
 
 

@@ -149,7 +149,7 @@ class Attention(nn.Module):
         qkv_NLh3d = qkv_NLC.unflatten(-1, (-1, 3, self.dim_head))
         qkv_3NhLd, bias_LL = qkv_NLh3d.permute(3, 0, 2, 1, 4), self.position_bias().to(qkv_NLC.dtype)
         dropout = self.dropout if self.training else 0.0
-        if takes_cpu_way(qkv_NLC) and not dropout:
+        if takes_cpu_way(qkv_NLC) and not dropout and not torch.compiler.is_compiling():
             y_NhLd = attend_on_cpu(qkv_3NhLd, bias_LL)
         else:
             y_NhLd = attend_fused(qkv_3NhLd, bias_LL, dropout)

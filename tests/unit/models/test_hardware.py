@@ -33,7 +33,7 @@ print(faults() - before)
 def test_freed_memory_is_used_again() -> None:
     def touched(how: str) -> int:
         # glibc's first value, which it changes as it goes; with it every large tensor is given back
-        environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**17)}
+        environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**17), "THP_MEM_ALLOC_ENABLE": "0"}
         command = [sys.executable, "-c", SCRIPT, how]
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
         return int(done.stdout)
