@@ -68,7 +68,7 @@ MODES = (*SHARED, "checkpoint", "rollout")
 
 def build_ours(model: str = "starter") -> nn.Module:
     """Return our network, in a process that is set up as by our commands."""
-    from credit.large_pages import use_large_pages
+    from credit.cli.large_pages import use_large_pages
     from credit.models import build_model
 
     use_large_pages()

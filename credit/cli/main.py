@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 
 from credit import __version__
+from credit.cli.large_pages import use_large_pages
 from credit.errors import CreditError
-from credit.large_pages import use_large_pages
 
 COMMANDS = {
     "init": "write a starter config",

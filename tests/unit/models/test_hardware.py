@@ -1,4 +1,4 @@
-"""Memory that a process keeps, and its pages."""
+"""Memory that a process keeps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import platform
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -39,26 +38,3 @@ def test_freed_memory_is_used_again() -> None:
         return int(done.stdout)
 
     assert touched("keep") < 1000 < 10000 < touched("plain")
-
-
-LARGE = """
-import resource, sys
-from credit.large_pages import use_large_pages
-if sys.argv[1] == "large":
-    use_large_pages()
-import torch
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-torch.ones(25 * 2**20)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-ASKED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-
-
-@pytest.mark.skipif(not ASKED.exists() or "[madvise]" not in ASKED.read_text(), reason="large pages not on request")
-def test_large_tensors_lie_on_large_pages() -> None:
-    def touched(how: str) -> int:
-        environment = {name: value for name, value in os.environ.items() if name != "THP_MEM_ALLOC_ENABLE"}
-        command = [sys.executable, "-c", LARGE, how]
-        return int(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
-
-    assert touched("large") < 5000 < 20000 < touched("plain")
