@@ -75,7 +75,8 @@ class SourceReader:
         self.masks = find_masks(self._static, channels.static_stored, declared)
         check_values(self._static, channels.static_stored, self.masks, self.grid, "any time")
         # fields that are read at once, of the run and of a file, where packed ones are float64
-        self._largest = max(len(channels.stored) * math.prod(self.grid.shape) * 4, *map(_bytes, series.values()))
+        of_files = (_bytes(one) * len(windows[name].terms) for name, one in series.items())
+        self._largest = max(len(channels.stored) * math.prod(self.grid.shape) * 4, *of_files)
         self.masks |= find_masks(self._assemble([0], self._series)[0], channels.stored, declared)
 
     def read(self, index: int) -> np.ndarray:

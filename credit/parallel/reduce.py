@@ -43,10 +43,10 @@ def gradient_norm(gradients: Sequence[Tensor], flags: Sequence[Tensor] = ()) -> 
 
     Args:
         gradients: all ranks have those of the same parameters, in the same order.
-        flags: float32 scalars of this rank that are to be summed over all ranks by the same collective.
+        flags: scalars of this rank, on any device, that are to be summed over all ranks by the same collective.
 
     Returns:
-        The norm, a scalar, and the sum of each flag, (flags,); float32, equal on all ranks.
+        The norm, a scalar, and the sum of each flag, (flags,); float32, where the gradients are, equal on all ranks.
     """
     by_copies: dict[int, list[Tensor]] = {}
     for gradient in gradients:
@@ -55,7 +55,8 @@ def gradient_norm(gradients: Sequence[Tensor], flags: Sequence[Tensor] = ()) -> 
         torch.stack(torch._foreach_norm(parts, dtype=torch.float32)).square().sum() / number
         for number, parts in by_copies.items()
     ]
-    sums = torch.stack([torch.stack(squares).sum(), *flags])
+    total = torch.stack(squares).sum()
+    sums = torch.stack([total, *(flag.to(total, non_blocking=True) for flag in flags)])
     if dist.is_initialized():
         dist.all_reduce(sums)
     return sums[0].sqrt(), sums[1:]

@@ -112,7 +112,8 @@ class TrainingStep:
         self._optimizer.zero_grad(set_to_none=True)
         if self._average is not None:
             self._average.update(step)
-        return StepResult(total, grad_norm, bad, stops)
+        # gradients that are kept on the host have their norm there
+        return StepResult(total, *(one.to(total.device, non_blocking=True) for one in (grad_norm, bad, stops)))
 
     def counted(self, step: int) -> list[int]:
         """Return the rollout steps (from 1) whose loss counts in optimizer step `step`; the last ends the rollout."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 BASELINES = ("persistence", "damped_persistence", "climatology")
 _DAMPING_SAMPLES = 200  # initial times spread over the training period; r then has an error of about 0.01
+_HELD_BYTES = 1 << 30  # of anomalies, while damping is fitted
 
 
 def build_climatology(
@@ -57,8 +58,9 @@ def fit_damping(
 ) -> np.ndarray:
     """Return r of damped persistence: the least-squares slope of the anomaly at t + lead on that at t; collective.
 
-    Ranks share the training data, and each adds up what all have found in the order of one process. Each time is read
-    once; the anomalies are held of those initial times that some lead time still reaches beyond.
+    Ranks share the training data, and each adds up what all have found in the order of one process. Times are gone
+    through in order, with the anomalies of the initial times that some lead time still reaches beyond; there are as
+    many in a group of initial times as a gibibyte holds, and what two groups need is read twice.
 
     Args:
         fields: minutes -> (C, H, W) truth.
@@ -83,20 +85,24 @@ def fit_damping(
             if start + lead in known:
                 ends[start + lead].append((start, number))
         last = {start: minutes for minutes in sorted(ends) for start, _ in ends[minutes]}
-        begun: dict[int, Beginning] = {}
+        begun: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # anomaly, means of its square
         for minutes in tqdm(sorted({*last, *ends}), "damping", disable=hidden):
             given = {"training data": fields(minutes), "climatology": normal(minutes)}
             here = ends.get(minutes, [])
-            products = _products(means, [begun[start].anomaly for start, _ in here], given)
+            products = _products(means, [begun[start][0] for start, _ in here], given)
             for (start, number), product in zip(here, products, strict=True):
-                found[start][:, number] = product, begun[start].variance[:, 0]
+                found[start][:, number] = product, begun[start][1]
             begun = {start: own for start, own in begun.items() if last[start] > minutes}
             if minutes in last:
-                begun[minutes] = Beginning.of(means, given)
+                own = Beginning.of(means, given)
+                begun[minutes] = own.anomaly, own.variance[:, 0]
         return found
 
     def fit(rank: int, ranks: int) -> dict[int, np.ndarray]:
-        return pair_sums(np.array_split(chosen, ranks)[rank].tolist(), True if rank else None)
+        mine = np.array_split(chosen, ranks)[rank]
+        size = max(1, _HELD_BYTES // (4 * means.valid_CP.size))
+        groups = np.split(mine, range(size, len(mine), size))
+        return {start: sums for group in groups for start, sums in pair_sums(group.tolist(), rank > 0 or None).items()}
 
     parts = together(lambda: fit(dist.get_rank(), dist.get_world_size())) if dist.is_initialized() else [fit(0, 1)]
     by_start = {start: found for part in parts for start, found in part.items()}
@@ -164,7 +170,8 @@ class Beginning:
         anomaly = np.empty_like(fields)
 
         def pairs(channel: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
-            own = means.apart(fields, normal, channel, rows, anomaly[channel, rows])
+            own = means.apart(fields, normal, channel, rows, room[0])
+            anomaly[channel, rows] = own
             yield own, None
             yield own, own
 

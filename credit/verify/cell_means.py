@@ -17,6 +17,7 @@ from credit.errors import DataError
 
 _BLOCK_CELLS = 2**15  # some float32 fields of so many cells stay in a core's cache
 _MOST_THREADS = 8  # more wait for the interpreter's lock
+_LEAST = 1e-32  # of a row's sum of squares; those of some cells may be below what float32 holds
 _ROOMS = 4  # fields that a block needs besides those that it is given
 # two fields (rows, W) to be multiplied, or one
 Pair = tuple[np.ndarray, np.ndarray | None]
@@ -104,8 +105,8 @@ class CellMeans:
 
     def length(self, u: np.ndarray, v: np.ndarray, vector: int, rows: slice, room: np.ndarray) -> np.ndarray:
         """Return the length of a vector with the components `u` and `v`, (rows, W), in the first of two rooms."""
-        square = np.square(u, out=room[0])
-        square += np.square(v, out=room[1])
+        square = np.square(u, out=room[0], dtype=room.dtype)
+        square += np.square(v, out=room[1], dtype=room.dtype)
         return self.hide(np.sqrt(square, out=square), self.u[vector], rows)
 
     def of_products(self, count: int, pairs: Pairs, fields: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -129,11 +130,14 @@ class CellMeans:
         return self._over_norm(self._sums(len(self.u), count, pairs, fields), self._norm_CR[self.u])
 
     def _sums(self, items: int, count: int, pairs: Pairs, fields: Mapping[str, np.ndarray]) -> np.ndarray:
-        along = self._along(items, count, pairs, np.result_type(*fields.values()))
-        if not np.isfinite(along).all():
+        dtype = np.result_type(*fields.values())
+        along = self._along(items, count, pairs, dtype)
+        largest = np.abs(along).max(axis=-1)
+        if not np.isfinite(largest).all():
             for what, own in fields.items():
                 self.require_finite(own, what)
-            along = self._along(items, count, pairs, np.dtype(np.float64))  # a square beyond float32
+        if dtype != np.float64 and not ((largest > _LEAST) & (largest < np.inf)).all():
+            along = self._along(items, count, pairs, np.dtype(np.float64))  # squares that float32 may not hold
         return along @ self._weights_SR
 
     def _along(self, items: int, count: int, pairs: Pairs, dtype: np.dtype) -> np.ndarray:

@@ -96,10 +96,11 @@ class EventSums(CaseSums):
     def of_climatology(self) -> EventSums:
         """Return the sums of the climatological probability as the forecast; it has no bins, hence no diagram.
 
-        It is no share of a few members, so its fair score is the other.
+        It is no share of a few members, so beside an ensemble its fair score is the other.
         """
         unknown = {name: np.full_like(own, np.nan) for name, own in self.planes().items()}
-        return replace(self, **unknown | dict.fromkeys(("brier", "brier_fair", "reference"), self.reference))
+        known = ("brier", "reference") if self.members == 1 else ("brier", "brier_fair", "reference")
+        return replace(self, **unknown | dict.fromkeys(known, self.reference))
 
     def diagram(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the reliability diagram over all cases.

@@ -28,8 +28,8 @@ class RankHistogram(AddableSums):
 
     Attributes:
         members: number of members M, the same in all cases.
-        ranks: (L, C, R, M + 1) float64; each case adds 1 in all, to within 1e-12. Sums are exact, so they do not
-            depend on the order of the cases, or on which rank has scored which.
+        ranks: (L, C, R, M + 1) float64; each case adds 1 in all, to within (M + 1) 2^-41. Sums are exact, so they do
+            not depend on the order of the cases, or on which rank has scored which.
     """
 
     members: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -48,6 +48,10 @@ class ScoredFields:
 
         field_bytes = 4 * len(reader.channels.stored) * self.grid.shape[0] * self.grid.shape[1]
         self.read = lru_cache(maxsize=max(least_fields, _CACHE_BYTES // field_bytes))(read)
+
+    def read_each(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
+        """Yield the fields of several times."""
+        return map(self.read, indices)
 
     def read_into(self, index: int, places: Sequence[np.ndarray | None]) -> None:
         """Bring the fields of one time to their places; see `credit.data.reader.FieldReader`."""

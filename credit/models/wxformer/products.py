@@ -158,7 +158,8 @@ class _Perceptron(torch.autograd.Function):
         first, second, bias_or_argument, x, *affine = ctx.saved_tensors
         of_x, of_first, of_first_bias, of_second, of_second_bias = ctx.needs_input_grad[:5]
         source_NC, gradient_NC = x.flatten(0, -2), gradient.flatten(0, -2)
-        parts = []
+        of_rows: list[Tensor] = []
+        of_weights: list[Tensor | None] = [None] * 4
         for rows in _row_blocks(source_NC, first, cut=ctx.given > 0):
             part_NC = gradient_NC[rows]
             if ctx.given:
@@ -167,16 +168,16 @@ class _Perceptron(torch.autograd.Function):
             else:
                 x_NC, argument_NK = source_NC, bias_or_argument
             of_argument_NK = torch.ops.aten.gelu_backward(part_NC @ second, argument_NK)
-            parts.append((
-                of_argument_NK @ first if of_x else None,
-                of_argument_NK.t() @ x_NC if of_first else None,
-                of_argument_NK.sum(0) if of_first_bias else None,
-                part_NC.t() @ F.gelu(argument_NK) if of_second else None,
-                part_NC.sum(0) if of_second_bias else None,
-            ))  # fmt: skip
-        of_rows, *of_weights = zip(*parts, strict=True)
+            if of_x:
+                of_rows.append(of_argument_NK @ first)
+            of_weights = [
+                _plus(of_weights[0], of_argument_NK.t() @ x_NC) if of_first else None,
+                _plus(of_weights[1], of_argument_NK.sum(0)) if of_first_bias else None,
+                _plus(of_weights[2], part_NC.t() @ F.gelu(argument_NK)) if of_second else None,
+                _plus(of_weights[3], part_NC.sum(0)) if of_second_bias else None,
+            ]
         of_x = _joined(of_rows).view(*gradient.shape[:-1], -1) if of_x else None
-        return of_x, *(_total(found) for found in of_weights), None, *(None for _ in range(ctx.given))
+        return of_x, *of_weights, None, *(None for _ in range(ctx.given))
 
 
 def _norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -195,6 +196,6 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _total(parts: Sequence[Tensor | None]) -> Tensor | None:
-    """Return the sum of what the blocks of rows give to a weight."""
-    return parts[0] if len(parts) == 1 or parts[0] is None else torch.stack(parts).sum(0)
+def _plus(total: Tensor | None, part: Tensor) -> Tensor:
+    """Add what a block of rows gives to a weight, in place."""
+    return part if total is None else total.add_(part)

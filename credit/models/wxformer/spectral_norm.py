@@ -8,7 +8,7 @@ needs an explicit order:
 - `SpectralNorm.armed` is a plain flag; the next training forward with gradients iterates once and disarms.
 - A bare model orders one iteration per training forward (`arm_for_forward`, called by the model's own forward).
   Recomputation under activation checkpointing calls blocks, not the model, so it never iterates.
-- A trainer takes over with `iterate_per_step(model)` and then calls `arm(model)` at the start of each optimizer step.
+- A trainer takes over with `iterate_per_step(model)` and orders one at the start of each optimizer step, as `arm` does.
 
 Where weights are split over ranks, sigma and the products of an iteration are sums over the ranks. They are taken for
 all weights of a block together, before its forward (`prepare_before_forward`): one sum for all sigmas, one for their

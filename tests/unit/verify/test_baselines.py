@@ -10,6 +10,7 @@ from credit.channels import ChannelMap
 from credit.config.schema_regions import REGIONS
 from credit.data.splits import Split
 from credit.errors import DataError
+from credit.verify import baselines
 from credit.verify.baselines import BASELINES, Beginning, add_baselines, baseline_fields, fit_damping
 from credit.verify.cell_means import CellMeans
 from credit.verify.regions import region_weights
@@ -52,8 +53,10 @@ def _sums(fields: dict[str, np.ndarray], threads: int = 1) -> dict[str, ScoreSum
 
 
 @pytest.mark.parametrize(("dtype", "rtol"), [(np.float32, 1e-6), (np.float64, 1e-9)])
-def test_sums_of_the_baselines(dtype: type, rtol: float) -> None:
-    fields = {name: own.astype(dtype) for name, own in _fields().items()}
+@pytest.mark.parametrize("scale", [1.0, 1e18, 1e-25])
+def test_sums_of_the_baselines(dtype: type, rtol: float, scale: float) -> None:
+    """Also of fields whose squares float32 cannot hold."""
+    fields = {name: own.astype(dtype) * dtype(scale) for name, own in _fields().items()}
     anomaly = (fields["start"] - fields["normal_start"]).astype(np.float64)
     start, _, truth, normal = (own.astype(np.float64) for own in fields.values())
     damped = DAMPING[:, None, None] * anomaly
@@ -85,8 +88,9 @@ def test_sums_of_the_baselines(dtype: type, rtol: float) -> None:
     assert (_sums(fields)["climatology"].forecast_variance == 0).all()
 
 
-def test_the_damping_is_the_slope_over_all_pairs_of_times() -> None:
-    """Of training times with a gap, and of a lead time that only two pairs have."""
+@pytest.mark.parametrize("held", [None, 2, 1])
+def test_the_damping_is_the_slope_over_all_pairs_of_times(held: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of training times with a gap, and of a lead time that only two pairs have; where memory holds few anomalies."""
     grid, rng = make_grid(8, 16), np.random.default_rng(4)
     weights, mask = grid.area_weights(), rng.random(grid.shape) < 0.3
     times = np.delete(360 * np.arange(30), 11)
@@ -102,6 +106,8 @@ def test_the_damping_is_the_slope_over_all_pairs_of_times() -> None:
         asked.append(minutes)
         return fields[minutes]
 
+    if held is not None:
+        monkeypatch.setattr(baselines, "_HELD_BYTES", held * normal.nbytes)
     found = fit_damping(read, times, lambda _: normal, train, leads, means)
     inside = [minutes for minutes in times.tolist() if 720 <= minutes <= 28 * 360]
     for row, lead in enumerate(leads.tolist()):
@@ -111,7 +117,7 @@ def test_the_damping_is_the_slope_over_all_pairs_of_times() -> None:
             for own in (pairs, [(first, first) for first, _ in pairs])
         )
         np.testing.assert_allclose(found[row], product / square if pairs else 0.0, rtol=1e-6, atol=1e-8)
-    assert len(asked) == len(set(asked))
+    assert (len(asked) == len(set(asked))) == (held is None)
     assert found[0].min() > 0.2 and len(pairs) == 2
 
 

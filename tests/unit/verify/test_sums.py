@@ -156,12 +156,13 @@ def test_a_small_bias_of_large_values_keeps_its_digits() -> None:
     assert sums.error.item() == pytest.approx(exact, rel=1e-5) and 0.005 < exact < 0.015
 
 
-def test_squares_beyond_float32_are_added_up_in_float64() -> None:
+@pytest.mark.parametrize("scale", [1e20, 1e-16, 1e-20, 1e-23])
+def test_squares_beyond_float32_are_added_up_in_float64(scale: float) -> None:
     grid = GRIDS["small"]
     cases = {name: np.full((CASES, len(CHANNELS), *grid.shape), value) for name, value in
-             {"forecast": 3e20, "truth": 1e20, "normal": 0.0}.items()}  # fmt: skip
+             {"forecast": 3 * scale, "truth": scale, "normal": 0.0}.items()}  # fmt: skip
     metrics = _sums(grid, cases, {}, range(CASES), np.float32).metrics()
-    np.testing.assert_allclose(metrics["rmse"], 2e20, rtol=1e-6)
+    np.testing.assert_allclose(metrics["rmse"], 2 * scale, rtol=1e-6)
     np.testing.assert_allclose(metrics["acc"], 1.0, rtol=1e-6)
 
 
