@@ -30,6 +30,9 @@ def is_marked(module: nn.Module) -> bool:
 def checkpoint_blocks(model: nn.Module, mode: Literal[True, "selective"] = True) -> nn.Module:
     """Make every marked block run again in the backward pass; in place, returns the model.
 
+    What a module inside computes again by itself while its attribute ``saves_memory`` is true, it then keeps: the block
+    frees it, and would have it computed twice.
+
     Args:
         model: its marked blocks are wrapped; those that are wrapped already stay as they are.
         mode: True keeps a block's input alone, ``selective`` also the results of matrix products and attention.
@@ -49,6 +52,9 @@ def checkpoint_blocks(model: nn.Module, mode: Literal[True, "selective"] = True)
         for name, child in parent._modules.items():
             if child is not None and is_marked(child) and id(child) not in inside:
                 if child not in wrappers:
+                    for module in child.modules():
+                        if hasattr(module, "saves_memory"):
+                            module.saves_memory = False
                     wrappers[child] = checkpoint_wrapper(child, CheckpointImpl.NO_REENTRANT, **options)
                 parent._modules[name] = wrappers[child]
     return model

@@ -125,6 +125,8 @@ class Attention(nn.Module):
     The rows of `to_qkv` are ordered (head, [q, k, v], d), so that a plain column split gives whole heads.
     """
 
+    saves_memory = True
+
     def __init__(
         self, dim: int, dim_head: int, window: int, *, strided: bool, dropout: float, bias_index: BiasIndex
     ) -> None:
@@ -142,7 +144,7 @@ class Attention(nn.Module):
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """Return the attention's output (B, H, W, C), a residual to be added to the input."""
         arrange = partial(to_windows, window=self.window, strided=self.strided)
-        again = NormAgain.where_it_pays(self.norm, x_BHWC)
+        again = NormAgain.where_it_pays(self.norm, x_BHWC) if self.saves_memory else None
         product = F.linear if again is None else partial(linear_of_norm, again=again, arrange=arrange)
         qkv_NLC = self.to_qkv(arrange(self.norm(x_BHWC)), product)
         # -1: a rank under tensor parallelism holds a part of the heads.
@@ -160,6 +162,8 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """Pre-norm two-layer perceptron over channels, four times as wide inside, without the residual."""
 
+    saves_memory = True
+
     def __init__(self, dim: int, dropout: float) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(dim)
@@ -172,7 +176,7 @@ class FeedForward(nn.Module):
         normed_BHWC = self.norm(x_BHWC)
         if self.dropout.training and self.dropout.p:
             return self.contract(self.dropout(F.gelu(self.expand(normed_BHWC))))
-        again = NormAgain.where_it_pays(self.norm, x_BHWC)
+        again = NormAgain.where_it_pays(self.norm, x_BHWC) if self.saves_memory else None
         return self.contract(self.expand(normed_BHWC, operands), partial(perceptron, again=again))
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from credit.errors import ConfigError
+from credit.models.hardware import as_on_gpu
 from credit.models.wxformer import spectral_norm
 from credit.parallel.activation import checkpoint_blocks, plain_name
 from tests.unit.models.small import build, fields
@@ -36,6 +39,20 @@ def test_same_gradients_more_forwards(mode: bool | str) -> None:
     for name, gradient in plain.items():
         torch.testing.assert_close(again[name], gradient, rtol=1e-5, atol=1e-7)
     assert more_calls == calls + 2, "each of the two steps recomputes the block once"
+
+
+def test_nothing_is_computed_three_times() -> None:
+    """What blocks compute again by themselves to save memory, they do not once they are checkpointed."""
+
+    def operations() -> int:
+        model = checkpoint_blocks(build(seed=3).train())
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            model(fields()).square().mean().backward()
+        return counter.get_total_flops()
+
+    with as_on_gpu():  # where nothing is computed again by itself
+        kept = operations()
+    assert operations() == kept
 
 
 def test_a_model_without_blocks() -> None:
