@@ -27,6 +27,7 @@ import torch
 from wxformer import build_ours
 
 from credit.channels import ChannelMap
+from credit.cli.environment import set_environment
 from credit.config import build_config
 from credit.data.normalize import Normalizer
 from credit.data.statistics import Statistics
@@ -195,6 +196,7 @@ def main() -> None:
     if asked.case:
         print(json.dumps(measure(asked.case, asked.steps, asked.members, asked.amp)))
         return
+    set_environment()  # of the processes that are started here
     found: dict[str, list[dict[str, float]]] = {case: [] for case in CASES}
     for _ in range(asked.rounds):
         for case in CASES:

@@ -68,10 +68,10 @@ MODES = (*SHARED, "checkpoint", "rollout")
 
 def build_ours(model: str = "starter") -> nn.Module:
     """Return our network, in a process that is set up as by our commands."""
-    from credit.cli.large_pages import use_large_pages
+    from credit.cli.environment import set_environment
     from credit.models import build_model
 
-    use_large_pages()
+    set_environment()
     settings, inputs, outputs = MODELS[model]
     return build_model("wxformer", **settings, in_channels=inputs, out_channels=outputs)
 

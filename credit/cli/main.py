@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from credit import __version__
-from credit.cli.large_pages import use_large_pages
+from credit.cli.environment import set_environment
 from credit.errors import CreditError
 
 COMMANDS = {
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(command: str, arguments: Sequence[str], program: str) -> int:
     """Run one command and turn what it raises into a message and an exit code."""
-    use_large_pages()
+    set_environment()
     module = importlib.import_module(f"credit.cli.{command}")
     parser = argparse.ArgumentParser(
         prog=program, description=module.HELP, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -15,8 +14,7 @@ import torch
 from credit.channels import Channel
 from credit.errors import DataError
 
-_BLOCK_CELLS = 2**15  # some float32 fields of so many cells stay in a core's cache
-_MOST_THREADS = 8  # more wait for the interpreter's lock
+_BLOCK_CELLS = 2**16  # some float32 fields of so many cells stay in a core's cache
 _LEAST = 1e-32  # of a row's sum of squares; those of some cells may be below what float32 holds
 _ROOMS = 4  # fields that a block needs besides those that it is given
 # two fields (rows, W) to be multiplied, or one
@@ -61,7 +59,7 @@ class CellMeans:
         height, width = self._grid
         count = max(1, _BLOCK_CELLS // width)
         self._blocks = [slice(first, min(first + count, height)) for first in range(0, height, count)]
-        self._room = min(torch.get_num_threads(), _MOST_THREADS), _ROOMS, min(count, height), width
+        self._room = _ROOMS, min(count, height), width
         self._rooms: dict[np.dtype, np.ndarray] = {}
 
     def flatten(self, fields_CHW: np.ndarray, what: str) -> np.ndarray:
@@ -143,29 +141,20 @@ class CellMeans:
     def _along(self, items: int, count: int, pairs: Pairs, dtype: np.dtype) -> np.ndarray:
         """Return the sums along the stretches of each row, (K, items, rows * stretches) float64."""
         along = np.empty((count, items, self._grid[0], len(self._columns)))
-        blocks = [(item, rows) for item in range(items) for rows in self._blocks]
-        threads, one_W = self._room[0], np.ones(self._grid[1], dtype)
+        one_W = np.ones(self._grid[1], dtype)
         if dtype not in self._rooms:
             # torch aligns its memory to the processor's vectors, which numpy does not
             self._rooms[dtype] = torch.empty(self._room, dtype=getattr(torch, dtype.name)).numpy()
-
-        def work(thread: int) -> None:
-            with np.errstate(invalid="ignore", over="ignore"):  # of what is not finite; it is looked for at the end
-                for item, rows in blocks[thread::threads]:
-                    room = self._rooms[dtype][thread, :, : rows.stop - rows.start]
-                    for number, (x, y) in enumerate(pairs(item, rows, room)):
-                        for stretch, columns in enumerate(self._columns):
-                            out = along[number, item, rows, stretch]
-                            if y is None:
-                                np.matmul(x[:, columns], one_W[columns], out=out)
-                            else:
-                                np.vecdot(x[:, columns], y[:, columns], out=out)
-
-        if threads == 1:
-            work(0)
-        else:
-            with ThreadPoolExecutor(threads) as pool:
-                list(pool.map(work, range(threads)))
+        with np.errstate(invalid="ignore", over="ignore"):  # of what is not finite; it is looked for at the end
+            for item, rows in itertools.product(range(items), self._blocks):
+                room = self._rooms[dtype][:, : rows.stop - rows.start]
+                for number, (x, y) in enumerate(pairs(item, rows, room)):
+                    for stretch, columns in enumerate(self._columns):
+                        out = along[number, item, rows, stretch]
+                        if y is None:
+                            np.matmul(x[:, columns], one_W[columns], out=out)
+                        else:
+                            np.vecdot(x[:, columns], y[:, columns], out=out)
         return along.reshape(count, items, len(self._weights_SR))
 
     def mean(self, values_CP: np.ndarray) -> np.ndarray:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from credit.channels import ChannelMap
 from credit.config.schema_regions import REGIONS
@@ -38,13 +37,8 @@ def _fields() -> dict[str, np.ndarray]:
     return fields
 
 
-def _sums(fields: dict[str, np.ndarray], threads: int = 1) -> dict[str, ScoreSums]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        means = CellMeans(CHANNELS, {"sst": MASK}, WEIGHTS, [(1, 2)])
-    finally:
-        torch.set_num_threads(before)
+def _sums(fields: dict[str, np.ndarray]) -> dict[str, ScoreSums]:
+    means = CellMeans(CHANNELS, {"sst": MASK}, WEIGHTS, [(1, 2)])
     sums = {name: ScoreSums.empty(np.zeros(1), 1, means) for name in BASELINES}
     start, normal_start, truth, normal = fields.values()
     beginning = Beginning.of(means, {"truth": start, "climatology": normal_start})
@@ -119,14 +113,6 @@ def test_the_damping_is_the_slope_over_all_pairs_of_times(held: int | None, monk
         np.testing.assert_allclose(found[row], product / square if pairs else 0.0, rtol=1e-6, atol=1e-8)
     assert (len(asked) == len(set(asked))) == (held is None)
     assert found[0].min() > 0.2 and len(pairs) == 2
-
-
-def test_the_number_of_threads_changes_no_bit() -> None:
-    fields = _fields()
-    one, three = _sums(fields), _sums(fields, threads=3)
-    for name in BASELINES:
-        for plane, values in one[name].planes().items():
-            np.testing.assert_array_equal(getattr(three[name], plane), values)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Large tensors of the commands lie on large pages."""
+"""What the commands set for the libraries behind them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 
 LARGE = """
 import resource, sys
-from credit.cli.large_pages import use_large_pages
+from credit.cli.environment import set_environment
 if sys.argv[1] == "large":
-    use_large_pages()
+    set_environment()
 import torch
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 torch.ones(25 * 2**20)
