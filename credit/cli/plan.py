@@ -8,6 +8,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from credit.cli.arguments import add_config_arguments
@@ -56,13 +57,25 @@ def run(arguments: argparse.Namespace) -> int:
     from credit.hpc.plan_report import describe, to_dict
 
     gpu = find_gpu(arguments.gpu, arguments.per_node, arguments.network)
-    logging.getLogger("credit").setLevel(logging.WARNING)
-    config, assets, samples = gather(arguments.config, arguments.overrides, arguments.grid)
-    rollout = config.trainer.forecast_len_from or {0.0: config.data.forecast_len}
-    planned = Run(config.trainer, rollout, samples, RunRehearsal(config, assets))
-    plan = make_plan(planned, arguments.world_size, gpu)
+    with _only_warnings():
+        config, assets, samples = gather(arguments.config, arguments.overrides, arguments.grid)
+        rollout = config.trainer.forecast_len_from or {0.0: config.data.forecast_len}
+        planned = Run(config.trainer, rollout, samples, RunRehearsal(config, assets))
+        plan = make_plan(planned, arguments.world_size, gpu)
     print(json.dumps(to_dict(plan, planned), indent=2) if arguments.json else describe(plan, planned))
     return 0
+
+
+@contextmanager
+def _only_warnings() -> Iterator[None]:
+    """Leave the package's notices out of what is printed."""
+    logger = logging.getLogger("credit")
+    before = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def gather(path: str, overrides: Sequence[str], grid: str | None) -> tuple[Config, Assets, int]:
