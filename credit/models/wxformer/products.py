@@ -56,7 +56,7 @@ class NormAgain:
     def where_it_pays(cls, norm: nn.LayerNorm, x: Tensor) -> NormAgain | None:
         """Return what makes norm(x) again, or None where that had better be kept.
 
-        It pays in float32 on a CPU, not in bfloat16, where as little work is a larger part of a step and frees half as
+        It pays in float32 on a CPU, not in bfloat16, where the same work is a larger part of a step and frees half as
         much (docs/lab_notes.md). The compiler itself chooses what to compute again.
         """
         narrow = not x.is_meta and torch.is_autocast_enabled(x.device.type)
