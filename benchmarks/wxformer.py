@@ -141,10 +141,9 @@ def prepare(model: nn.Module, mode: str) -> None:
     from credit.models.hardware import keep_freed_memory
     from credit.models.wxformer.spectral_norm import fold
 
+    keep_freed_memory(torch.device("cpu"))
     if mode == "eval":
         fold(model)
-    else:
-        keep_freed_memory(torch.device("cpu"))
 
 
 def _times_spectral_norm(model: nn.Module) -> Callable[[], None]:

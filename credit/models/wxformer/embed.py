@@ -5,69 +5,17 @@ Shape suffixes: B batch, C channels, H and W rows and columns; N blocks of strid
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-
-@dataclass(frozen=True)
-class BlockGrid:
-    """A field cut into blocks, with zeros around for kernels that are centred on them.
-
-    Attributes:
-        stride: edge of a block in cells.
-        size: rows and columns of blocks that have an output.
-        widest: edge of the largest kernel in cells.
-    """
-
-    stride: int
-    size: tuple[int, int]
-    widest: int
-
-    @property
-    def before(self) -> int:
-        """Cells from the first block's edge to the field's."""
-        return (self.widest - self.stride) // 2
-
-    @property
-    def blocks(self) -> tuple[int, int]:
-        """Rows and columns of blocks, those around the field included."""
-        rows, columns = (n + self.widest // self.stride - 1 for n in self.size)
-        return rows, columns
-
-    def first(self, kernel: int) -> int:
-        """Return the first row and column of blocks that a smaller kernel reads."""
-        return (self.widest - kernel) // 2 // self.stride
-
-    def cut(self, x_BCHW: Tensor) -> Tensor:
-        """Return the blocks (B, *blocks, stride^2 C), their channels ordered (row, column, C)."""
-        B, C, H, W = x_BCHW.shape
-        stride, before = self.stride, self.before
-        cells = x_BCHW.new_empty(B, *self.blocks, stride, stride, C)
-        for dim, size in ((1, H), (2, W)):
-            last = (before + size) // stride
-            cells.narrow(dim, 0, before // stride + 1).zero_()
-            cells.narrow(dim, last, cells.shape[dim] - last).zero_()
-        for row, column in itertools.product(range(stride), repeat=2):
-            h, w = (row - before) % stride, (column - before) % stride
-            part = x_BCHW[:, :, h::stride, w::stride].permute(0, 2, 3, 1)
-            i, j = (before + h) // stride, (before + w) // stride
-            cells[:, i : i + part.shape[1], j : j + part.shape[2], row, column] = part
-        return cells.flatten(3)
-
-    def join(self, blocks_BHWK: Tensor, shape: torch.Size) -> Tensor:
-        """Undo `cut` for a field of `shape` (B, C, H, W); cells outside it are left out."""
-        B, C, H, W = shape
-        (rows, columns), stride, before = self.blocks, self.stride, self.before
-        cells = blocks_BHWK.view(B, rows, columns, stride, stride, C).permute(0, 1, 3, 2, 4, 5)
-        x_BHWC = cells.reshape(B, rows * stride, columns * stride, C)
-        return x_BHWC[:, before : before + H, before : before + W].permute(0, 3, 1, 2)
+from credit.models.hardware import takes_cpu_way
+from credit.models.wxformer.blocks import BlockGrid, pairs_of_rows
+from credit.models.wxformer.padding import NO_PADDING, SpherePadding
 
 
 def tall_weight(weight: Tensor, stride: int) -> Tensor:
@@ -113,78 +61,136 @@ class WideConvolutions(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx, x_BCHW: Tensor, stride: int, size: tuple[int, int], *weights_and_biases: Tensor
+        ctx: FunctionCtx, x_BHWC: Tensor, grid: BlockGrid, places: Tensor, *weights_and_biases: Tensor
     ) -> tuple[Tensor, ...]:
         """Return (B, *size, out) for each weight.
 
         Args:
             ctx: of autograd.
-            x_BCHW: the field.
-            stride: of the convolutions, in cells.
-            size: output rows and columns.
+            x_BHWC: the field, not padded.
+            grid: its blocks.
+            places: of the grid.
             weights_and_biases: for each kernel its weight (out, in, k, k) and bias (out,). Every k is a multiple of
                 `stride`, and two of them differ by a multiple of 2 * `stride`.
         """
         weights, biases = weights_and_biases[::2], weights_and_biases[1::2]
-        grid = BlockGrid(stride, size, max(weight.shape[-1] for weight in weights))
-        ctx.save_for_backward(x_BCHW, *weights)
-        ctx.grid = grid
+        ctx.save_for_backward(x_BHWC, *weights)
+        ctx.grid, ctx.places = grid, places
+        rows = _Rows(grid, grid.cut(x_BHWC, places))
         outputs = []
-        for (weight, first, slab_BHWK), bias in zip(_slabs(grid, x_BCHW, weights), biases, strict=True):
-            y_BCHW = F.conv2d(slab_BHWK.permute(0, 3, 1, 2), tall_weight(weight, stride))
-            parts = column_taps(y_BCHW.permute(0, 2, 3, 1).contiguous(), weight.shape[-1] // stride, first, size[1])
+        for weight, bias in zip(weights, biases, strict=True):
+            taps = weight.shape[-1] // grid.stride
+            y_BHWC = rows.convolved(tall_weight(weight, grid.stride))
             # The sum is float32 also where the parts are bfloat16: 16 roundings in a row would show.
-            outputs.append((parts.sum(-2, dtype=torch.float32) + bias.float()).to(x_BCHW.dtype))
+            parts = column_taps(y_BHWC.float(), taps, grid.first(weight.shape[-1]), grid.size[1])
+            outputs.append((parts.sum(-2) + bias.float()).to(x_BHWC.dtype))
         return tuple(outputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of the field, if it has one, and of each weight and bias."""
-        (x_BCHW, *weights), grid = ctx.saved_tensors, ctx.grid
+        (x_BHWC, *weights), grid, places = ctx.saved_tensors, ctx.grid, ctx.places
         wanted_field, wanted_weights = ctx.needs_input_grad[0], ctx.needs_input_grad[3::2]
-        of_blocks = x_BCHW.new_zeros(_block_shape(grid, x_BCHW)) if wanted_field else None
+        rows = _Rows(grid, grid.cut(x_BHWC, places))
         others: list[Tensor | None] = []
-        slabs = _slabs(grid, x_BCHW, weights)
-        for (weight, first, slab_BHWK), gradient, wanted in zip(slabs, gradients, wanted_weights, strict=True):
-            taps = weight.shape[-1] // grid.stride
+        of_blocks = None
+        # the widest last, and first here: it reads all blocks
+        for weight, gradient, wanted in list(zip(weights, gradients, wanted_weights, strict=True))[::-1]:
+            taps, first = weight.shape[-1] // grid.stride, grid.first(weight.shape[-1])
             tall = tall_weight(weight, grid.stride)
             y_BHWC = gradient.new_zeros(len(gradient), grid.size[0], grid.blocks[1], len(tall))
             column_taps(y_BHWC, taps, first, grid.size[1]).copy_(gradient.unsqueeze(-2))
-            of_tall = _weight_gradient(y_BHWC, slab_BHWK, taps) if wanted else None
-            others.append(None if of_tall is None else plain_weight(of_tall, grid.stride, weight.shape))
+            of_tall = rows.weight_gradient(y_BHWC, taps).to(weight.dtype) if wanted else None
             others.append(gradient.float().sum((0, 1, 2)).to(weight.dtype))
-            if of_blocks is not None:
-                part, *_ = torch.ops.aten.convolution_backward(
-                    y_BHWC.permute(0, 3, 1, 2), slab_BHWK.permute(0, 3, 1, 2), tall, None,
-                    (1, 1), (0, 0), (1, 1), False, (0, 0), 1, (True, False, False),
-                )  # fmt: skip
-                of_blocks[:, first : first + slab_BHWK.shape[1]] += part.permute(0, 2, 3, 1)
-        of_field = None if of_blocks is None else grid.join(of_blocks, x_BCHW.shape)
-        return of_field, None, None, *others
+            others.append(None if of_tall is None else plain_weight(of_tall, grid.stride, weight.shape))
+            if wanted_field:
+                part = _of_rows(y_BHWC, rows.slab(taps), tall)
+                if of_blocks is None:
+                    of_blocks = part
+                else:
+                    of_blocks[:, first : first + part.shape[1]] += part
+        of_field = None if of_blocks is None else grid.join(of_blocks, places, x_BHWC.shape[-1])
+        return of_field, None, None, *others[::-1]
 
 
-def _block_shape(grid: BlockGrid, x_BCHW: Tensor) -> tuple[int, ...]:
-    return len(x_BCHW), *grid.blocks, grid.stride**2 * x_BCHW.shape[1]
+class _Rows:
+    """Convolutions over the rows of blocks, and gradients of their weights.
+
+    In float32 on a CPU by `pairs_of_rows`. In bfloat16 its differences would be rounded once more.
+    """
+
+    def __init__(self, grid: BlockGrid, blocks_BHWK: Tensor) -> None:
+        self._grid, self._blocks = grid, blocks_BHWK
+        paired = takes_cpu_way(blocks_BHWK) and blocks_BHWK.dtype == torch.float32
+        self._pairs = pairs_of_rows(blocks_BHWK) if paired else None
+
+    def convolved(self, weight: Tensor) -> Tensor:
+        """Return the convolution (B, size[0], columns, out), contiguous, with a weight (out, K, taps, 1)."""
+        taps = weight.shape[2]
+        if self._in_pairs(taps) is None:
+            return _convolved(self.slab(taps), weight)
+        odd, below, above = self._in_pairs(taps)
+        even_taps, odd_taps = weight[:, :, ::2], weight[:, :, 1::2]
+        common = _convolved(odd, even_taps + odd_taps)
+        y_BHWC = common.new_empty(len(common), self._grid.size[0], *common.shape[2:])
+        for parity, (rows, own) in enumerate(((below, even_taps), (above, odd_taps))):
+            out = y_BHWC[:, parity::2]
+            torch.add(common[:, : out.shape[1]], _convolved(rows, own), out=out)
+        return y_BHWC
+
+    def weight_gradient(self, y_BHWC: Tensor, taps: int) -> Tensor:
+        """Return the gradient (out, K, taps, 1) of the weight, float32, given that of `convolved`."""
+        if self._in_pairs(taps) is None:
+            return torch.stack(_tap_products(y_BHWC, self.slab(taps), taps), dim=-1).unsqueeze(-1)
+        odd, below, above = self._in_pairs(taps)
+        even_y, odd_y = y_BHWC[:, ::2], y_BHWC[:, 1::2]
+        both = even_y.clone()
+        both[:, : odd_y.shape[1]] += odd_y
+        products = (_tap_products(*own, taps // 2) for own in ((both, odd), (even_y, below), (odd_y, above)))
+        found = [part for common, even, odd in zip(*products, strict=True) for part in (common + even, common + odd)]
+        return torch.stack(found, dim=-1).unsqueeze(-1)
+
+    def slab(self, taps: int) -> Tensor:
+        """Return the rows of blocks that a kernel reads."""
+        first = self._grid.first(taps * self._grid.stride)
+        return self._blocks[:, first : first + self._grid.size[0] + taps - 1]
+
+    def _in_pairs(self, taps: int) -> list[Tensor] | None:
+        """Return the rows of `pairs_of_rows` that a kernel reads, None for one that it does not suit."""
+        first = self._grid.first(taps * self._grid.stride)
+        if self._pairs is None or first % 2 or taps % 2:
+            return None
+        counts = ((self._grid.size[0] + 1) // 2,) * 2 + (self._grid.size[0] // 2,)
+        return [
+            rows[:, first // 2 : first // 2 + count + taps // 2 - 1]
+            for rows, count in zip(self._pairs, counts, strict=True)
+        ]
 
 
-def _slabs(grid: BlockGrid, x_BCHW: Tensor, weights: Sequence[Tensor]) -> Iterator[tuple[Tensor, int, Tensor]]:
-    """Yield each weight with the first column of blocks that it reads, and the rows of blocks."""
-    blocks_BHWK = grid.cut(x_BCHW)
-    for weight in weights:
-        first = grid.first(weight.shape[-1])
-        yield weight, first, blocks_BHWK[:, first : blocks_BHWK.shape[1] - first]
+def _convolved(rows_BHWK: Tensor, weight: Tensor) -> Tensor:
+    y_BCHW = F.conv2d(rows_BHWK.permute(0, 3, 1, 2), weight)
+    return y_BCHW.permute(0, 2, 3, 1).contiguous()
 
 
-def _weight_gradient(y_BHWC: Tensor, slab_BHWK: Tensor, taps: int) -> Tensor:
-    """Return the gradient (C, K, taps, 1) of a tall weight: for each row tap one matrix product.
+def _of_rows(y_BHWC: Tensor, rows_BHWK: Tensor, weight: Tensor) -> Tensor:
+    """Return the gradient of the rows that were convolved, given the result's."""
+    of_rows, *_ = torch.ops.aten.convolution_backward(
+        y_BHWC.permute(0, 3, 1, 2), rows_BHWK.permute(0, 3, 1, 2), weight, None,
+        (1, 1), (0, 0), (1, 1), False, (0, 0), 1, (True, False, False),
+    )  # fmt: skip
+    return of_rows.permute(0, 2, 3, 1).contiguous()
+
+
+def _tap_products(y_BHWC: Tensor, rows_BHWK: Tensor, taps: int) -> list[Tensor]:
+    """Return the gradient (C, K) of each row tap, float32: a matrix product each.
 
     That is faster than a convolution's own, twice for 16 taps in float32 on a CPU (torch 2.13).
     """
     # as it is multiplied, or each bfloat16 product would copy it
     y_BCN, rows = y_BHWC.flatten(1, 2).transpose(1, 2).contiguous(), y_BHWC.shape[1]
-    products = [y_BCN @ slab_BHWK[:, tap : tap + rows].flatten(1, 2) for tap in range(taps)]
-    return torch.stack([product.float().sum(0) for product in products], dim=-1).unsqueeze(-1).to(y_BHWC.dtype)
+    products = (y_BCN @ rows_BHWK[:, tap : tap + rows].flatten(1, 2) for tap in range(taps))
+    return [product.float().sum(0) for product in products]
 
 
 class CrossScaleEmbedding(nn.Module):
@@ -195,11 +201,19 @@ class CrossScaleEmbedding(nn.Module):
         dim: channels of the output; of n kernels the j-th (from 1) gives dim / 2^j, the last what remains.
         kernel_sizes: kernel edges, each at least `stride`.
         stride: common stride.
+        padding: of the field.
     """
 
-    def __init__(self, in_channels: int, dim: int, kernel_sizes: tuple[int, ...], stride: int) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        dim: int,
+        kernel_sizes: tuple[int, ...],
+        stride: int,
+        padding: SpherePadding = NO_PADDING,
+    ) -> None:
         super().__init__()
-        self.stride = stride
+        self.stride, self.padding = stride, padding
         widths = [dim // 2**j for j in range(1, len(kernel_sizes))]
         widths.append(dim - sum(widths))
         self.convs = nn.ModuleList(
@@ -224,17 +238,18 @@ class CrossScaleEmbedding(nn.Module):
         return [group for group in groups.values() if group[-1].kernel_size[0] >= 4 * stride]
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Return tokens (B, floor(H / stride), floor(W / stride), dim)."""
-        size = (x_BCHW.shape[2] // self.stride, x_BCHW.shape[3] // self.stride)
+        """Return tokens (B, floor(H / stride), floor(W / stride), dim); H and W are the padded field's."""
         dtype = x_BCHW.dtype
         if not x_BCHW.is_meta and torch.is_autocast_enabled(x_BCHW.device.type):
             dtype = torch.get_autocast_dtype(x_BCHW.device.type)
-        x_BCHW = x_BCHW.to(dtype)
+        x_BCHW = x_BCHW.to(dtype).contiguous(memory_format=torch.channels_last)
         scales: dict[nn.Conv2d, Tensor] = {}
         for group in self._wide_groups():
+            grid = BlockGrid(self.stride, group[-1].kernel_size[0], tuple(x_BCHW.shape[2:]), self.padding)
             given = [tensor.to(dtype) for conv in group for tensor in (conv.weight, conv.bias)]
-            scales |= zip(group, WideConvolutions.apply(x_BCHW, self.stride, size, *given), strict=True)
-        for conv in self.convs:
-            if conv not in scales:
-                scales[conv] = self._plain_conv(conv, x_BCHW).permute(0, 2, 3, 1)
+            found = WideConvolutions.apply(x_BCHW.permute(0, 2, 3, 1), grid, grid.places(x_BCHW.device), *given)
+            scales |= zip(group, found, strict=True)
+        others = [conv for conv in self.convs if conv not in scales]
+        padded_BCHW = self.padding.pad(x_BCHW) if others else x_BCHW
+        scales |= {conv: self._plain_conv(conv, padded_BCHW).permute(0, 2, 3, 1) for conv in others}
         return torch.cat([scales[conv] for conv in self.convs], dim=-1)

@@ -15,11 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
+from credit.models.hardware import takes_cpu_way
 from credit.models.wxformer.spectral_norm import without_autocast
 from credit.models.wxformer.subpixel import SubpixelConv
 
 # cells around those that are kept whose values the head reads: two 3x3 convolutions, one of them at twice the cells
 HALO = 2
+# rows of a channels-last field that a CPU's cache holds while they are written channel by channel
+BAND = 4
 Margins = Sequence[tuple[int, int]]
 WHOLE: Margins = ((0, 0), (0, 0))
 
@@ -105,12 +108,22 @@ class SubpixelHead(nn.Sequential):
         """Return (B, out_channels, 2H, 2W), less the margins of rows and columns."""
         spans = [Span(n, before, 2 * n - after) for n, (before, after) in zip(x_BCHW.shape[2:], margins, strict=True)]
         if self._merging_pays(x_BCHW, margins, spans):
-            weight, bias = merged(self[0].weight, self[0].bias, self[1].weight, self[1].bias)
+            weight, bias = (self.merged_weight, self.merged_bias) if hasattr(self, "merged_weight") else self._merged()
             rows, columns = spans
             y_BCHW = F.conv2d(F.pad(x_BCHW, (*columns.pads, *rows.pads)), weight, bias)
             return _Interleave.apply(y_BCHW, rows, columns)
         x_BCHW, (rows, columns) = _given_and_kept(x_BCHW, margins)
         return super().forward(x_BCHW)[..., rows, columns]
+
+    def freeze(self) -> None:
+        """Make the merged kernels once, for weights that do not change any more."""
+        with torch.no_grad():
+            weight, bias = self._merged()
+        self.register_buffer("merged_weight", weight, persistent=False)
+        self.register_buffer("merged_bias", bias, persistent=False)
+
+    def _merged(self) -> tuple[Tensor, Tensor]:
+        return merged(self[0].weight, self[0].bias, self[1].weight, self[1].bias)
 
     def _merging_pays(self, x_BCHW: Tensor, margins: Margins, spans: Sequence[Span]) -> bool:
         """Whether merged kernels are right here and take fewer products, their making included.
@@ -162,7 +175,9 @@ class _Interleave(torch.autograd.Function):
         B, C = y_BCHW.shape[:2]
         x_BCHW = y_BCHW.new_empty(B, C // 4, rows.end - rows.first, columns.end - columns.first)
         for cells, places in _phases(x_BCHW, y_BCHW, rows, columns):
-            cells.copy_(places)
+            count = BAND if takes_cpu_way(y_BCHW) else cells.shape[2]
+            for cells_band, places_band in zip(cells.split(count, 2), places.split(count, 2), strict=True):
+                cells_band.copy_(places_band)
         return x_BCHW
 
     @staticmethod

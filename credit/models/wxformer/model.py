@@ -24,7 +24,7 @@ from credit.models.wxformer import spectral_norm
 from credit.models.wxformer.attention import BiasIndex, TransformerLayer
 from credit.models.wxformer.decoder import Decoder
 from credit.models.wxformer.embed import CrossScaleEmbedding
-from credit.models.wxformer.padding import build_padding, check_windows, stage_sizes
+from credit.models.wxformer.padding import NO_PADDING, build_padding, check_windows, stage_sizes
 
 STAGES = 4
 
@@ -130,7 +130,7 @@ class WXFormer(nn.Module):
             grid=(image_height, image_width),
             strides=strides,
             windows=windows,
-            vector_channels=vector_channels,
+            vector_channels=[channel * frames + frame for channel in vector_channels for frame in range(frames)],
             pole_points=pole_points,
         )
         check_windows("lat", image_height, self.padding.lat, strides, windows)
@@ -140,7 +140,8 @@ class WXFormer(nn.Module):
         widths = (in_channels * frames, *dim)
         self.stages = nn.ModuleList()
         for i in range(STAGES):
-            embed = CrossScaleEmbedding(widths[i], dim[i], tuple(cross_embed_kernel_sizes[i]), strides[i])
+            padding = NO_PADDING if i else self.padding
+            embed = CrossScaleEmbedding(widths[i], dim[i], tuple(cross_embed_kernel_sizes[i]), strides[i], padding)
             layer = partial(
                 TransformerLayer, dim[i], dim_head, local_window=local[i], global_window=global_window_size[i]
             )
@@ -177,7 +178,7 @@ class WXFormer(nn.Module):
                 "(channel, time, latitude, longitude)"
             )
         spectral_norm.arm_for_forward(self)
-        x_BCHW = self.padding.pad(x_BCTHW).flatten(1, 2).contiguous(memory_format=torch.channels_last)
+        x_BCHW = x_BCTHW.flatten(1, 2)
         outputs = []
         for stage in self.stages:
             x_BCHW = stage(x_BCHW)

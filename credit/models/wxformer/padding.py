@@ -23,7 +23,7 @@ KEYS = ("mode", "lat", "lon", "pole")
 
 @dataclass(frozen=True)
 class SpherePadding:
-    """Pads (B, C, T, H, W) fields on the sphere and takes the padding off again.
+    """Pads (B, C, ..., H, W) fields on the sphere.
 
     Attributes:
         mode: `earth` continues a meridian across the pole at the opposite longitude; `mirror` reflects latitude in
@@ -40,8 +40,20 @@ class SpherePadding:
     skip: int
     vector_runs: tuple[slice, ...]
 
+    def padded(self, grid: tuple[int, int]) -> tuple[int, int]:
+        """Return rows and columns of a field of `grid`, padded."""
+        return grid[0] + sum(self.lat), grid[1] + sum(self.lon)
+
+    def beyond_poles(self, height: int) -> tuple[range, ...]:
+        """Return the rows of a padded field of `height` rows in which vectors point the other way."""
+        if not self.vector_runs:
+            return ()
+        return range(self.lat[0]), range(self.lat[0] + height, sum(self.lat) + height)
+
     def pad(self, x: Tensor) -> Tensor:
-        """Return the padded field (B, C, T, H + sum(lat), W + sum(lon))."""
+        """Return the padded field (B, C, ..., H + sum(lat), W + sum(lon))."""
+        if not any(self.lat):
+            return self._pad_lon(x)
         return self._pad_lon(self._pad_lat_earth(x)) if self.mode == "earth" else self._pad_lat_mirror(self._pad_lon(x))
 
     def _pad_lon(self, x: Tensor) -> Tensor:
@@ -65,6 +77,9 @@ class SpherePadding:
         north = x[..., 1 : 1 + self.lat[0], :].flip(-2)
         south = x[..., height - 1 - self.lat[1] : height - 1, :].flip(-2)
         return torch.cat((north, x, south), dim=-2)
+
+
+NO_PADDING = SpherePadding("mirror", (0, 0), (0, 0), 0, ())
 
 
 def stage_sizes(padded: int, strides: Sequence[int]) -> list[int]:
@@ -160,7 +175,7 @@ def build_padding(
         ConfigError: for an unknown key or choice, or pads that the grid cannot give.
     """
     if padding is None:
-        return SpherePadding("mirror", (0, 0), (0, 0), 0, ())
+        return NO_PADDING
     if not isinstance(padding, Mapping):
         raise ConfigError(f"model.padding: {padding!r} is not a mapping with the keys {', '.join(KEYS)}")
     for key in padding:

@@ -221,6 +221,8 @@ def apply_spectral_norm(model: nn.Module) -> nn.Module:
 def fold(model: nn.Module) -> nn.Module:
     """Put weight / sigma in the place of every normalised weight, in place, and return the model, which cannot train.
 
+    A module that makes something of its weights has `freeze` called, to make it once.
+
     Args:
         model: in eval mode, neither split nor sharded over ranks, and without adapters.
     """
@@ -231,6 +233,9 @@ def fold(model: nn.Module) -> nn.Module:
             module.__class__ = type(module).__bases__[0]
             del module.parametrizations
             module.weight = nn.Parameter(weight, requires_grad=False)
+    for module in model.modules():
+        if hasattr(module, "freeze"):
+            module.freeze()
     return model
 
 
