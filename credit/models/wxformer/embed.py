@@ -6,7 +6,6 @@ Shape suffixes: B batch, C channels, H and W rows and columns; N blocks of strid
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F

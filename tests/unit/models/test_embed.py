@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
+from credit.models.hardware import as_on_gpu
 from credit.models.wxformer.embed import CrossScaleEmbedding
+from credit.models.wxformer.padding import SpherePadding
+
+
+def plainly(embed: CrossScaleEmbedding, x: Tensor) -> Tensor:
+    """Return what the embedding should: torch's own padded convolutions, side by side."""
+    x, scales = embed.padding.pad(x), []
+    size = tuple(n // embed.stride for n in x.shape[2:])
+    for conv in embed.convs:
+        excess = conv.kernel_size[0] - embed.stride
+        before, after = excess // 2, excess - excess // 2
+        scale = F.conv2d(F.pad(x, (before, after, before, after)), conv.weight, conv.bias, embed.stride)
+        scales.append(scale[:, :, : size[0], : size[1]])
+    return torch.cat(scales, 1).permute(0, 2, 3, 1)
+
+
+def assert_same_values_and_gradients(embed: CrossScaleEmbedding, x: Tensor) -> None:
+    ours, expected = embed(x), plainly(embed, x)
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+    wanted, weights = [x, *embed.parameters()], torch.randn_like(expected)
+    ours_grad, expected_grad = (torch.autograd.grad((y * weights).sum(), wanted) for y in (ours, expected))
+    for mine, theirs in zip(ours_grad, expected_grad, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -26,22 +52,26 @@ def test_equals_convolutions_values_and_gradients(kernels: tuple[int, ...], stri
     torch.manual_seed(0)
     embed = CrossScaleEmbedding(3, 16, kernels, stride)
     x = torch.randn(2, 3, *size, requires_grad=True)
-    scales = []
-    for conv in embed.convs:
-        excess = conv.kernel_size[0] - stride
-        before, after = excess // 2, excess - excess // 2
-        scale = F.conv2d(F.pad(x, (before, after, before, after)), conv.weight, conv.bias, stride)
-        scales.append(scale[:, :, : size[0] // stride, : size[1] // stride])
-    expected = torch.cat(scales, 1).permute(0, 2, 3, 1)
-    ours = embed(x)
-    assert ours.shape == (2, size[0] // stride, size[1] // stride, 16)
-    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
-    wanted = [x, *embed.parameters()]
-    weights = torch.randn_like(expected)
-    ours_grad = torch.autograd.grad((ours * weights).sum(), wanted)
-    expected_grad = torch.autograd.grad((expected * weights).sum(), wanted)
-    for mine, theirs in zip(ours_grad, expected_grad, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+    assert embed(x).shape == (2, size[0] // stride, size[1] // stride, 16)
+    assert_same_values_and_gradients(embed, x)
+
+
+@pytest.mark.parametrize("as_gpu", [False, True])
+@pytest.mark.parametrize("kernels", [(4, 8, 16, 32), (3, 8, 16)])
+@pytest.mark.parametrize(
+    "padding",
+    [
+        SpherePadding("earth", (5, 3), (4, 6), 1, (slice(0, 1), slice(2, 4))),
+        SpherePadding("earth", (0, 4), (0, 0), 0, (slice(1, 5),)),
+        SpherePadding("mirror", (4, 2), (3, 1), 1, ()),
+    ],
+)
+def test_a_padded_field_is_read_where_it_lies(padding: SpherePadding, kernels: tuple[int, ...], as_gpu: bool) -> None:
+    torch.manual_seed(0)
+    embed = CrossScaleEmbedding(5, 16, kernels, 2, padding)
+    x = torch.randn(2, 5, 18, 24, requires_grad=True)
+    with as_on_gpu() if as_gpu else nullcontext():
+        assert_same_values_and_gradients(embed, x)
 
 
 def test_widths_halve_and_the_last_kernel_takes_the_rest() -> None:

@@ -88,3 +88,14 @@ def test_merged_kernels_stay_exact_under_autocast() -> None:
         ours, theirs = head(x_BCHW, margins), apart(head, x_BCHW, margins)
     assert ours.dtype == torch.bfloat16
     assert (ours - exact).std() < (theirs - exact).std() < 0.01 * exact.std()
+
+
+def test_kernels_of_frozen_weights_are_made_once() -> None:
+    torch.manual_seed(0)
+    head, margins, x_BCHW = SubpixelHead(6, 19), MARGINS[0], torch.randn(1, 6, 20, 24)
+    expected = head(x_BCHW, margins)
+    head.freeze()
+    assert torch.equal(head(x_BCHW, margins), expected)
+    whole = flops(lambda: head(x_BCHW, margins))
+    assert whole < flops(lambda: SubpixelHead(6, 19)(x_BCHW, margins))
+    assert {"0.weight", "0.bias", "1.weight", "1.bias"} == set(head.state_dict())

@@ -11,6 +11,8 @@ import torch
 from credit.errors import ConfigError
 from credit.models.wxformer.padding import SpherePadding, automatic_pads, build_padding, fitting_multiple
 
+from .small import build
+
 STRIDES = (2, 2, 2, 2)
 WINDOWS = ((8, 4), (4, 4), (2, 4), (1, 4))
 WIDTH = 12
@@ -141,3 +143,12 @@ def test_an_odd_number_of_longitudes_has_no_opposite_meridian() -> None:
         build_padding(
             {"lat": [1, 1]}, grid=(8, 15), strides=STRIDES, windows=WINDOWS, vector_channels=(), pole_points=False
         )
+
+
+def test_vectors_of_all_frames_turn_at_a_pole() -> None:
+    options = {"mode": "earth", "lat": [4, 4], "lon": [4, 4], "pole": "exact"}
+    model = build(frames=2, image_height=24, image_width=24, padding=options, vector_channels=[1])
+    one = build(frames=1, image_height=24, image_width=24, padding=options, vector_channels=[1])
+    x_BCTHW = torch.randn(1, *model.in_shape)
+    expected = torch.stack([one.padding.pad(x_BCTHW[:, :, frame]) for frame in range(2)], dim=2)
+    assert torch.equal(model.padding.pad(x_BCTHW.flatten(1, 2)), expected.flatten(1, 2))
