@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 _as_gpu = False
-# names of mallopt's options in <malloc.h>, and their values: never, and the largest that glibc takes
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_NEVER, _LARGEST = -1, 32 * 2**20
+# mallopt's options in <malloc.h>: free memory to give back, mappings for large arrays, which are given back when freed
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+_NEVER, _NONE = -1, 0
 
 
 def keep_freed_memory(device: torch.device) -> None:
@@ -25,7 +25,7 @@ def keep_freed_memory(device: torch.device) -> None:
         with suppress(OSError, AttributeError, TypeError):
             libc = ctypes.CDLL(None)
             libc.mallopt(_M_TRIM_THRESHOLD, _NEVER)
-            libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST)
+            libc.mallopt(_M_MMAP_MAX, _NONE)
 
 
 def takes_cpu_way(x: Tensor) -> bool:
