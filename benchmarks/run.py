@@ -130,7 +130,7 @@ def main() -> None:
     args = parser.parse_args()
     given = [args.config, *args.settings]
     if args.loop or args.first:
-        short = [*given, f"trainer.max_steps={args.steps}", "trainer.valid_samples=1"]
+        short = [*given, "trainer.num_epoch=null", f"trainer.max_steps={args.steps}", "trainer.valid_samples=1"]
         print("\n" + json.dumps(loop(short, args.steps) if args.loop else train_and_note(short)))
         return
     starts, loops = [], []
