@@ -134,8 +134,8 @@ class _Rows:
         common = _convolved(odd, even_taps + odd_taps)
         y_BHWC = common.new_empty(len(common), self._grid.size[0], *common.shape[2:])
         for parity, (rows, own) in enumerate(((below, even_taps), (above, odd_taps))):
-            out = y_BHWC[:, parity::2]
-            torch.add(common[:, : out.shape[1]], _convolved(rows, own), out=out)
+            part = _convolved(rows, own)
+            y_BHWC[:, parity::2] = part.add_(common[:, : part.shape[1]])
         return y_BHWC
 
     def weight_gradient(self, y_BHWC: Tensor, taps: int) -> Tensor:
