@@ -17,6 +17,7 @@ from credit.data.normalize import Normalizer
 from credit.forecast.bounds import Bounds, bounded_rows
 from credit.forecast.constraints import Constraints
 from credit.forecast.hyperdiffusion import Hyperdiffusion
+from credit.models.recall import recalling
 
 
 class Stepper:
@@ -129,7 +130,7 @@ class Stepper:
         state = history_BCTHW.float()
         for number in range(steps):
             if recompute and number + 1 < steps and torch.is_grad_enabled():
-                output = checkpoint(self.step, state, forcing(number), use_reentrant=False)
+                output = checkpoint(self.step, state, forcing(number), use_reentrant=False, context_fn=recalling)
             else:
                 output = self.step(state, forcing(number), None if factors is None else next(factors))
             yield output

@@ -6,6 +6,7 @@ Shape suffixes: B batch, C channels, H and W rows and columns; N blocks of strid
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from credit.models.hardware import takes_cpu_way
+from credit.models.recall import recall
 from credit.models.wxformer.blocks import BlockGrid, pairs_of_rows
 from credit.models.wxformer.padding import NO_PADDING, SpherePadding
 
@@ -75,15 +77,7 @@ class WideConvolutions(torch.autograd.Function):
         weights, biases = weights_and_biases[::2], weights_and_biases[1::2]
         ctx.save_for_backward(x_BHWC, *weights)
         ctx.grid, ctx.places = grid, places
-        rows = _Rows(grid, grid.cut(x_BHWC, places))
-        outputs = []
-        for weight, bias in zip(weights, biases, strict=True):
-            taps = weight.shape[-1] // grid.stride
-            y_BHWC = rows.convolved(tall_weight(weight, grid.stride))
-            # The sum is float32 also where the parts are bfloat16: 16 roundings in a row would show.
-            parts = column_taps(y_BHWC.float(), taps, grid.first(weight.shape[-1]), grid.size[1])
-            outputs.append((parts.sum(-2) + bias.float()).to(x_BHWC.dtype))
-        return tuple(outputs)
+        return recall(lambda: _wide_convolutions(x_BHWC, grid, places, weights, biases))
 
     @staticmethod
     @once_differentiable
@@ -111,6 +105,20 @@ class WideConvolutions(torch.autograd.Function):
                     of_blocks[:, first : first + part.shape[1]] += part
         of_field = None if of_blocks is None else grid.join(of_blocks, places, x_BHWC.shape[-1])
         return of_field, None, None, *others[::-1]
+
+
+def _wide_convolutions(
+    x_BHWC: Tensor, grid: BlockGrid, places: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    rows = _Rows(grid, grid.cut(x_BHWC, places))
+    outputs = []
+    for weight, bias in zip(weights, biases, strict=True):
+        taps = weight.shape[-1] // grid.stride
+        y_BHWC = rows.convolved(tall_weight(weight, grid.stride))
+        # The sum is float32 also where the parts are bfloat16: 16 roundings in a row would show.
+        parts = column_taps(y_BHWC.float(), taps, grid.first(weight.shape[-1]), grid.size[1])
+        outputs.append((parts.sum(-2) + bias.float()).to(x_BHWC.dtype))
+    return tuple(outputs)
 
 
 class _Rows:
