@@ -22,12 +22,20 @@ from credit.forecast.forecasts import Forecasts
 from credit.forecast.initial_times import deal
 from credit.grid import LatLonGrid
 from credit.times import parse_duration
-from credit.verify.baselines import BASELINES, Beginning, add_baselines, baseline_fields, build_climatology, fit_damping
+from credit.verify.baselines import (
+    BASELINES,
+    Beginning,
+    baseline_fields,
+    build_climatology,
+    fit_damping,
+    scored_baselines,
+)
 from credit.verify.cases import common_cases, common_leads, require_comparable
 from credit.verify.cell_means import CellMeans, wind_pairs
 from credit.verify.course import Course, CourseKeeper
 from credit.verify.ensemble_sums import EnsembleSums
 from credit.verify.facts import describe_grid, describe_truth
+from credit.verify.field_sums import Forecast, moments_of
 from credit.verify.rank_histogram import RankHistogram
 from credit.verify.regions import GLOBE, describe_regions, region_weights, scored_regions
 from credit.verify.scored_fields import ScoredFields
@@ -132,6 +140,7 @@ class _Contender:
         rows: which rows of the table its sums are: its channels and the winds of which it has both components.
         means: area means of its channels and winds.
         bring: brings its fields to the grid of the scores.
+        is_alike: whether it is single and has all channels, so that the baselines' pass over the cells can take it.
     """
 
     archive: Forecasts
@@ -140,6 +149,7 @@ class _Contender:
     rows: list[int]
     means: CellMeans
     bring: Callable[[np.ndarray], np.ndarray]
+    is_alike: bool
 
     def read(self, initial: int, lead: int) -> np.ndarray:
         """Return the members' scored channels, (M, C, H, W) float32; M is 1 of a single forecast."""
@@ -151,6 +161,10 @@ class _Contender:
         if self.members == 1:
             return ScoreSums.empty(cases, leads, self.means)
         return EnsembleSums.empty(cases, leads, self.means, self.members)
+
+    def describe(self, initial: int, lead: int) -> str:
+        """Return what errors call its fields."""
+        return f"{self.archive.origin}: forecast from {self.archive.clock.format(initial)} at {lead / 60:g} h"
 
     @property
     def members(self) -> int:
@@ -218,6 +232,7 @@ class _Scorer:
             rows=has + [len(names) + number for number, *_ in winds],
             means=CellMeans([self._channels[i] for i in has], self._reader.masks, self._weights, own),
             bring=self._reader.bring([self._channels[i] for i in has], archive.grid),
+            is_alike=len(has) == len(names) and (archive.members or 1) == 1,
         )
 
     def _truth(self, minutes: int) -> np.ndarray:
@@ -294,17 +309,33 @@ class _Scorer:
                 place, valid = (case, row), initial + lead
                 later = self._known(valid)
                 truth, normal = later.values()
-                add_baselines(part.sums, place, self._means, first, later, r)
+                members = {key: own.read(initial, lead) for key, own in self._contenders.items() if own.is_alike}
+                self._add_alike(part, place, initial, first, later, members)
                 if used:
                     few = baseline_fields(first.fields[used], first.anomaly[used], normal[used], r[used, None, None])
                     for name, baseline in few.items():
                         self._thresholds.add(part, name, place, valid, baseline[None], truth, used)
-                for key in self._contenders:
-                    self._score_forecast(key, part, place, initial, later, initial == example)
+                for key, own in self._contenders.items():
+                    fields = members[key] if own.is_alike else own.read(initial, lead)
+                    self._score_forecast(key, part, place, initial, later, fields, initial == example)
+
+    def _add_alike(
+        self, part: Part, place: tuple[int, int], initial: int, first: Beginning, known: Mapping[str, np.ndarray],
+        forecasts: Mapping[str, np.ndarray],
+    ) -> None:  # fmt: skip
+        """Enter the baselines and the `forecasts` that are like them, (1, C, H, W); see `_score_forecast`."""
+        truth, normal = known.values()
+        scored = scored_baselines(self._means, first, truth, normal, self._damping[place[1]])
+        fields = {"truth at the initial time": first.fields, **known}
+        for key, (own,) in forecasts.items():
+            scored[key] = Forecast(self._means, own, truth)
+            fields[self._contenders[key].describe(initial, int(self._leads[place[1]]))] = own
+        for key, moments in moments_of(self._means, scored, truth, normal, fields).items():
+            part.sums[key].enter(place, self._means, moments)
 
     def _score_forecast(
         self, key: str, part: Part, place: tuple[int, int], initial: int, known: Mapping[str, np.ndarray],
-        is_example: bool,
+        members: np.ndarray, is_example: bool,
     ) -> None:  # fmt: skip
         """Score one forecast at one lead time.
 
@@ -314,14 +345,14 @@ class _Scorer:
             place: numbers of the case and of the lead time.
             initial: the initial time.
             known: truth and climatology at the valid time, (C, H, W), by what errors call them.
+            members: its scored channels, (M, C, H, W).
             is_example: whether it is the case of the maps.
         """
         own, lead = self._contenders[key], int(self._leads[place[1]])
-        what = f"{own.archive.origin}: forecast from {self._reader.clock.format(initial)} at {lead / 60:g} h"
-        members = own.read(initial, lead)
-        mean = members[0] if len(members) == 1 else members.mean(axis=0, dtype=np.float64)
-        sums, truth = part.sums[key], next(iter(known.values()))
-        sums.add(*place, own.means, mean, *(_pick(field, own.has) for field in known.values()), (what, *known))
+        sums, truth, what = part.sums[key], next(iter(known.values())), own.describe(initial, lead)
+        if not own.is_alike:
+            mean = members[0] if len(members) == 1 else members.mean(axis=0, dtype=np.float64)
+            sums.add(*place, own.means, mean, *(_pick(field, own.has) for field in known.values()), (what, *known))
         self._thresholds.add(part, key, place, initial + lead, members, truth, own.has)
         if isinstance(sums, EnsembleSums):
             flat, true = (field.reshape(*field.shape[:-2], -1) for field in (members, _pick(truth, own.has)))
