@@ -155,8 +155,8 @@ class CellMeans:
         if not np.isfinite(largest).all():
             for what, own in fields.items():
                 self.require_finite(own, what)
-        if dtype != np.float64:  # squares that float32 may not hold are added up once more
-            lost = np.flatnonzero(~((largest > _LEAST) & (largest < np.inf)).all(axis=0))
+        lost = np.flatnonzero(~((largest > _LEAST) & (largest < np.inf)).all(axis=0))
+        if dtype != np.float64 and len(lost):  # squares that float32 may not hold are added up once more
             along[:, lost] = self._along(lost.tolist(), count, pairs, np.dtype(np.float64))
         return along @ self._weights_SR
 
