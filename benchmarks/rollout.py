@@ -202,6 +202,8 @@ def main() -> None:
         return
     set_environment()  # of the processes that are started here
     wanted = ["bare network", *(case for case in list(CASES)[1:] if any(word in case for word in asked.cases))]
+    if len(wanted) == 1:
+        parser.error(f"--cases {' '.join(asked.cases)}: no case has that in its name; there are {', '.join(CASES)}")
     found: dict[str, list[dict[str, float]]] = {case: [] for case in wanted}
     for _ in range(asked.rounds):
         for case in wanted:

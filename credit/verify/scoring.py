@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,7 @@ from credit.verify.baselines import (
 )
 from credit.verify.cases import common_cases, common_leads, require_comparable
 from credit.verify.cell_means import CellMeans, wind_pairs
+from credit.verify.contender import Contender, pick
 from credit.verify.course import Course, CourseKeeper
 from credit.verify.ensemble_sums import EnsembleSums
 from credit.verify.facts import describe_grid, describe_truth
@@ -129,49 +130,6 @@ def score_forecasts(
     return None if whole is None else scorer.conclude(whole, cases, example, len(archive.initial_minutes) - len(cases))
 
 
-@dataclass(frozen=True)
-class _Contender:
-    """A forecast to score.
-
-    Attributes:
-        archive: where it is.
-        has: which of the scored channels it has.
-        places: where they lie in its archive.
-        rows: which rows of the table its sums are: its channels and the winds of which it has both components.
-        means: area means of its channels and winds.
-        bring: brings its fields to the grid of the scores.
-        is_alike: whether it is single and has all channels, so that the baselines' pass over the cells can take it.
-    """
-
-    archive: Forecasts
-    has: list[int]
-    places: list[int]
-    rows: list[int]
-    means: CellMeans
-    bring: Callable[[np.ndarray], np.ndarray]
-    is_alike: bool
-
-    def read(self, initial: int, lead: int) -> np.ndarray:
-        """Return the members' scored channels, (M, C, H, W) float32; M is 1 of a single forecast."""
-        number = self.archive.lead_minutes.tolist().index(lead)
-        return self.bring(_pick(self.archive.read_members(initial, number), self.places))
-
-    def sums(self, cases: np.ndarray, leads: int) -> ScoreSums:
-        """Return room for its sums."""
-        if self.members == 1:
-            return ScoreSums.empty(cases, leads, self.means)
-        return EnsembleSums.empty(cases, leads, self.means, self.members)
-
-    def describe(self, initial: int, lead: int) -> str:
-        """Return what errors call its fields."""
-        return f"{self.archive.origin}: forecast from {self.archive.clock.format(initial)} at {lead / 60:g} h"
-
-    @property
-    def members(self) -> int:
-        """Number of members, 1 of a single forecast."""
-        return self.archive.members or 1
-
-
 class _Scorer:
     """One pass over the cases."""
 
@@ -215,7 +173,7 @@ class _Scorer:
         what = channels, reader.masks, leads.tolist(), self._shown, animate, conf.hovmoeller_band
         self._course = CourseKeeper(reader.grid, *what)
 
-    def _contender(self, archive: Forecasts) -> _Contender:
+    def _contender(self, archive: Forecasts) -> Contender:
         names = [c.name for c in self._channels]
         has = [i for i, name in enumerate(names) if name in archive.channel_names]
         if not has:
@@ -225,7 +183,7 @@ class _Scorer:
             )
         winds = [(number, u, v) for number, (u, v, _) in enumerate(self._winds) if {u, v} <= set(has)]
         own = [(has.index(u), has.index(v)) for _, u, v in winds]
-        return _Contender(
+        return Contender(
             archive=archive,
             has=has,
             places=[archive.channel_names.index(names[i]) for i in has],
@@ -238,7 +196,7 @@ class _Scorer:
     def _truth(self, minutes: int) -> np.ndarray:
         index = self._reader.index_of(minutes)
         assert index is not None, minutes
-        return _pick(self._reader.read(index), self._stored)
+        return pick(self._reader.read(index), self._stored)
 
     def _normal(self, minutes: int) -> np.ndarray:
         return self._bring_normal(self._climatology.at(minutes))
@@ -352,10 +310,10 @@ class _Scorer:
         sums, truth, what = part.sums[key], next(iter(known.values())), own.describe(initial, lead)
         if not own.is_alike:
             mean = members[0] if len(members) == 1 else members.mean(axis=0, dtype=np.float64)
-            sums.add(*place, own.means, mean, *(_pick(field, own.has) for field in known.values()), (what, *known))
+            sums.add(*place, own.means, mean, *(pick(field, own.has) for field in known.values()), (what, *known))
         self._thresholds.add(part, key, place, initial + lead, members, truth, own.has)
         if isinstance(sums, EnsembleSums):
-            flat, true = (field.reshape(*field.shape[:-2], -1) for field in (members, _pick(truth, own.has)))
+            flat, true = (field.reshape(*field.shape[:-2], -1) for field in (members, pick(truth, own.has)))
             ranks = sums.add_members(*place, own.means, flat, true, what)
             part.histograms[key].add(place[1], own.means, *ranks)
         if key == "model" and is_example:
@@ -400,12 +358,6 @@ class _Scorer:
             **self._thresholds.facts(),
             "version": f"credit {__version__}",
         }
-
-
-def _pick(fields: np.ndarray, channels: list[int]) -> np.ndarray:
-    """Return some channels of (..., C, H, W), without a copy where they follow one another."""
-    first, last = channels[0], channels[-1] + 1
-    return fields[..., first:last, :, :] if channels == list(range(first, last)) else fields[..., channels, :, :]
 
 
 def _figure_leads(config: Config, leads: np.ndarray) -> list[int]:

@@ -17,7 +17,7 @@ from credit.verify.regions import region_weights
 from credit.verify.sums import ScoreSums
 from tests.unit.analytic_reader import make_grid
 
-# several blocks of rows, and regions that begin in the middle of a row
+# regions that begin in the middle of a row
 GRID = make_grid(181, 360, poles=True)
 CHANNELS = ChannelMap.build({"prognostic": {"vars_3D": ["z"], "vars_2D": ["u10", "v10", "sst"]}}, [500.0]).output
 MASK = np.random.default_rng(3).random(GRID.shape) < 0.3
