@@ -92,8 +92,13 @@ class ForecastLayout:
         return (*members, *levels, *self.grid.shape)
 
     def select(self, variable: OutputVariable, fields: np.ndarray) -> np.ndarray:
-        """Return one variable of one member's `fields` (C_out, H, W), ([levels,] H, W), NaN where it is masked."""
-        values = fields[list(variable.index)]
+        """Return one variable of one member's `fields` (C_out, H, W), ([levels,] H, W), NaN where it is masked.
+
+        It lies in the memory of `fields` where nothing has to be done.
+        """
+        index = list(variable.index)
+        side_by_side = index == list(range(index[0], index[-1] + 1))
+        values = fields[index[0] : index[-1] + 1] if side_by_side else fields[index]
         values = values if variable.level_dim else values[0]
         if self.keep_bits is not None:
             values = round_mantissa(values, self.keep_bits)

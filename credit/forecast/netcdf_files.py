@@ -26,9 +26,8 @@ from credit.forecast.layout import (
 )
 
 PREFIX = "forecast_"
-
-
 SPLITS = ("day", "month", "lead")
+_MISSING = np.float32(netCDF4.default_fillvals["f4"])
 
 
 def file_name(layout: ForecastLayout, initial_minutes: int) -> str:
@@ -139,6 +138,7 @@ class _Piece:
     def put(self, layout: ForecastLayout, initial: int, member: int, number: int, fields: np.ndarray) -> None:
         if self._dataset is None:
             self._dataset = netCDF4.Dataset(self._part, "w", format="NETCDF4")
+            self._dataset.set_fill_off()  # a file that gets its name has every value; filling it first is writing twice
             _define_coordinates(self._dataset, layout, initial, self.numbers)
             for variable in layout.variables:
                 _define_variable(self._dataset, layout, variable)
@@ -147,9 +147,12 @@ class _Piece:
         for variable in layout.variables:
             values = layout.select(variable, fields)
             place = row if layout.members is None else (row, member)
-            self._dataset[variable.name][place] = np.ma.masked_where(np.isnan(values), values)
+            missing = np.isnan(values)
+            self._dataset[variable.name][place] = np.where(missing, _MISSING, values) if missing.any() else values
         self.missing -= 1
-        if self.missing == 0:
+        if self.missing:
+            _begin_to_store(self._part)
+        else:
             self._dataset.close()
             with open(self._part, "rb") as handle:
                 os.fsync(handle.fileno())
@@ -160,6 +163,13 @@ class _Piece:
             with suppress(OSError, RuntimeError):  # of a full disk, a second time
                 self._dataset.close()
         self._part.unlink(missing_ok=True)
+
+
+def _begin_to_store(path: Path) -> None:
+    """Have the system store, while the model computes, what a file has; else all of it waits for its last step."""
+    if hasattr(os, "posix_fadvise"):  # Linux
+        with open(path, "rb") as handle:
+            os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _define_coordinates(
@@ -205,7 +215,7 @@ def _define_variable(dataset: netCDF4.Dataset, layout: ForecastLayout, variable:
         variable.name,
         "f4",
         dims,
-        fill_value=netCDF4.default_fillvals["f4"],
+        fill_value=_MISSING,
         chunksizes=chunks if layout.compression else None,
         compression="zlib" if layout.compression else None,
         complevel=layout.compression,

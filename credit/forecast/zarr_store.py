@@ -55,6 +55,9 @@ class ZarrStore:
                 self._check_same(names)
             else:
                 self._create(names)
+            # to look for chunks of nothing but missing values takes longer than to write them
+            with zarr.config.set({"array.write_empty_chunks": True}):
+                self._arrays = {variable.name: self._group[variable.name] for variable in layout.variables}
         except OSError as error:
             shutil.rmtree(self._part, ignore_errors=True)
             raise self._failure(error) from error
@@ -70,9 +73,11 @@ class ZarrStore:
             if position not in self._missing:
                 self._group[WRITTEN][position] = 0
                 self._missing[position] = len(layout.lead_minutes) * (layout.members or 1)
-            place = (position, number) if layout.members is None else (position, number, member)
+            numbers = (position, number) if layout.members is None else (position, number, member)
+            place = tuple(slice(own, own + 1) for own in numbers)
             for variable in layout.variables:
-                self._group[variable.name][place] = layout.select(variable, fields)
+                # of a chunk's own shape, so that zarr writes it without a copy
+                self._arrays[variable.name][place] = layout.select(variable, fields)[(None,) * len(place)]
             self._missing[position] -= 1
             if self._missing[position] == 0:
                 self._group[WRITTEN][position] = 1

@@ -21,7 +21,7 @@ from credit.data.splits import Split
 from credit.grid import LatLonGrid
 from credit.parallel.verdict import together
 from credit.verify.cell_means import CellMeans, Pair
-from credit.verify.sums import Moments, ScoreSums, vector_error
+from credit.verify.field_sums import Forecast, Moments, ScoredField
 
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
@@ -150,14 +150,12 @@ class Beginning:
         fields: (C, H, W) truth at the initial time, whatever where masked.
         anomaly: (C, H, W) its anomaly, 0 where masked.
         mean, variance: (C, R) means of the anomaly and of its square.
-        length: (V, R) mean length of the winds.
     """
 
     fields: np.ndarray
     anomaly: np.ndarray
     mean: np.ndarray
     variance: np.ndarray
-    length: np.ndarray
 
     @classmethod
     def of(cls, means: CellMeans, given: Mapping[str, np.ndarray]) -> Self:
@@ -175,71 +173,68 @@ class Beginning:
             yield own, None
             yield own, own
 
-        def lengths(vector: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
-            yield means.length(*(fields[c, rows] for c in means.winds[vector]), vector, rows, room), None
-
-        found = means.of_products(2, pairs, given)
-        return cls(fields, anomaly, *found, means.of_vector_products(1, lengths, given)[0])
+        return cls(fields, anomaly, *means.of_products(2, pairs, given))
 
 
-def add_baselines(
-    sums: Mapping[str, ScoreSums], place: tuple[int, int], means: CellMeans, beginning: Beginning,
-    later: Mapping[str, np.ndarray], damping: np.ndarray,
-) -> None:  # fmt: skip
-    """Enter the baselines of one case and lead time, in one pass over the cells.
+@dataclass(frozen=True)
+class _Damped:
+    """Climatology and r times the anomaly at the initial time."""
+
+    beginning: Beginning
+    normal: np.ndarray
+    r_C: np.ndarray
+    count = 3
+
+    def values(self, channel: int, rows: slice, out: np.ndarray) -> np.ndarray:
+        out = self._anomaly(channel, rows, out)
+        out += self.normal[channel, rows]
+        return out
+
+    def pairs(self, channel: int, rows: slice, true: np.ndarray, room: np.ndarray) -> Iterator[Pair]:
+        yield self.beginning.anomaly[channel, rows], true
+        error = self._anomaly(channel, rows, room)
+        error -= true
+        yield error, error
+        yield np.abs(error, out=error), None
+
+    def moments(self, truth: Sequence[np.ndarray], own: Sequence[np.ndarray], vectors: Sequence[np.ndarray]) -> Moments:
+        (product, squared, absolute), r_C1 = own, self.r_C[:, None]
+        anomaly = r_C1 * self.beginning.mean, r_C1**2 * self.beginning.variance, r_C1 * product
+        return Moments.of_anomaly(truth, (*anomaly, squared, absolute), vectors)
+
+    def _anomaly(self, channel: int, rows: slice, out: np.ndarray) -> np.ndarray:
+        return np.multiply(self.beginning.anomaly[channel, rows], float(self.r_C[channel]), out=out)
+
+
+@dataclass(frozen=True)
+class _Normal:
+    """The climatology, whose error is the truth's anomaly."""
+
+    normal: np.ndarray
+    count = 1
+
+    def values(self, channel: int, rows: slice, out: np.ndarray) -> np.ndarray:
+        return self.normal[channel, rows]
+
+    def pairs(self, channel: int, rows: slice, true: np.ndarray, room: np.ndarray) -> Iterator[Pair]:
+        yield np.abs(true, out=room), None
+
+    def moments(self, truth: Sequence[np.ndarray], own: Sequence[np.ndarray], vectors: Sequence[np.ndarray]) -> Moments:
+        nothing = np.zeros_like(own[0])
+        return Moments.of_anomaly(truth, (nothing, nothing, nothing, truth[1], own[0]), vectors)
+
+
+def scored_baselines(
+    means: CellMeans, beginning: Beginning, truth: np.ndarray, normal: np.ndarray, damping: np.ndarray
+) -> dict[str, ScoredField]:
+    """Return the baselines of one case and lead time, in the order of `BASELINES`.
 
     Args:
-        sums: baseline -> its sums, and others.
-        place: numbers of the case and of the lead time.
         means: of the C channels.
         beginning: of the case.
-        later: truth and climatology at the valid time, each (C, H, W), whatever where masked, by what errors call them.
+        truth: (C, H, W) at the valid time, whatever where masked.
+        normal: likewise, the climatology.
         damping: (C,) r of this lead time.
-
-    Raises:
-        DataError: if a value outside the mask is missing.
     """
-    truth, normal = later.values()
-    start, anomaly, r = beginning.fields, beginning.anomaly, damping.tolist()
-
-    def pairs(channel: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
-        true = means.apart(truth, normal, channel, rows, room[0])
-        yield true, None
-        yield true, true
-        yield np.abs(true, out=room[1]), None
-        persisted = means.apart(start, truth, channel, rows, room[1])
-        yield persisted, None
-        yield persisted, persisted
-        yield persisted, true
-        yield np.abs(persisted, out=persisted), None
-        yield anomaly[channel, rows], true
-        damped = np.multiply(anomaly[channel, rows], r[channel], out=room[1])
-        damped -= true
-        yield damped, damped
-        yield np.abs(damped, out=damped), None
-
-    def lengths(vector: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
-        true, usual, first = ([own[c, rows] for c in means.winds[vector]] for own in (truth, normal, start))
-        yield means.length(*true, vector, rows, room), None
-        yield means.length(*usual, vector, rows, room), None
-        yield means.length(*vector_error(first, true, room[2:]), vector, rows, room), None
-        yield means.length(*vector_error(usual, true, room[2:]), vector, rows, room), None
-        damped = room[2:]
-        for own, c, one in zip(damped, means.winds[vector], usual, strict=True):
-            np.multiply(anomaly[c, rows], r[c], out=own)
-            own += one
-        yield means.length(*damped, vector, rows, room), None
-        yield means.length(*vector_error(damped, true, damped), vector, rows, room), None
-
-    given = {"truth at the initial time": start} | dict(later)
-    true, true_true, absolute, *persisted, product, squared, apart = means.of_products(10, pairs, given)
-    true_length, length, gone, away, damped_length, damped_gone = means.of_vector_products(6, lengths, given)
-    truth_moments, nothing, r_C1 = (true, true_true), np.zeros_like(true), damping[:, None]
-    damped = r_C1 * beginning.mean, r_C1**2 * beginning.variance, r_C1 * product, squared, apart
-    climatology = nothing, nothing, nothing, true_true, absolute
-    for name, moments in {
-        "persistence": Moments.of_error(truth_moments, persisted, (beginning.length - true_length, gone)),
-        "damped_persistence": Moments.of_anomaly(truth_moments, damped, (damped_length - true_length, damped_gone)),
-        "climatology": Moments.of_anomaly(truth_moments, climatology, (length - true_length, away)),
-    }.items():
-        sums[name].enter(place, means, moments)
+    own = Forecast(means, beginning.fields, truth), _Damped(beginning, normal, damping), _Normal(normal)
+    return dict(zip(BASELINES, own, strict=True))

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -21,6 +23,28 @@ _ROOMS = 4  # fields that a block needs besides those that it is given
 Pair = tuple[np.ndarray, np.ndarray | None]
 # number of a channel or vector, rows of the grid, room for four fields of them -> what sums are wanted of
 Pairs = Callable[[int, slice, np.ndarray], Iterator[Pair]]
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A rectangle whose rows are each added up before they are weighted.
+
+    Attributes:
+        rows: of the grid, or of a block of its rows.
+        columns: those of a row.
+        sums: where the rows' sums lie among those of all pieces.
+    """
+
+    rows: slice
+    columns: slice
+    sums: slice
+
+    def within(self, rows: slice) -> Self | None:
+        """Return what lies in a block of rows, counted from its first; None for nothing."""
+        first, last = max(self.rows.start, rows.start), min(self.rows.stop, rows.stop)
+        shift = self.sums.start - self.rows.start
+        inside, sums = slice(first - rows.start, last - rows.start), slice(first + shift, last + shift)
+        return replace(self, rows=inside, sums=sums) if first < last else None
 
 
 class CellMeans:
@@ -50,15 +74,12 @@ class CellMeans:
         self._grid = weights.shape[1:]
         self._hidden_CHW = ~self.valid_CP.reshape(-1, *self._grid)
         self._masked = self._hidden_CHW.any(axis=(1, 2)).tolist()
-        # columns between which no region begins or ends are added first: few numbers are left to be weighted
-        changes = (np.diff(weights, axis=2) != 0).any(axis=(0, 1))
-        self._starts = np.concatenate([[0], np.flatnonzero(changes) + 1])
-        self._weights_SR = weights[:, :, self._starts].reshape(len(weights), -1).T
+        self._pieces, self._weights_SR = _cut(weights)
         self._norm_CR = self._weighted(self.valid_CP)
-        self._columns = [slice(*ends) for ends in itertools.pairwise([*self._starts.tolist(), self._grid[1]])]
         height, width = self._grid
         count = max(1, _BLOCK_CELLS // width)
         self._blocks = [slice(first, min(first + count, height)) for first in range(0, height, count)]
+        self._pieces_of_blocks = [[own for p in self._pieces if (own := p.within(rows))] for rows in self._blocks]
         self._room = _ROOMS, min(count, height), width
         self._rooms: dict[np.dtype, np.ndarray] = {}
 
@@ -129,33 +150,35 @@ class CellMeans:
 
     def _sums(self, items: int, count: int, pairs: Pairs, fields: Mapping[str, np.ndarray]) -> np.ndarray:
         dtype = np.result_type(*fields.values())
-        along = self._along(items, count, pairs, dtype)
+        along = self._along(range(items), count, pairs, dtype)
         largest = np.abs(along).max(axis=-1)
         if not np.isfinite(largest).all():
             for what, own in fields.items():
                 self.require_finite(own, what)
-        if dtype != np.float64 and not ((largest > _LEAST) & (largest < np.inf)).all():
-            along = self._along(items, count, pairs, np.dtype(np.float64))  # squares that float32 may not hold
+        lost = np.flatnonzero(~((largest > _LEAST) & (largest < np.inf)).all(axis=0))
+        if dtype != np.float64 and len(lost):  # squares that float32 may not hold are added up once more
+            along[:, lost] = self._along(lost.tolist(), count, pairs, np.dtype(np.float64))
         return along @ self._weights_SR
 
-    def _along(self, items: int, count: int, pairs: Pairs, dtype: np.dtype) -> np.ndarray:
-        """Return the sums along the stretches of each row, (K, items, rows * stretches) float64."""
-        along = np.empty((count, items, self._grid[0], len(self._columns)))
+    def _along(self, items: Sequence[int], count: int, pairs: Pairs, dtype: np.dtype) -> np.ndarray:
+        """Return the sums along the rows of the pieces, (K, items, S) float64."""
+        along = np.empty((count, len(items), len(self._weights_SR)))
         one_W = np.ones(self._grid[1], dtype)
         if dtype not in self._rooms:
             # torch aligns its memory to the processor's vectors, which numpy does not
             self._rooms[dtype] = torch.empty(self._room, dtype=getattr(torch, dtype.name)).numpy()
         with np.errstate(invalid="ignore", over="ignore"):  # of what is not finite; it is looked for at the end
-            for item, rows in itertools.product(range(items), self._blocks):
+            blocks = zip(self._blocks, self._pieces_of_blocks, strict=True)
+            for (place, item), (rows, pieces) in itertools.product(enumerate(items), list(blocks)):
                 room = self._rooms[dtype][:, : rows.stop - rows.start]
                 for number, (x, y) in enumerate(pairs(item, rows, room)):
-                    for stretch, columns in enumerate(self._columns):
-                        out = along[number, item, rows, stretch]
+                    for piece in pieces:
+                        out, cells = along[number, place, piece.sums], (piece.rows, piece.columns)
                         if y is None:
-                            np.matmul(x[:, columns], one_W[columns], out=out)
+                            np.matmul(x[cells], one_W[piece.columns], out=out)
                         else:
-                            np.vecdot(x[:, columns], y[:, columns], out=out)
-        return along.reshape(count, items, len(self._weights_SR))
+                            np.vecdot(x[cells], y[cells], out=out)
+        return along
 
     def mean(self, values_CP: np.ndarray) -> np.ndarray:
         """Return the means over each region, (C, R); `values_CP` must be 0 where masked."""
@@ -175,17 +198,37 @@ class CellMeans:
 
     def _weighted(self, values_KP: np.ndarray) -> np.ndarray:
         """Return the weighted sums over each region, (K, R) float64."""
-        values = values_KP.reshape(len(values_KP), *self._grid)
-        if len(self._starts) == 1:
-            along = values.sum(axis=2, dtype=np.float64)
-        else:
-            along = np.add.reduceat(values, self._starts, axis=2, dtype=np.float64)
-        return along.reshape(len(values), len(self._weights_SR)) @ self._weights_SR
+        values, along = values_KP.reshape(-1, *self._grid), np.empty((len(values_KP), len(self._weights_SR)))
+        for piece in self._pieces:
+            values[:, piece.rows, piece.columns].sum(axis=2, dtype=np.float64, out=along[:, piece.sums])
+        return along @ self._weights_SR
 
     @staticmethod
     def _over_norm(sums: np.ndarray, norm: np.ndarray) -> np.ndarray:
         with np.errstate(invalid="ignore"):  # a region without a valid cell has no mean
             return sums / norm
+
+
+def _cut(weights_RHW: np.ndarray) -> tuple[list[_Piece], np.ndarray]:
+    """Return the pieces that all regions are made of, and the weights of their rows' sums, (S, R).
+
+    A stretch of columns over which a region's weight stays the same is added up first, so that few numbers are left to
+    be weighted; regions that have the same stretch, such as bands of latitude the whole row, share its sums.
+    """
+    regions, height, width = weights_RHW.shape
+    stretches: dict[tuple[int, int], np.ndarray] = {}
+    for row, region in itertools.product(range(height), range(regions)):
+        own = weights_RHW[region, row]
+        for start, stop in itertools.pairwise([0, *(np.flatnonzero(np.diff(own)) + 1).tolist(), width]):
+            if own[start]:
+                stretches.setdefault((start, stop), np.zeros((height, regions)))[row, region] = own[start]
+    pieces, weights, count = [], [], 0
+    for ends, own in stretches.items():
+        used = np.flatnonzero(own.any(axis=1))
+        rows = slice(int(used[0]), int(used[-1]) + 1)
+        weights.append(own[rows])
+        pieces.append(_Piece(rows, slice(*ends), slice(count, count := count + len(weights[-1]))))
+    return pieces, np.concatenate(weights)
 
 
 def wind_pairs(

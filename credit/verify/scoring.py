@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,12 +22,21 @@ from credit.forecast.forecasts import Forecasts
 from credit.forecast.initial_times import deal
 from credit.grid import LatLonGrid
 from credit.times import parse_duration
-from credit.verify.baselines import BASELINES, Beginning, add_baselines, baseline_fields, build_climatology, fit_damping
+from credit.verify.baselines import (
+    BASELINES,
+    Beginning,
+    baseline_fields,
+    build_climatology,
+    fit_damping,
+    scored_baselines,
+)
 from credit.verify.cases import common_cases, common_leads, require_comparable
 from credit.verify.cell_means import CellMeans, wind_pairs
+from credit.verify.contender import Contender, pick
 from credit.verify.course import Course, CourseKeeper
 from credit.verify.ensemble_sums import EnsembleSums
 from credit.verify.facts import describe_grid, describe_truth
+from credit.verify.field_sums import Forecast, moments_of
 from credit.verify.rank_histogram import RankHistogram
 from credit.verify.regions import GLOBE, describe_regions, region_weights, scored_regions
 from credit.verify.scored_fields import ScoredFields
@@ -121,43 +130,6 @@ def score_forecasts(
     return None if whole is None else scorer.conclude(whole, cases, example, len(archive.initial_minutes) - len(cases))
 
 
-@dataclass(frozen=True)
-class _Contender:
-    """A forecast to score.
-
-    Attributes:
-        archive: where it is.
-        has: which of the scored channels it has.
-        places: where they lie in its archive.
-        rows: which rows of the table its sums are: its channels and the winds of which it has both components.
-        means: area means of its channels and winds.
-        bring: brings its fields to the grid of the scores.
-    """
-
-    archive: Forecasts
-    has: list[int]
-    places: list[int]
-    rows: list[int]
-    means: CellMeans
-    bring: Callable[[np.ndarray], np.ndarray]
-
-    def read(self, initial: int, lead: int) -> np.ndarray:
-        """Return the members' scored channels, (M, C, H, W) float32; M is 1 of a single forecast."""
-        number = self.archive.lead_minutes.tolist().index(lead)
-        return self.bring(_pick(self.archive.read_members(initial, number), self.places))
-
-    def sums(self, cases: np.ndarray, leads: int) -> ScoreSums:
-        """Return room for its sums."""
-        if self.members == 1:
-            return ScoreSums.empty(cases, leads, self.means)
-        return EnsembleSums.empty(cases, leads, self.means, self.members)
-
-    @property
-    def members(self) -> int:
-        """Number of members, 1 of a single forecast."""
-        return self.archive.members or 1
-
-
 class _Scorer:
     """One pass over the cases."""
 
@@ -201,7 +173,7 @@ class _Scorer:
         what = channels, reader.masks, leads.tolist(), self._shown, animate, conf.hovmoeller_band
         self._course = CourseKeeper(reader.grid, *what)
 
-    def _contender(self, archive: Forecasts) -> _Contender:
+    def _contender(self, archive: Forecasts) -> Contender:
         names = [c.name for c in self._channels]
         has = [i for i, name in enumerate(names) if name in archive.channel_names]
         if not has:
@@ -211,19 +183,20 @@ class _Scorer:
             )
         winds = [(number, u, v) for number, (u, v, _) in enumerate(self._winds) if {u, v} <= set(has)]
         own = [(has.index(u), has.index(v)) for _, u, v in winds]
-        return _Contender(
+        return Contender(
             archive=archive,
             has=has,
             places=[archive.channel_names.index(names[i]) for i in has],
             rows=has + [len(names) + number for number, *_ in winds],
             means=CellMeans([self._channels[i] for i in has], self._reader.masks, self._weights, own),
             bring=self._reader.bring([self._channels[i] for i in has], archive.grid),
+            is_alike=len(has) == len(names) and (archive.members or 1) == 1,
         )
 
     def _truth(self, minutes: int) -> np.ndarray:
         index = self._reader.index_of(minutes)
         assert index is not None, minutes
-        return _pick(self._reader.read(index), self._stored)
+        return pick(self._reader.read(index), self._stored)
 
     def _normal(self, minutes: int) -> np.ndarray:
         return self._bring_normal(self._climatology.at(minutes))
@@ -294,17 +267,33 @@ class _Scorer:
                 place, valid = (case, row), initial + lead
                 later = self._known(valid)
                 truth, normal = later.values()
-                add_baselines(part.sums, place, self._means, first, later, r)
+                members = {key: own.read(initial, lead) for key, own in self._contenders.items() if own.is_alike}
+                self._add_alike(part, place, initial, first, later, members)
                 if used:
                     few = baseline_fields(first.fields[used], first.anomaly[used], normal[used], r[used, None, None])
                     for name, baseline in few.items():
                         self._thresholds.add(part, name, place, valid, baseline[None], truth, used)
-                for key in self._contenders:
-                    self._score_forecast(key, part, place, initial, later, initial == example)
+                for key, own in self._contenders.items():
+                    fields = members[key] if own.is_alike else own.read(initial, lead)
+                    self._score_forecast(key, part, place, initial, later, fields, initial == example)
+
+    def _add_alike(
+        self, part: Part, place: tuple[int, int], initial: int, first: Beginning, known: Mapping[str, np.ndarray],
+        forecasts: Mapping[str, np.ndarray],
+    ) -> None:  # fmt: skip
+        """Enter the baselines and the `forecasts` that are like them, (1, C, H, W); see `_score_forecast`."""
+        truth, normal = known.values()
+        scored = scored_baselines(self._means, first, truth, normal, self._damping[place[1]])
+        fields = {"truth at the initial time": first.fields, **known}
+        for key, (own,) in forecasts.items():
+            scored[key] = Forecast(self._means, own, truth)
+            fields[self._contenders[key].describe(initial, int(self._leads[place[1]]))] = own
+        for key, moments in moments_of(self._means, scored, truth, normal, fields).items():
+            part.sums[key].enter(place, self._means, moments)
 
     def _score_forecast(
         self, key: str, part: Part, place: tuple[int, int], initial: int, known: Mapping[str, np.ndarray],
-        is_example: bool,
+        members: np.ndarray, is_example: bool,
     ) -> None:  # fmt: skip
         """Score one forecast at one lead time.
 
@@ -314,17 +303,17 @@ class _Scorer:
             place: numbers of the case and of the lead time.
             initial: the initial time.
             known: truth and climatology at the valid time, (C, H, W), by what errors call them.
+            members: its scored channels, (M, C, H, W).
             is_example: whether it is the case of the maps.
         """
         own, lead = self._contenders[key], int(self._leads[place[1]])
-        what = f"{own.archive.origin}: forecast from {self._reader.clock.format(initial)} at {lead / 60:g} h"
-        members = own.read(initial, lead)
-        mean = members[0] if len(members) == 1 else members.mean(axis=0, dtype=np.float64)
-        sums, truth = part.sums[key], next(iter(known.values()))
-        sums.add(*place, own.means, mean, *(_pick(field, own.has) for field in known.values()), (what, *known))
+        sums, truth, what = part.sums[key], next(iter(known.values())), own.describe(initial, lead)
+        if not own.is_alike:
+            mean = members[0] if len(members) == 1 else members.mean(axis=0, dtype=np.float64)
+            sums.add(*place, own.means, mean, *(pick(field, own.has) for field in known.values()), (what, *known))
         self._thresholds.add(part, key, place, initial + lead, members, truth, own.has)
         if isinstance(sums, EnsembleSums):
-            flat, true = (field.reshape(*field.shape[:-2], -1) for field in (members, _pick(truth, own.has)))
+            flat, true = (field.reshape(*field.shape[:-2], -1) for field in (members, pick(truth, own.has)))
             ranks = sums.add_members(*place, own.means, flat, true, what)
             part.histograms[key].add(place[1], own.means, *ranks)
         if key == "model" and is_example:
@@ -369,12 +358,6 @@ class _Scorer:
             **self._thresholds.facts(),
             "version": f"credit {__version__}",
         }
-
-
-def _pick(fields: np.ndarray, channels: list[int]) -> np.ndarray:
-    """Return some channels of (..., C, H, W), without a copy where they follow one another."""
-    first, last = channels[0], channels[-1] + 1
-    return fields[..., first:last, :, :] if channels == list(range(first, last)) else fields[..., channels, :, :]
 
 
 def _figure_leads(config: Config, leads: np.ndarray) -> list[int]:

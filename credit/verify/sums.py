@@ -8,50 +8,15 @@ Shapes: N cases, L lead times, C channels, V wind vectors, X = C + V rows, R reg
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 
 from credit.verify.case_sums import CaseSums
-from credit.verify.cell_means import CellMeans, Pair
-
-
-@dataclass(frozen=True)
-class Moments:
-    """Area means of one field that its planes in `ScoreSums` are made of.
-
-    Attributes:
-        truth: mean and mean square of the truth's anomaly, each (C, R).
-        channels: mean error, absolute and squared error, mean square of the forecast's anomaly and its product with the
-            truth's, each (C, R).
-        vectors: mean error of the length and length of the error, each (V, R).
-    """
-
-    truth: Sequence[np.ndarray]
-    channels: Sequence[np.ndarray]
-    vectors: Sequence[np.ndarray]
-
-    @classmethod
-    def of_error(cls, truth: Sequence[np.ndarray], own: Sequence[np.ndarray], vectors: Sequence[np.ndarray]) -> Self:
-        """Return those of a field given the means of its error, the error's square, its product with the truth's
-        anomaly and its size; exact for small errors.
-        """
-        error, squared, product, absolute = own
-        return cls(
-            truth,
-            (error, absolute, squared, truth[1] + 2 * product + squared, truth[1] + product),
-            vectors,
-        )
-
-    @classmethod
-    def of_anomaly(cls, truth: Sequence[np.ndarray], own: Sequence[np.ndarray], vectors: Sequence[np.ndarray]) -> Self:
-        """Return those of a field given the means of its anomaly, the anomaly's square, its product with the truth's,
-        the error's square and its size; exact for small anomalies.
-        """
-        anomaly, variance, product, squared, absolute = own
-        return cls(truth, (anomaly - truth[0], absolute, squared, variance, product), vectors)
+from credit.verify.cell_means import CellMeans
+from credit.verify.field_sums import Forecast, Moments, moments_of
 
 
 @dataclass
@@ -106,28 +71,9 @@ class ScoreSums(CaseSums):
             DataError: if a value outside the mask is missing.
         """
         forecast, truth, normal = (means.on_grid(own) for own in (forecast, truth, normal))
-
-        def pairs(channel: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
-            error = means.apart(forecast, truth, channel, rows, room[0])
-            true = means.apart(truth, normal, channel, rows, room[1])
-            yield true, None
-            yield true, true
-            yield error, None
-            yield error, error
-            yield error, true
-            yield np.abs(error, out=error), None
-
-        def lengths(vector: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
-            own, true = ([field[channel, rows] for channel in means.winds[vector]] for field in (forecast, truth))
-            yield means.length(*own, vector, rows, room), None
-            yield means.length(*true, vector, rows, room), None
-            yield means.length(*vector_error(own, true, room[2:]), vector, rows, room), None
-
         fields = dict(zip(names, (forecast, truth, normal), strict=True))
-        found = means.of_products(6, pairs, fields)
-        own_length, true_length, error_length = means.of_vector_products(3, lengths, fields)
-        moments = Moments.of_error(found[:2], found[2:], (own_length - true_length, error_length))
-        self.enter((case, lead), means, moments)
+        moments = moments_of(means, {"forecast": Forecast(means, forecast, truth)}, truth, normal, fields)
+        self.enter((case, lead), means, moments["forecast"])
 
     def enter(self, place: tuple[int, int], means: CellMeans, moments: Moments) -> None:
         """Enter what was found of one field; `place` is the number of the case and of the lead time."""
@@ -225,8 +171,3 @@ def _ratio(covariance: np.ndarray, squares: np.ndarray) -> np.ndarray:
     """Return covariance / sqrt(squares), NaN where there is no variance."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return covariance / np.sqrt(squares)
-
-
-def vector_error(forecast: Sequence[np.ndarray], truth: Sequence[np.ndarray], room: np.ndarray) -> list[np.ndarray]:
-    """Return the difference of vectors, by component, in `room`."""
-    return [np.subtract(own, true, out=out) for own, true, out in zip(forecast, truth, room, strict=True)]

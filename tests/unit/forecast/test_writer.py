@@ -232,6 +232,21 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, format: str) ->
     assert writer.is_complete(second)
 
 
+def test_a_netcdf_file_is_not_filled_before_it_is_written(tmp_path: Path) -> None:
+    """So it grows with its steps; what is missing in them is there as such."""
+    leads = list(range(360, 360 * 201, 360))
+    writer, fields, first = _writer(tmp_path, lead_minutes=leads), _fields()[0], Clock().parse(INITIAL[0])
+    sizes = []
+    for number in range(len(leads)):
+        writer.put(first, number, fields)
+        sizes += [512 * path.stat().st_blocks for path in tmp_path.iterdir()]
+    assert sizes[0] < sizes[-1] / 4
+    with netCDF4.Dataset(next(tmp_path.iterdir())) as dataset:
+        assert dataset["sst"]._FillValue == netCDF4.default_fillvals["f4"]
+        np.testing.assert_array_equal(dataset["sst"][:].mask, np.broadcast_to(MASK, (len(leads), *MASK.shape)))
+        np.testing.assert_array_equal(dataset["t"][:].filled(np.nan), np.tile(fields[:3], (len(leads), 1, 1, 1)))
+
+
 def test_an_interruption_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt

@@ -10,13 +10,14 @@ from credit.config.schema_regions import REGIONS
 from credit.data.splits import Split
 from credit.errors import DataError
 from credit.verify import baselines
-from credit.verify.baselines import BASELINES, Beginning, add_baselines, baseline_fields, fit_damping
+from credit.verify.baselines import BASELINES, Beginning, baseline_fields, fit_damping, scored_baselines
 from credit.verify.cell_means import CellMeans
+from credit.verify.field_sums import moments_of
 from credit.verify.regions import region_weights
 from credit.verify.sums import ScoreSums
 from tests.unit.analytic_reader import make_grid
 
-# several blocks of rows, and regions that begin in the middle of a row
+# regions that begin in the middle of a row
 GRID = make_grid(181, 360, poles=True)
 CHANNELS = ChannelMap.build({"prognostic": {"vars_3D": ["z"], "vars_2D": ["u10", "v10", "sst"]}}, [500.0]).output
 MASK = np.random.default_rng(3).random(GRID.shape) < 0.3
@@ -42,7 +43,10 @@ def _sums(fields: dict[str, np.ndarray]) -> dict[str, ScoreSums]:
     sums = {name: ScoreSums.empty(np.zeros(1), 1, means) for name in BASELINES}
     start, normal_start, truth, normal = fields.values()
     beginning = Beginning.of(means, {"truth": start, "climatology": normal_start})
-    add_baselines(sums, (0, 0), means, beginning, {"later truth": truth, "later climatology": normal}, DAMPING)
+    scored = scored_baselines(means, beginning, truth, normal, DAMPING)
+    given = {"truth at the initial time": start, "later truth": truth, "later climatology": normal}
+    for name, moments in moments_of(means, scored, truth, normal, given).items():
+        sums[name].enter((0, 0), means, moments)
     return sums
 
 

@@ -9,6 +9,7 @@ import xarray as xr
 from credit.channels import Channel, ChannelMap
 from credit.config.schema_regions import REGIONS
 from credit.errors import DataError
+from credit.verify import cell_means
 from credit.verify.cell_means import CellMeans, wind_pairs
 from credit.verify.regions import region_weights
 from credit.verify.sums import ScoreSums
@@ -164,6 +165,44 @@ def test_squares_beyond_float32_are_added_up_in_float64(scale: float) -> None:
     metrics = _sums(grid, cases, {}, range(CASES), np.float32).metrics()
     np.testing.assert_allclose(metrics["rmse"], 2 * scale, rtol=1e-6)
     np.testing.assert_allclose(metrics["acc"], 1.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [None, 7])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_every_region_has_its_own_cells(rows: int | None, dtype: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bands, boxes that overlap, across the meridian of 0 and two in one region; rows in one block and in many."""
+    grid = GRIDS["181 x 360 with poles"]
+    if rows is not None:
+        monkeypatch.setattr(cell_means, "_BLOCK_CELLS", rows * 360)
+    pair = REGIONS["europe"] + REGIONS["ausnz"]
+    weights = region_weights(grid, REGIONS | {"pair": pair, "across a pole": REGIONS["arctic"] + REGIONS["europe"]})
+    cases, masks = _cases(grid, True)
+    fields = [own[0].astype(np.float32).astype(dtype) for own in cases.values()]
+    means = CellMeans(CHANNELS, masks, weights)
+    sums = ScoreSums.empty(np.arange(1), 1, means)
+    sums.add(0, 0, means, *fields)
+    forecast, truth, _ = (own.astype(np.float64) for own in fields)
+    error = np.nan_to_num(forecast - truth)
+    for channel, hidden in enumerate((False, False, masks["sst"])):
+        for region, own in enumerate(weights):
+            over = {"weights": np.where(hidden, 0.0, own)}
+            found = [plane[0, 0, channel, region] for plane in (sums.error, sums.squared, sums.absolute)]
+            expected = [np.average(values[channel], **over) for values in (error, error**2, np.abs(error))]
+            np.testing.assert_allclose(found, expected, rtol=1e-6)
+    flat = means.mean(means.flatten(forecast, "forecast"))
+    np.testing.assert_allclose(flat[0], [np.average(forecast[0], weights=own) for own in weights], rtol=1e-12)
+
+
+def test_one_channel_beyond_float32_leaves_the_others_as_they_are() -> None:
+    grid = GRIDS["small"]
+    cases, _ = _cases(grid, False)
+    plain = _sums(grid, cases, {}, range(CASES), np.float32)
+    for field in cases.values():
+        field[:, 1] *= 1e-23
+    found = _sums(grid, cases, {}, range(CASES), np.float32)
+    for name, own in found.planes().items():
+        np.testing.assert_array_equal(own[..., [0, 2], :], plain.planes()[name][..., [0, 2], :], err_msg=name)
+    np.testing.assert_allclose(found.metrics()["rmse"][0, 1], 1e-23 * plain.metrics()["rmse"][0, 1], rtol=1e-6)
 
 
 def test_the_root_is_taken_last() -> None:

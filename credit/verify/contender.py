@@ -1,0 +1,62 @@
+"""Contender: a forecast that is scored, by the channels that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from credit.forecast.forecasts import Forecasts
+from credit.verify.cell_means import CellMeans
+from credit.verify.ensemble_sums import EnsembleSums
+from credit.verify.sums import ScoreSums
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A forecast to score.
+
+    Attributes:
+        archive: where it is.
+        has: which of the scored channels it has.
+        places: where they lie in its archive.
+        rows: which rows of the table its sums are: its channels and the winds of which it has both components.
+        means: area means of its channels and winds.
+        bring: brings its fields to the grid of the scores.
+        is_alike: whether it is single and has all channels, so that the baselines' pass over the cells can take it.
+    """
+
+    archive: Forecasts
+    has: list[int]
+    places: list[int]
+    rows: list[int]
+    means: CellMeans
+    bring: Callable[[np.ndarray], np.ndarray]
+    is_alike: bool
+
+    def read(self, initial: int, lead: int) -> np.ndarray:
+        """Return the members' scored channels, (M, C, H, W) float32; M is 1 of a single forecast."""
+        number = self.archive.lead_minutes.tolist().index(lead)
+        return self.bring(pick(self.archive.read_members(initial, number), self.places))
+
+    def sums(self, cases: np.ndarray, leads: int) -> ScoreSums:
+        """Return room for its sums."""
+        if self.members == 1:
+            return ScoreSums.empty(cases, leads, self.means)
+        return EnsembleSums.empty(cases, leads, self.means, self.members)
+
+    def describe(self, initial: int, lead: int) -> str:
+        """Return what errors call its fields."""
+        return f"{self.archive.origin}: forecast from {self.archive.clock.format(initial)} at {lead / 60:g} h"
+
+    @property
+    def members(self) -> int:
+        """Number of members, 1 of a single forecast."""
+        return self.archive.members or 1
+
+
+def pick(fields: np.ndarray, channels: list[int]) -> np.ndarray:
+    """Return some channels of (..., C, H, W), without a copy where they follow one another."""
+    first, last = channels[0], channels[-1] + 1
+    return fields[..., first:last, :, :] if channels == list(range(first, last)) else fields[..., channels, :, :]
