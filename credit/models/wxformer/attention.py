@@ -15,7 +15,14 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from credit.models.hardware import takes_cpu_way
-from credit.models.wxformer.products import NormAgain, ProductLinear, linear_of_norm, operands, perceptron
+from credit.models.wxformer.products import (
+    NormAgain,
+    ProductLinear,
+    linear_of_norm,
+    operands,
+    outside_autocast,
+    perceptron,
+)
 
 BiasIndex = Literal["published", "exact"]
 
@@ -99,6 +106,7 @@ class _AttendOnCpu(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @outside_autocast
     def backward(ctx: FunctionCtx, gradient_NhLd: Tensor) -> tuple[Tensor, Tensor]:
         qkv_3BLd, weights_BLL = ctx.saved_tensors
         q, k, v = qkv_3BLd.to(_wide(qkv_3BLd)).unbind(0)

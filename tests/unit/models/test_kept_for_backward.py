@@ -140,6 +140,32 @@ def test_attention_on_a_cpu_is_float32_under_autocast() -> None:
     assert all(a < 1.2 * b for a, b in zip(ours, theirs, strict=True)), (ours, theirs)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("operation", ["attention", "perceptron", "perceptron again", "linear of norm"])
+def test_a_backward_pass_under_autocast_is_the_same(operation: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, first, second = (torch.randn(shape, dtype=dtype) for shape in ((6, 4, 8), (24, 8), (8, 24)))
+    inputs = [one.requires_grad_() for one in (x, first, second)]
+    again = NormAgain(torch.randn(6, 4, 8).to(dtype), torch.ones(8, dtype=dtype), torch.zeros(8, dtype=dtype), 1e-5)
+
+    def result() -> Tensor:
+        if operation == "attention":
+            return attend_on_cpu(x.view(6, 4, 1, 1, 8).expand(6, 4, 1, 3, 8).permute(3, 0, 2, 1, 4), second[:4, :4])
+        if operation == "linear of norm":
+            return linear_of_norm(x, first, None, again, lambda y: y)
+        return products.perceptron((x, first, None), second, None, again if "again" in operation else None)
+
+    def gradients(*, autocast: bool) -> list[Tensor]:
+        y = result()
+        with narrow(autocast):
+            return [g for g in torch.autograd.grad(y.float().sum(), inputs, allow_unused=True) if g is not None]
+
+    ours, expected = gradients(autocast=True), gradients(autocast=False)
+    assert len(ours) >= 2
+    for mine, theirs in zip(ours, expected, strict=True):
+        assert mine.dtype == dtype and torch.equal(mine, theirs)
+
+
 def test_group_norm_is_float32_under_autocast() -> None:
     torch.manual_seed(0)
     norm, x = GroupNorm(4, 16), torch.randn(2, 16, 6, 8).bfloat16()
