@@ -22,7 +22,6 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -34,14 +33,21 @@ SETTLE_ITERATIONS = 15  # leaves sigma of a random matrix a few per cent low
 
 def without_autocast(weight: Tensor) -> contextlib.AbstractContextManager:
     """Return the context for products with `weight`: in bfloat16, as by autocast, they would lose the estimate."""
+    device = weight.device.type
     # the meta device has no autocast
-    return contextlib.nullcontext() if weight.is_meta else torch.autocast(weight.device.type, enabled=False)
+    on = not weight.is_meta and torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if on else contextlib.nullcontext()
 
 
 def power_iteration(matrix: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """Return the new (u, v) of one power iteration on `matrix` (out, rest), starting from `u` (out,)."""
-    v = F.normalize(torch.mv(matrix.t(), u), dim=0, eps=EPS)
-    return F.normalize(torch.mv(matrix, v), dim=0, eps=EPS), v
+    v = unit(torch.mv(matrix.t(), u))
+    return unit(torch.mv(matrix, v)), v
+
+
+def unit(vector: Tensor) -> Tensor:
+    """Return `vector` scaled to length 1."""
+    return vector / torch.linalg.vector_norm(vector).clamp(min=EPS)
 
 
 class SpectralNorm(nn.Module):
@@ -103,7 +109,7 @@ class SpectralNorm(nn.Module):
     def initial_buffers(self, weight: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
         """Return settled u and v for a whole initial `weight`, starting from a random u drawn from `generator`."""
         matrix = self.matrix(weight)
-        u = F.normalize(torch.randn(matrix.shape[0], generator=generator, device="cpu"), dim=0, eps=EPS)
+        u = unit(torch.randn(matrix.shape[0], generator=generator, device="cpu"))
         for _ in range(SETTLE_ITERATIONS):
             u, v = power_iteration(matrix, u)
         return {"u": u, "v": v}
@@ -188,7 +194,7 @@ def _unit_vectors(norms: Sequence[SpectralNorm], products: Sequence[Tensor], alo
     parts = [p.square().sum()[None] if part else p for p, part in zip(products, ours, strict=True)]
     sums = norms[0].total(torch.cat(parts)).split([len(part) for part in parts])
     return [
-        p / s.sqrt().clamp(min=EPS) if part else F.normalize(s, dim=0, eps=EPS)
+        p / s.sqrt().clamp(min=EPS) if part else unit(s)
         for p, s, part in zip(products, sums, ours, strict=True)
     ]
 
