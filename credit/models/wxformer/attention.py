@@ -23,6 +23,7 @@ from credit.models.wxformer.products import (
     outside_autocast,
     perceptron,
 )
+from credit.models.wxformer.spectral_norm import without_autocast
 
 BiasIndex = Literal["published", "exact"]
 
@@ -47,6 +48,8 @@ def from_windows(x_NLC: Tensor, window: int, grid: tuple[int, int], *, strided: 
 class DynamicPositionBias(nn.Module):
     """MLP from a row and column offset to an additive attention bias, shared by all heads.
 
+    Under autocast it stays as it is: it is so small that casting its weights takes longer than its products.
+
     Args:
         dim: hidden width.
         window: window edge in cells.
@@ -67,7 +70,8 @@ class DynamicPositionBias(nn.Module):
         w = self.window
         bias = self.layers[0].bias
         offsets = torch.arange(-w, w + 1, device=bias.device, dtype=bias.dtype)
-        values = self.layers(torch.cartesian_prod(offsets, offsets)).squeeze(-1)
+        with without_autocast(bias):
+            values = self.layers(torch.cartesian_prod(offsets, offsets)).squeeze(-1)
         if self.index == "published":
             # The grid's rows are 2w+1 values long, the lookup counts rows of 2w-1: published weights were trained so.
             table = values[: (2 * w - 1) ** 2].view(2 * w - 1, 2 * w - 1)
@@ -79,7 +83,9 @@ class DynamicPositionBias(nn.Module):
 
 def attend_fused(qkv_3NhLd: Tensor, bias_LL: Tensor, dropout: float) -> Tensor:
     """Return softmax(q k^T / sqrt(d) + bias) v, (N, h, L, d), by the kernel that the device has for it."""
-    return F.scaled_dot_product_attention(*qkv_3NhLd.unbind(0), attn_mask=bias_LL, dropout_p=dropout)
+    return F.scaled_dot_product_attention(
+        *qkv_3NhLd.unbind(0), attn_mask=bias_LL.to(qkv_3NhLd.dtype), dropout_p=dropout
+    )
 
 
 def attend_on_cpu(qkv_3NhLd: Tensor, bias_LL: Tensor) -> Tensor:
@@ -157,7 +163,7 @@ class Attention(nn.Module):
         qkv_NLC = self.to_qkv(arrange(self.norm(x_BHWC)), product)
         # -1: a rank under tensor parallelism holds a part of the heads.
         qkv_NLh3d = qkv_NLC.unflatten(-1, (-1, 3, self.dim_head))
-        qkv_3NhLd, bias_LL = qkv_NLh3d.permute(3, 0, 2, 1, 4), self.position_bias().to(qkv_NLC.dtype)
+        qkv_3NhLd, bias_LL = qkv_NLh3d.permute(3, 0, 2, 1, 4), self.position_bias()
         dropout = self.dropout if self.training else 0.0
         if takes_cpu_way(qkv_NLC) and not dropout and not torch.compiler.is_compiling():
             y_NhLd = attend_on_cpu(qkv_3NhLd, bias_LL)

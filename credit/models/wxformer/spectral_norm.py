@@ -193,10 +193,7 @@ def _unit_vectors(norms: Sequence[SpectralNorm], products: Sequence[Tensor], alo
     ours = [norm.split == along for norm in norms]
     parts = [p.square().sum()[None] if part else p for p, part in zip(products, ours, strict=True)]
     sums = norms[0].total(torch.cat(parts)).split([len(part) for part in parts])
-    return [
-        p / s.sqrt().clamp(min=EPS) if part else unit(s)
-        for p, s, part in zip(products, sums, ours, strict=True)
-    ]
+    return [p / s.sqrt().clamp(min=EPS) if part else unit(s) for p, s, part in zip(products, sums, ours, strict=True)]
 
 
 def iterate_if_ordered(chains: Chains) -> None:

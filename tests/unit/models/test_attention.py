@@ -80,3 +80,11 @@ def test_dropout_acts_in_training_only() -> None:
     assert not torch.equal(attention(x_BHWC), attention(x_BHWC))
     attention.eval()
     assert torch.equal(attention(x_BHWC), attention(x_BHWC))
+
+
+def test_position_bias_is_not_rounded_under_autocast() -> None:
+    torch.manual_seed(0)
+    bias = DynamicPositionBias(8, 3, "published")
+    expected = bias()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(bias(), expected)
