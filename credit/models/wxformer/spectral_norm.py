@@ -237,6 +237,20 @@ def fold(model: nn.Module) -> nn.Module:
     return model
 
 
+def chains(module: nn.Module) -> Iterator[tuple[SpectralNorm, parametrize.ParametrizationList]]:
+    """Yield (parametrization, all parametrizations of the weight) of every spectrally normalised weight, in any order.
+
+    Without names, which take longer to find than all else that a forward needs of it.
+    """
+    left: list[nn.Module | None] = [module]
+    while left:
+        found = left.pop()
+        if isinstance(found, parametrize.ParametrizationList):
+            yield from ((link, found) for link in found if isinstance(link, SpectralNorm))
+        elif found is not None:
+            left.extend(found._modules.values())
+
+
 def parametrizations(model: nn.Module) -> Iterator[tuple[str, SpectralNorm, parametrize.ParametrizationList]]:
     """Yield (name, parametrization, all parametrizations of the weight) of every spectrally normalised weight."""
     for name, module in model.named_modules():
@@ -259,12 +273,12 @@ def unnormalised(chain: parametrize.ParametrizationList) -> Tensor:
 
 def trains(chain: parametrize.ParametrizationList) -> bool:
     """Whether the weight can change: only then do its vectors move, so that a frozen layer's function stays."""
-    return any(parameter.requires_grad for parameter in chain.parameters())
+    return chain.original.requires_grad or any(parameter.requires_grad for parameter in chain.parameters())
 
 
 def arm(model: nn.Module) -> None:
     """Order one power iteration of every weight that trains, in the next forward. Called once an optimizer step."""
-    for _, norm, chain in parametrizations(model):
+    for norm, chain in chains(model):
         norm.armed = trains(chain)
 
 
@@ -277,8 +291,9 @@ def iterate_per_step(model: nn.Module) -> None:
 def arm_for_forward(model: nn.Module) -> None:
     """Arm the weights of a model that nobody times: one iteration per training forward. For a model's own forward."""
     if model.training and torch.is_grad_enabled():
-        for _, norm, chain in parametrizations(model):
-            norm.armed = trains(chain) if not norm.per_step else norm.armed
+        for norm, chain in chains(model):
+            if not norm.per_step:
+                norm.armed = trains(chain)
 
 
 def iterate_before_forward(module: nn.Module, args: tuple) -> None:
