@@ -78,7 +78,8 @@ class SpectralNorm(nn.Module):
 
     def matrix(self, weight: Tensor) -> Tensor:
         """Return `weight`, or this rank's part of it, as a float32 matrix (out, rest)."""
-        return local(weight).transpose(0, self.out_dim).flatten(1).float()
+        part = local(weight)
+        return (part.transpose(0, self.out_dim) if self.out_dim else part).flatten(1).float()
 
     def share(
         self, split: int, total: Callable[[Tensor], Tensor], common: Callable[[Tensor], Tensor]
