@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from credit.models.hardware import as_on_gpu
 from credit.models.wxformer import products
-from credit.models.wxformer.attention import Attention, FeedForward, attend_fused, attend_on_cpu, to_windows
+from credit.models.wxformer.attention import Attention, FeedForward, attend_fused, attend_on_cpu, softmax_, to_windows
 from credit.models.wxformer.decoder import GroupNorm
 from credit.models.wxformer.embed import CrossScaleEmbedding
 from credit.models.wxformer.products import NormAgain, ProductLinear, linear_of_norm
@@ -118,6 +118,12 @@ def test_attention_on_a_cpu(heads: int, cells: int) -> None:
     )
     for mine, theirs in zip(ours, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("cells", [1, 4, 9, 16])
+def test_softmax_of_rows_of_any_length(cells: int) -> None:
+    scores = 100 * torch.randn(3, cells, cells, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(softmax_(scores.clone()), scores.softmax(-1))
 
 
 def test_attention_on_a_cpu_is_float32_under_autocast() -> None:
