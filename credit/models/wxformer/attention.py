@@ -95,6 +95,9 @@ def attend_on_cpu(qkv_3NhLd: Tensor, bias_LL: Tensor) -> Tensor:
     No kernel of the CPU gives the bias a gradient (torch 2.13): what runs instead scales q and k into copies, which it
     keeps, and looks for rows without any weight.
     """
+    if qkv_3NhLd.shape[3] == 1:
+        # a cell that sees itself alone; the bias takes part so that it has a gradient, of zeros
+        return torch.add(qkv_3NhLd[2], bias_LL.to(qkv_3NhLd.dtype), alpha=0)
     return _AttendOnCpu.apply(qkv_3NhLd, bias_LL)
 
 
