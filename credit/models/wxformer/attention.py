@@ -26,6 +26,7 @@ from credit.models.wxformer.products import (
 from credit.models.wxformer.spectral_norm import without_autocast
 
 BiasIndex = Literal["published", "exact"]
+# float32 numbers of the longest vector register
 SHORT_ROW = 16
 
 
