@@ -96,9 +96,6 @@ def attend_on_cpu(qkv_3NhLd: Tensor, bias_LL: Tensor) -> Tensor:
     No kernel of the CPU gives the bias a gradient (torch 2.13): what runs instead scales q and k into copies, which it
     keeps, and looks for rows without any weight.
     """
-    if qkv_3NhLd.shape[3] == 1:
-        # a cell that sees itself alone; the bias takes part so that it has a gradient, of zeros
-        return torch.add(qkv_3NhLd[2], bias_LL.to(qkv_3NhLd.dtype), alpha=0)
     return _AttendOnCpu.apply(qkv_3NhLd, bias_LL)
 
 
@@ -181,7 +178,10 @@ class Attention(nn.Module):
         qkv_NLh3d = qkv_NLC.unflatten(-1, (-1, 3, self.dim_head))
         qkv_3NhLd, bias_LL = qkv_NLh3d.permute(3, 0, 2, 1, 4), self.position_bias()
         dropout = self.dropout if self.training else 0.0
-        if takes_cpu_way(qkv_NLC) and not dropout and not torch.compiler.is_compiling():
+        if self.window == 1 and not dropout:
+            # A cell that sees itself alone. The bias takes part so that it has a gradient, of zeros.
+            y_NhLd = torch.add(qkv_3NhLd[2], bias_LL.to(qkv_NLC.dtype), alpha=0)
+        elif takes_cpu_way(qkv_NLC) and not dropout and not torch.compiler.is_compiling():
             y_NhLd = attend_on_cpu(qkv_3NhLd, bias_LL)
         else:
             y_NhLd = attend_fused(qkv_3NhLd, bias_LL, dropout)
