@@ -15,9 +15,19 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from credit.models.hardware import takes_cpu_way
-from credit.models.wxformer.products import NormAgain, ProductLinear, linear_of_norm, operands, perceptron
+from credit.models.wxformer.products import (
+    NormAgain,
+    ProductLinear,
+    linear_of_norm,
+    operands,
+    outside_autocast,
+    perceptron,
+)
+from credit.models.wxformer.spectral_norm import without_autocast
 
 BiasIndex = Literal["published", "exact"]
+# float32 numbers of the longest vector register
+SHORT_ROW = 16
 
 
 def to_windows(x_BHWC: Tensor, window: int, *, strided: bool) -> Tensor:
@@ -40,6 +50,8 @@ def from_windows(x_NLC: Tensor, window: int, grid: tuple[int, int], *, strided: 
 class DynamicPositionBias(nn.Module):
     """MLP from a row and column offset to an additive attention bias, shared by all heads.
 
+    Under autocast it stays as it is: it is so small that casting its weights takes longer than its products.
+
     Args:
         dim: hidden width.
         window: window edge in cells.
@@ -60,7 +72,8 @@ class DynamicPositionBias(nn.Module):
         w = self.window
         bias = self.layers[0].bias
         offsets = torch.arange(-w, w + 1, device=bias.device, dtype=bias.dtype)
-        values = self.layers(torch.cartesian_prod(offsets, offsets)).squeeze(-1)
+        with without_autocast(bias):
+            values = self.layers(torch.cartesian_prod(offsets, offsets)).squeeze(-1)
         if self.index == "published":
             # The grid's rows are 2w+1 values long, the lookup counts rows of 2w-1: published weights were trained so.
             table = values[: (2 * w - 1) ** 2].view(2 * w - 1, 2 * w - 1)
@@ -72,7 +85,9 @@ class DynamicPositionBias(nn.Module):
 
 def attend_fused(qkv_3NhLd: Tensor, bias_LL: Tensor, dropout: float) -> Tensor:
     """Return softmax(q k^T / sqrt(d) + bias) v, (N, h, L, d), by the kernel that the device has for it."""
-    return F.scaled_dot_product_attention(*qkv_3NhLd.unbind(0), attn_mask=bias_LL, dropout_p=dropout)
+    return F.scaled_dot_product_attention(
+        *qkv_3NhLd.unbind(0), attn_mask=bias_LL.to(qkv_3NhLd.dtype), dropout_p=dropout
+    )
 
 
 def attend_on_cpu(qkv_3NhLd: Tensor, bias_LL: Tensor) -> Tensor:
@@ -91,7 +106,7 @@ class _AttendOnCpu(torch.autograd.Function):
         with torch.autocast("cpu", enabled=False):
             qkv_3BLd = qkv_3NhLd.reshape(3, N * h, L, d)  # a view for one head
             q, k, v = qkv_3BLd.to(_wide(qkv_3BLd)).unbind(0)
-            weights_BLL = torch.baddbmm(bias_LL.to(q.dtype), q, k.mT, alpha=d**-0.5).softmax(-1)
+            weights_BLL = softmax_(torch.baddbmm(bias_LL.to(q.dtype), q, k.mT, alpha=d**-0.5))
             y_BLd = torch.bmm(weights_BLL, v)
         ctx.save_for_backward(qkv_3BLd, weights_BLL)
         ctx.shape, ctx.bias_dtype = qkv_3NhLd.shape, bias_LL.dtype
@@ -99,6 +114,7 @@ class _AttendOnCpu(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @outside_autocast
     def backward(ctx: FunctionCtx, gradient_NhLd: Tensor) -> tuple[Tensor, Tensor]:
         qkv_3BLd, weights_BLL = ctx.saved_tensors
         q, k, v = qkv_3BLd.to(_wide(qkv_3BLd)).unbind(0)
@@ -113,6 +129,17 @@ class _AttendOnCpu(torch.autograd.Function):
         torch.baddbmm(of_q, of_scores_BLL, k, beta=0, alpha=scale, out=of_q)
         torch.baddbmm(of_k, of_scores_BLL.mT, q, beta=0, alpha=scale, out=of_k)
         return of_qkv_3BLd.view(ctx.shape).to(qkv_3BLd.dtype), of_scores_BLL.sum(0).to(ctx.bias_dtype)
+
+
+def softmax_(scores_BLL: Tensor) -> Tensor:
+    """Return the softmax of each row; the argument's memory may hold it.
+
+    Of rows that do not fill a vector torch's own takes five times as long on a CPU (torch 2.13).
+    """
+    if scores_BLL.shape[-1] >= SHORT_ROW:
+        return scores_BLL.softmax(-1)
+    weights_BLL = scores_BLL.sub_(scores_BLL.amax(-1, keepdim=True)).exp_()
+    return weights_BLL.div_(weights_BLL.sum(-1, keepdim=True))
 
 
 def _wide(x: Tensor) -> torch.dtype:
@@ -149,9 +176,12 @@ class Attention(nn.Module):
         qkv_NLC = self.to_qkv(arrange(self.norm(x_BHWC)), product)
         # -1: a rank under tensor parallelism holds a part of the heads.
         qkv_NLh3d = qkv_NLC.unflatten(-1, (-1, 3, self.dim_head))
-        qkv_3NhLd, bias_LL = qkv_NLh3d.permute(3, 0, 2, 1, 4), self.position_bias().to(qkv_NLC.dtype)
+        qkv_3NhLd, bias_LL = qkv_NLh3d.permute(3, 0, 2, 1, 4), self.position_bias()
         dropout = self.dropout if self.training else 0.0
-        if takes_cpu_way(qkv_NLC) and not dropout and not torch.compiler.is_compiling():
+        if self.window == 1 and not dropout:
+            # A cell that sees itself alone. The bias takes part so that it has a gradient, of zeros.
+            y_NhLd = torch.add(qkv_3NhLd[2], bias_LL.to(qkv_NLC.dtype), alpha=0)
+        elif takes_cpu_way(qkv_NLC) and not dropout and not torch.compiler.is_compiling():
             y_NhLd = attend_on_cpu(qkv_3NhLd, bias_LL)
         else:
             y_NhLd = attend_fused(qkv_3NhLd, bias_LL, dropout)

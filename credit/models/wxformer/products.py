@@ -6,6 +6,7 @@ lies between the two linear layers of a perceptron. Shape suffixes: N rows, C ch
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +17,23 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from credit.models.hardware import takes_cpu_way
+from credit.models.wxformer.spectral_norm import without_autocast
 
 # bytes of hidden channels that a core of a CPU works on at a time
 IN_CACHE = 2**21
 
 Operands = tuple[Tensor, Tensor, Tensor | None]
+
+
+def outside_autocast(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a backward function compute in its tensors' dtypes, also where it is called under autocast."""
+
+    @functools.wraps(backward)
+    def computed(ctx: FunctionCtx, *gradients: Tensor) -> Any:
+        with without_autocast(gradients[0]):
+            return backward(ctx, *gradients)
+
+    return computed
 
 
 class ProductLinear(nn.Linear):
@@ -120,6 +133,7 @@ class _LinearOfNorm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @outside_autocast
     def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         weight, *sources = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad[:3]
@@ -154,6 +168,7 @@ class _Perceptron(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @outside_autocast
     def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         first, second, bias_or_argument, x, *affine = ctx.saved_tensors
         of_x, of_first, of_first_bias, of_second, of_second_bias = ctx.needs_input_grad[:5]

@@ -22,7 +22,6 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -34,14 +33,21 @@ SETTLE_ITERATIONS = 15  # leaves sigma of a random matrix a few per cent low
 
 def without_autocast(weight: Tensor) -> contextlib.AbstractContextManager:
     """Return the context for products with `weight`: in bfloat16, as by autocast, they would lose the estimate."""
+    device = weight.device.type
     # the meta device has no autocast
-    return contextlib.nullcontext() if weight.is_meta else torch.autocast(weight.device.type, enabled=False)
+    on = not weight.is_meta and torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if on else contextlib.nullcontext()
 
 
 def power_iteration(matrix: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """Return the new (u, v) of one power iteration on `matrix` (out, rest), starting from `u` (out,)."""
-    v = F.normalize(torch.mv(matrix.t(), u), dim=0, eps=EPS)
-    return F.normalize(torch.mv(matrix, v), dim=0, eps=EPS), v
+    v = unit(torch.mv(matrix.t(), u))
+    return unit(torch.mv(matrix, v)), v
+
+
+def unit(vector: Tensor) -> Tensor:
+    """Return `vector` scaled to length 1."""
+    return vector / torch.linalg.vector_norm(vector).clamp(min=EPS)
 
 
 class SpectralNorm(nn.Module):
@@ -72,7 +78,8 @@ class SpectralNorm(nn.Module):
 
     def matrix(self, weight: Tensor) -> Tensor:
         """Return `weight`, or this rank's part of it, as a float32 matrix (out, rest)."""
-        return local(weight).transpose(0, self.out_dim).flatten(1).float()
+        part = local(weight)
+        return (part.transpose(0, self.out_dim) if self.out_dim else part).flatten(1).float()
 
     def share(
         self, split: int, total: Callable[[Tensor], Tensor], common: Callable[[Tensor], Tensor]
@@ -103,7 +110,7 @@ class SpectralNorm(nn.Module):
     def initial_buffers(self, weight: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
         """Return settled u and v for a whole initial `weight`, starting from a random u drawn from `generator`."""
         matrix = self.matrix(weight)
-        u = F.normalize(torch.randn(matrix.shape[0], generator=generator, device="cpu"), dim=0, eps=EPS)
+        u = unit(torch.randn(matrix.shape[0], generator=generator, device="cpu"))
         for _ in range(SETTLE_ITERATIONS):
             u, v = power_iteration(matrix, u)
         return {"u": u, "v": v}
@@ -187,10 +194,7 @@ def _unit_vectors(norms: Sequence[SpectralNorm], products: Sequence[Tensor], alo
     ours = [norm.split == along for norm in norms]
     parts = [p.square().sum()[None] if part else p for p, part in zip(products, ours, strict=True)]
     sums = norms[0].total(torch.cat(parts)).split([len(part) for part in parts])
-    return [
-        p / s.sqrt().clamp(min=EPS) if part else F.normalize(s, dim=0, eps=EPS)
-        for p, s, part in zip(products, sums, ours, strict=True)
-    ]
+    return [p / s.sqrt().clamp(min=EPS) if part else unit(s) for p, s, part in zip(products, sums, ours, strict=True)]
 
 
 def iterate_if_ordered(chains: Chains) -> None:
@@ -239,6 +243,20 @@ def fold(model: nn.Module) -> nn.Module:
     return model
 
 
+def chains(module: nn.Module) -> Iterator[tuple[SpectralNorm, parametrize.ParametrizationList]]:
+    """Yield (parametrization, all parametrizations of the weight) of every spectrally normalised weight, in any order.
+
+    Without names, which take longer to find than all else that a forward needs of it.
+    """
+    left: list[nn.Module | None] = [module]
+    while left:
+        found = left.pop()
+        if isinstance(found, parametrize.ParametrizationList):
+            yield from ((link, found) for link in found if isinstance(link, SpectralNorm))
+        elif found is not None:
+            left.extend(found._modules.values())
+
+
 def parametrizations(model: nn.Module) -> Iterator[tuple[str, SpectralNorm, parametrize.ParametrizationList]]:
     """Yield (name, parametrization, all parametrizations of the weight) of every spectrally normalised weight."""
     for name, module in model.named_modules():
@@ -261,12 +279,12 @@ def unnormalised(chain: parametrize.ParametrizationList) -> Tensor:
 
 def trains(chain: parametrize.ParametrizationList) -> bool:
     """Whether the weight can change: only then do its vectors move, so that a frozen layer's function stays."""
-    return any(parameter.requires_grad for parameter in chain.parameters())
+    return chain.original.requires_grad or any(parameter.requires_grad for parameter in chain.parameters())
 
 
 def arm(model: nn.Module) -> None:
     """Order one power iteration of every weight that trains, in the next forward. Called once an optimizer step."""
-    for _, norm, chain in parametrizations(model):
+    for norm, chain in chains(model):
         norm.armed = trains(chain)
 
 
@@ -279,8 +297,9 @@ def iterate_per_step(model: nn.Module) -> None:
 def arm_for_forward(model: nn.Module) -> None:
     """Arm the weights of a model that nobody times: one iteration per training forward. For a model's own forward."""
     if model.training and torch.is_grad_enabled():
-        for _, norm, chain in parametrizations(model):
-            norm.armed = trains(chain) if not norm.per_step else norm.armed
+        for norm, chain in chains(model):
+            if not norm.per_step:
+                norm.armed = trains(chain)
 
 
 def iterate_before_forward(module: nn.Module, args: tuple) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -35,13 +37,27 @@ def plain_attention(attention: Attention, x_BHWC: torch.Tensor) -> torch.Tensor:
     return result @ attention.to_out.weight.T + attention.to_out.bias
 
 
+@pytest.mark.parametrize("window", [1, 2])
 @pytest.mark.parametrize("strided", [False, True])
-def test_windows_heads_and_bias(strided: bool) -> None:
+def test_windows_heads_and_bias(strided: bool, window: int) -> None:
     torch.manual_seed(0)
-    attention = Attention(12, 4, 2, strided=strided, dropout=0.0, bias_index="published").eval()
+    attention = Attention(12, 4, window, strided=strided, dropout=0.0, bias_index="published").eval()
     x_BHWC = torch.randn(2, 4, 6, 12)
     with torch.no_grad():
         torch.testing.assert_close(attention(x_BHWC), plain_attention(attention, x_BHWC), rtol=1e-5, atol=1e-6)
+
+
+def test_a_window_of_one_cell_has_the_gradients_of_any_other() -> None:
+    torch.manual_seed(0)
+    attention, x_BHWC = Attention(12, 4, 1, strided=True, dropout=0.0, bias_index="published"), torch.randn(1, 4, 6, 12)
+    names, parameters = zip(*attention.named_parameters(), strict=True)
+    ours, expected = (
+        torch.autograd.grad(attend(x_BHWC).square().sum(), parameters)
+        for attend in (attention, partial(plain_attention, attention))
+    )
+    for name, mine, theirs in zip(names, ours, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5, msg=name)
+        assert not mine.any() or "position_bias" not in name
 
 
 @pytest.mark.parametrize("window", [1, 2, 3])
@@ -80,3 +96,11 @@ def test_dropout_acts_in_training_only() -> None:
     assert not torch.equal(attention(x_BHWC), attention(x_BHWC))
     attention.eval()
     assert torch.equal(attention(x_BHWC), attention(x_BHWC))
+
+
+def test_position_bias_is_not_rounded_under_autocast() -> None:
+    torch.manual_seed(0)
+    bias = DynamicPositionBias(8, 3, "published")
+    expected = bias()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(bias(), expected)

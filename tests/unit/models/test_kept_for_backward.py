@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from credit.models.hardware import as_on_gpu
 from credit.models.wxformer import products
-from credit.models.wxformer.attention import Attention, FeedForward, attend_fused, attend_on_cpu, to_windows
+from credit.models.wxformer.attention import Attention, FeedForward, attend_fused, attend_on_cpu, softmax_, to_windows
 from credit.models.wxformer.decoder import GroupNorm
 from credit.models.wxformer.embed import CrossScaleEmbedding
 from credit.models.wxformer.products import NormAgain, ProductLinear, linear_of_norm
@@ -120,6 +120,12 @@ def test_attention_on_a_cpu(heads: int, cells: int) -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("cells", [1, 4, 9, 16])
+def test_softmax_of_rows_of_any_length(cells: int) -> None:
+    scores = 100 * torch.randn(3, cells, cells, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(softmax_(scores.clone()), scores.softmax(-1))
+
+
 def test_attention_on_a_cpu_is_float32_under_autocast() -> None:
     torch.manual_seed(0)
     qkv, bias = (3 * torch.randn(5, 16, 2, 3, 8)).bfloat16(), torch.randn(16, 16).bfloat16()
@@ -138,6 +144,32 @@ def test_attention_on_a_cpu_is_float32_under_autocast() -> None:
     exact = attended(fused, torch.float64)
     ours, theirs = (relative(attended(attend, torch.bfloat16), exact) for attend in (attend_on_cpu, fused))
     assert all(a < 1.2 * b for a, b in zip(ours, theirs, strict=True)), (ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("operation", ["attention", "perceptron", "perceptron again", "linear of norm"])
+def test_a_backward_pass_under_autocast_is_the_same(operation: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, first, second = (torch.randn(shape, dtype=dtype) for shape in ((6, 4, 8), (24, 8), (8, 24)))
+    inputs = [one.requires_grad_() for one in (x, first, second)]
+    again = NormAgain(torch.randn(6, 4, 8).to(dtype), torch.ones(8, dtype=dtype), torch.zeros(8, dtype=dtype), 1e-5)
+
+    def result() -> Tensor:
+        if operation == "attention":
+            return attend_on_cpu(x.view(6, 4, 1, 1, 8).expand(6, 4, 1, 3, 8).permute(3, 0, 2, 1, 4), second[:4, :4])
+        if operation == "linear of norm":
+            return linear_of_norm(x, first, None, again, lambda y: y)
+        return products.perceptron((x, first, None), second, None, again if "again" in operation else None)
+
+    def gradients(*, autocast: bool) -> list[Tensor]:
+        y = result()
+        with narrow(autocast):
+            return [g for g in torch.autograd.grad(y.float().sum(), inputs, allow_unused=True) if g is not None]
+
+    ours, expected = gradients(autocast=True), gradients(autocast=False)
+    assert len(ours) >= 2
+    for mine, theirs in zip(ours, expected, strict=True):
+        assert mine.dtype == dtype and torch.equal(mine, theirs)
 
 
 def test_group_norm_is_float32_under_autocast() -> None:
