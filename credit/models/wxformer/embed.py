@@ -17,6 +17,7 @@ from credit.models.hardware import takes_cpu_way
 from credit.models.recall import recall
 from credit.models.wxformer.blocks import BlockGrid, pairs_of_rows
 from credit.models.wxformer.padding import NO_PADDING, SpherePadding
+from credit.models.wxformer.products import outside_autocast
 
 
 def tall_weight(weight: Tensor, stride: int) -> Tensor:
@@ -81,6 +82,7 @@ class WideConvolutions(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @outside_autocast
     def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of the field, if it has one, and of each weight and bias."""
         (x_BHWC, *weights), grid, places = ctx.saved_tensors, ctx.grid, ctx.places

@@ -17,12 +17,15 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from credit.models.hardware import takes_cpu_way
+from credit.models.recall import recall
 from credit.models.wxformer.spectral_norm import without_autocast
 
 # bytes of hidden channels that a core of a CPU works on at a time
 IN_CACHE = 2**21
 
 Operands = tuple[Tensor, Tensor, Tensor | None]
+# weight and bias
+Layer = tuple[Tensor, Tensor | None]
 
 
 def outside_autocast(backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,8 +73,11 @@ class NormAgain:
         """Return what makes norm(x) again, or None where that had better be kept.
 
         It pays in float32 on a CPU, not in bfloat16, where the same work is a larger part of a step and frees half as
-        much (docs/lab_notes.md). The compiler itself chooses what to compute again.
+        much (docs/lab_notes.md), nor where there is no backward pass. The compiler itself chooses what to compute
+        again.
         """
+        if not torch.is_grad_enabled():
+            return None
         narrow = not x.is_meta and torch.is_autocast_enabled(x.device.type)
         if torch.compiler.is_compiling() or narrow or x.dtype != torch.float32 or not takes_cpu_way(x):
             return None
@@ -158,13 +164,15 @@ class _Perceptron(torch.autograd.Function):
         eps: float,
         *sources: Tensor,
     ) -> Tensor:
-        x_NC, parts = x.flatten(0, -2), []
-        for rows in _row_blocks(x_NC, first, cut=bool(sources)):
-            argument_NK = F.linear(x_NC[rows], first, first_bias)
-            parts.append(F.linear(F.gelu(argument_NK), second, second_bias))
-        ctx.save_for_backward(first, second, *((first_bias, *sources) if sources else (argument_NK, x_NC)))
         ctx.eps, ctx.given = eps, len(sources)
-        return _joined(parts).view(*x.shape[:-1], -1)
+        shape, x_NC = x.shape[:-1], x.flatten(0, -2)
+        if sources:
+            ctx.save_for_backward(first, second, first_bias, *sources)
+            (y_NC,) = recall(lambda: (_computed(x_NC, (first, first_bias), (second, second_bias)),))
+            return y_NC.view(*shape, -1)
+        argument_NK = F.linear(x_NC, first, first_bias)
+        ctx.save_for_backward(first, second, argument_NK, x_NC)
+        return F.linear(F.gelu(argument_NK), second, second_bias).view(*shape, -1)
 
     @staticmethod
     @once_differentiable
@@ -193,6 +201,12 @@ class _Perceptron(torch.autograd.Function):
             ]
         of_x = _joined(of_rows).view(*gradient.shape[:-1], -1) if of_x else None
         return of_x, *of_weights, None, *(None for _ in range(ctx.given))
+
+
+def _computed(x_NC: Tensor, first: Layer, second: Layer) -> Tensor:
+    """Return the perceptron of rows, in blocks of them."""
+    blocks = _row_blocks(x_NC, first[0], cut=True)
+    return _joined([F.linear(F.gelu(F.linear(x_NC[rows], *first)), *second) for rows in blocks])
 
 
 def _norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
