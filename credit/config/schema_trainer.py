@@ -139,8 +139,8 @@ class TrainerConfig(Section):
     )
     recompute_steps: bool = Field(
         True,
-        description="With data.forecast_len above 1, keep only the state between rollout steps, and the last step, and "
-        "recompute.",
+        description="With data.forecast_len above 1, of the rollout's steps but the last keep only the state and "
+        "a few small results that are dear to compute, and recompute the rest.",
     )
     activation_checkpoint: bool | Literal["selective"] = Field(
         False,

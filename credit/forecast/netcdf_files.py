@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -108,7 +109,7 @@ class NetcdfFiles:
         except BaseException:
             self.discard(initial_minutes)
             raise
-        if all(piece.missing == 0 for piece in pieces):
+        if not any(piece.missing for piece in pieces):
             del self._begun[initial_minutes]
 
     def discard(self, initial_minutes: int) -> None:
@@ -131,7 +132,7 @@ class _Piece:
 
     def __init__(self, path: Path, numbers: list[int]) -> None:
         self.path, self.numbers = path, numbers
-        self.missing = len(numbers)
+        self.missing = {(number, 0) for number in numbers}  # with the number of the member
         self._part = path.with_name(path.name + ".part")
         self._dataset: netCDF4.Dataset | None = None
 
@@ -142,14 +143,14 @@ class _Piece:
             _define_coordinates(self._dataset, layout, initial, self.numbers)
             for variable in layout.variables:
                 _define_variable(self._dataset, layout, variable)
-            self.missing *= layout.members or 1
+            self.missing = set(itertools.product(self.numbers, range(layout.members or 1)))
         row = self.numbers.index(number)
         for variable in layout.variables:
             values = layout.select(variable, fields)
             place = row if layout.members is None else (row, member)
             missing = np.isnan(values)
             self._dataset[variable.name][place] = np.where(missing, _MISSING, values) if missing.any() else values
-        self.missing -= 1
+        self.missing.discard((number, member))
         if self.missing:
             _begin_to_store(self._part)
         else:
@@ -168,7 +169,7 @@ class _Piece:
 def _begin_to_store(path: Path) -> None:
     """Have the system store, while the model computes, what a file has; else all of it waits for its last step."""
     if hasattr(os, "posix_fadvise"):  # Linux
-        with open(path, "rb") as handle:
+        with suppress(OSError), open(path, "rb") as handle:
             os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 

@@ -56,8 +56,10 @@ class ZarrStore:
             else:
                 self._create(names)
             # to look for chunks of nothing but missing values takes longer than to write them
-            with zarr.config.set({"array.write_empty_chunks": True}):
-                self._arrays = {variable.name: self._group[variable.name] for variable in layout.variables}
+            self._arrays = {
+                variable.name: self._group[variable.name].with_config({"write_empty_chunks": True})
+                for variable in layout.variables
+            }
         except OSError as error:
             shutil.rmtree(self._part, ignore_errors=True)
             raise self._failure(error) from error

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 
+import torch
 from torch import Tensor
 
 Results = tuple[Tensor, ...]
@@ -25,9 +26,10 @@ def recalling() -> tuple[AbstractContextManager[None], AbstractContextManager[No
 def recall(compute: Callable[[], Results]) -> Results:
     """Return what `compute` returns, in a recomputation what it returned in the first pass.
 
-    To be called in the forward of autograd functions, in the same order in both passes.
+    To be called in the forward of autograd functions, in the same order in both passes. Where the compiler traces, all
+    is computed.
     """
-    now = _under_way.get()
+    now = None if torch.compiler.is_compiling() else _under_way.get()
     return compute() if now is None else now.results_of(compute)
 
 
@@ -46,15 +48,21 @@ class _Pass(AbstractContextManager):
         self._taken = 0
         self._token = _under_way.set(self)
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
         _under_way.reset(self._token)
+        # torch ends a recomputation by an exception where it has all that it needs
+        assert kind or not self._again or self._taken == len(self._kept), (self._taken, len(self._kept))
 
     def results_of(self, compute: Callable[[], Results]) -> Results:
         """Return the results that come next."""
         if not self._again:
             results = compute()
-            # the tensors themselves become part of the first pass's graph
-            self._kept.append(tuple(result.detach() for result in results))
+            self._kept.append(_apart(results))
             return results
         self._taken += 1
-        return self._kept[self._taken - 1]
+        return _apart(self._kept[self._taken - 1])
+
+
+def _apart(results: Results) -> Results:
+    """Return the results as other tensors; those that a function returns become part of a graph."""
+    return tuple(result.detach() for result in results)

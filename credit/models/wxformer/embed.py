@@ -131,8 +131,7 @@ class _Rows:
 
     def __init__(self, grid: BlockGrid, blocks_BHWK: Tensor) -> None:
         self._grid, self._blocks = grid, blocks_BHWK
-        paired = takes_cpu_way(blocks_BHWK) and blocks_BHWK.dtype == torch.float32
-        self._pairs = pairs_of_rows(blocks_BHWK) if paired else None
+        self._pairs: tuple[Tensor, Tensor, Tensor] | None = None
 
     def convolved(self, weight: Tensor) -> Tensor:
         """Return the convolution (B, size[0], columns, out), contiguous, with a weight (out, K, taps, 1)."""
@@ -168,8 +167,11 @@ class _Rows:
     def _in_pairs(self, taps: int) -> list[Tensor] | None:
         """Return the rows of `pairs_of_rows` that a kernel reads, None for one that it does not suit."""
         first = self._grid.first(taps * self._grid.stride)
-        if self._pairs is None or first % 2 or taps % 2:
+        suited = takes_cpu_way(self._blocks) and self._blocks.dtype == torch.float32
+        if not suited or first % 2 or taps % 2 or self._grid.size[0] < 2:
             return None
+        if self._pairs is None:
+            self._pairs = pairs_of_rows(self._blocks)
         counts = ((self._grid.size[0] + 1) // 2,) * 2 + (self._grid.size[0] // 2,)
         return [
             rows[:, first // 2 : first // 2 + count + taps // 2 - 1]
@@ -259,6 +261,6 @@ class CrossScaleEmbedding(nn.Module):
             found = WideConvolutions.apply(x_BCHW.permute(0, 2, 3, 1), grid, grid.places(x_BCHW.device), *given)
             scales |= zip(group, found, strict=True)
         others = [conv for conv in self.convs if conv not in scales]
-        padded_BCHW = self.padding.pad(x_BCHW) if others else x_BCHW
+        padded_BCHW = self.padding.pad(x_BCHW).contiguous(memory_format=torch.channels_last) if others else x_BCHW
         scales |= {conv: self._plain_conv(conv, padded_BCHW).permute(0, 2, 3, 1) for conv in others}
         return torch.cat([scales[conv] for conv in self.convs], dim=-1)

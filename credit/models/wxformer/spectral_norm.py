@@ -225,7 +225,7 @@ def apply_spectral_norm(model: nn.Module) -> nn.Module:
 def fold(model: nn.Module) -> nn.Module:
     """Put weight / sigma in the place of every normalised weight, in place, and return the model, which cannot train.
 
-    A module that makes something of its weights has `freeze` called, to make it once.
+    A module that makes kernels of its weights has its `make_kernels_once` called.
 
     Args:
         model: in eval mode, neither split nor sharded over ranks, and without adapters.
@@ -238,12 +238,12 @@ def fold(model: nn.Module) -> nn.Module:
             del module.parametrizations
             module.weight = nn.Parameter(weight, requires_grad=False)
     for module in model.modules():
-        if hasattr(module, "freeze"):
-            module.freeze()
+        if hasattr(module, "make_kernels_once"):
+            module.make_kernels_once()
     return model
 
 
-def chains(module: nn.Module) -> Iterator[tuple[SpectralNorm, parametrize.ParametrizationList]]:
+def weight_chains(module: nn.Module) -> Iterator[tuple[SpectralNorm, parametrize.ParametrizationList]]:
     """Yield (parametrization, all parametrizations of the weight) of every spectrally normalised weight, in any order.
 
     Without names, which take longer to find than all else that a forward needs of it.
@@ -284,7 +284,7 @@ def trains(chain: parametrize.ParametrizationList) -> bool:
 
 def arm(model: nn.Module) -> None:
     """Order one power iteration of every weight that trains, in the next forward. Called once an optimizer step."""
-    for norm, chain in chains(model):
+    for norm, chain in weight_chains(model):
         norm.armed = trains(chain)
 
 
@@ -297,7 +297,7 @@ def iterate_per_step(model: nn.Module) -> None:
 def arm_for_forward(model: nn.Module) -> None:
     """Arm the weights of a model that nobody times: one iteration per training forward. For a model's own forward."""
     if model.training and torch.is_grad_enabled():
-        for norm, chain in chains(model):
+        for norm, chain in weight_chains(model):
             if not norm.per_step:
                 norm.armed = trains(chain)
 

@@ -247,6 +247,17 @@ def test_a_netcdf_file_is_not_filled_before_it_is_written(tmp_path: Path) -> Non
         np.testing.assert_array_equal(dataset["t"][:].filled(np.nan), np.tile(fields[:3], (len(leads), 1, 1, 1)))
 
 
+def test_a_netcdf_file_that_was_given_a_step_twice_still_wants_the_others(tmp_path: Path) -> None:
+    writer, fields, first = _writer(tmp_path), _fields(), Clock().parse(INITIAL[0])
+    for _ in fields:
+        writer.put(first, 0, fields[0])
+    assert not writer.is_complete(first)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".part"]
+    for number in range(1, len(fields)):
+        writer.put(first, number, fields[number])
+    assert writer.is_complete(first)
+
+
 def test_an_interruption_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt

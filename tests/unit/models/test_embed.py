@@ -40,6 +40,9 @@ def assert_same_values_and_gradients(embed: CrossScaleEmbedding, x: Tensor) -> N
     [
         ((4, 8, 16, 32), 2, (36, 40)),
         ((2, 4), 2, (6, 8)),
+        ((8,), 2, (2, 8)),  # one row
+        ((4, 8), 2, (4, 6)),
+        ((4, 8, 16), 2, (7, 6)),
         ((4, 8, 16), 2, (17, 21)),  # what the stride does not cover is dropped
         ((4, 16, 32), 4, (24, 32)),
         ((4, 16, 20), 4, (23, 22)),  # or reaches into a block that is no more

@@ -75,6 +75,20 @@ def test_perceptron(autocast: bool, frozen: bool, blocks: int, monkeypatch: pyte
         assert fewer == 4 * (wide if frozen else x.numel() + 2 * wide) - layer.expand.bias.nbytes
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_perceptron_without_gradient_holds_some_rows_at_a_time(
+    autocast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "WITHOUT_GRADIENT", 2**12)
+    layer, x, widest = FeedForward(8, 0.0), torch.randn(2, 30, 50, 8), []
+    expected = layer(x).detach()
+    monkeypatch.setattr(F, "gelu", lambda y: widest.append(y.nbytes) or torch.ops.aten.gelu(y))
+    with torch.no_grad(), narrow(autocast):
+        ours = layer(x)
+    assert_near([ours.float()], [expected], 1e-2 if autocast else 1e-6)
+    assert len(widest) > 1 and max(widest) <= 2**12
+
+
 def of(layer: nn.Linear) -> tuple[Tensor, Tensor]:
     return layer.weight, layer.bias
 

@@ -52,22 +52,41 @@ def test_a_recomputation_takes_what_was_computed_also_the_second_time() -> None:
     assert Counted.calls == 4, "outside of a recomputation everything is computed"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("blocks", [False, True, "selective"])
-def test_a_rollout_has_the_same_gradients_for_fewer_operations(blocks: bool | str) -> None:
+def test_a_rollout_has_the_same_gradients_for_fewer_operations(
+    blocks: bool | str, frozen: bool, dtype: torch.dtype
+) -> None:
     def rollout(**how) -> tuple[list[Tensor], int]:
         model = build(seed=3).train()
+        model.stages[0].requires_grad_(not frozen)
         if blocks:
             checkpoint_blocks(model, blocks)
         spectral_norm.iterate_per_step(model)
         spectral_norm.arm(model)
+
+        def step(x: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+                return model(x).float()
+
         with FlopCounterMode(display=False) as counter:
-            x = fields()
+            x = fields(batch=2)
             for _ in range(2):
-                x = checkpoint(model, x, use_reentrant=False, **how)
+                x = checkpoint(step, x, use_reentrant=False, **how)
             x.square().mean().backward()
-        return [p.grad for p in model.parameters()], counter.get_total_flops()
+        return [p.grad for p in model.parameters() if p.requires_grad], counter.get_total_flops()
 
     plain, operations = rollout()
     recalled, fewer = rollout(context_fn=recalling)
     assert all(torch.equal(one, other) for one, other in zip(recalled, plain, strict=True))
     assert fewer < operations
+
+
+def test_passes_that_differ_are_noticed() -> None:
+    first, again = recalling()
+    with first:
+        for _ in range(2):
+            recall(lambda: (torch.ones(1),))
+    with pytest.raises(AssertionError), again:
+        recall(lambda: (torch.ones(1),))

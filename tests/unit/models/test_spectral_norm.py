@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 
 from credit.models.wxformer import WXFormer, spectral_norm
+from credit.parallel.activation import checkpoint_blocks
 
 from .small import build, fields
 
@@ -230,8 +231,9 @@ def test_a_compiled_layer_has_one_graph_with_the_iteration_and_one_without() -> 
     assert counter.frame_count == 2
 
 
-def test_folded_weights_give_the_same_values_and_bare_layers() -> None:
-    model = build().eval()
+@pytest.mark.parametrize("out_channels", [3, 24])  # of the wider one the head's kernels are merged
+def test_folded_weights_give_the_same_values_and_bare_layers(out_channels: int) -> None:
+    model = build(out_channels=out_channels).eval()
     x = torch.randn(1, *model.in_shape)
     with torch.no_grad():
         expected, parameters = model(x), sum(p.numel() for p in model.parameters())
@@ -242,6 +244,11 @@ def test_folded_weights_give_the_same_values_and_bare_layers() -> None:
     assert {"to_qkv.weight", "decoder.head.0.weight"} <= {
         name.removeprefix("stages.0.layers.0.short_attention.") for name in model.state_dict()
     }
+
+
+def test_weight_chains_are_those_that_have_names() -> None:
+    model = checkpoint_blocks(build())
+    assert set(spectral_norm.weight_chains(model)) == {(n, c) for _, n, c in spectral_norm.parametrizations(model)}
 
 
 class Sums:
