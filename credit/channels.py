@@ -10,8 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from credit.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    import numpy as np
 
 GROUPS = ("prognostic", "diagnostic", "dynamic_forcing", "static")
 INPUT_GROUPS = ("prognostic", "dynamic_forcing", "static")
@@ -183,3 +187,9 @@ def figure_channels(wanted: Sequence[str] | None, channels: Sequence[Channel], k
         if name not in names:
             raise ConfigError(f'{key}: "{name}" is not scored{did_you_mean(name, names)}')
     return list(wanted)
+
+
+def pick(fields: np.ndarray, channels: list[int]) -> np.ndarray:
+    """Return some channels of (..., C, H, W), without a copy where they follow one another."""
+    first, last = channels[0], channels[-1] + 1
+    return fields[..., first:last, :, :] if channels == list(range(first, last)) else fields[..., channels, :, :]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from credit.channels import ChannelMap
+from credit.channels import ChannelMap, pick
 from credit.errors import ConfigError, did_you_mean
 from credit.grid import LatLonGrid
 from credit.times import EPOCH, Clock
@@ -96,9 +96,7 @@ class ForecastLayout:
 
         It lies in the memory of `fields` where nothing has to be done.
         """
-        index = list(variable.index)
-        side_by_side = index == list(range(index[0], index[-1] + 1))
-        values = fields[index[0] : index[-1] + 1] if side_by_side else fields[index]
+        values = pick(fields, list(variable.index))
         values = values if variable.level_dim else values[0]
         if self.keep_bits is not None:
             values = round_mantissa(values, self.keep_bits)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from credit.channels import pick
 from credit.forecast.forecasts import Forecasts
 from credit.verify.cell_means import CellMeans
 from credit.verify.ensemble_sums import EnsembleSums
@@ -54,9 +55,3 @@ class Contender:
     def members(self) -> int:
         """Number of members, 1 of a single forecast."""
         return self.archive.members or 1
-
-
-def pick(fields: np.ndarray, channels: list[int]) -> np.ndarray:
-    """Return some channels of (..., C, H, W), without a copy where they follow one another."""
-    first, last = channels[0], channels[-1] + 1
-    return fields[..., first:last, :, :] if channels == list(range(first, last)) else fields[..., channels, :, :]

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 from credit import __version__
-from credit.channels import Channel, figure_channels
+from credit.channels import Channel, figure_channels, pick
 from credit.config import Config
 from credit.data.climatology import Climatology
 from credit.data.scan import load_grid
@@ -32,7 +32,7 @@ from credit.verify.baselines import (
 )
 from credit.verify.cases import common_cases, common_leads, require_comparable
 from credit.verify.cell_means import CellMeans, wind_pairs
-from credit.verify.contender import Contender, pick
+from credit.verify.contender import Contender
 from credit.verify.course import Course, CourseKeeper
 from credit.verify.ensemble_sums import EnsembleSums
 from credit.verify.facts import describe_grid, describe_truth
