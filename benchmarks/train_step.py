@@ -24,11 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
-from wxformer import INPUTS, OUTPUTS, STARTER, build_ours, build_reference, prepare, run_script
+from wxformer import INPUTS, OUTPUTS, STARTER, build_ours, build_reference, mean_square, prepare, run_script
 
 OTHER, OPTIMIZER = "other", "optimizer"
 # part -> its modules
@@ -142,7 +141,7 @@ def measure(who: str, dtype: str, steps: int) -> dict[str, Any]:
     def step() -> dict[str, dict[str, float]]:
         parts.begin()
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
-            loss = F.mse_loss(model(x).float(), target)
+            loss = mean_square(model(x), target)
         parts.enter(OTHER, "backward")
         loss.backward()
         parts.enter(OPTIMIZER, "backward")

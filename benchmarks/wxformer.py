@@ -8,13 +8,14 @@ whose model file needs torch and einops. Every measurement is a process of its o
 library and weights included) is its own; those of one round follow one another, and ratios are of one round, as the
 machine may be faster in the next. A training step is forward, mean squared error, backward and a fused AdamW update; of
 its times the least of the steps after the first counts. Ours is prepared as `credit train` and `credit rollout` do it,
-with folded weights in evaluation.
+with folded weights in evaluation. `tensors` is the most that what torch made in a step took at a time, counted in a
+step of its own after the others; weights, samples and optimizer are not in it.
 
 `published` is the size of NCAR's published weights, 640 x 1280 cells and 124 million weights, ours alone; its training
 step needs `--cases checkpoint` on most machines.
 
 Cases of ours alone: `checkpoint` is a training step with activation checkpointing of every block, `rollout` one of two
-forecast steps, the first of which is computed again in the backward pass.
+forecast steps, the first of which is computed again in the backward pass, `rollout-kept` the same with everything kept.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from live_memory import LiveMemory
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -63,7 +65,8 @@ PUBLISHED = {
 # model -> its settings and channels in and out
 MODELS = {"starter": ({**STARTER, **STARTER_ONLY}, INPUTS, OUTPUTS), "published": (PUBLISHED, 74, 71)}
 SHARED = ("eval", "train")
-MODES = (*SHARED, "checkpoint", "rollout")
+ROLLOUTS = ("rollout", "rollout-kept")
+MODES = (*SHARED, "checkpoint", *ROLLOUTS)
 
 
 def build_ours(model: str = "starter") -> nn.Module:
@@ -91,7 +94,7 @@ def build_reference() -> nn.Module:
 
 
 def measure(who: str, mode: str, dtype: str, steps: int, size: str = "starter") -> dict[str, float]:
-    """Run one case in this process; return seconds, CPU seconds and the peak resident memory in GB."""
+    """Run one case in this process; return seconds, CPU seconds, peak resident memory and that of tensors in GB."""
     torch.manual_seed(0)
     model = build_ours(size) if who == "ours" else build_reference()
     settings, inputs, outputs = MODELS[size]
@@ -105,16 +108,17 @@ def measure(who: str, mode: str, dtype: str, steps: int, size: str = "starter") 
         from credit.parallel.activation import checkpoint_blocks
 
         checkpoint_blocks(model, True)
-    arm = _times_spectral_norm(model) if mode == "rollout" else lambda: None
+    arm = _times_spectral_norm(model) if mode in ROLLOUTS else lambda: None
 
     def loss() -> Tensor:
-        if mode != "rollout":
-            return F.mse_loss(model(x).float(), target)
+        if mode not in ROLLOUTS:
+            return mean_square(model(x), target)
         from credit.models.recall import recalling
 
-        first = checkpoint(model, x, use_reentrant=False, context_fn=recalling)
+        again = mode == "rollout"
+        first = checkpoint(model, x, use_reentrant=False, context_fn=recalling) if again else model(x)
         second = model(first[:, :inputs])
-        return F.mse_loss(first.float(), target) + F.mse_loss(second.float(), target)
+        return mean_square(first, target) + mean_square(second, target)
 
     def step() -> None:
         arm()
@@ -134,8 +138,15 @@ def measure(who: str, mode: str, dtype: str, steps: int, size: str = "starter") 
             step()
             times.append(time.perf_counter() - start)
             cpu_times.append(time.process_time() - cpu_start)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    return {"time": min(times[1:]), "cpu": min(cpu_times[1:]), "peak": peak}
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+        with LiveMemory([*model.parameters(), *model.buffers(), x, target]) as live:
+            step()
+    return {"time": min(times[1:]), "cpu": min(cpu_times[1:]), "peak": peak, "tensors": live.peak / 1e9}
+
+
+def mean_square(y: Tensor, target: Tensor) -> Tensor:
+    """Return the mean squared error; the mean that torch's own takes would hold the memory of all its terms."""
+    return F.mse_loss(y.float(), target, reduction="none").mean()
 
 
 def prepare(model: nn.Module, mode: str) -> None:
@@ -171,7 +182,8 @@ def main() -> None:
         print(json.dumps(measure(*args.case, args.steps, args.model)))
         return
     print(f"torch {torch.__version__}, {args.threads} threads, {args.rounds} rounds, median (least to most)")
-    print(f"{'case':12}{'dtype':10}{'':10}{'time [s]':>24}{'CPU [s]':>24}{'peak [GB]':>24}", flush=True)
+    titles = "".join(f"{title:>24}" for title in ("time [s]", "CPU [s]", "peak [GB]", "tensors [GB]"))
+    print(f"{'case':14}{'dtype':10}{'':10}{titles}", flush=True)
     results: dict[tuple[str, str, str], list[dict[str, float]]] = {}
     cases = [
         (who, mode, dtype)
@@ -204,9 +216,9 @@ def run_script(script: Path, case: tuple[str, ...], args: argparse.Namespace) ->
 
 
 def _print(mode: str, dtype: str, who: str, found: list[dict[str, float]]) -> None:
-    values = [[result[key] for result in found] for key in ("time", "cpu", "peak")]
+    values = [[result[key] for result in found] for key in ("time", "cpu", "peak", "tensors")]
     shown = "".join(f"{f'{statistics.median(v):.2f} ({min(v):.2f} to {max(v):.2f})':>24}" for v in values)
-    print(f"{mode:12}{dtype:10}{who:10}{shown}", flush=True)
+    print(f"{mode:14}{dtype:10}{who:10}{shown}", flush=True)
 
 
 if __name__ == "__main__":
