@@ -23,6 +23,8 @@ CUDA = torch.device("cuda", 0)
 _aten = torch.ops.aten
 # from where to where
 _WAYS = {("cpu", "cuda"): "sends", ("cuda", "cpu"): "fetches"}
+# fake memory cannot be pinned
+_PINS = (_aten.pin_memory.default, _aten._pin_memory.default)
 _PRODUCTS = (_aten.mm.default, _aten.addmm.default)
 _PACKAGE = str(Path(__file__).parents[2] / "credit")
 
@@ -45,6 +47,8 @@ class Watch(TorchDispatchMode):
         if func is _aten._local_scalar_dense.default and args[0].device == CUDA:
             self._note("reads a value")
             return 1.0
+        if func in _PINS:
+            return args[0]
         result = func(*args, **kwargs)
         # of a copy in place the last is where it comes from
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from credit.cli.plan import blank_assets, build_grid
-from credit.config import Config, build_config
+from credit.config import Config
 from credit.config.schema_forecast import EnsembleConfig
 from credit.data.batch import Batch
 from credit.forecast.ensemble import build_perturbation
@@ -36,7 +36,7 @@ from credit.train.optim import build_optimizer
 from credit.train.validate import deal_cases, validate
 from tests.gpu.watch import CUDA, Watch, fake_gpu
 from tests.unit.forecast import air
-from tests.unit.hpc.measured import SMALL, small_config
+from tests.unit.hpc.measured import small_config
 
 GRID = "32x64"
 CPU = torch.device("cpu")
