@@ -26,7 +26,7 @@ _WAYS = {("cpu", "cuda"): "sends", ("cuda", "cpu"): "fetches"}
 # fake memory cannot be pinned
 _PINS = (_aten.pin_memory.default, _aten._pin_memory.default)
 _PRODUCTS = (_aten.mm.default, _aten.addmm.default)
-_PACKAGE = str(Path(__file__).parents[2] / "credit")
+_OURS = tuple(str(Path(__file__).parents[2] / folder) for folder in ("credit", "tests"))
 
 
 class Watch(TorchDispatchMode):
@@ -61,7 +61,7 @@ class Watch(TorchDispatchMode):
         return result
 
     def _note(self, what: str) -> None:
-        frames = [frame for frame in traceback.extract_stack() if frame.filename.startswith(_PACKAGE)]
+        frames = [frame for frame in traceback.extract_stack()[:-2] if frame.filename.startswith(_OURS)]
         where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "torch"
         self.seen.append(f"{where} {what}")
 

@@ -9,9 +9,11 @@ import json
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -28,6 +30,8 @@ from credit.forecast.stochastic import build_stochastic
 from credit.models.wxformer import spectral_norm
 from credit.parallel.materialise import allocate_
 from credit.parallel.mesh import RunMesh
+from credit.parallel.reduce import gradient_norm
+from credit.parallel.transfer import Fetched
 from credit.train.assemble import build_run_loss, build_step, build_stepper, cell_weights
 from credit.train.assets import Assets
 from credit.train.ema import WeightAverage
@@ -47,12 +51,23 @@ TRAINING = {
     "step": [],
     "step in bfloat16": ["trainer.amp=true", "model.decoder=transposed"],
     "two steps computed again": ["data.forecast_len=2", "trainer.amp=true"],
-    "checkpointed, accumulated": ["data.forecast_len=2", "trainer.activation_checkpoint=true", "trainer.grad_accum_every=2"],
+    "checkpointed, accumulated": ["trainer.activation_checkpoint=true", "trainer.grad_accum_every=2"],
     "selective, damped": ["trainer.activation_checkpoint=selective", "model.hyperdiffusion={time: 3h}"],
-    "dropout, without spectral norm": ["model.attn_dropout=0.1", "model.ff_dropout=0.1", "model.use_spectral_norm=false"],
+    "dropout, no spectral norm": ["model.attn_dropout=0.1", "model.ff_dropout=0.1", "model.use_spectral_norm=false"],
     "adapters": ["trainer.lora={rank: 2, targets: ['*.to_qkv']}", "trainer.resume=somewhere"],
     "bounds, transforms": ["data.fields.t2m={minimum: 200}", "data.transforms={msl: {kind: log1p, unit: 1}}"],
-}  # fmt: skip
+}
+# name -> inference.amp, ensemble
+FORECASTS = {"forecast": (False, None), "forecast in bfloat16": (True, None), "ensemble": (False, ENSEMBLE)}
+# name -> whether on pressure levels
+BUDGETS = {"budgets on model levels": False, "budgets on pressure levels": True}
+# what a step might do wrong -> what is to be said of it
+WRONG = {
+    "a tensor on the host": "found at least two devices",
+    "a value that is read": "reads a value",
+    "a value that is sent": "sends ()",
+    "a list as index": "sends (2,)",
+}
 
 
 class Still:
@@ -152,18 +167,64 @@ def budgets(folder: Path, pressure: bool) -> list[str]:
     return watch.seen
 
 
-def cases(folder: Path) -> Iterator[tuple[str, Callable[[], Sequence[str]]]]:
+def fetch() -> list[str]:
+    """Fetch a tensor of the second GPU; return where the host waited before it asked for the values."""
+    event = mock.Mock()
+    with fake_gpu(), Watch() as watch, mock.patch("torch.cuda.current_stream") as stream:
+        stream.return_value.record_event.return_value = event
+        second = torch.device("cuda", 1)
+        fetched = Fetched(torch.zeros(3, device=second))
+        assert stream.call_args == mock.call(second)
+        assert not event.synchronize.called
+        assert fetched.get().device == CPU
+        assert event.synchronize.called
+    return watch.seen
+
+
+def offloaded() -> list[str]:
+    """Take the norm of gradients in host memory, which must wait for the flags; return where else the host waited."""
+    with fake_gpu(), Watch() as watch:
+        norm, sums = gradient_norm([torch.ones(3)], [torch.zeros((), device=CUDA)])
+    assert norm.device == sums.device == CPU
+    assert len(watch.seen) == 1 and watch.seen[0].endswith("fetches ()"), watch.seen
+    return []
+
+
+def wrong(name: str) -> list[str]:
+    """Do what no step should; return where the host waited."""
+    with fake_gpu(), Watch() as watch:
+        x = torch.zeros(4, 3, device=CUDA, requires_grad=True)
+        if name == "a tensor on the host":
+            (x * torch.ones(3)).sum()
+        elif name == "a value that is read":
+            # in the backward pass, which has a thread of its own
+            x.register_hook(lambda gradient: gradient * gradient.sum().item())
+            x.square().sum().backward()
+        elif name == "a value that is sent":
+            x.new_tensor(1.0)
+        else:
+            x[:, [0, 2]].sum()
+    return watch.seen
+
+
+SINGLE = {"what is fetched": fetch, "gradients on the host": offloaded}
+
+
+def cases(folder: Path) -> Iterator[tuple[str, Callable[[], list[str]]]]:
     """Yield every case by its name."""
+    grid = build_grid(GRID)
     for name, overrides in TRAINING.items():
         config = small_config("data.valid_forecast_len=2", *overrides)
-        yield name, lambda config=config: train(config, blank_assets(config, build_grid(GRID), {}))
-    for amp in ("false", "true"):
+        yield name, partial(train, config, blank_assets(config, grid, {}))
+    for name, (amp, ensemble) in FORECASTS.items():
         config = small_config(f"inference.amp={amp}")
-        yield f"forecast, amp {amp}", lambda c=config: forecast_with(c, blank_assets(c, build_grid(GRID), {}), None)
-    config = small_config()
-    yield "ensemble", lambda: forecast_with(config, blank_assets(config, build_grid(GRID), {}), ENSEMBLE)
-    for pressure in (False, True):
-        yield f"budgets, pressure levels {pressure}", lambda p=pressure: budgets(folder, p)
+        yield name, partial(forecast_with, config, blank_assets(config, grid, {}), ensemble)
+    for name, pressure in BUDGETS.items():
+        yield name, partial(budgets, folder, pressure)
+    for name, function in SINGLE.items():
+        yield name, function
+    for name in WRONG:
+        yield name, partial(wrong, name)
 
 
 def main() -> None:
@@ -172,7 +233,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, case in cases(Path(folder)):
             try:
-                found[name] = {"waits": list(case()), "error": ""}
+                found[name] = {"waits": case(), "error": ""}
             except Exception:
                 found[name] = {"waits": [], "error": traceback.format_exc()}
     json.dump(found, sys.stdout)
