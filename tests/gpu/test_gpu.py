@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -18,7 +19,7 @@ import pytest
 import torch
 
 from credit.parallel.transfer import Fetched, to_device
-from credit.train import network
+from credit.train import network, trainer
 from tests.gpu.worker import BUDGETS, FORECASTS, SINGLE, TRAINING, WRONG
 
 CASES = [*TRAINING, *FORECASTS, *BUDGETS, *SINGLE]
@@ -84,3 +85,28 @@ def test_deterministic_products_are_possible_on_a_gpu(monkeypatch: pytest.Monkey
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
     network.use_deterministic_algorithms(True)
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+
+
+def test_the_step_under_way_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = []
+
+    class Told:
+        def __init__(self, number: int) -> None:
+            self._number = number
+
+        def get(self) -> torch.Tensor:
+            order.append(f"asked {self._number}")
+            return torch.zeros(())
+
+    def step(source: object, number: int, *_: object) -> SimpleNamespace:
+        order.append(f"step {number}")
+        return SimpleNamespace(stop=number)
+
+    monkeypatch.setattr(trainer, "Fetched", Told)
+    monkeypatch.setattr(trainer, "learning_rate", lambda *_: 1e-3)
+    run, stop = mock.MagicMock(), mock.Mock()
+    run._at, run._due.return_value, run._save_seconds.return_value = SimpleNamespace(step=0), False, 0.0
+    run._parts.total_steps, run._parts.device, run._parts.training_step = 3, torch.device("cuda"), step
+    run._conf.log_every, stop.reason.return_value = 10, None
+    trainer.Trainer._take_steps(run, mock.Mock(), mock.Mock(), mock.Mock(), stop)
+    assert order == ["step 0", "step 1", "asked 0", "step 2", "asked 1"]
