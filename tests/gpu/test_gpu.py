@@ -20,9 +20,9 @@ import torch
 
 from credit.parallel.transfer import Fetched, to_device
 from credit.train import network, trainer
-from tests.gpu.worker import BUDGETS, FORECASTS, SINGLE, TRAINING, WRONG
+from tests.gpu.worker import BUDGETS, FORECASTS, SINGLE, SPLIT, TRAINING, WRONG
 
-CASES = [*TRAINING, *FORECASTS, *BUDGETS, *SINGLE]
+CASES = [*TRAINING, SPLIT, *FORECASTS, *BUDGETS, *SINGLE]
 
 
 @pytest.fixture(scope="module")

@@ -28,8 +28,9 @@ from credit.forecast.run import forecast, inferred, starts_of
 from credit.forecast.step import Stepper
 from credit.forecast.stochastic import build_stochastic
 from credit.models.wxformer import spectral_norm
+from credit.parallel.launch import fake_ranks
 from credit.parallel.materialise import allocate_
-from credit.parallel.mesh import RunMesh
+from credit.parallel.mesh import Degrees, RunMesh, build_mesh
 from credit.parallel.reduce import gradient_norm
 from credit.parallel.transfer import Fetched
 from credit.train.assemble import build_run_loss, build_step, build_stepper, cell_weights
@@ -43,7 +44,8 @@ from tests.unit.forecast import air
 from tests.unit.hpc.measured import small_config
 
 GRID = "32x64"
-CPU = torch.device("cpu")
+CPU, META = torch.device("cpu"), torch.device("meta")
+ALONE = RunMesh()
 PERTURBED = {"kind": "bred", "amplitude": 0.2, "cycles": 1, "cycle": "6h"}
 ENSEMBLE = {"members": 3, "perturbation": PERTURBED, "stochastic": {}, "noise": {"std": 0.1}}
 # name -> overrides of the quickstart with a small network; a rollout has as many steps as data.forecast_len says
@@ -57,6 +59,7 @@ TRAINING = {
     "adapters": ["trainer.lora={rank: 2, targets: ['*.to_qkv']}", "trainer.resume=somewhere"],
     "bounds, transforms": ["data.fields.t2m={minimum: 200}", "data.transforms={msl: {kind: log1p, unit: 1}}"],
 }
+SPLIT = "split over two ranks"
 # name -> inference.amp, ensemble
 FORECASTS = {"forecast": (False, None), "forecast in bfloat16": (True, None), "ensemble": (False, ENSEMBLE)}
 # name -> whether on pressure levels
@@ -98,14 +101,10 @@ def batch_of(config: Config, assets: Assets, steps: int) -> Batch:
     )
 
 
-def network(config: Config, assets: Assets) -> tuple[torch.nn.Module, bool]:
-    """Return the run's network on the meta device, and whether it runs under autocast."""
-    return allocate_network(config, assets, RunMesh(), torch.device("meta"))
-
-
-def train(config: Config, assets: Assets) -> list[str]:
+def train(config: Config, assets: Assets, mesh: RunMesh = ALONE) -> list[str]:
     """Take an optimizer step and a validation; return where the host waited in the step."""
-    (model, autocast), loss = network(config, assets), build_run_loss(config, assets, CPU)
+    model, autocast = allocate_network(config, assets, mesh, META)
+    loss = build_run_loss(config, assets, CPU)
     steps = config.data.forecast_len
     with fake_gpu():
         allocate_(model, CUDA)
@@ -122,13 +121,20 @@ def train(config: Config, assets: Assets) -> list[str]:
         assert halves == autocast, f"bfloat16: {halves}"
         with average.applied(), Watch():
             share = deal_cases(2, 2, 0, 1)
-            validate(stepper, loss, batches, share, cell_weights(assets, CUDA), 360, steps, lambda: False)
+            scores = validate(stepper, loss, batches, share, cell_weights(assets, CUDA), 360, steps, lambda: False)
+        assert scores is not None and "rmse/z500/6h" in scores, scores
     return watch.seen
+
+
+def train_split(config: Config, assets: Assets) -> list[str]:
+    """Do the same on the first of two ranks that share each sample; the other does not exist."""
+    with fake_ranks(2):
+        return train(config, assets, build_mesh(Degrees(tensor=2), 0, "cuda"))
 
 
 def forecast_with(config: Config, assets: Assets, ensemble: dict[str, Any] | None) -> list[str]:
     """Forecast two steps; return where the host waited from the second step on."""
-    model, _ = network(config, assets)
+    model, _ = allocate_network(config, assets, ALONE, META)
     conf = None if ensemble is None else EnsembleConfig(**ensemble)
     frames, step = Still(assets), config.data.step_minutes
     with fake_gpu():
@@ -216,6 +222,8 @@ def cases(folder: Path) -> Iterator[tuple[str, Callable[[], list[str]]]]:
     for name, overrides in TRAINING.items():
         config = small_config("data.valid_forecast_len=2", *overrides)
         yield name, partial(train, config, blank_assets(config, grid, {}))
+    config = small_config("trainer.parallelism={data: none, tensor: 2}", "trainer.amp=true")
+    yield SPLIT, partial(train_split, config, blank_assets(config, grid, {}))
     for name, (amp, ensemble) in FORECASTS.items():
         config = small_config(f"inference.amp={amp}")
         yield name, partial(forecast_with, config, blank_assets(config, grid, {}), ensemble)
