@@ -106,7 +106,7 @@ def process_group(launch: Launch, device: torch.device, timeout_minutes: int) ->
 
     Args:
         launch: facts of this process.
-        device: where the model lives.
+        device: where the model lives; of GPUs the current one, which `credit.train.network.choose_device` makes it.
         timeout_minutes: how long a collective waits for the slowest rank before the run fails.
     """
     if launch.world == 1:
