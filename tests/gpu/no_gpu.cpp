@@ -1,5 +1,5 @@
 // Stands for the CUDA driver in a torch that was built without it, so that autograd takes fake tensors of a GPU.
-// To be loaded before torch (LD_PRELOAD). torch built with CUDA does the same by itself where there is no GPU.
+// To be loaded before torch (LD_PRELOAD).
 
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/detail/CUDAHooksInterface.h>

@@ -66,7 +66,7 @@ FORECASTS = {"forecast": (False, None), "forecast in bfloat16": (True, None), "e
 BUDGETS = {"budgets on model levels": False, "budgets on pressure levels": True}
 # what a step might do wrong -> what is to be said of it
 WRONG = {
-    "a tensor on the host": "found at least two devices",
+    "a tensor on the host": "devices",
     "a value that is read": "reads a value",
     "a value that is sent": "sends ()",
     "a list as index": "sends (2,)",
