@@ -31,7 +31,7 @@ class Buffers:
         if get_worker_info() is not None:
             # as torch's own collation does it; share_memory_() would copy what is not there yet
             return torch.empty(0).set_(torch.UntypedStorage._new_shared(4 * size), 0, shape)
-        if torch.cuda.is_available():
+        if torch.cuda.is_initialized():  # by this process, which then trains on a GPU
             return torch.empty(shape, pin_memory=True)
         free = self._free[size]
         memory = _pop(free, size)

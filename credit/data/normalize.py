@@ -74,9 +74,8 @@ class Normalizer(nn.Module):
         """Return values whose differences are those of physical values: without the mean, which would cost digits."""
         mean, std = self._of(group, x.dim())
         scaled = x.float() * std
-        if self._transforms[group]:
-            rows = list(self._transforms[group])
-            scaled[:, rows] += mean[:, rows]
+        for row in self._transforms[group]:
+            scaled[:, row] += mean[:, row]
         return self._each(invert, scaled, group)
 
     def encode_rows(self, x: torch.Tensor, group: str, rows: Sequence[int]) -> torch.Tensor:

@@ -8,13 +8,13 @@ from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from credit.errors import CreditError
 from credit.forecast.products import Products
 from credit.forecast.run import Start
 from credit.forecast.writer import ForecastWriter
+from credit.parallel.transfer import Fetched
 
 _WAITING = 2  # steps between the model and the disk; each is a batch of fields
 
@@ -49,8 +49,7 @@ class BackgroundWriter:
         self._writer, self._numbers, self._step, self._origin = writer, numbers, step_minutes, origin
         self._wanted, self._products = frozenset(wanted), products
         self._last = max(numbers)
-        self._queue: queue.Queue[tuple[list[tuple[int, int, Start]], Tensor, torch.cuda.Event | None] | None]
-        self._queue = queue.Queue(_WAITING)
+        self._queue: queue.Queue[tuple[list[tuple[int, int, Start]], Fetched] | None] = queue.Queue(_WAITING)
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._write_all, name="writer", daemon=True)
 
@@ -74,7 +73,7 @@ class BackgroundWriter:
             if lead in self._numbers or (self._products is not None and self._products.needs_every_step):
                 kept.append((row, lead, start))
         if kept:
-            self._queue.put((kept, *_to_host(output)))
+            self._queue.put((kept, Fetched(output)))
 
     def __enter__(self) -> BackgroundWriter:
         self._thread.start()
@@ -102,10 +101,8 @@ class BackgroundWriter:
                 except BaseException as error:
                     self._error = error
 
-    def _write(self, kept: list[tuple[int, int, Start]], output: Tensor, copied: torch.cuda.Event | None) -> None:
-        if copied is not None:
-            copied.synchronize()
-        fields = output.numpy()
+    def _write(self, kept: list[tuple[int, int, Start]], output: Fetched) -> None:
+        fields = output.get().numpy()
         for row, lead, start in kept:
             self._require_finite(fields[row], lead, start)
             made = fields[row] if self._products is None else self._products.make(start, lead, fields[row])
@@ -124,14 +121,3 @@ class BackgroundWriter:
             f"{lead / 60:g} h; not written. Forecast a shorter inference.lead_time, or train on longer "
             "rollouts (data.forecast_len)"
         )
-
-
-def _to_host(output: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
-    """Begin to copy a GPU's fields into pinned memory; the event tells when they are there."""
-    if output.device.type != "cuda":
-        return output, None
-    host = torch.empty(output.shape, dtype=output.dtype, pin_memory=True)
-    host.copy_(output, non_blocking=True)
-    copied = torch.cuda.Event()
-    copied.record()
-    return host, copied

@@ -25,13 +25,16 @@ class Place:
 
     Attributes:
         group: ``output``, of which prognostic channels are the first, or ``dynamic_forcing``.
-        rows: its channels there, in the order of the run's levels.
+        rows: its channels there, side by side, in the order of the run's levels.
         factor: from its units to SI; of a flux, to what passes in a step, in kg m-2 or J m-2.
     """
 
     group: str
     rows: tuple[int, ...]
     factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        assert self.rows == tuple(range(self.rows[0], self.rows[-1] + 1)), "no index has to go to the device"
 
 
 class StepFields:
@@ -59,9 +62,9 @@ class StepFields:
 
     def correct(self, place: Place, values_BKHW: Tensor) -> None:
         """Put other values of a predicted variable in place."""
-        rows = torch.tensor(place.rows, device=self.output_BCHW.device)
         encoded = self._normalizer.encode_rows(values_BKHW / place.factor, "output", place.rows)
-        self.output_BCHW = self.output_BCHW.index_copy(1, rows, encoded)
+        first, last = place.rows[0], place.rows[-1]
+        self.output_BCHW = self.output_BCHW.slice_scatter(encoded, 1, first, last + 1)
         # what was written is what counts from here on: the values as float32 keeps them
         self._known.pop(("output", place), None)
 

@@ -24,6 +24,7 @@ from credit.forecast.run import Perturb, Start, analyses, forcing_of, generator_
 from credit.forecast.step import Stepper
 from credit.grid import LatLonGrid
 from credit.parallel.tensor_parallel import drop_rate
+from credit.parallel.transfer import to_device
 from credit.times import parse_duration
 
 
@@ -140,7 +141,7 @@ class _Noise:
     def __call__(self, starts: Sequence[Start], state_BCTHW: Tensor) -> Tensor:
         """Return (B, C, H, W) on the device of the state."""
         drawn = np.stack([self._draw(generator_of(self._seed, start, 0)) for start in starts])
-        return torch.from_numpy(drawn).to(state_BCTHW.device)
+        return to_device(drawn, state_BCTHW.device)
 
     def _draw(self, generator: np.random.Generator) -> np.ndarray:
         if self._correlated is None:
@@ -173,7 +174,7 @@ class _BredVectors:
             times = [start.analysis - number * self._cycle for start in starts]
             with self._reading:
                 history = analyses(self._frames, times, self._step, self._history)
-            state = stepper.normalizer.encode(torch.from_numpy(history).to(device), "prognostic")
+            state = stepper.normalizer.encode(to_device(history, device), "prognostic")
             both = torch.cat([state, stepper.perturbed(state, self._amplitude * bred[:, :, None])])
             forcing = forcing_of(stepper, self._frames, [*times, *times], self._step, self._history, self._reading)
             for output in stepper.rollout(both, forcing, self._cycle // self._step):

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from credit.config.schema_forecast import EnsembleConfig
 from credit.errors import ConfigError, did_you_mean
 from credit.forecast.run import Start, generator_of
 from credit.parallel.activation import is_marked, plain_name
+from credit.parallel.transfer import to_device
 
 
 class NetworkNoise:
@@ -82,7 +82,7 @@ class NetworkNoise:
             if generator is not None:
                 generator.standard_normal(out=row, dtype=np.float32)
         size = output.float().std(dim=tuple(range(1, output.ndim)), keepdim=True)
-        return output + (self._std * size * torch.from_numpy(drawn).to(output.device)).to(output.dtype)
+        return output + (self._std * size * to_device(drawn, output.device)).to(output.dtype)
 
 
 def find_blocks(model: nn.Module, where: Sequence[str] | None) -> dict[str, nn.Module]:

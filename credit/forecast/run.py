@@ -12,6 +12,7 @@ from torch import Tensor
 
 from credit.data.frames import Frames
 from credit.forecast.step import Stepper
+from credit.parallel.transfer import to_device
 
 
 @dataclass(frozen=True, order=True)
@@ -67,7 +68,7 @@ def forcing_of(
                 np.stack([frames.forcing(t + (number + k) * step_minutes, initial=t) for k in past], axis=1)
                 for t in times
             ]
-        return stepper.normalizer.encode(torch.from_numpy(np.stack(fields)).to(device), "dynamic_forcing")
+        return stepper.normalizer.encode(to_device(np.stack(fields), device), "dynamic_forcing")
 
     return forcing
 
@@ -103,9 +104,7 @@ def forecast(
     times = [start.analysis for start in starts]
     with reading:
         history = analyses(frames, times, step_minutes, history_len)
-    state = stepper.normalizer.encode(
-        torch.from_numpy(history).to(stepper.normalizer.tendency_scale_C.device), "prognostic"
-    )
+    state = stepper.normalizer.encode(to_device(history, stepper.normalizer.tendency_scale_C.device), "prognostic")
     if perturb is not None:
         state = perturb(starts, state)
     forcing = forcing_of(stepper, frames, times, step_minutes, history_len, reading)

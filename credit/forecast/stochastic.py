@@ -19,6 +19,7 @@ from credit.config.schema_forecast import EnsembleConfig
 from credit.data.harmonics import CorrelatedNoise
 from credit.forecast.run import Start, generator_of
 from credit.grid import LatLonGrid
+from credit.parallel.transfer import to_device
 from credit.times import parse_duration
 
 
@@ -46,7 +47,7 @@ class StochasticTendencies:
         moving = np.array([start.member >= self._first for start in starts], dtype=np.float32)[:, None, None, None]
         while True:
             r = np.clip(self._amplitude * pattern, -1.0, 1.0)
-            yield torch.from_numpy(1.0 + moving * r).to(device)
+            yield to_device(1.0 + moving * r, device)
             pattern = self._memory * pattern + math.sqrt(1.0 - self._memory**2) * self._draw(generators)
 
     def _draw(self, generators: Sequence[np.random.Generator]) -> np.ndarray:

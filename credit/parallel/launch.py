@@ -106,7 +106,7 @@ def process_group(launch: Launch, device: torch.device, timeout_minutes: int) ->
 
     Args:
         launch: facts of this process.
-        device: where the model lives.
+        device: where the model lives; of GPUs the current one, which `credit.train.network.choose_device` makes it.
         timeout_minutes: how long a collective waits for the slowest rank before the run fails.
     """
     if launch.world == 1:
@@ -114,9 +114,7 @@ def process_group(launch: Launch, device: torch.device, timeout_minutes: int) ->
         return
     # torch's record of the last collectives, which tells who is missing when one does not end
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    elif hasattr(os, "SCHED_BATCH"):
+    if device.type == "cpu" and hasattr(os, "SCHED_BATCH"):
         # a thread that gloo wakes must not interrupt one that computes: a small all-reduce takes a quarter of the time
         # (docs/lab_notes.md); threads that are started from here on inherit it
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

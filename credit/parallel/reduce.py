@@ -56,7 +56,8 @@ def gradient_norm(gradients: Sequence[Tensor], flags: Sequence[Tensor] = ()) -> 
         for number, parts in by_copies.items()
     ]
     total = torch.stack(squares).sum()
-    sums = torch.stack([total, *(flag.to(total, non_blocking=True) for flag in flags)])
+    # where gradients are kept on the host it must wait for the flags, so not `non_blocking`
+    sums = torch.stack([total, *(flag.to(total) for flag in flags)])
     if dist.is_initialized():
         dist.all_reduce(sums)
     return sums[0].sqrt(), sums[1:]

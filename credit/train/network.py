@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 from collections.abc import Mapping
 
 import torch
@@ -30,20 +31,28 @@ logger = logging.getLogger(__name__)
 
 
 def use_deterministic_algorithms(on: bool) -> None:
-    """Have torch compute with deterministic algorithms alone, or not."""
+    """Have torch compute with deterministic algorithms alone, or not; to be called before the first product."""
+    if on:
+        # without which torch refuses every matrix product on a GPU
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if on != torch.are_deterministic_algorithms_enabled():
         # which imports torch's compiler: a second
         torch.use_deterministic_algorithms(on)
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
-    """Return the device of ``trainer.device``; of a host's GPUs, the one of the process with `local_rank`."""
+    """Return the device of ``trainer.device``; of a host's GPUs, the one of the process with `local_rank`.
+
+    A GPU becomes the process's current one: else every rank would take memory on the host's first GPU, too.
+    """
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("trainer.device: cuda, but torch sees no GPU here; use auto or cpu")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda":
-        return torch.device("cuda", local_rank % torch.cuda.device_count())
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        return device
     return torch.device(name)
 
 

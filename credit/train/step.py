@@ -100,7 +100,7 @@ class TrainingStep:
         total = torch.stack(losses).sum()
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         # a loss may overflow where its gradient does not
-        flags = (total.new_tensor(float(stop)), 1.0 - torch.isfinite(total).float())
+        flags = (total.new_full((), float(stop)), 1.0 - torch.isfinite(total).float())
         grad_norm, (stops, bad_losses) = gradient_norm(gradients, flags)
         bad = 1.0 - (torch.isfinite(grad_norm) & (bad_losses == 0)).float()
         for group in self._optimizer.param_groups:

@@ -21,6 +21,7 @@ from credit.parallel.fsdp2 import reshard
 from credit.parallel.launch import Launch
 from credit.parallel.mesh import RunMesh
 from credit.parallel.reduce import mean_over_ranks
+from credit.parallel.transfer import Fetched
 from credit.parallel.verdict import together
 from credit.parallel.watchdog import Watchdog
 from credit.times import Clock
@@ -175,9 +176,9 @@ class Trainer:
             wish = stop.reason(self._save_seconds() + 2 * seconds)
             result = parts.training_step(source, at.step, rate, wish is not None)
             # on a GPU, the step just queued is not waited for: the one before it tells
-            before, last = last, result
-            told = result if parts.device.type == "cpu" else before
-            asked = told is not None and told.stop.item() > 0
+            before, last = last, Fetched(result.stop)
+            told = last if parts.device.type == "cpu" else before
+            asked = told is not None and told.get().item() > 0
             self._pending.append((at.step, result, rate))
             at.step += 1
             bar.update()

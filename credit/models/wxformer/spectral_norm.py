@@ -81,6 +81,14 @@ class SpectralNorm(nn.Module):
         part = local(weight)
         return (part.transpose(0, self.out_dim) if self.out_dim else part).flatten(1).float()
 
+    def held(self, name: str) -> Tensor:
+        """Return `u` or `v`, or this rank's part of it, with the values of now until the backward pass.
+
+        Where nobody times the iterations, the next forward moves them in place, perhaps before the backward of this.
+        """
+        vector = local(getattr(self, name))
+        return vector if self.per_step else vector.clone()
+
     def share(
         self, split: int, total: Callable[[Tensor], Tensor], common: Callable[[Tensor], Tensor]
     ) -> dict[str, int | None]:
@@ -152,11 +160,7 @@ def sigmas(weights: Weights) -> Sequence[Tensor]:
     """Return the sigma of each weight, scalars; over ranks, by one sum forward and one backward."""
     total = weights[0][0].total
     with without_autocast(weights[0][1]):
-        # Clones, because backward needs the values of this forward while the buffers move on in place.
-        parts = [
-            torch.dot(local(norm.u).clone(), torch.mv(norm.matrix(weight), local(norm.v).clone()))
-            for norm, weight in weights
-        ]
+        parts = [torch.dot(norm.held("u"), torch.mv(norm.matrix(weight), norm.held("v"))) for norm, weight in weights]
         return parts if total is None else total(torch.stack(parts)).unbind()
 
 
