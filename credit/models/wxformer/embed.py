@@ -119,7 +119,9 @@ def _wide_convolutions(
         y_BHWC = rows.convolved(tall_weight(weight, grid.stride))
         # The sum is float32 also where the parts are bfloat16: 16 roundings in a row would show.
         parts = column_taps(y_BHWC.float(), taps, grid.first(weight.shape[-1]), grid.size[1])
-        outputs.append((parts.sum(-2) + bias.float()).to(x_BHWC.dtype))
+        sums = parts.sum(-2) + bias.float()
+        # torch 2.11's compiler loses the gradients of a function's result that `to` leaves as it is
+        outputs.append(sums if sums.dtype == x_BHWC.dtype else sums.to(x_BHWC.dtype))
     return tuple(outputs)
 
 
