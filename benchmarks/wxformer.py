@@ -35,7 +35,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from live_memory import LiveMemory
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -95,6 +94,8 @@ def build_reference() -> nn.Module:
 
 def measure(who: str, mode: str, dtype: str, steps: int, size: str = "starter") -> dict[str, float]:
     """Run one case in this process; return seconds, CPU seconds, peak resident memory and that of tensors in GB."""
+    from live_memory import LiveMemory  # beside this script
+
     torch.manual_seed(0)
     model = build_ours(size) if who == "ours" else build_reference()
     settings, inputs, outputs = MODELS[size]
