@@ -13,6 +13,7 @@ from credit.forecast.forecasts import Forecasts
 from credit.forecast.initial_times import group
 from credit.forecast.run import Start, inferred, starts_of
 from credit.grid import LatLonGrid
+from credit.parallel.transfer import fetched
 from credit.times import Clock
 
 # starts of a batch and number of steps -> output (B, C, H, W) of each step
@@ -23,7 +24,8 @@ class OnlineForecasts(Forecasts):
     """Forecasts that a network makes as far as they are read.
 
     The initial times are grouped as `credit_rollout` groups them, so the numbers are those of its files to the last
-    bit. Of a group one step is held in memory, of lagged members as many as they are apart.
+    bit. Of a group one step is held in memory, of lagged members as many as they are apart. A GPU makes the next step
+    while the host works on the last.
 
     Args:
         run: makes the forecasts of a batch.
@@ -103,7 +105,7 @@ class OnlineForecasts(Forecasts):
         for first in range(0, len(starts), self._batch_size):
             batch = starts[first : first + self._batch_size]
             longest = int(self.lead_minutes[-1]) + max(start.initial - start.analysis for start in batch)
-            self._batches.append((batch, inferred(self._run(batch, longest // self._step))))
+            self._batches.append((batch, fetched(inferred(self._run(batch, longest // self._step)))))
 
     def _advance(self, after: int) -> None:
         """Make the next step of every batch; lead times before `after` are not asked for any more."""
@@ -115,7 +117,7 @@ class OnlineForecasts(Forecasts):
         for batch, output in steps:
             if output is None:  # its members were at the last lead time before those with a longer lag
                 continue
-            fields = output.cpu().numpy()
+            fields = output.numpy()
             for row, start in enumerate(batch):
                 lead = start.analysis + self._taken * self._step - start.initial
                 if lead in wanted and lead >= after:

@@ -6,6 +6,9 @@ stands still until the host has queued more. Copies through pinned memory take t
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable, Iterator
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -38,3 +41,13 @@ class Fetched:
         if self._there is not None:
             self._there.synchronize()
         return self._host
+
+
+def fetched(outputs: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Yield the tensors on the host; a GPU is given the next to make before, so that both work at a time."""
+    coming: deque[Fetched] = deque()
+    for output in outputs:
+        coming.append(Fetched(output))
+        if output.device.type == "cpu" or len(coming) > 1:
+            yield coming.popleft().get()
+    yield from (output.get() for output in coming)
