@@ -39,15 +39,15 @@ def without_autocast(weight: Tensor) -> contextlib.AbstractContextManager:
     return torch.autocast(device, enabled=False) if on else contextlib.nullcontext()
 
 
-def power_iteration(matrix: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the new (u, v) of one power iteration on `matrix` (out, rest), starting from `u` (out,)."""
-    v = unit(torch.mv(matrix.t(), u))
-    return unit(torch.mv(matrix, v)), v
+def power_iteration_(matrix: Tensor, u: Tensor, v: Tensor) -> None:
+    """Take one power iteration on `matrix` (out, rest) from `u` (out,), in `u` and `v` (rest,)."""
+    unit_(torch.mv(matrix.t(), u, out=v))
+    unit_(torch.mv(matrix, v, out=u))
 
 
-def unit(vector: Tensor) -> Tensor:
-    """Return `vector` scaled to length 1."""
-    return vector / torch.linalg.vector_norm(vector).clamp(min=EPS)
+def unit_(vector: Tensor) -> Tensor:
+    """Scale `vector` to length 1 in place and return it."""
+    return vector.div_(torch.linalg.vector_norm(vector).clamp_(min=EPS))
 
 
 class SpectralNorm(nn.Module):
@@ -118,9 +118,10 @@ class SpectralNorm(nn.Module):
     def initial_buffers(self, weight: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
         """Return settled u and v for a whole initial `weight`, starting from a random u drawn from `generator`."""
         matrix = self.matrix(weight)
-        u = unit(torch.randn(matrix.shape[0], generator=generator, device="cpu"))
+        u = unit_(torch.randn(matrix.shape[0], generator=generator, device="cpu"))
+        v = matrix.new_empty(matrix.shape[1])
         for _ in range(SETTLE_ITERATIONS):
-            u, v = power_iteration(matrix, u)
+            power_iteration_(matrix, u, v)
         return {"u": u, "v": v}
 
     def forward(self, weight: Tensor) -> Tensor:
@@ -171,23 +172,21 @@ def iterate_(weights: Weights, iterations: int = 1) -> None:
     with without_autocast(weights[0][1]):
         matrices = [norm.matrix(weight) for norm, weight in weights]
         for _ in range(iterations):
-            us = [local(norm.u) for norm in norms]
+            us, vs = [local(norm.u) for norm in norms], [local(norm.v) for norm in norms]
             if norms[0].split is None:
-                moved = [power_iteration(matrices[0], us[0])]
+                power_iteration_(matrices[0], us[0], vs[0])
             else:
-                moved = _split_power_iterations(norms, matrices, us)
-            for norm, u, (new_u, new_v) in zip(norms, us, moved, strict=True):
-                u.copy_(new_u)
-                local(norm.v).copy_(new_v)
+                for vector, moved in zip((*us, *vs), _split_power_iteration(norms, matrices, us), strict=True):
+                    vector.copy_(moved)
 
 
-def _split_power_iterations(
+def _split_power_iteration(
     norms: Sequence[SpectralNorm], matrices: Sequence[Tensor], us: Sequence[Tensor]
-) -> list[tuple[Tensor, Tensor]]:
-    """Return the new (u, v) of one power iteration on each of several matrices of which each rank has a part."""
+) -> list[Tensor]:
+    """Return the new us, then vs, of one power iteration on each of several matrices of which each rank has a part."""
     vs = _unit_vectors(norms, [torch.mv(matrix.t(), u) for matrix, u in zip(matrices, us, strict=True)], along=1)
     us = _unit_vectors(norms, [torch.mv(matrix, v) for matrix, v in zip(matrices, vs, strict=True)], along=0)
-    return list(zip(us, vs, strict=True))
+    return [*us, *vs]
 
 
 def _unit_vectors(norms: Sequence[SpectralNorm], products: Sequence[Tensor], along: int) -> list[Tensor]:
@@ -198,7 +197,7 @@ def _unit_vectors(norms: Sequence[SpectralNorm], products: Sequence[Tensor], alo
     ours = [norm.split == along for norm in norms]
     parts = [p.square().sum()[None] if part else p for p, part in zip(products, ours, strict=True)]
     sums = norms[0].total(torch.cat(parts)).split([len(part) for part in parts])
-    return [p / s.sqrt().clamp(min=EPS) if part else unit(s) for p, s, part in zip(products, sums, ours, strict=True)]
+    return [p / s.sqrt().clamp(min=EPS) if part else unit_(s) for p, s, part in zip(products, sums, ours, strict=True)]
 
 
 def iterate_if_ordered(chains: Chains) -> None:

@@ -98,7 +98,8 @@ def test_a_bare_model_iterates_once_a_training_forward() -> None:
         before = snapshot(model)
         once = {}
         for name, norm, chain in spectral_norm.parametrizations(model):
-            u, v = spectral_norm.power_iteration(norm.matrix(chain.original.detach()), norm.u)
+            u, v = norm.u.clone(), torch.empty_like(norm.v)
+            spectral_norm.power_iteration_(norm.matrix(chain.original.detach()), u, v)
             once |= {f"{name}.u": u, f"{name}.v": v}
         model(fields())
         after = spectral_norm.vectors(model)
