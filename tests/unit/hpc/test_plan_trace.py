@@ -20,6 +20,7 @@ from tests.unit.hpc.measured import allocated, counted_flops, small_config, trac
 WAYS = [*itertools.product(("false", "selective", "true"), ("false", "true"))]
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")  # torch 2.11's own
 @pytest.mark.parametrize(("way", "amp"), WAYS)
 def test_activations_are_what_the_allocator_gives(way: str, amp: str) -> None:
     config = small_config(f"trainer.activation_checkpoint={way}", f"trainer.amp={amp}")
