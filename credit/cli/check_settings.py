@@ -16,7 +16,7 @@ from credit.config.schema_forecast import InitialTimesConfig
 from credit.data.climatology_file import load_climatology
 from credit.data.climatology_fit import plan_fit
 from credit.errors import ConfigError, DataError
-from credit.forecast.archive import open_forecasts
+from credit.forecast.archive import open_other_forecasts
 from credit.forecast.ensemble import lag_minutes
 from credit.forecast.initial_times import choose_initial_times
 from credit.forecast.layout import build_layout
@@ -103,12 +103,9 @@ def check_forecasts(config: Config, found: DataFound, findings: Findings) -> int
     if "train" in found.samples:
         with findings.collect():
             _try_climatology(config, found)
-    for name, path in config.verification.other_forecasts.items():
+    for name, other in config.verification.other_forecasts.items():
         with findings.collect():
-            try:
-                open_forecasts(path)
-            except DataError as error:
-                raise DataError(f"verification.other_forecasts.{name}: {error}") from error
+            open_other_forecasts(name, other)
     leads = parse_duration(conf.lead_time) // parse_duration(conf.output_every or config.data.timestep)
     return 4 * cells * leads * len(initial)
 

@@ -196,6 +196,18 @@ class ClimatologyConfig(Section):
         return self
 
 
+class OtherForecastsConfig(Section):
+    """Other forecasts to score; a plain path stands for a section with it alone."""
+
+    path: str = Field(description="A folder of credit_rollout, or a zarr store, such as WeatherBench 2's.")
+    rename: dict[str, str] = Field({}, description="Our name -> name there.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain_path(cls, value: object) -> object:
+        return {"path": value} if isinstance(value, str) else value
+
+
 class VerificationConfig(Section):
     """How forecasts are scored."""
 
@@ -210,7 +222,9 @@ class VerificationConfig(Section):
     animate: list[str] = Field(
         [], description="Channels of which truth and forecast of one case are written as an animated GIF."
     )
-    other_forecasts: dict[str, str] = Field({}, description="Name -> folder or store of another forecast to score.")
+    other_forecasts: dict[str, OtherForecastsConfig] = Field(
+        {}, description="Name -> folder or store of another forecast to score."
+    )
     grid: GridConfig | None = Field(
         None,
         description="Grid of the scores, to which truth, forecasts and climatology are brought conservatively; "
