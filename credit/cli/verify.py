@@ -144,7 +144,7 @@ def _open_online(config: Config, launch: Launch, mesh: RunMesh) -> tuple[FieldRe
             stochastic=build_stochastic(conf.ensemble, made.assets.grid, step),
             noise=build_noise(conf.ensemble, made.stepper.model),
         ),
-        choose_initial_times(conf, reader.times, reader.clock, splits["test"], step, history),
+        choose_initial_times(conf, config.data, reader.times, reader.clock, splits["test"]),
         choose_leads(conf, step),
         step,
         conf.batch_size,
