@@ -73,6 +73,26 @@ def test_a_foreign_store_in_another_orientation(tmp_path: Path) -> None:
     np.testing.assert_array_equal(archive.read(CLOCK.parse("2001-04-01")), values[0, :, :, ::-1])
 
 
+@pytest.mark.parametrize("format", ["netcdf", "zarr"])
+@pytest.mark.parametrize("bits", [1, 7, 22, 23])
+def test_rounded_fields_keep_what_is_special(tmp_path: Path, format: str, bits: int) -> None:
+    """Missing values and infinities stay as they are, a finite number stays finite, to the ends of float32."""
+    most, least = np.finfo(np.float32).max, np.finfo(np.float32).smallest_subnormal
+    kept = [np.nan, np.inf, -np.inf, 0.0, -0.0, np.finfo(np.float32).smallest_normal]
+    fields = _fields()
+    fields[0, 0].flat[:10] = [*kept, most, -most, least, 1000 * least]
+    writer = _writer(tmp_path, format=format, keep_bits=bits, compression=1)
+    writer.write(CLOCK.parse(INITIAL[0]), fields)
+    writer.close()
+    archive = open_forecasts(tmp_path)
+    read = archive.read(CLOCK.parse(INITIAL[0]))[0, archive.channel_names.index(NAMES[0])].ravel()
+    np.testing.assert_array_equal(read[:6].view(np.uint32), np.array(kept, dtype=np.float32).view(np.uint32))
+    cut = np.float32(np.ldexp(2.0 - 2.0**-bits, 127))
+    np.testing.assert_array_equal(read[6:8], [cut, -cut])
+    # the digits of numbers below the smallest normal one are as wide as its own
+    assert np.abs(read[8:10] - fields[0, 0].flat[8:10]).max() <= least * 2.0 ** (23 - bits) / 2
+
+
 def test_forecasts_of_two_runs_are_refused(tmp_path: Path) -> None:
     _writer(tmp_path).write(CLOCK.parse(INITIAL[0]), _fields())
     other = _writer(tmp_path, global_attributes={"title": "a test", "checkpoint_step": 8})
