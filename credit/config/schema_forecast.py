@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from credit.config.base import Section
 from credit.config.schema_data import Duration
@@ -70,7 +70,7 @@ class NoiseConfig(Section):
 class EnsembleConfig(Section):
     """Several forecasts from one initial time, the dimension `member` of the output."""
 
-    members: int = Field(ge=2, description="How many.")
+    members: int = Field(description="How many, at least 2.")
     perturbation: PerturbationConfig | None = Field(
         None, description="Of the initial states; members 1 and 2, 3 and 4, ... are moved in opposite directions."
     )
@@ -86,6 +86,13 @@ class EnsembleConfig(Section):
         None, description="Add random numbers to the network's hidden fields; {} takes the defaults."
     )
     seed: int = Field(0, ge=0, description="Of all random numbers.")
+
+    @field_validator("members")
+    @classmethod
+    def _several(cls, members: int) -> int:
+        if members < 2:
+            raise ValueError("an ensemble has at least 2 members; for single forecasts leave inference.ensemble out")
+        return members
 
     @model_validator(mode="after")
     def _differs(self) -> EnsembleConfig:

@@ -77,11 +77,15 @@ class ForecastArchive(Forecasts):
     def _read(self, initial_minutes: int, number: int) -> list[np.ndarray]:
         """Return every variable at one lead time, ([members,] [levels,] H, W)."""
 
-    def _select(self, source: Mapping | netCDF4.Dataset, position: Mapping[str, int]) -> list[np.ndarray]:
+    def _select(self, source: Mapping | netCDF4.Dataset, position: Mapping[str, int], origin: Path) -> list[np.ndarray]:
         """Return every variable at a position along the leading dimensions, ([members,] [levels,] H, W)."""
         fields = []
         for name, dims in self._variables.items():
-            values = np.ma.filled(source[name][tuple(position.get(dim, slice(None)) for dim in dims)], np.nan)
+            place = tuple(position.get(dim, slice(None)) for dim in dims)
+            try:
+                values = np.ma.filled(source[name][place], np.nan)
+            except (OSError, RuntimeError, ValueError) as error:
+                raise DataError(f"{origin}: {name} cannot be read ({error}); copy or forecast it again") from error
             left = [dim for dim in dims if dim not in position]
             fields.append(values.transpose([left.index(dim) for dim in self._order if dim in left]))
         return fields
@@ -255,7 +259,7 @@ class _NetcdfArchive(ForecastArchive):
         path, row = self._places[initial_minutes][number]
         try:
             with netCDF4.Dataset(path) as dataset:
-                return self._select(dataset, {"time": row})
+                return self._select(dataset, {"time": row}, path)
         except (OSError, RuntimeError) as error:
             raise DataError(f"{path}: cannot be read ({error})") from error
 
@@ -284,7 +288,7 @@ class _ZarrArchive(ForecastArchive):
 
     def _read(self, initial_minutes: int, number: int) -> list[np.ndarray]:
         position = dict(zip(self._leading, (self._position[initial_minutes], number), strict=True))
-        return self._select(self._source, position)
+        return self._select(self._source, position, self.origin)
 
 
 def open_other_forecasts(name: str, conf: OtherForecastsConfig) -> ForecastArchive:

@@ -18,7 +18,7 @@ WRITE_HINT = "is the disk full or the folder read-only? Free space or set anothe
 MEMBER = "member"
 # the name that netCDF's library gives it
 QUANTIZED = "_QuantizeBitRoundNumberOfSignificantBits"
-_MANTISSA_BITS, _LARGEST = 23, 0x7F7FFFFF  # of float32
+_MANTISSA_BITS = 23  # of float32
 _LEVEL_STANDARD_NAMES = {"hPa": "air_pressure", "Pa": "air_pressure", "model_level": "model_level_number"}
 _VARIABLE_ATTRIBUTES = ("standard_name", "long_name", "units")
 _CELL_METHODS = {"instant": "time: point", "mean": "time: mean", "accumulate": "time: sum"}
@@ -128,7 +128,7 @@ def round_mantissa(values: np.ndarray, keep_bits: int) -> np.ndarray:
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     half = np.uint32((1 << (drop - 1)) - 1) + ((bits >> np.uint32(drop)) & np.uint32(1))
     rounded = ((bits + half) >> np.uint32(drop)) << np.uint32(drop)
-    largest = np.uint32(_LARGEST >> drop << drop).view(np.float32)
+    largest = (np.finfo(np.float32).max.view(np.uint32) >> drop << drop).view(np.float32)
     return np.where(np.isfinite(values), np.clip(rounded.view(np.float32), -largest, largest), values)
 
 

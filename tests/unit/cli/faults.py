@@ -84,6 +84,8 @@ KEYS = [
     Fault("a key that there is not", ["trainer.learning_rat", "did you mean"], ["trainer.learning_rat=1"]),
     Fault("a word for a number", ["trainer.max_steps", "'ten'"], ["trainer.max_steps=ten"]),
     Fault("two lengths of a run", ["exactly one of max_steps and num_epoch"], ["trainer.num_epoch=1"]),
+    Fault("an ensemble of one", ["inference.ensemble.members: 1", "leave inference.ensemble out"],
+          ["inference.ensemble={members: 1, lagged: 6h}"]),
     Fault("a variable that is not exported", ["NOT_THERE", "export it"], ["data.sources.0.path=$NOT_THERE/a.nc"]),
     Fault("no YAML", ["config.yml", "not valid YAML"], spoil=text("config.yml", "data: [1, 2")),
     Fault("a key given twice", ["given twice"], spoil=text("config.yml", "seed: 1\nseed: 2\n")),

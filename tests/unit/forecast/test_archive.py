@@ -149,6 +149,24 @@ def test_a_foreign_store_by_its_dimensions(tmp_path: Path, zarr_format: int, lea
         np.testing.assert_allclose(read[:, 2:], expected, atol=0.0051, rtol=0)
 
 
+def test_a_damaged_chunk_of_a_foreign_store_is_named(tmp_path: Path) -> None:
+    dims, values = (
+        ("time", "prediction_timedelta", "latitude", "longitude"),
+        np.random.default_rng(3).random((1, 1, 6, 12)),
+    )
+    coords = {
+        "time": np.array(["2001-04-01"], dtype="datetime64[ns]"),
+        "prediction_timedelta": ("prediction_timedelta", [6], {"units": "hours"}),
+        "latitude": GRID.lat,
+        "longitude": GRID.lon,
+    }
+    xr.Dataset({"2t": (dims, values)}, coords).to_zarr(tmp_path / "other.zarr", zarr_format=2)
+    (tmp_path / "other.zarr" / "2t" / "0.0.0.0").write_bytes(b"no chunk")
+    archive = open_forecasts(tmp_path / "other.zarr", {"t2m": "2t"})
+    with pytest.raises(DataError, match=r"other.zarr: 2t cannot be read"):
+        archive.read(CLOCK.parse("2001-04-01"))
+
+
 def test_a_store_that_cannot_be_read_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     coords = {
         "time": np.array(["2001-04-01"], dtype="datetime64[ns]"),
