@@ -15,9 +15,8 @@ from credit.config import Config
 from credit.config.schema_forecast import InitialTimesConfig
 from credit.data.climatology_file import load_climatology
 from credit.data.climatology_fit import plan_fit
-from credit.errors import ConfigError, DataError
-from credit.forecast.archive import open_forecasts
-from credit.forecast.ensemble import lag_minutes
+from credit.errors import ConfigError
+from credit.forecast.archive import open_other_forecasts
 from credit.forecast.initial_times import choose_initial_times
 from credit.forecast.layout import build_layout
 from credit.forecast.noise import find_blocks
@@ -77,13 +76,10 @@ def check_forecasts(config: Config, found: DataFound, findings: Findings) -> int
     chosen_by_split = isinstance(conf.initial_times, InitialTimesConfig)
     if len(found.times) and "test" in (found.samples if chosen_by_split else found.splits):
         with findings.collect():
-            initial = choose_initial_times(
-                conf, found.times, found.clock, found.splits["test"], step, config.data.history_len
-            )
+            initial = choose_initial_times(conf, config.data, found.times, found.clock, found.splits["test"])
             first, last = found.clock.format(initial[0]), found.clock.format(initial[-1])
             whole = _count_scored(config, found, initial)
             findings.say(f"inference.initial_times: {len(initial)}, {first} to {last}; {whole} of them can be scored")
-            _require_observed(config, found, initial)
     cells = 0
     with findings.collect():
         layout = build_layout(
@@ -103,21 +99,16 @@ def check_forecasts(config: Config, found: DataFound, findings: Findings) -> int
     if "train" in found.samples:
         with findings.collect():
             _try_climatology(config, found)
-    for name, path in config.verification.other_forecasts.items():
+    for name, other in config.verification.other_forecasts.items():
         with findings.collect():
-            try:
-                open_forecasts(path)
-            except DataError as error:
-                raise DataError(f"verification.other_forecasts.{name}: {error}") from error
+            open_other_forecasts(name, other)
     leads = parse_duration(conf.lead_time) // parse_duration(conf.output_every or config.data.timestep)
     return 4 * cells * leads * len(initial)
 
 
 def check_ensemble(config: Config, model: nn.Module, findings: Findings) -> None:
-    """See whether the members can start when they should, and whether the network has the blocks that get noise."""
+    """See whether the network has the blocks that get noise."""
     conf = config.inference.ensemble
-    with findings.collect():
-        lag_minutes(conf, config.data.step_minutes)
     # another run's network is not this one
     if conf is not None and conf.noise is not None and config.inference.checkpoint in ("best", "latest"):
         with findings.collect():
@@ -142,29 +133,6 @@ def _count_scored(config: Config, found: DataFound, initial: list[int]) -> int:
     truth = set(found.times[(found.times >= test.first) & (found.times <= test.last)].tolist())
     leads = range(0, parse_duration(config.inference.lead_time) + 1, step)
     return sum(all(minutes + lead in truth for lead in leads) for minutes in initial)
-
-
-def _require_observed(config: Config, found: DataFound, initial: list[int]) -> None:
-    """A forecast with observed forcing needs data up to its last step.
-
-    Raises:
-        DataError: naming the first initial time whose forcing ends too early.
-    """
-    observed = [
-        channel.variable
-        for channel in found.channels.group("dynamic_forcing")
-        if channel.source == "data" and config.data.field(channel.variable).in_forecast == "observed"
-    ]
-    have, step = set(found.times.tolist()), config.data.step_minutes
-    steps = range(0, parse_duration(config.inference.lead_time), step)
-    for minutes in initial if observed else ():
-        lacking = next((minutes + lead for lead in steps if minutes + lead not in have), None)
-        if lacking is not None:
-            raise DataError(
-                f"inference.initial_times: the forecast from {found.clock.format(minutes)} needs {observed[0]} "
-                f"(in_forecast: observed) at {found.clock.format(lacking)}, which the data do not have; shorten "
-                "inference.lead_time, name other times, or use persist"
-            )
 
 
 def _try_climatology(config: Config, found: DataFound) -> None:

@@ -75,7 +75,7 @@ def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -
     reader, splits = open_fields(config)
     made = assemble_forecaster(config, reader, config.inference.checkpoint, launch, mesh)
     conf, step, history = config.inference, config.data.step_minutes, config.data.history_len
-    initial = choose_initial_times(conf, reader.times, reader.clock, splits["test"], step, history)
+    initial = choose_initial_times(conf, config.data, reader.times, reader.clock, splits["test"])
     leads = choose_leads(conf, step)
     assets = made.assets
     products = Products(conf, made.config.data, assets.channels, assets.attributes, reader.static(), leads[-1])

@@ -75,6 +75,7 @@ def _compared(config: Config, others: list[str]) -> tuple[Config, str | None]:
         ConfigError: if there are several, or its name is taken.
     """
     from credit.config import load_config
+    from credit.config.schema_forecast import OtherForecastsConfig
     from credit.errors import ConfigError
     from credit.verify.baselines import BASELINES
 
@@ -90,7 +91,9 @@ def _compared(config: Config, others: list[str]) -> tuple[Config, str | None]:
     name = "".join(c if c.isalnum() or c in "-_." else "_" for c in second.experiment)
     if name in ("model", *BASELINES, *config.verification.other_forecasts):
         raise ConfigError(f"{others[0]}: experiment: {name} is the name of another forecast here; choose another")
-    known = config.verification.other_forecasts | {name: str(folder / second.inference.folder)}
+    known = config.verification.other_forecasts | {
+        name: OtherForecastsConfig(path=str(folder / second.inference.folder))
+    }
     verification = config.verification.model_copy(update={"other_forecasts": known})
     return config.model_copy(update={"verification": verification}), name
 
@@ -141,7 +144,7 @@ def _open_online(config: Config, launch: Launch, mesh: RunMesh) -> tuple[FieldRe
             stochastic=build_stochastic(conf.ensemble, made.assets.grid, step),
             noise=build_noise(conf.ensemble, made.stepper.model),
         ),
-        choose_initial_times(conf, reader.times, reader.clock, splits["test"], step, history),
+        choose_initial_times(conf, config.data, reader.times, reader.clock, splits["test"]),
         choose_leads(conf, step),
         step,
         conf.batch_size,

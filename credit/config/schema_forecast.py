@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from credit.config.base import Section
 from credit.config.schema_data import Duration
@@ -70,7 +70,7 @@ class NoiseConfig(Section):
 class EnsembleConfig(Section):
     """Several forecasts from one initial time, the dimension `member` of the output."""
 
-    members: int = Field(ge=2, description="How many.")
+    members: int = Field(description="How many, at least 2.")
     perturbation: PerturbationConfig | None = Field(
         None, description="Of the initial states; members 1 and 2, 3 and 4, ... are moved in opposite directions."
     )
@@ -86,6 +86,13 @@ class EnsembleConfig(Section):
         None, description="Add random numbers to the network's hidden fields; {} takes the defaults."
     )
     seed: int = Field(0, ge=0, description="Of all random numbers.")
+
+    @field_validator("members")
+    @classmethod
+    def _several(cls, members: int) -> int:
+        if members < 2:
+            raise ValueError("an ensemble has at least 2 members; for single forecasts leave inference.ensemble out")
+        return members
 
     @model_validator(mode="after")
     def _differs(self) -> EnsembleConfig:
@@ -196,6 +203,18 @@ class ClimatologyConfig(Section):
         return self
 
 
+class OtherForecastsConfig(Section):
+    """Other forecasts to score; a plain path stands for a section with it alone."""
+
+    path: str = Field(description="A folder of credit_rollout, or a zarr store, such as WeatherBench 2's.")
+    rename: dict[str, str] = Field({}, description="Our name -> name there.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain_path(cls, value: object) -> object:
+        return {"path": value} if isinstance(value, str) else value
+
+
 class VerificationConfig(Section):
     """How forecasts are scored."""
 
@@ -210,7 +229,9 @@ class VerificationConfig(Section):
     animate: list[str] = Field(
         [], description="Channels of which truth and forecast of one case are written as an animated GIF."
     )
-    other_forecasts: dict[str, str] = Field({}, description="Name -> folder or store of another forecast to score.")
+    other_forecasts: dict[str, OtherForecastsConfig] = Field(
+        {}, description="Name -> folder or store of another forecast to score."
+    )
     grid: GridConfig | None = Field(
         None,
         description="Grid of the scores, to which truth, forecasts and climatology are brought conservatively; "

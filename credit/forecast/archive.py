@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import netCDF4
 import numpy as np
-import zarr
+import xarray as xr
 
-from credit.errors import DataError
+from credit.config.schema_forecast import OtherForecastsConfig
+from credit.errors import DataError, did_you_mean
 from credit.forecast.forecasts import Forecasts
 from credit.forecast.netcdf_files import PREFIX
 from credit.forecast.zarr_store import WRITTEN
@@ -20,7 +22,17 @@ from credit.times import Clock
 
 _LAT_NAMES, _LON_NAMES = ("latitude", "lat"), ("longitude", "lon")
 _MEMBER_NAMES = ("member", "number", "realization")
-_MINUTES = {"h": 60, "hr": 60, "hour": 60, "hours": 60, "min": 1, "minute": 1, "minutes": 1, "d": 1440, "days": 1440}
+_MINUTES = {
+    **dict.fromkeys(("d", "day", "days"), 1440.0),
+    **dict.fromkeys(("h", "hr", "hour", "hours"), 60.0),
+    **dict.fromkeys(("min", "minute", "minutes"), 1.0),
+    **dict.fromkeys(("s", "second", "seconds"), 1 / 60),
+    **dict.fromkeys(("ms", "milliseconds"), 1 / 60e3),
+    **dict.fromkeys(("us", "microseconds"), 1 / 60e6),
+    **dict.fromkeys(("ns", "nanoseconds"), 1 / 60e9),
+}
+
+logger = logging.getLogger(__name__)
 
 
 class ForecastArchive(Forecasts):
@@ -36,7 +48,7 @@ class ForecastArchive(Forecasts):
         self.channel_names = example.channel_names
         self.units, self.attributes = example.units, example.attributes
         self.grid, self._orientation = example.grid, example.orientation
-        self._variables = example.variables
+        self._variables, self._order = example.variables, example.order
 
     def read(self, initial_minutes: int) -> np.ndarray:
         """Return one forecast, of an ensemble the mean of its members, (L, C, H, W) float32, NaN where missing.
@@ -65,28 +77,62 @@ class ForecastArchive(Forecasts):
     def _read(self, initial_minutes: int, number: int) -> list[np.ndarray]:
         """Return every variable at one lead time, ([members,] [levels,] H, W)."""
 
+    def _select(self, source: Mapping | netCDF4.Dataset, position: Mapping[str, int], origin: Path) -> list[np.ndarray]:
+        """Return every variable at a position along the leading dimensions, ([members,] [levels,] H, W)."""
+        fields = []
+        for name, dims in self._variables.items():
+            place = tuple(position.get(dim, slice(None)) for dim in dims)
+            try:
+                values = np.ma.filled(source[name][place], np.nan)
+            except (OSError, RuntimeError, ValueError) as error:
+                raise DataError(f"{origin}: {name} cannot be read ({error}); copy or forecast it again") from error
+            left = [dim for dim in dims if dim not in position]
+            fields.append(values.transpose([left.index(dim) for dim in self._order if dim in left]))
+        return fields
+
 
 class _Fields:
     """What the metadata of one file or store say.
 
-    Fields are the variables with the dimensions `leading`, then perhaps a member, a level, and latitude and longitude.
+    Fields are the variables with the dimensions `leading`, latitude and longitude, and perhaps a member and a level, in
+    any order.
+
+    Args:
+        origin: the file or store.
+        source: it, open.
+        leading: the dimensions of initial and lead time.
+        lead: the lead times.
+        rename: our name of a variable -> its name there.
     """
 
-    def __init__(self, origin: Path, source: _Source, leading: tuple[str, ...], lead: str) -> None:
+    def __init__(
+        self, origin: Path, source: _Source, leading: tuple[str, ...], lead: str, rename: Mapping[str, str]
+    ) -> None:
         lat, lon = (source.first_of(names, origin) for names in (_LAT_NAMES, _LON_NAMES))
         self.grid, self.orientation = LatLonGrid.from_coords(source.values(lat), source.values(lon), origin=str(origin))
         self.lead_minutes = _lead_minutes(source, lead, origin)
         self.attributes = source.attributes
-        self.variables = [n for n in source.names if _is_field(source.dims(n), leading, (lat, lon))]
-        members = {
-            dims[len(leading)] for n in self.variables if (dims := source.dims(n))[len(leading)] in _MEMBER_NAMES
-        }
-        self.members = len(source.values(members.pop())) if members else None
+        ours = _our_names(source, rename, origin)
+        wanted = f"{', '.join((*leading, lat, lon))} and perhaps a member ({' or '.join(_MEMBER_NAMES)}) and a level"
+        self.variables: dict[str, tuple[str, ...]] = {}  # name there -> dimensions
+        for name in ours:
+            dims, needed = source.dims(name), {*leading, lat, lon}
+            roles = [_role(dim) for dim in dims if dim not in needed]
+            if needed <= set(dims) and None not in roles and len(set(roles)) == len(roles):
+                self.variables[name] = dims
+            elif needed <= set(dims) or name in rename.values():
+                problem = f"{origin}: {name} has the dimensions {', '.join(dims)}, but a forecast has {wanted}"
+                if name in rename.values():
+                    raise DataError(f"{problem}; cut the store to one position along the others, or rename another")
+                logger.warning("%s; it is left out", problem)
         if not self.variables:
-            wanted = ", ".join((*leading, "[level]", lat, lon))
             raise DataError(f"{origin}: no variable has the dimensions {wanted}")
-        self.units = {name: u for name in self.variables if (u := source.variable_attributes(name).get("units"))}
-        self.channel_names = _channel_names(source, self.variables)
+        others = sorted({dim for dims in self.variables.values() for dim in dims} - {*leading, lat, lon})
+        members, levels = ([dim for dim in others if _role(dim) == role] for role in ("member", "level"))
+        self.order = (*members, *levels, lat, lon)
+        self.members = len(source.values(members[0])) if members else None
+        self.units = {ours[n]: u for n in self.variables if (u := source.variable_attributes(n).get("units"))}
+        self.channel_names = _channel_names(source, {name: ours[name] for name in self.variables})
 
     def difference(self, other: _Fields) -> str | None:
         """Return in words how another file differs but for its lead times, None where it fits."""
@@ -102,29 +148,27 @@ class _Fields:
 
 
 class _Source:
-    """The few things that are asked of a netCDF file or a zarr group."""
+    """The few things that are asked of a netCDF file or a zarr store."""
 
-    def __init__(self, source: netCDF4.Dataset | zarr.Group) -> None:
+    def __init__(self, source: netCDF4.Dataset | xr.Dataset) -> None:
         if isinstance(source, netCDF4.Dataset):
             self.names = list(source.variables)
             self.attributes = {name: source.getncattr(name) for name in source.ncattrs()}
         else:
-            self.names = sorted(source.array_keys())  # a directory lists them in any order, each time another
+            self.names = sorted(source.variables)  # a directory lists them in any order, each time another
             self.attributes = dict(source.attrs)
-        self._source = source
+        self._variables = source.variables
 
     def values(self, name: str) -> np.ndarray:
-        return np.asarray(self._source[name][...])
+        return np.asarray(self._variables[name][...])
 
     def dims(self, name: str) -> tuple[str, ...]:
-        array = self._source[name]
-        if isinstance(array, zarr.Array):
-            return tuple(array.metadata.dimension_names or array.attrs.get("_ARRAY_DIMENSIONS", ()))
-        return array.dimensions
+        variable = self._variables[name]
+        return variable.dims if isinstance(variable, xr.Variable) else variable.dimensions
 
     def variable_attributes(self, name: str) -> dict:
-        array = self._source[name]
-        return dict(array.attrs) if isinstance(array, zarr.Array) else {k: array.getncattr(k) for k in array.ncattrs()}
+        variable = self._variables[name]
+        return variable.attrs if isinstance(variable, xr.Variable) else variable.__dict__
 
     def first_of(self, names: Iterable[str], origin: Path) -> str:
         for name in names:
@@ -133,47 +177,59 @@ class _Source:
         raise DataError(f"{origin}: has no coordinate {' or '.join(names)}")
 
 
-def _is_field(dims: tuple[str, ...], leading: tuple[str, ...], horizontal: tuple[str, str]) -> bool:
-    return dims[: len(leading)] == leading and dims[-2:] == horizontal
+def _role(dim: str) -> str | None:
+    return "member" if dim in _MEMBER_NAMES else "level" if dim.startswith("level") else None
+
+
+def _our_names(source: _Source, rename: Mapping[str, str], origin: Path) -> dict[str, str]:
+    """Return name there -> our name, of all variables but those whose name another one is given."""
+    for ours, theirs in rename.items():
+        if theirs not in source.names:
+            raise DataError(f"{origin}: has no variable {theirs} (rename: {ours}){did_you_mean(theirs, source.names)}")
+    renamed = {theirs: ours for ours, theirs in rename.items()}
+    return {name: renamed.get(name, name) for name in source.names if name in renamed or name not in rename}
 
 
 def _lead_minutes(source: _Source, name: str, origin: Path) -> np.ndarray:
     if name not in source.names:
         raise DataError(f"{origin}: has no lead times ({name})")
+    values = source.values(name)
+    if values.dtype.kind == "m":
+        return values.astype("timedelta64[m]").astype(np.int64)
     units = str(source.variable_attributes(name).get("units", "hours"))
     if units not in _MINUTES:
         raise DataError(f'{origin}: {name} is in "{units}", needs one of {", ".join(_MINUTES)}')
-    return np.rint(source.values(name).astype(np.float64) * _MINUTES[units]).astype(np.int64)
+    return np.rint(values.astype(np.float64) * _MINUTES[units]).astype(np.int64)
 
 
-def _channel_names(source: _Source, variables: list[str]) -> list[str]:
-    """Return names made as `credit.channels.ChannelMap` makes them."""
-    flat = {name for name in variables if not _level_dim(source, name)}
+def _channel_names(source: _Source, variables: Mapping[str, str]) -> list[str]:
+    """Return names made as `credit.channels.ChannelMap` makes them, of name there -> our name."""
+    flat = {ours for theirs, ours in variables.items() if not _level_dim(source, theirs)}
     names = []
-    for variable in variables:
-        dim = _level_dim(source, variable)
+    for theirs, ours in variables.items():
+        dim = _level_dim(source, theirs)
         if dim is None:
-            names.append(variable)
+            names.append(ours)
             continue
         units = source.variable_attributes(dim).get("units", "hPa") if dim in source.names else ""
         for level in source.values(dim):
-            short = f"{variable}{level:g}"
+            short = f"{ours}{level:g}"
             names.append(f"{short}{'model_level' if units == '1' else units}" if short in flat else short)
     return names
 
 
 def _level_dim(source: _Source, variable: str) -> str | None:
-    return next((dim for dim in source.dims(variable) if dim.startswith("level")), None)
+    return next((dim for dim in source.dims(variable) if _role(dim) == "level"), None)
 
 
 class _NetcdfArchive(ForecastArchive):
-    def __init__(self, folder: Path, paths: list[Path]) -> None:
+    def __init__(self, folder: Path, paths: list[Path], rename: Mapping[str, str]) -> None:
         places: dict[int, dict[int, tuple[Path, int]]] = {}  # initial time -> lead time -> file, row
         first: _Fields | None = None
         for path in paths:
             try:
                 with netCDF4.Dataset(path) as dataset:
-                    fields = _Fields(path, _Source(dataset), ("time",), "forecast_period")
+                    fields = _Fields(path, _Source(dataset), ("time",), "forecast_period", rename)
                     reference = dataset["forecast_reference_time"]
                     clock = Clock(getattr(reference, "calendar", "standard"))
                     initial = int(clock.from_cf(reference[...], reference.units))
@@ -203,54 +259,69 @@ class _NetcdfArchive(ForecastArchive):
         path, row = self._places[initial_minutes][number]
         try:
             with netCDF4.Dataset(path) as dataset:
-                return [np.ma.filled(dataset[name][row], np.nan) for name in self._variables]
+                return self._select(dataset, {"time": row}, path)
         except (OSError, RuntimeError) as error:
             raise DataError(f"{path}: cannot be read ({error})") from error
 
 
 class _ZarrArchive(ForecastArchive):
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, rename: Mapping[str, str]) -> None:
+        options = {"decode_times": False, "decode_timedelta": False, "chunks": None, "cache": False}
         try:
-            self._group = zarr.open_group(path, mode="r")
-        except (OSError, ValueError) as error:
+            dataset = xr.open_dataset(path, engine="zarr", consolidated=False, **options)
+        except (OSError, ValueError, KeyError) as error:
             raise DataError(f"{path}: cannot be read as zarr ({error})") from error
-        source = _Source(self._group)
+        source = _Source(dataset)
         init, lead = ("init_time", "lead_time") if "init_time" in source.names else ("time", "prediction_timedelta")
         if init not in source.names:
             raise DataError(f"{path}: has neither init_time and lead_time nor time and prediction_timedelta")
-        fields = _Fields(path, source, (init, lead), lead)
-        for name in fields.variables:
-            if "scale_factor" in source.variable_attributes(name):
-                raise DataError(f"{path}: {name} is packed (scale_factor); write the store with plain floats")
+        fields = _Fields(path, source, (init, lead), lead, rename)
         attributes = source.variable_attributes(init)
         if "units" not in attributes:
             raise DataError(f'{path}: {init} has no units such as "hours since 1900-01-01"')
         clock = Clock(str(attributes.get("calendar", "standard")))
         initial = clock.from_cf(source.values(init), str(attributes["units"]))
+        self._source, self._leading = dataset.variables, (init, lead)
         self._position = {int(minutes): number for number, minutes in enumerate(initial)}
         whole = source.values(WRITTEN).astype(bool) if WRITTEN in source.names else np.ones(len(initial), dtype=bool)
         super().__init__(path, np.sort(initial[whole]), fields.lead_minutes, fields, clock)
 
     def _read(self, initial_minutes: int, number: int) -> list[np.ndarray]:
-        position = self._position[initial_minutes]
-        return [np.asarray(self._group[name][position, number]) for name in self._variables]
+        position = dict(zip(self._leading, (self._position[initial_minutes], number), strict=True))
+        return self._select(self._source, position, self.origin)
 
 
-def open_forecasts(path: str | os.PathLike) -> ForecastArchive:
-    """Open a folder of netCDF files, a folder with ``forecasts.zarr``, or a zarr store.
+def open_other_forecasts(name: str, conf: OtherForecastsConfig) -> ForecastArchive:
+    """Open the forecasts of ``verification.other_forecasts.NAME``.
+
+    Raises:
+        DataError: naming the key, if there are none or they cannot be read.
+    """
+    try:
+        return open_forecasts(conf.path, conf.rename)
+    except DataError as error:
+        raise DataError(f"verification.other_forecasts.{name}: {error}") from error
+
+
+def open_forecasts(path: str | os.PathLike, rename: Mapping[str, str] | None = None) -> ForecastArchive:
+    """Open a folder of netCDF files, a folder with ``forecasts.zarr``, or a zarr store of version 2 or 3.
+
+    Args:
+        path: the folder or store.
+        rename: our name of a variable -> its name there.
 
     Raises:
         DataError: if there are no forecasts, or forecasts of different runs.
     """
-    path = Path(path)
-    stores = [store for store in (path, path / "forecasts.zarr") if (store / "zarr.json").exists()]
-    stores += [store for store in (path,) if (store / ".zgroup").exists()]
+    path, rename = Path(path), rename or {}
+    marks = "zarr.json", ".zgroup"
+    stores = [one for one in (path, path / "forecasts.zarr") if any((one / mark).exists() for mark in marks)]
     files = sorted(path.glob(f"{PREFIX}*.nc")) if path.is_dir() else []
     if stores and files:
         raise DataError(f"{path}: holds netCDF files and a zarr store; remove one of them")
     if not stores and not files:
-        raise DataError(f"{path}: there are no forecasts; run credit_rollout first")
-    archive = _ZarrArchive(stores[0]) if stores else _NetcdfArchive(path, files)
+        raise DataError(f"{path}: there are no forecasts; run credit_rollout first, or name the folder that has some")
+    archive = _ZarrArchive(stores[0], rename) if stores else _NetcdfArchive(path, files, rename)
     if not len(archive.initial_minutes):
         raise DataError(f"{path}: no forecast is whole; run credit_rollout again")
     return archive

@@ -25,7 +25,7 @@ from credit.forecast.step import Stepper
 from credit.grid import LatLonGrid
 from credit.parallel.tensor_parallel import drop_rate
 from credit.parallel.transfer import to_device
-from credit.times import parse_duration
+from credit.times import format_duration, parse_duration
 
 
 def build_perturbation(
@@ -45,11 +45,7 @@ def build_perturbation(
     noise = _Noise(stepper, grid, conf.seed, chosen.length if chosen.kind != "gaussian" else None)
     make: Callable[[Sequence[Start], Tensor], Tensor] = noise
     if chosen.kind == "bred":
-        cycle = parse_duration(chosen.cycle)
-        if cycle % step_minutes:
-            raise ConfigError(
-                f"inference.ensemble.perturbation.cycle: {chosen.cycle} is not a multiple of data.timestep"
-            )
+        cycle = cycle_minutes(conf, step_minutes)
         make = _BredVectors(
             noise, stepper, frames, grid, chosen.amplitude, chosen.cycles, cycle, step_minutes, history_len, reading
         )
@@ -76,10 +72,25 @@ def lag_minutes(conf: EnsembleConfig | None, step_minutes: int) -> int:
     """
     if conf is None or conf.lagged is None:
         return 0
-    lag = parse_duration(conf.lagged)
-    if lag % step_minutes:
-        raise ConfigError(f"inference.ensemble.lagged: {conf.lagged} is not a multiple of data.timestep")
-    return lag
+    return _whole_steps(conf.lagged, "inference.ensemble.lagged", step_minutes)
+
+
+def cycle_minutes(conf: EnsembleConfig, step_minutes: int) -> int:
+    """Return the length of a breeding cycle in minutes, 0 where nothing is bred.
+
+    Raises:
+        ConfigError: if it is no multiple of the step.
+    """
+    if conf.perturbation is None or conf.perturbation.kind != "bred":
+        return 0
+    return _whole_steps(conf.perturbation.cycle, "inference.ensemble.perturbation.cycle", step_minutes)
+
+
+def _whole_steps(text: str, key: str, step_minutes: int) -> int:
+    minutes = parse_duration(text, key)
+    if minutes % step_minutes:
+        raise ConfigError(f"{key}: {text} is not a multiple of data.timestep {format_duration(step_minutes)}")
+    return minutes
 
 
 def describe_ensemble(conf: EnsembleConfig) -> str:

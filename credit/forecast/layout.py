@@ -120,7 +120,7 @@ def round_mantissa(values: np.ndarray, keep_bits: int) -> np.ndarray:
     """Return float32 `values` rounded to `keep_bits` (1 to 23) bits of the mantissa, ties to even; NaN stays NaN.
 
     The relative error is at most 2^-(keep_bits + 1). The bits behind are zeros, which compress (Kloewer et al. 2021,
-    doi:10.1038/s43588-021-00156-2).
+    doi:10.1038/s43588-021-00156-2). A number that would round to infinity is cut off instead.
     """
     drop = _MANTISSA_BITS - keep_bits
     if not drop:
@@ -128,7 +128,8 @@ def round_mantissa(values: np.ndarray, keep_bits: int) -> np.ndarray:
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     half = np.uint32((1 << (drop - 1)) - 1) + ((bits >> np.uint32(drop)) & np.uint32(1))
     rounded = ((bits + half) >> np.uint32(drop)) << np.uint32(drop)
-    return np.where(np.isfinite(values), rounded.view(np.float32), values)
+    largest = (np.finfo(np.float32).max.view(np.uint32) >> drop << drop).view(np.float32)
+    return np.where(np.isfinite(values), np.clip(rounded.view(np.float32), -largest, largest), values)
 
 
 LATITUDE = {"standard_name": "latitude", "long_name": "latitude", "units": "degrees_north", "axis": "Y"}

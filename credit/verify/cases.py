@@ -19,7 +19,14 @@ _REAL_CALENDARS = {"standard", "proleptic_gregorian"}  # the same since 1582
 
 
 def require_comparable(archive: Forecasts, reader: FieldReader, regridded: bool) -> None:
-    """Refuse forecasts of another calendar, other units or, unless all are `regridded`, another grid."""
+    """Refuse forecasts of other variables, calendar or units or, unless all are `regridded`, on another grid."""
+    outputs = [channel.name for channel in reader.channels.output]
+    if not {*outputs} & {*archive.channel_names}:
+        raise DataError(
+            f"{archive.origin}: has none of the outputs of data.variables ({', '.join(outputs)}), but "
+            f"{', '.join(archive.channel_names[:20])}; what others call by another name is renamed by "
+            "verification.other_forecasts.NAME.rename"
+        )
     difference = reader.grid.difference(archive.grid)
     if difference and not regridded:
         raise DataError(

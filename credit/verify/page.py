@@ -9,8 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from PIL import Image
 
 from credit.errors import CreditError
+
+# CSS pixels a pixel of a figure; at 150 dpi letters of 9.5 points are 10 pixels high
+_LEAST_SCALE = 0.5
 
 
 def render(template: str, **values: Any) -> str:
@@ -21,9 +25,14 @@ def render(template: str, **values: Any) -> str:
     return environment.get_template(template).render(**values)
 
 
-def embed(figures: Sequence[tuple[str, Path]]) -> list[tuple[str, str]]:
-    """Return (caption, base64 of the PNG) of figures given as (caption, path)."""
-    return [(caption, base64.b64encode(path.read_bytes()).decode()) for caption, path in figures]
+def embed(figures: Sequence[tuple[str, Path]]) -> list[tuple[str, str, int]]:
+    """Return (caption, base64 of the file, least width to be read at, CSS pixels) of (caption, path)."""
+    return [(caption, base64.b64encode(path.read_bytes()).decode(), _least_width(path)) for caption, path in figures]
+
+
+def _least_width(path: Path) -> int:
+    with Image.open(path) as image:
+        return round(_LEAST_SCALE * image.width)
 
 
 def write_page(path: Path, text: str) -> Path:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 FIELD, ERROR, SPREAD = "viridis", "RdBu_r", "magma_r"
 MISSING = "#CCCCCC"
+# of the error's largest, the least that the spread's is drawn with the same scale
+_COMMON_SCALE = 1 / 3
 WIDE_BAR = {"orientation": "horizontal", "shrink": 0.7, "aspect": 40, "pad": 0.02, "extend": "both"}
 _NARROW_BAR = WIDE_BAR | {"shrink": 0.85, "aspect": 25}
 _LAND_STANDARD_NAMES = ("land_area_fraction", "land_binary_mask")
@@ -182,6 +184,9 @@ def maps(
     low, high = limits([field for own in fields.values() for field in own[:2]])
     errors = {lead: own[1] - own[0] for lead, own in fields.items()}
     widest = largest(list(errors.values()))
+    spreads = [own[2] for own in fields.values() if len(own) > 2]
+    # in the error's colours a spread far below it would be a blank map
+    common = not spreads or largest(spreads) >= _COMMON_SCALE * widest
     columns = 1 + len(next(iter(fields.values())))
     forecast_name = "Forecast" if columns == 3 else "Ensemble mean"
     figure = new_figure(11.0 / 3 * columns, 2.05 * len(fields) + 1.15)
@@ -195,12 +200,13 @@ def maps(
         axes[row, 1].set_title(f"{forecast_name} at {lead / 60:g} h")
         axes[row, 2].set_title(f"Error, RMSE {_root_mean_square(errors[lead], area):.3g} {units}")
         if columns == 4:
-            spread = draw_map(axes[row, 3], own[2], background, SPREAD, 0.0, widest)
+            spread = draw_map(axes[row, 3], own[2], background, SPREAD, 0.0, widest if common else largest(spreads))
             axes[row, 3].set_title(f"Spread, {_root_mean_square(own[2], area):.3g} {units}")
     figure.colorbar(field, ax=axes[:, :2], label=f"{channel} ({units})", **WIDE_BAR)
     narrow_bar(figure, error, axes[:, 2], f"forecast minus truth ({units})")
     if columns == 4:
-        narrow_bar(figure, spread, axes[:, 3], f"standard deviation over members ({units})", extend="max")
+        scale = "" if common else f"\nown scale: {largest(spreads) / widest:.2g} of the error's"
+        narrow_bar(figure, spread, axes[:, 3], f"standard deviation over members ({units}){scale}", extend="max")
     figure.suptitle(f"{channel}: forecast from {clock.format(initial).replace('T', ' ')} UTC")
     return figure
 

@@ -74,13 +74,14 @@ def _is_embedded(path: Path) -> bool:
     return path.suffix == ".png" and not path.stem.startswith(_DRAWN_IN_THE_PAGE)
 
 
-def _animations(figures: Sequence[tuple[str, Path]]) -> list[tuple[str, str, str | None]]:
-    """Return (caption, name, base64) of the animations; None instead of what would make the page too large."""
+def _animations(figures: Sequence[tuple[str, Path]]) -> list[tuple[str, str, str | None, int]]:
+    """Return (caption, name, base64, least width) of the animations; None for what would make the page too large."""
     found = []
     for caption, path in figures:
         if path.suffix == ".gif":
             small = path.stat().st_size <= _LARGEST_ANIMATION
-            found.append((caption, path.name, embed([(caption, path)])[0][1] if small else None))
+            ((_, image, width),) = embed([(caption, path)]) if small else ((caption, None, 0),)
+            found.append((caption, path.name, image, width))
     return found
 
 

@@ -17,7 +17,7 @@ from credit.data.climatology import Climatology
 from credit.data.scan import load_grid
 from credit.data.splits import Split, build_splits
 from credit.errors import DataError
-from credit.forecast.archive import open_forecasts
+from credit.forecast.archive import open_other_forecasts
 from credit.forecast.forecasts import Forecasts
 from credit.forecast.initial_times import deal
 from credit.grid import LatLonGrid
@@ -102,14 +102,11 @@ def score_forecasts(
     """
     share = share or Share()
     archives = {"model": archive}
-    for name, path in config.verification.other_forecasts.items():
-        archives[name] = open_forecasts(path)
+    for name, other in config.verification.other_forecasts.items():
+        archives[name] = open_other_forecasts(name, other)
     for own in archives.values():
         require_comparable(own, reader, config.verification.grid is not None)
     channels = [c for c in reader.channels.output if c.name in archive.channel_names]
-    if not channels:
-        wanted = ", ".join(c.name for c in reader.channels.output)
-        raise DataError(f"{archive.origin}: has none of the outputs of data.variables ({wanted})")
     leads = common_leads(archives)
     splits = build_splits(config.data, reader.clock)
     cases = common_cases(archives, reader, leads, splits["test"])

@@ -19,6 +19,7 @@ from typing import Any
 
 EXECUTABLE = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 _PATIENCE_S = 60.0  # a loaded machine starts a browser slowly
+_KEY_CODES = {"End": 35, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39}
 # the browser reads commands from descriptor 3 and answers on 4
 _START = (
     "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"
@@ -200,7 +201,8 @@ class Chromium:
     def press(self, key: str) -> None:
         """Press a key, such as ArrowRight."""
         for kind in ("keyDown", "keyUp"):
-            self.command("Input.dispatchKeyEvent", type=kind, key=key, code=key)
+            code = _KEY_CODES.get(key, 0)  # without it nothing is scrolled
+            self.command("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
 
     def screenshot(self, path: Path, *, whole: bool = False) -> None:
         """Write what is to be seen as PNG."""

@@ -317,6 +317,48 @@ def test_a_score_that_nothing_has(browser: Chromium, folder: Path) -> None:
     assert len(shown_texts(browser, "#chart .curve")) == 4
 
 
+@pytest.fixture(scope="module")
+def figures_page(folder: Path) -> Path:
+    """A report with a wide figure, a small one and an animation."""
+    paths = folder / "wide.png", folder / "small.png", folder / "animation_t2m.gif"
+    for path, width in zip(paths, (2200, 300, 946), strict=True):
+        Image.new("RGB", (width, 200), "white").save(path)
+    return write_page(make_table(CHANNELS[-1:]), folder / "figures", [(path.stem, path) for path in paths])
+
+
+def test_a_wide_figure_keeps_its_size_in_its_frame_on_a_phone(browser: Chromium, figures_page: Path) -> None:
+    """So its letters are large enough to be read, and the page itself stays as wide as the screen."""
+    browser.show(360, 780, phone=True)
+    browser.open(figures_page)
+    browser.click(".moving summary")
+    widths = browser.evaluate("[...document.querySelectorAll('.frame img')].map((own) => own.clientWidth)")
+    assert widths[0] == 1100 and widths[1] == 300 and widths[2] == 473
+    assert browser.evaluate("document.documentElement.scrollWidth") == 360
+    assert browser.evaluate("document.querySelector('.narrow').checkVisibility()") is True
+    frame, moved = ".frame[aria-label=wide]", "document.querySelector('.frame').scrollLeft"
+    browser.click(frame)
+    assert browser.evaluate("document.activeElement.ariaLabel") == "wide"
+    browser.press("ArrowRight")
+    browser.wait(f"{moved} > 0")
+    browser.show(1400, 900)
+    assert browser.evaluate(
+        "document.querySelector('.frame').scrollWidth <= document.querySelector('.frame').clientWidth"
+    )
+    assert browser.evaluate("document.querySelector('.narrow').checkVisibility()") is False
+
+
+def test_figures_do_not_glare_in_the_dark(browser: Chromium, figures_page: Path) -> None:
+    for dark in (False, True):
+        browser.show(380, 780, dark=dark, phone=True)
+        browser.open(figures_page)
+        browser.place(".frame")
+        shades = browser.evaluate(
+            "[getComputedStyle(document.querySelector('.frame img')).filter.match(/[\\d.]+/)[0], "
+            "getComputedStyle(document.querySelector('.frame')).backgroundColor.match(/\\d+/)[0]].map(Number)"
+        )
+        assert shades == [0.82, round(0.82 * 255)] if dark else shades == [1, 255]
+
+
 def test_an_animation_moves_only_where_it_is_wanted(browser: Chromium, folder: Path) -> None:
     small, large = folder / "animation_t2m.gif", folder / "animation_z500.gif"
     frames = [Image.new("P", (300, 100), color=number) for number in range(3)]

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from credit.config.schema_forecast import OtherForecastsConfig
 from credit.errors import DataError
-from credit.forecast.archive import open_forecasts
+from credit.forecast.archive import open_forecasts, open_other_forecasts
 from credit.times import Clock
 from tests.unit.forecast.test_writer import GRID, INITIAL, LEADS, MASK, NAMES, _fields, _writer
 
@@ -72,6 +73,26 @@ def test_a_foreign_store_in_another_orientation(tmp_path: Path) -> None:
     np.testing.assert_array_equal(archive.read(CLOCK.parse("2001-04-01")), values[0, :, :, ::-1])
 
 
+@pytest.mark.parametrize("format", ["netcdf", "zarr"])
+@pytest.mark.parametrize("bits", [1, 7, 22, 23])
+def test_rounded_fields_keep_what_is_special(tmp_path: Path, format: str, bits: int) -> None:
+    """Missing values and infinities stay as they are, a finite number stays finite, to the ends of float32."""
+    most, least = np.finfo(np.float32).max, np.finfo(np.float32).smallest_subnormal
+    kept = [np.nan, np.inf, -np.inf, 0.0, -0.0, np.finfo(np.float32).smallest_normal]
+    fields = _fields()
+    fields[0, 0].flat[:10] = [*kept, most, -most, least, 1000 * least]
+    writer = _writer(tmp_path, format=format, keep_bits=bits, compression=1)
+    writer.write(CLOCK.parse(INITIAL[0]), fields)
+    writer.close()
+    archive = open_forecasts(tmp_path)
+    read = archive.read(CLOCK.parse(INITIAL[0]))[0, archive.channel_names.index(NAMES[0])].ravel()
+    np.testing.assert_array_equal(read[:6].view(np.uint32), np.array(kept, dtype=np.float32).view(np.uint32))
+    cut = np.float32(np.ldexp(2.0 - 2.0**-bits, 127))
+    np.testing.assert_array_equal(read[6:8], [cut, -cut])
+    # the digits of numbers below the smallest normal one are as wide as its own
+    assert np.abs(read[8:10] - fields[0, 0].flat[8:10]).max() <= least * 2.0 ** (23 - bits) / 2
+
+
 def test_forecasts_of_two_runs_are_refused(tmp_path: Path) -> None:
     _writer(tmp_path).write(CLOCK.parse(INITIAL[0]), _fields())
     other = _writer(tmp_path, global_attributes={"title": "a test", "checkpoint_step": 8})
@@ -92,20 +113,80 @@ def test_nothing_to_read(tmp_path: Path) -> None:
         open_forecasts(tmp_path)
 
 
-def test_a_store_that_cannot_be_read_as_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("lead", ["ns", "seconds", "hours", "timedelta"])
+def test_a_foreign_store_by_its_dimensions(tmp_path: Path, zarr_format: int, lead: str) -> None:
+    """Of either version, in any order of dimensions, packed or not, with lead times in any unit."""
+    hours, values = np.array([6, 12, 240]), np.random.default_rng(3).normal(250, 20, (1, 3, 2, 2, 12, 6))
+    leads = {
+        "ns": ("prediction_timedelta", hours * 3600 * 10**9, {"units": "nanoseconds"}),
+        "seconds": ("prediction_timedelta", hours * 3600, {"units": "seconds"}),
+        "hours": ("prediction_timedelta", hours, {"units": "hours"}),
+        "timedelta": ("prediction_timedelta", hours.astype("timedelta64[h]")),
+    }
+    order = ("time", "prediction_timedelta", "number", "level", "longitude", "latitude")
+    dataset = xr.Dataset(
+        {"temperature": (order, values), "t": (order[:2], values[:, :, 0, 0, 0, 0]), "q": (order, values)},
+        {
+            "time": np.array(["2001-04-01"], dtype="datetime64[ns]"),
+            "prediction_timedelta": leads[lead],
+            "number": [0, 1],
+            "level": [500, 850],
+            "latitude": GRID.lat[::-1],
+            "longitude": GRID.lon,
+        },
+    )
+    dataset["temperature"] = dataset["temperature"].transpose("latitude", "number", "time", ..., "longitude")
+    dataset["temperature"].encoding = {"dtype": "int16", "scale_factor": 0.01, "add_offset": 250.0, "_FillValue": -1}
+    dataset.to_zarr(tmp_path / "other.zarr", zarr_format=zarr_format, consolidated=zarr_format == 2)
+    archive = open_forecasts(tmp_path / "other.zarr", {"t": "temperature"})
+    assert archive.channel_names == ["q500", "q850", "t500", "t850"] and archive.members == 2
+    assert archive.lead_minutes.tolist() == [360, 720, 14400]
+    for number in range(3):
+        read = archive.read_members(CLOCK.parse("2001-04-01"), number)
+        expected = values[0, number].swapaxes(-1, -2)[..., ::-1, :]
+        np.testing.assert_array_equal(read[:, :2], expected.astype(np.float32))
+        np.testing.assert_allclose(read[:, 2:], expected, atol=0.0051, rtol=0)
+
+
+def test_a_damaged_chunk_of_a_foreign_store_is_named(tmp_path: Path) -> None:
+    dims, values = (
+        ("time", "prediction_timedelta", "latitude", "longitude"),
+        np.random.default_rng(3).random((1, 1, 6, 12)),
+    )
+    coords = {
+        "time": np.array(["2001-04-01"], dtype="datetime64[ns]"),
+        "prediction_timedelta": ("prediction_timedelta", [6], {"units": "hours"}),
+        "latitude": GRID.lat,
+        "longitude": GRID.lon,
+    }
+    xr.Dataset({"2t": (dims, values)}, coords).to_zarr(tmp_path / "other.zarr", zarr_format=2)
+    (tmp_path / "other.zarr" / "2t" / "0.0.0.0").write_bytes(b"no chunk")
+    archive = open_forecasts(tmp_path / "other.zarr", {"t2m": "2t"})
+    with pytest.raises(DataError, match=r"other.zarr: 2t cannot be read"):
+        archive.read(CLOCK.parse("2001-04-01"))
+
+
+def test_a_store_that_cannot_be_read_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     coords = {
         "time": np.array(["2001-04-01"], dtype="datetime64[ns]"),
         "prediction_timedelta": np.array([6], dtype="timedelta64[h]").astype("timedelta64[ns]"),
         "latitude": GRID.lat,
         "longitude": GRID.lon,
+        "quantile": [0.1, 0.9],
     }
-    values = np.ones((1, 1, 12, 6), dtype=np.float32)
-    turned = xr.Dataset({"t2m": (("time", "prediction_timedelta", "longitude", "latitude"), values)}, coords)
-    turned.to_zarr(tmp_path / "turned.zarr", consolidated=False)
-    with pytest.raises(DataError, match="no variable has the dimensions time, prediction_timedelta"):
-        open_forecasts(tmp_path / "turned.zarr")
-    packed = turned.transpose("time", "prediction_timedelta", "latitude", "longitude")
-    packed["t2m"].encoding = {"dtype": "int16", "scale_factor": 0.1, "_FillValue": -999}
-    packed.to_zarr(tmp_path / "packed.zarr", consolidated=False)
-    with pytest.raises(DataError, match="t2m is packed"):
-        open_forecasts(tmp_path / "packed.zarr")
+    dims = ("time", "prediction_timedelta", "quantile", "latitude", "longitude")
+    store = tmp_path / "other.zarr"
+    dataset = xr.Dataset({"t2q": (dims, np.ones((1, 1, 2, 6, 12), dtype=np.float32))}, coords)
+    dataset.to_zarr(store, consolidated=False)
+    with pytest.raises(DataError, match="other.zarr: no variable has the dimensions time, prediction_timedelta"):
+        open_forecasts(store)
+    assert "t2q has the dimensions time, prediction_timedelta, quantile" in caplog.text
+    for renamed, problem in (("t2q", "t2q has the dimensions .*cut the store"), ("t2", 'variable t2 .*mean "t2q"')):
+        with pytest.raises(DataError, match=f"verification.other_forecasts.pangu: .*other.zarr: .*{problem}"):
+            open_other_forecasts("pangu", OtherForecastsConfig(path=str(store), rename={"t2m": renamed}))
+    with pytest.raises(DataError, match=r"other_forecasts.pangu: .*nowhere: there are no forecasts"):
+        open_other_forecasts("pangu", OtherForecastsConfig.model_validate(str(tmp_path / "nowhere")))
+    (store / "t2q" / "zarr.json").write_text("{")
+    with pytest.raises(DataError, match="other.zarr: cannot be read as zarr"):
+        open_forecasts(store)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from credit.config.schema_data import DataConfig
 from credit.config.schema_forecast import InferenceConfig
 from credit.data.splits import Split
 from credit.errors import ConfigError, DataError
@@ -41,6 +42,19 @@ DAY = 1440
 TEST = Split("test", CLOCK.parse("2001-01-01"), CLOCK.parse("2001-01-10"))
 TIMES = np.arange(TEST.first - DAY, TEST.last + 1, 360)  # the data begin a day before the period
 
+SPLIT_YEARS = {"train": 1990, "valid": 1995, "test": 2001}
+
+
+def _choose(conf: InferenceConfig, times: np.ndarray = TIMES, history_len: int = 1, **sst: str) -> list[int]:
+    data = DataConfig(
+        sources=[{"path": "none.nc"}],
+        variables={"prognostic": {"vars_2D": ["t2m"]}, "dynamic_forcing": {"vars_2D": ["sst"]}},
+        fields={"sst": sst} if sst else {},
+        history_len=history_len,
+        splits={name: [f"{year}-01-01", f"{year}-01-10"] for name, year in SPLIT_YEARS.items()},
+    )
+    return choose_initial_times(conf, data, times, CLOCK, TEST)
+
 
 @pytest.mark.parametrize(
     ("ensemble", "first_day"),
@@ -54,19 +68,64 @@ TIMES = np.arange(TEST.first - DAY, TEST.last + 1, 360)  # the data begin a day 
 )
 def test_an_ensembles_analyses_must_be_in_the_data(ensemble: dict | None, first_day: int) -> None:
     conf = InferenceConfig(lead_time="24h", ensemble=ensemble)
-    chosen = choose_initial_times(conf, TIMES, CLOCK, TEST, 360, history_len=2)
+    chosen = _choose(conf, history_len=2)
     assert chosen[0] == TEST.first + (first_day or 1) * DAY  # the first frame of the period has none before it
     assert chosen[-1] == TEST.last - DAY
     if first_day:
         named = conf.model_copy(update={"initial_times": ["2001-01-02"]})
         with pytest.raises(DataError, match="2001-01-02T00:00 needs the fields of 2000-12-3"):
-            choose_initial_times(named, TIMES, CLOCK, TEST, 360, history_len=2)
+            _choose(named, history_len=2)
 
 
 def test_latest_is_the_last_time_that_has_what_a_forecast_needs() -> None:
     """A hole before the last time: with two input frames the last is the one before the hole."""
     conf, times = InferenceConfig(initial_times="latest"), np.delete(TIMES, -2)
-    assert choose_initial_times(conf, times, CLOCK, TEST, 360, history_len=1) == [times[-1]]
-    assert choose_initial_times(conf, times, CLOCK, TEST, 360, history_len=2) == [times[-2]]
+    assert _choose(conf, times) == [times[-1]]
+    assert _choose(conf, times, history_len=2) == [times[-2]]
     with pytest.raises(DataError, match="latest: no time of the data has what a forecast needs: fields of the last 6h"):
-        choose_initial_times(conf, TIMES[:1], CLOCK, TEST, 360, history_len=2)
+        _choose(conf, TIMES[:1], history_len=2)
+
+
+def test_named_times_are_sorted() -> None:
+    wanted = ["2001-01-03", "2001-01-01", "2001-01-02T06:00"]
+    chosen = _choose(InferenceConfig(initial_times=wanted))
+    assert chosen == [TEST.first, TEST.first + DAY + 360, TEST.first + 2 * DAY]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "problem"),
+    [([], r"initial_times: \[\] has no time; name some"), (["2001-01-03", "2001-01-01", "2001-01-03T00:00"],
+     "initial_times: 2001-01-03T00:00 is named twice; name each time once")],
+)  # fmt: skip
+def test_lists_that_are_refused(wanted: list[str], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        _choose(InferenceConfig(initial_times=wanted))
+
+
+@pytest.mark.parametrize(
+    ("ensemble", "problem"),
+    [
+        ({"members": 2, "lagged": "5h"}, "ensemble.lagged: 5h is not a multiple of data.timestep 6h"),
+        ({"members": 2, "perturbation": {"kind": "bred", "cycle": "9h"}}, "perturbation.cycle: 9h is not a multiple"),
+    ],
+)
+def test_a_duration_is_told_before_data_are_missed(ensemble: dict, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        _choose(InferenceConfig(initial_times=["2001-01-02"], ensemble=ensemble))
+
+
+@pytest.mark.parametrize(
+    ("forcing", "lead_time"),
+    [({}, "24h"), ({"temporal": "mean"}, "24h"), ({"temporal": "mean", "window": "next"}, "18h")],
+)
+def test_observed_forcing_must_be_in_the_data(forcing: dict, lead_time: str) -> None:
+    """The last step begins 6 h before the lead time; a window that ends later needs the time of its end."""
+    end = TEST.last - TEST.last % 360
+    named = [CLOCK.format(end - 18 * 60)]
+    assert _choose(InferenceConfig(initial_times=named, lead_time=lead_time), in_forecast="observed", **forcing)
+    for wanted, lead in (("latest", "12h"), (named, "30h")):
+        conf = InferenceConfig(initial_times=wanted, lead_time=lead)
+        assert _choose(conf, in_forecast="persist", **forcing)
+        with pytest.raises(DataError, match=r"initial_times: the forecast from .* needs sst \(in_forecast: observed\)"
+                           " at 2001-01-10T06:00.* data.fields.sst.in_forecast: persist"):  # fmt: skip
+            _choose(conf, in_forecast="observed", **forcing)

@@ -127,6 +127,23 @@ def test_truth_and_forecast_share_their_colours(tmp_path: Path) -> None:
     draw(tmp_path / "portrait.png", portrait, truth, truth, background, "K")
 
 
+@pytest.mark.parametrize(("share", "own"), [(0.5, False), (0.02, True)])
+def test_a_spread_far_below_the_error_has_its_own_scale(share: float, own: bool) -> None:
+    """In the error's colours its map would be blank."""
+    grid = GRIDS["from Greenwich"]
+    truth, error = fields(grid, 2)
+    error = error - error.mean()
+    spread = np.abs(share * error)
+    start = CLOCK.parse("2001-03-01T00:00")
+    figure = maps("t2m", "K", {360: (truth, truth + error, spread)}, start, CLOCK, Background(grid, None))
+    drawn = meshes(figure)
+    widest = np.percentile(np.abs(error), 99.5)
+    assert drawn[2].get_clim() == pytest.approx((-widest, widest), rel=1e-4)
+    assert drawn[3].get_clim() == pytest.approx((0.0, share * widest if own else widest), rel=1e-4)
+    bar = figure.axes[-1].get_xlabel()
+    assert bar.endswith("own scale: 0.02 of the error's" if own else "over members (K)")
+
+
 def outline(background: Background) -> np.ndarray:
     """Return the coastline's points on the map, (N, 2)."""
     figure = new_figure(4, 2)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xarray as xr
 
 from credit.config import build_config
 from credit.errors import ConfigError, DataError
@@ -106,6 +107,51 @@ def test_other_forecasts_share_the_cases(run: Run, tmp_path: Path) -> None:
     assert table.compared("rmse_difference", "t2m", "other") == pytest.approx(MODEL_ERROR - 1, rel=1e-3)
     assert np.isnan(table.compared("rmse_difference", "u500", "other")).all()
     assert np.isnan(table.dataset["wind_rmse_difference"].sel(reference="other")).all()
+
+
+_LONG = {"z": "geopotential", "u": "u_component_of_wind", "v": "v_component_of_wind", "t2m": "2m_temperature"}
+
+
+def _as_weatherbench2(folder: Path, path: Path) -> None:
+    """Write our netCDF forecasts as WeatherBench 2 publishes those of others: zarr version 2 with long names."""
+    ours = [xr.open_dataset(file) for file in sorted(folder.glob("*.nc"))]
+    dims = ("time", "prediction_timedelta", "level", "longitude", "latitude")
+    fields = {}
+    for name, theirs in _LONG.items():
+        values = np.stack([own[name].values for own in ours])
+        own = dims if values.ndim == 5 else (*dims[:2], *dims[3:])
+        fields[theirs] = own, np.ascontiguousarray(values.swapaxes(-1, -2)[..., ::-1]), ours[0][name].attrs
+    hours = ours[0]["forecast_period"].values
+    dataset = xr.Dataset(
+        fields,
+        {
+            "time": [own["forecast_reference_time"].values for own in ours],
+            "prediction_timedelta": (hours * 3600e9).astype("timedelta64[ns]"),
+            "level": ours[0]["level"].values.astype(np.int64),
+            "longitude": ours[0]["longitude"].values,
+            "latitude": ours[0]["latitude"].values[::-1],
+        },
+    )
+    dataset.to_zarr(path, zarr_format=2, consolidated=True)
+
+
+def test_a_store_of_weatherbench2_has_the_scores_of_the_same_forecasts_in_our_files(run: Run, tmp_path: Path) -> None:
+    initial = ["2001-03-02T00:00", "2001-03-04T06:00", "2001-03-07T12:00"]
+    write_forecasts(tmp_path / "ours", run.reader, initial, 1.0)
+    _as_weatherbench2(tmp_path / "ours", tmp_path / "theirs.zarr")
+    store = str(tmp_path / "theirs.zarr")
+    others = {"ours": str(tmp_path / "ours"), "theirs": {"path": store, "rename": _LONG}}
+    config = make_config(tmp_path, other_forecasts=others)
+    found = score_forecasts(config, run.reader, run.archive).table.dataset.drop_sel(channel="tp")
+    compared = 0
+    for name, variable in found.data_vars.items():
+        for dim in {"forecast", "reference"} & set(variable.dims):
+            ours, theirs = (variable.sel({dim: own}).values for own in ("ours", "theirs"))
+            np.testing.assert_array_equal(ours, theirs, err_msg=name)
+            compared += int(np.isfinite(ours.astype(float)).sum())
+    assert compared > 1000
+    with pytest.raises(DataError, match=r"theirs.zarr: has none of the outputs .*z500.*geopotential500.*NAME.rename"):
+        score_forecasts(make_config(tmp_path, other_forecasts={"x": store}), run.reader, run.archive)
 
 
 def test_a_masked_output_is_scored_over_its_valid_cells(tmp_path: Path) -> None:
