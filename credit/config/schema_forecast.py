@@ -16,6 +16,10 @@ from credit.config.schema_regions import DEFAULT_REGIONS, REGIONS, BoxConfig
 from credit.config.schema_source import GridConfig
 from credit.errors import did_you_mean
 
+BASELINES = ("persistence", "damped_persistence", "climatology")
+BEST_BASELINE = "best_baseline"
+OWN_NAMES = ("model", *BASELINES, BEST_BASELINE)  # of the scores of every run
+
 
 class InitialTimesConfig(Section):
     """A range of initial times."""
@@ -235,6 +239,16 @@ class VerificationConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _others_have_own_names(self) -> VerificationConfig:
+        for name in self.other_forecasts:
+            if is_own_name(name):
+                raise ValueError(
+                    f'other_forecasts: "{name}" is what a run calls scores of its own ({", ".join(OWN_NAMES)}); take '
+                    "another name"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _regions_exist(self) -> VerificationConfig:
         for name in self.regions:
             if name not in REGIONS:
@@ -255,3 +269,8 @@ class VerificationConfig(Section):
                     "hyphen"
                 )
         return self
+
+
+def is_own_name(name: str) -> bool:
+    """Return whether a forecast of this name would be taken for one of `OWN_NAMES`, also in the words of figures."""
+    return name.strip().lower().replace(" ", "_") in OWN_NAMES

@@ -8,10 +8,10 @@ from typing import Any
 
 from credit import __version__
 from credit.config import Config, dump_config
+from credit.config.schema_forecast import BEST_BASELINE
 from credit.data.reader import FieldReader
 from credit.data.splits import SPLITS
 from credit.forecast.forecasts import Forecasts
-from credit.verify.comparison import BEST_BASELINE
 from credit.verify.embedded import encode, page_scores
 from credit.verify.facts import describe_data, describe_truth, prescribed_forcing, read_training_log
 from credit.verify.meanings import BASELINE_MEANINGS, TERMS

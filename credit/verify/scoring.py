@@ -13,6 +13,7 @@ from tqdm import tqdm
 from credit import __version__
 from credit.channels import Channel, figure_channels, pick
 from credit.config import Config
+from credit.config.schema_forecast import BASELINES
 from credit.data.climatology import Climatology
 from credit.data.scan import load_grid
 from credit.data.splits import Split, build_splits
@@ -23,7 +24,6 @@ from credit.forecast.initial_times import deal
 from credit.grid import LatLonGrid
 from credit.times import parse_duration
 from credit.verify.baselines import (
-    BASELINES,
     Beginning,
     baseline_fields,
     build_climatology,

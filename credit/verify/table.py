@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
+from credit.config.schema_forecast import BASELINES, BEST_BASELINE
 from credit.errors import CreditError
-from credit.verify.baselines import BASELINES
 from credit.verify.blocks import ENDS, WITH_INTERVAL
-from credit.verify.comparison import BEST_BASELINE, ENOUGH_BLOCKS
+from credit.verify.comparison import ENOUGH_BLOCKS
 from credit.verify.scores_file import write_scores
 from credit.verify.seasons import ALL
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from credit.config import Config
+from credit.config.schema_forecast import BEST_BASELINE
 from credit.errors import CreditError
 from credit.forecast.forecasts import Forecasts
 from credit.verify.blocks import LEAST_BLOCKS
-from credit.verify.comparison import BEST_BASELINE
 from credit.verify.facts import read_training_log
 from credit.verify.scoring import Verification, score_forecasts
 from credit.verify.share import Share
