@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import base64
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
-from credit.errors import CreditError
+from credit.verify.whole import write_whole
 
 
 def render(template: str, **values: Any) -> str:
@@ -32,11 +31,4 @@ def write_page(path: Path, text: str) -> Path:
     Raises:
         CreditError: if it cannot be written.
     """
-    beside = path.with_name(f".{path.name}.part")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        os.replace(beside, path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise CreditError(f"{path}: cannot be written ({error.strerror}); is the disk full?") from error
-    return path
+    return write_whole(path, lambda beside: beside.write_text(text, encoding="utf-8"))

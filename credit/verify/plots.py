@@ -6,7 +6,6 @@ Nothing but the files plots*.py imports matplotlib, so that commands that draw n
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from credit.errors import CreditError
+from credit.verify.whole import write_whole
 
 STYLE = {
     "font.size": 9.5,
@@ -45,22 +44,6 @@ def draw(path: Path, maker: Callable[..., Figure], *arguments: object) -> Path:
     with rc_context(STYLE):
         figure = maker(*arguments)
         return write_whole(path, lambda beside: FigureCanvasAgg(figure).print_png(str(beside)))
-
-
-def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
-    """Let `write` fill a file beside `path`, then put that in its place.
-
-    Raises:
-        CreditError: if it cannot be written.
-    """
-    beside = path.with_name(f".{path.name}.part")
-    try:
-        write(beside)
-        os.replace(beside, path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise CreditError(f"{path}: cannot be written ({error.strerror}); is the disk full?") from error
-    return path
 
 
 def pretty_units(units: str, power: int = 1) -> str:

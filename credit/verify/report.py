@@ -9,11 +9,10 @@ from typing import Any
 from credit import __version__
 from credit.config import Config, dump_config
 from credit.config.schema_forecast import BEST_BASELINE
-from credit.data.reader import FieldReader
 from credit.data.splits import SPLITS
 from credit.forecast.forecasts import Forecasts
 from credit.verify.embedded import encode, page_scores
-from credit.verify.facts import describe_data, describe_truth, prescribed_forcing, read_training_log
+from credit.verify.facts import TrainingLog, describe_data, describe_truth, prescribed_forcing
 from credit.verify.meanings import BASELINE_MEANINGS, TERMS
 from credit.verify.page import embed, render, write_page
 from credit.verify.plots import label
@@ -29,8 +28,8 @@ _LARGEST_ANIMATION = 3_000_000  # bytes of a file that the page holds
 def write_report(
     config: Config,
     found: Verification,
-    reader: FieldReader,
     archive: Forecasts,
+    log: TrainingLog | None,
     figures: Sequence[tuple[str, Path]],
     folder: Path,
 ) -> Path:
@@ -39,10 +38,10 @@ def write_report(
     Args:
         config: the run's config.
         found: the scores.
-        reader: the data.
         archive: the model's forecasts.
+        log: of the model's training.
         figures: (caption, path of a PNG or a GIF).
-        folder: the run's folder.
+        folder: where it goes.
 
     Raises:
         CreditError: if it cannot be written.
@@ -55,7 +54,7 @@ def write_report(
         cases=f"{found.table.n_cases} forecasts from {found.table.dataset.attrs['initial_times']}",
         notices=_notices(found, archive),
         data_notes=describe_data(config.data),
-        facts=_facts(config, found, reader, archive, folder),
+        facts=_facts(config, found, archive, log),
         published=rows_of(comparable(found.table, 360.0 / found.grid.shape[1]), found.table),
         packed=encode(page),
         left_out=left_out,
@@ -102,9 +101,7 @@ def _notices(found: Verification, archive: Forecasts) -> list[str]:
     return notices
 
 
-def _facts(
-    config: Config, found: Verification, reader: FieldReader, archive: Forecasts, folder: Path
-) -> list[tuple[str, str]]:
+def _facts(config: Config, found: Verification, archive: Forecasts, log: TrainingLog | None) -> list[tuple[str, str]]:
     """Return what the scores rest on as (name, value)."""
     attributes, splits = archive.attributes, config.data.splits
     facts = [("Model", config.model.type)]
@@ -114,7 +111,6 @@ def _facts(
         facts.append(("Checkpoint", f"step {attributes['checkpoint_step']}"))
     if "forcing" in attributes:
         facts.append(("Forcing in the forecast", str(attributes["forcing"])))
-    log = read_training_log(folder / "metrics.jsonl")
     if log is not None:
         step, loss = log.train[-1]
         facts.append(("Training", f"{step} steps, last loss {loss:.4g}"))

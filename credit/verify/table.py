@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Iterator
 from itertools import repeat
 from pathlib import Path
@@ -12,11 +11,11 @@ import numpy as np
 import xarray as xr
 
 from credit.config.schema_forecast import BASELINES, BEST_BASELINE
-from credit.errors import CreditError
 from credit.verify.blocks import ENDS, WITH_INTERVAL
 from credit.verify.comparison import ENOUGH_BLOCKS
 from credit.verify.scores_file import write_scores
 from credit.verify.seasons import ALL
+from credit.verify.whole import write_whole
 
 # global attributes that tell unlike numbers apart; in every row of scores.csv, too
 FACTS = ("grid", "truth", "first_case", "last_case", "initial_hours", "climatology", "version")
@@ -161,19 +160,14 @@ class ScoreTable:
         Raises:
             CreditError: if they cannot be written.
         """
-        try:
-            beside = folder / ".scores.nc.part"
-            write_scores(self.dataset, beside)
-            os.replace(beside, folder / "scores.nc")
-            beside = folder / ".scores.csv.part"
-            with open(beside, "w", newline="", encoding="utf-8") as handle:
-                writer = csv.writer(handle)
-                writer.writerow(COLUMNS)
-                writer.writerows(self.rows())
-            os.replace(beside, folder / "scores.csv")
-        except (OSError, RuntimeError) as error:
-            beside.unlink(missing_ok=True)
-            raise CreditError(f"{folder}: the scores cannot be written ({error}); is the disk full?") from error
+        write_whole(folder / "scores.nc", lambda path: write_scores(self.dataset, path))
+        write_whole(folder / "scores.csv", self._write_rows)
+
+    def _write_rows(self, path: Path) -> None:
+        with open(path, "w", newline="", encoding="utf-8") as handle:
+            writer = csv.writer(handle)
+            writer.writerow(COLUMNS)
+            writer.writerows(self.rows())
 
     def shown_leads(self) -> list[float]:
         """Return the lead times of summaries: 6, 12, 24, 48, ... hours where they exist, else all."""

@@ -95,4 +95,4 @@ def write_page(table: ScoreTable, folder: Path, figures: Sequence[tuple[str, Pat
     )
     archive = SimpleNamespace(attributes={})
     folder.mkdir()
-    return write_report(make_config(folder), found, SimpleNamespace(), archive, figures, folder)
+    return write_report(make_config(folder), found, archive, None, figures, folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -115,6 +116,20 @@ def test_a_folder_that_cannot_be_written(run: Run, table: ScoreTable, tmp_path: 
     (tmp_path / "file").write_text("")
     with pytest.raises(CreditError, match="cannot be written"):
         verify(run.config, run.reader, run.archive, tmp_path / "file")
+
+
+@pytest.mark.parametrize("name", ["scores.nc", "scores.csv", "report.html"])
+def test_a_full_disk_leaves_the_last_verification_whole(run: Run, table: ScoreTable, name: str) -> None:
+    written = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # they are written in the order of their sizes
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(written[run.folder / name]) - 1, hard))
+    try:
+        with pytest.raises(CreditError, match=rf"{name}: cannot be written"):
+            verify(run.config, run.reader, run.archive, run.folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()} == written
 
 
 def test_sources_speak_for_themselves(shared_data: Path, run: Run) -> None:
