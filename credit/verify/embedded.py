@@ -270,7 +270,7 @@ def raised(units: str) -> str:
 def _left_out(table: ScoreTable, extent: Extent, metrics: Sequence[str]) -> str:
     """Return a sentence on what is only in scores.nc."""
     kept = (*metrics, *WIND_NAMES.values())
-    has = [name for name, own in table.dataset.data_vars.items() if own.dims[0] == "forecast"]
+    has = [name for name, own in table.dataset.data_vars.items() if own.dims[0] == "forecast" and own.ndim > 1]
     more = [name for name in has if name not in kept and not name.endswith(ENDS)]
     parts = [f"the scores {', '.join(more)}"] if more else []
     count = len(table.lead_hours)

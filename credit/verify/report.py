@@ -12,7 +12,7 @@ from credit.config.schema_forecast import BEST_BASELINE
 from credit.data.splits import SPLITS
 from credit.forecast.forecasts import Forecasts
 from credit.verify.embedded import encode, page_scores
-from credit.verify.facts import TrainingLog, describe_data, describe_truth, prescribed_forcing
+from credit.verify.facts import TrainingLog, describe_data, describe_truth
 from credit.verify.meanings import BASELINE_MEANINGS, TERMS
 from credit.verify.page import embed, render, write_page
 from credit.verify.plots import label
@@ -20,6 +20,12 @@ from credit.verify.published import comparable, rows_of
 from credit.verify.scoring import Verification
 from credit.verify.table import ScoreTable
 
+_TOLD = (
+    ("Members", "members"),
+    ("Ensemble", "ensemble"),
+    ("Fingerprint of the weights", "weights"),
+    ("Forcing in the forecast", "forcing"),
+)
 _OF_EVENTS = (("Events", "events"), ("Climate of events and SEEPS", "climate_of_events"))
 _DRAWN_IN_THE_PAGE = ("skill", "spread", "scorecard")  # figures that the page would show twice
 _LARGEST_ANIMATION = 3_000_000  # bytes of a file that the page holds
@@ -52,7 +58,7 @@ def write_report(
         title=config.experiment,
         version=__version__,
         cases=f"{found.table.n_cases} forecasts from {found.table.dataset.attrs['initial_times']}",
-        notices=_notices(found, archive),
+        notices=_notices(found),
         data_notes=describe_data(config.data),
         facts=_facts(config, found, archive, log),
         published=rows_of(comparable(found.table, 360.0 / found.grid.shape[1]), found.table),
@@ -83,14 +89,8 @@ def _animations(figures: Sequence[tuple[str, Path]]) -> list[tuple[str, str, str
     return found
 
 
-def _notices(found: Verification, archive: Forecasts) -> list[str]:
-    notices = []
-    prescribed = prescribed_forcing(archive.attributes)
-    if prescribed:
-        notices.append(
-            f"Prescribed forcing: {', '.join(prescribed)} was read from the analysed future, which a real forecast "
-            "does not have."
-        )
+def _notices(found: Verification) -> list[str]:
+    notices = found.table.caveats()
     if found.climatology.notice:
         notices.append(found.climatology.notice)
     if found.left_out:
@@ -109,8 +109,10 @@ def _facts(config: Config, found: Verification, archive: Forecasts, log: Trainin
         facts.append(("Parameters", f"{int(attributes['parameters']):,}"))
     if "checkpoint_step" in attributes:
         facts.append(("Checkpoint", f"step {attributes['checkpoint_step']}"))
-    if "forcing" in attributes:
-        facts.append(("Forcing in the forecast", str(attributes["forcing"])))
+    for name in found.table.contenders:
+        whose = "" if name == "model" else f" of {name}"
+        told = ((what, found.table.told(key, name)) for what, key in _TOLD)
+        facts += [(f"{what}{whose}", value) for what, value in told if value]
     if log is not None:
         step, loss = log.train[-1]
         facts.append(("Training", f"{step} steps, last loss {loss:.4g}"))

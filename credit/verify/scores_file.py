@@ -32,6 +32,11 @@ _LONG_NAMES = {
     "p_value": "p-value of the paired difference of squared errors",
     "p_adjusted": "p-value adjusted for the false discovery rate of the scorecard",
     "significant": "whether the difference is significant",
+    "members": "number of members, 1 of a single forecast",
+    "forcing": "where forcing came from in the forecast",
+    "prescribed_forcing": "forcing that was read from the analysed future",
+    "ensemble": "how the members differ",
+    "weights": "fingerprint of the network's weights",
     "ranks": "relative frequency of the truth's rank among the members",
 }
 

@@ -239,6 +239,7 @@ class _Scorer:
             self._facts(cases),
             part.histograms,
             ThresholdResults(self._thresholds.events, part.events, self._thresholds.precipitation, part.seeps),
+            {key: own.archive.attributes for key, own in self._contenders.items()},
         )
         self._thresholds.log_unscored(part.seeps.get("model"))
         return Verification(

@@ -94,7 +94,7 @@ def test_the_report_is_one_file_that_says_what_it_must(run: Run, table: ScoreTab
     assert text.count("data:image/png;base64,") == 11  # curves and scorecard are drawn by the page
     assert text.count("data:image/gif;base64,") == 1
     for wanted in (
-        "Prescribed forcing: sst", "The climatology is from 1.0 years", "1 of the forecasts were left out",
+        "Prescribed forcing of the model: sst", "The climatology is from 1.0 years", "1 of the forecasts were left out",
         "3 initial times", "1 annual harmonic, 2000-01-01 to 2000-12-31", "12 x 24, 15 degrees", "60 steps",
         "lowest 0.05 at step 30", "1,234,567", "experiment: waves", "none.nc", "06:00 12:00 UTC",
         "That is fewer than 20, so no difference is called significant", "the scores acc_wb2",
@@ -106,7 +106,8 @@ def test_the_terminals_table(table: ScoreTable) -> None:
     lines = table.format().splitlines()
     assert "3 initial times" in lines[0]
     (line,) = [line for line in lines if line.startswith("z500")]
-    assert line.split()[-1] == "-" and "fewer than 20" in lines[-1]  # three cases tell nothing of significance
+    assert line.split()[-1] == "-" and "fewer than 20" in lines[-2]  # three cases tell nothing of significance
+    assert lines[-1].startswith("Prescribed forcing of the model: sst was read from the analysed future")
     numbers = [float(word) for word in line.split()[5:-1]]
     assert numbers[0] == pytest.approx(MODEL_ERROR, rel=1e-3)
     assert numbers[-1] == pytest.approx(numbers[0] / min(numbers[1:4]), abs=0.01)
