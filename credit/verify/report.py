@@ -61,7 +61,8 @@ def write_report(
         notices=_notices(found),
         data_notes=describe_data(config.data),
         facts=_facts(config, found, archive, log),
-        published=rows_of(comparable(found.table, 360.0 / found.grid.shape[1]), found.table),
+        hours=found.table.dataset.attrs["initial_hours"],
+        published=_published(found, archive),
         packed=encode(page),
         left_out=left_out,
         significance=found.table.explain_significance(found.table.dataset.attrs.get("compared_with", BEST_BASELINE)),
@@ -73,6 +74,11 @@ def write_report(
         config=dump_config(config),
     )
     return write_page(folder / "report.html", text)
+
+
+def _published(found: Verification, archive: Forecasts) -> list[tuple[str, str, float, float, float, str]]:
+    degrees = 360.0 / found.grid.shape[1]
+    return rows_of(comparable(found.table, degrees, found.cases, archive.clock), found.table)
 
 
 def _is_embedded(path: Path) -> bool:
