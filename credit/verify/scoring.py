@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -51,6 +52,8 @@ from credit.verify.threshold_scorer import ThresholdScorer
 
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -168,7 +171,8 @@ class _Scorer:
         self._bring_normal = reader.bring(channels, normal_grid)
         globe = CellMeans(channels, reader.masks, region_weights(reader.grid, GLOBE))
         self._damping = fit_damping(self._truth, reader.times, self._normal, train, leads, globe)
-        self._spectrum = SphericalSpectrum(reader.grid)
+        origins = [data.grid, *(own.grid for own in archives.values())]
+        self._spectrum = SphericalSpectrum(reader.grid, origins)
         animate = figure_channels(conf.animate, channels, "verification.animate")
         what = channels, reader.masks, leads.tolist(), self._shown, animate, conf.hovmoeller_band
         self._course = CourseKeeper(reader.grid, *what)
@@ -362,6 +366,13 @@ class _Scorer:
 
 
 def _figure_leads(config: Config, leads: np.ndarray) -> list[int]:
-    """Return the asked lead times that the forecasts have, else the last."""
-    wanted = [parse_duration(text) for text in config.verification.figure_leads]
-    return [lead for lead in wanted if lead in leads] or [int(leads[-1])]
+    """Return the asked lead times that the forecasts have, else the last; a warning names those they have not."""
+    wanted = {text: parse_duration(text) for text in config.verification.figure_leads}
+    found = [lead for lead in wanted.values() if lead in leads] or [int(leads[-1])]
+    absent = [text for text, lead in wanted.items() if lead not in leads]
+    if absent:
+        logger.warning(
+            "verification.figure_leads: %s: not among the forecasts, which have %g h to %g h; figures are of %s",
+            ", ".join(absent), leads[0] / 60, leads[-1] / 60, ", ".join(f"{lead / 60:g} h" for lead in found),
+        )  # fmt: skip
+    return found

@@ -114,9 +114,12 @@ def _draw(found: Verification, reader: FieldReader, log: TrainingLog | None, fig
     drawn += draw_example(found, reader, figures)
     if found.spectra:
         path = plots.draw(figures / "spectra.png", plots.spectra, found.spectra, units, len(found.cases))
-        drawn.append(
-            ("Power by total wavenumber, of an ensemble its first member; below 1 the forecast is too smooth.", path)
+        highest = len(next(iter(found.spectra.values()))[0]) - 1
+        caption = (
+            f"Power by total wavenumber, up to {highest}, the largest that the grids of the scores, the truth and all "
+            "forecasts resolve; of an ensemble its first member. A ratio below 1: the forecast is too smooth."
         )
+        drawn.append((caption, path))
     if log is not None:
         path = plots.draw(figures / "loss.png", plots.loss_curve, log.train, log.valid)
         drawn.append(("Training and validation loss.", path))

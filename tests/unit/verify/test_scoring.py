@@ -84,6 +84,22 @@ def test_maps_and_spectra_are_those_of_the_truth_and_the_forecast(run: Run, foun
     np.testing.assert_allclose(power[0][1:], power[1][1:], rtol=1e-3, atol=1e-6)  # an offset is wavenumber 0
 
 
+def test_figures_of_lead_times_that_are_not_there(run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    asked = {(("240h", "12h"), (720,)), (("240h",), (1440,))}
+    for leads, expected in asked:
+        caplog.clear()
+        found = score_forecasts(make_config(tmp_path, figure_leads=list(leads)), run.reader, run.archive)
+        assert found.figure_leads == list(expected)
+        said = "verification.figure_leads: 240h: not among the forecasts, which have 6 h to 24 h; figures are of"
+        assert f"{said} {expected[0] / 60:g} h" in caplog.text
+
+
+def test_spectra_on_a_finer_grid_end_where_those_of_the_data_do(run: Run, tmp_path: Path) -> None:
+    config = make_config(tmp_path, grid={"rows": 24, "columns": 48, "poles": False})
+    found = score_forecasts(config, run.reader, run.archive)
+    assert found.grid.shape == (24, 48) and found.spectra["t2m", 360][0].shape == (9,)  # 8 is 24 columns / 3
+
+
 def test_every_time_is_read_once(run: Run) -> None:
     reader = make_reader()
     score_forecasts(run.config, reader, run.archive)
