@@ -63,10 +63,8 @@ def label(name: str) -> str:
     return name.replace("_", " ").capitalize()
 
 
-def spectra(
-    powers: Mapping[tuple[str, int], tuple[np.ndarray, np.ndarray]], units: Mapping[str, str], n_cases: int
-) -> Figure:
-    """Power by total wavenumber (top) and the forecast's over the truth's (bottom), a column a channel."""
+def spectra(powers: Mapping[tuple[str, int], tuple[np.ndarray, ...]], units: Mapping[str, str], n_cases: int) -> Figure:
+    """Power by total wavenumber (top) and the model's over the truth's (bottom), a column a channel."""
     channels = [name for name in units if any(channel == name for channel, _ in powers)]
     leads = sorted({lead for _, lead in powers})
     shades = colormaps["viridis"](np.linspace(0.1, 0.75, len(leads)))
@@ -78,7 +76,7 @@ def spectra(
         number = np.arange(1, len(truth))  # the mean, wavenumber 0, would set the scale
         upper.loglog(number, truth[1:], color="black", linewidth=2.2, label="Truth")
         for lead, colour in zip(leads, shades, strict=True):
-            own_truth, forecast = powers[channel, lead]
+            own_truth, forecast = powers[channel, lead][:2]
             upper.loglog(number, forecast[1:], color=colour, linewidth=1.5, label=f"Forecast at {lead / 60:g} h")
             present = own_truth[1:] > 0
             lower.semilogx(number[present], forecast[1:][present] / own_truth[1:][present], color=colour, linewidth=1.5)

@@ -18,7 +18,8 @@ from credit.verify.page import embed, render, write_page
 from credit.verify.plots import label
 from credit.verify.published import comparable, rows_of
 from credit.verify.scoring import Verification
-from credit.verify.table import ScoreTable
+from credit.verify.table import SHORT_WAVES, ScoreTable
+from credit.verify.tabulate_spectra import shortest_third
 
 _TOLD = (
     ("Members", "members"),
@@ -61,6 +62,7 @@ def write_report(
         notices=_notices(found),
         data_notes=describe_data(config.data),
         facts=_facts(config, found, archive, log),
+        blurring=_blurring(found),
         hours=found.table.dataset.attrs["initial_hours"],
         published=_published(found, archive),
         packed=encode(page),
@@ -163,6 +165,26 @@ def _plain(table: ScoreTable) -> list[tuple[str, str, str, list[str], list[str]]
         for channel in table.channels
         for hours in table.shown_leads()
     ]
+
+
+def _blurring(found: Verification) -> dict[str, Any] | None:
+    """Return the wavenumbers, the forecasts and the rows (channel, units, lead, RMSE and power by forecast)."""
+    table = found.table
+    if SHORT_WAVES not in table.dataset:
+        return None
+    number = table.dataset["wavenumber"].values
+    short = number[shortest_third(number)]
+    if not len(short):
+        return None
+    rows = [
+        (channel, table.units(channel), f"{hours:g} h", [
+            (_number(table.value(name, channel, hours)), _number(table.value(name, channel, hours, SHORT_WAVES), ".2f"))
+            for name in table.contenders
+        ])
+        for channel in table.dataset["spectrum_channel"].values.tolist()
+        for hours in table.dataset["spectrum_lead"].values.tolist()
+    ]  # fmt: skip
+    return {"first": short[0], "last": short[-1], "forecasts": [label(name) for name in table.contenders], "rows": rows}
 
 
 def _number(value: float, form: str = ".4g") -> str:

@@ -47,6 +47,7 @@ from credit.verify.spectra import SphericalSpectrum
 from credit.verify.sums import ScoreSums
 from credit.verify.table import ScoreTable
 from credit.verify.tabulate import Rows, build_table
+from credit.verify.tabulate_spectra import add_spectra
 from credit.verify.tabulate_thresholds import ThresholdResults
 from credit.verify.threshold_scorer import ThresholdScorer
 
@@ -73,8 +74,8 @@ class Verification:
         maps: (figure channel, lead) -> (truth, forecast), each (H, W), at the example; of an ensemble the mean and,
             third, the standard deviation over members.
         course: the example over all lead times.
-        spectra: (figure channel, lead) -> (truth, forecast) power by total wavenumber, mean over the cases; of an
-            ensemble its first member's, as a mean is smooth.
+        spectra: (figure channel, lead) -> (truth, the model, other forecasts) power by total wavenumber, mean over the
+            cases; of an ensemble its first member's, as a mean is smooth.
     """
 
     table: ScoreTable
@@ -245,6 +246,8 @@ class _Scorer:
             ThresholdResults(self._thresholds.events, part.events, self._thresholds.precipitation, part.seeps),
             {key: own.archive.attributes for key, own in self._contenders.items()},
         )
+        spectra = {key: tuple(own.mean(axis=0)) for key, own in part.spectra.items()}
+        add_spectra(table, spectra, list(self._contenders))
         self._thresholds.log_unscored(part.seeps.get("model"))
         return Verification(
             table=table,
@@ -258,7 +261,7 @@ class _Scorer:
             example=example,
             maps=part.maps,
             course=self._course.conclude(part, self._contenders["model"].members),
-            spectra={key: tuple(own.mean(axis=0)) for key, own in part.spectra.items()},
+            spectra=spectra,
         )
 
     def _score_group(self, group: Sequence[int], part: Part, example: int) -> None:
@@ -323,25 +326,28 @@ class _Scorer:
             part.histograms[key].add(place[1], own.means, *ranks)
         if key == "model" and is_example:
             self._course.keep(part, lead, truth, members)
-        if key == "model" and lead in self._figure_leads:
-            self._collect(part, place[0], lead, truth, members, is_example)
+        if lead in self._figure_leads:
+            self._collect(key, part, place[0], lead, truth, members, is_example)
 
     def _collect(
-        self, part: Part, case: int, lead: int, truth: np.ndarray, members: np.ndarray, is_example: bool
+        self, key: str, part: Part, case: int, lead: int, truth: np.ndarray, members: np.ndarray, is_example: bool
     ) -> None:
-        """Keep the maps of the example and the spectra; masked channels have no spectrum."""
-        masks = self._reader.masks
+        """Keep the spectra, and of the model the maps of the example; masked channels have no spectrum."""
+        masks, has = self._reader.masks, self._contenders[key].has
+        shape = len(part.cases), 1 + len(self._contenders), len(self._spectrum.wavenumbers)
         for index, channel in enumerate(self._channels):
-            if channel.name not in self._shown:
+            if channel.name not in self._shown or index not in has:
                 continue
-            own, key = members[:, index], (channel.name, lead)
-            if is_example:
+            own, place = members[:, has.index(index)], (channel.name, lead)
+            if key == "model" and is_example:
                 hidden = masks.get(channel.variable, False)
                 fields = [truth[index], own.mean(axis=0)] + ([own.std(axis=0, ddof=1)] if len(own) > 1 else [])
-                part.maps[key] = tuple(np.where(hidden, np.nan, field) for field in fields)
+                part.maps[place] = tuple(np.where(hidden, np.nan, field) for field in fields)
             if channel.variable not in masks:
-                power = self._spectrum.power(np.stack([truth[index], own[0]]))
-                part.spectra.setdefault(key, np.zeros((len(part.cases), *power.shape)))[case] = power
+                power = part.spectra.setdefault(place, np.full(shape, np.nan))[case]
+                if key == "model":
+                    power[0] = self._spectrum.power(truth[index])
+                power[1 + list(self._contenders).index(key)] = self._spectrum.power(own[0])
 
     def _facts(self, cases: np.ndarray) -> dict[str, str | int]:
         clock = self._reader.clock

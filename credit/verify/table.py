@@ -29,6 +29,7 @@ CORRELATIONS = ("acc", "acc_wb2", "acc_low", "acc_high")
 METRICS = ("rmse", "bias", "mae", "acc", "acc_wb2", "activity", "activity_truth", "activity_ratio")
 ENSEMBLE_METRICS = ("crps", "crps_fair", "spread", "spread_skill", "rmse_member")  # where a forecast has members
 RANK_METRICS = ("rank_deviation", "rank_outliers")  # of channels only
+SHORT_WAVES = "short_wave_power"  # of the channels and lead times that have spectra
 SEEPS = "seeps"  # of channels that are precipitation
 EVENT_METRICS = (
     "brier", "brier_fair", "brier_skill", "brier_skill_fair", "reliability", "resolution", "uncertainty",
@@ -40,7 +41,7 @@ WIND_METRICS = {name: _OF_WINDS.get(name, f"wind_vector_{name}") for name in MET
 WIND_NAMES = WIND_METRICS | {
     f"{name}{end}": f"{wind}{end}" for name, wind in WIND_METRICS.items() if name in WITH_INTERVAL for end in ENDS
 }
-_PURE_NUMBERS = ("acc", "acc_wb2", "activity_ratio", "spread_skill", *RANK_METRICS, SEEPS, *EVENT_METRICS)
+_PURE_NUMBERS = ("acc", "acc_wb2", "activity_ratio", "spread_skill", *RANK_METRICS, SHORT_WAVES, SEEPS, *EVENT_METRICS)
 _SHOWN_LEADS = (6, 12, 24, 48, 72, 120, 168, 240)
 
 
@@ -151,7 +152,7 @@ class ScoreTable:
 
     def rows(self) -> Iterator[tuple]:
         """Yield the rows of scores.csv, as `COLUMNS`; scores that do not exist have none."""
-        for metric in (*METRICS, *ENSEMBLE_METRICS, *RANK_METRICS, SEEPS):
+        for metric in (*METRICS, *ENSEMBLE_METRICS, *RANK_METRICS, SHORT_WAVES, SEEPS):
             yield from self._rows_of(metric, metric, "")
         for metric in EVENT_METRICS:
             yield from self._rows_of(metric, metric, "event_")

@@ -98,6 +98,7 @@ def test_the_report_is_one_file_that_says_what_it_must(run: Run, table: ScoreTab
         "3 initial times", "1 annual harmonic, 2000-01-01 to 2000-12-31", "12 x 24, 15 degrees", "60 steps",
         "lowest 0.05 at step 30", "1,234,567", "experiment: waves", "none.nc", "06:00 12:00 UTC",
         "That is fewer than 20, so no difference is called significant", "the scores acc_wb2",
+        "total wavenumbers 7 to 8,",
     ):  # fmt: skip
         assert wanted in text, wanted
 
