@@ -207,7 +207,9 @@ class VerificationConfig(Section):
     figure_channels: list[str] | None = Field(
         None, description="Channels of the maps, spectra and curves; default: z500, t850, t2m, ... where present."
     )
-    figure_leads: list[Duration] = Field(["24h", "72h"], description="Lead times of the maps and spectra.")
+    figure_leads: list[Duration] = Field(
+        ["24h", "72h"], description="Lead times of the maps and spectra; those that the forecasts lack are left out."
+    )
     hovmoeller_band: tuple[float, float] = Field(
         (35.0, 60.0), description="South and north of the band of the Hovmoeller diagrams, degrees."
     )

@@ -11,7 +11,7 @@ from credit.config import Config, dump_config
 from credit.config.schema_forecast import BEST_BASELINE
 from credit.data.splits import SPLITS
 from credit.forecast.forecasts import Forecasts
-from credit.verify.embedded import encode, page_scores
+from credit.verify.embedded import encode, page_scores, raised
 from credit.verify.facts import TrainingLog, describe_data, describe_truth
 from credit.verify.meanings import BASELINE_MEANINGS, TERMS
 from credit.verify.page import embed, render, write_page
@@ -177,7 +177,7 @@ def _blurring(found: Verification) -> dict[str, Any] | None:
     if not len(short):
         return None
     rows = [
-        (channel, table.units(channel), f"{hours:g} h", [
+        (channel, raised(table.units(channel)), f"{hours:g} h", [
             (_number(table.value(name, channel, hours)), _number(table.value(name, channel, hours, SHORT_WAVES), ".2f"))
             for name in table.contenders
         ])

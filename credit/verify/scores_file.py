@@ -43,6 +43,7 @@ _LONG_NAMES = {
     "short_wave_power": "power of the shortest third of the wavenumbers over the truth's",
     "spectrum_lead": "lead time of the spectra",
     "spectrum_channel": "channel of the spectra",
+    "spectrum_units": "units of the power",
     "wavenumber": "total wavenumber",
     "ranks": "relative frequency of the truth's rank among the members",
 }

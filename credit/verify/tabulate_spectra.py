@@ -16,8 +16,8 @@ def add_spectra(table: ScoreTable, spectra: Pairs, forecasts: Sequence[str]) -> 
     """Add power spectra to a table; where there are none it stays as it is.
 
     ``power`` and ``power_ratio`` (over the truth's) are over (forecast, spectrum_channel, spectrum_lead, wavenumber),
-    ``power_truth`` lacks forecast. `SHORT_WAVES`, the power of the shortest third of the wavenumbers over the truth's,
-    is over the dimensions of other scores, NaN where there is no spectrum.
+    ``power_truth`` lacks forecast; powers are in ``spectrum_units``. `SHORT_WAVES`, the power of the shortest third of
+    the wavenumbers over the truth's, is over the dimensions of other scores, NaN where there is no spectrum.
 
     Args:
         table: the scores.
@@ -52,6 +52,7 @@ def add_spectra(table: ScoreTable, spectra: Pairs, forecasts: Sequence[str]) -> 
         }
     ).assign_coords(
         spectrum_channel=channels,
+        spectrum_units=("spectrum_channel", [f"({table.units(name)})2" for name in channels]),
         spectrum_lead=("spectrum_lead", np.array(leads) / 60.0, {"units": "hour"}),
         wavenumber=number,
     )
