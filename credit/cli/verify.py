@@ -75,9 +75,8 @@ def _compared(config: Config, others: list[str]) -> tuple[Config, str | None]:
         ConfigError: if there are several, or its name is taken.
     """
     from credit.config import load_config
-    from credit.config.schema_forecast import OtherForecastsConfig
+    from credit.config.schema_forecast import OtherForecastsConfig, is_own_name
     from credit.errors import ConfigError
-    from credit.verify.baselines import BASELINES
 
     if not others:
         return config, None
@@ -89,7 +88,7 @@ def _compared(config: Config, others: list[str]) -> tuple[Config, str | None]:
     second = load_config(path / "config.yml" if path.is_dir() else path, [])
     folder = Path(second.save_loc) if not path.is_dir() else path
     name = "".join(c if c.isalnum() or c in "-_." else "_" for c in second.experiment)
-    if name in ("model", *BASELINES, *config.verification.other_forecasts):
+    if is_own_name(name) or name in config.verification.other_forecasts:
         raise ConfigError(f"{others[0]}: experiment: {name} is the name of another forecast here; choose another")
     known = config.verification.other_forecasts | {
         name: OtherForecastsConfig(path=str(folder / second.inference.folder))

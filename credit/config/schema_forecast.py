@@ -16,6 +16,10 @@ from credit.config.schema_regions import DEFAULT_REGIONS, REGIONS, BoxConfig
 from credit.config.schema_source import GridConfig
 from credit.errors import did_you_mean
 
+BASELINES = ("persistence", "damped_persistence", "climatology")
+BEST_BASELINE = "best_baseline"
+OWN_NAMES = ("model", *BASELINES, BEST_BASELINE)  # of the scores of every run
+
 
 class InitialTimesConfig(Section):
     """A range of initial times."""
@@ -222,7 +226,9 @@ class VerificationConfig(Section):
     figure_channels: list[str] | None = Field(
         None, description="Channels of the maps, spectra and curves; default: z500, t850, t2m, ... where present."
     )
-    figure_leads: list[Duration] = Field(["24h", "72h"], description="Lead times of the maps and spectra.")
+    figure_leads: list[Duration] = Field(
+        ["24h", "72h"], description="Lead times of the maps and spectra; those that the forecasts lack are left out."
+    )
     hovmoeller_band: tuple[float, float] = Field(
         (35.0, 60.0), description="South and north of the band of the Hovmoeller diagrams, degrees."
     )
@@ -256,6 +262,16 @@ class VerificationConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _others_have_own_names(self) -> VerificationConfig:
+        for name in self.other_forecasts:
+            if is_own_name(name):
+                raise ValueError(
+                    f'other_forecasts: "{name}" is what a run calls scores of its own ({", ".join(OWN_NAMES)}); take '
+                    "another name"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _regions_exist(self) -> VerificationConfig:
         for name in self.regions:
             if name not in REGIONS:
@@ -276,3 +292,8 @@ class VerificationConfig(Section):
                     "hyphen"
                 )
         return self
+
+
+def is_own_name(name: str) -> bool:
+    """Return whether a forecast of this name would be taken for one of `OWN_NAMES`, also in the words of figures."""
+    return name.strip().lower().replace(" ", "_") in OWN_NAMES

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 from credit.config.schema_data import DataConfig
-from credit.config.schema_forecast import VerificationConfig
+from credit.config.schema_forecast import BASELINES, VerificationConfig
 from credit.data.climatology import Climatology
 from credit.data.climatology_file import load_climatology
 from credit.data.climatology_store import obtain_climatology
@@ -26,7 +26,6 @@ from credit.verify.field_sums import Forecast, Moments, ScoredField
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
 
-BASELINES = ("persistence", "damped_persistence", "climatology")
 _DAMPING_SAMPLES = 200  # initial times spread over the training period; r then has an error of about 0.01
 _HELD_BYTES = 1 << 30  # of anomalies, while damping is fitted
 

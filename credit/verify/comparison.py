@@ -7,12 +7,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from credit.verify.baselines import BASELINES
+from credit.config.schema_forecast import BASELINES, BEST_BASELINE, OWN_NAMES
 from credit.verify.blocks import block_length, paired_test
 from credit.verify.case_sums import CaseSums
 from credit.verify.student import false_discovery
 
-BEST_BASELINE = "best_baseline"
 FALSE_SHARE = 0.05
 ENOUGH_BLOCKS = 20  # nothing is called significant with fewer
 COMPARED = ("difference", "p_value", "n_eff")
@@ -23,7 +22,7 @@ Sums = TypeVar("Sums", bound=CaseSums)
 
 def references(forecasts: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Return reference -> the forecasts of which the best, score by score, is the model's opponent."""
-    others = [name for name in forecasts if name not in ("model", *BASELINES)]
+    others = [name for name in forecasts if name not in OWN_NAMES]
     return {BEST_BASELINE: BASELINES} | {name: (name,) for name in others}
 
 

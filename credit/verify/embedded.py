@@ -23,7 +23,7 @@ from credit.verify.meanings import EVENT_MEANINGS, MEANINGS, SEEPS_MEANING, Mean
 from credit.verify.plots import label
 from credit.verify.plots_scores import styles_of
 from credit.verify.seasons import ALL
-from credit.verify.table import SEEPS, WIND_NAMES, ScoreTable
+from credit.verify.table import SEEPS, SHORT_WAVES, WIND_NAMES, ScoreTable
 
 MOST_VALUES = 2_300_000  # measured: 2.1 bytes each, so less than 5 MB
 _LEAST_LEADS = 10  # before anything else is left out
@@ -270,7 +270,9 @@ def raised(units: str) -> str:
 def _left_out(table: ScoreTable, extent: Extent, metrics: Sequence[str]) -> str:
     """Return a sentence on what is only in scores.nc."""
     kept = (*metrics, *WIND_NAMES.values())
-    has = [name for name, own in table.dataset.data_vars.items() if own.dims[0] == "forecast"]
+    # of spectra the page has a figure and a table
+    has = [name for name, own in table.dataset.data_vars.items() if own.dims[0] == "forecast" and own.ndim > 1]
+    has = [name for name in has if name != SHORT_WAVES and "wavenumber" not in table.dataset[name].dims]
     more = [name for name in has if name not in kept and not name.endswith(ENDS)]
     parts = [f"the scores {', '.join(more)}"] if more else []
     count = len(table.lead_hours)

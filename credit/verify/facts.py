@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from credit.config.schema_data import DataConfig
+from credit.config.schema_forecast import BASELINES
 from credit.data.files import expand_paths, open_file
 from credit.errors import CreditError
 from credit.grid import LatLonGrid
 
+_NONE, _UNKNOWN = "none", "unknown"  # forcing; files of other programs need not tell theirs
 _DATA_ATTRIBUTES = ("title", "comment", "source", "institution")
 
 
@@ -73,10 +75,33 @@ def describe_grid(grid: LatLonGrid) -> str:
     return f"{rows} x {columns}, {360.0 / columns:.4g} degrees, rows from {grid.lat[0]:.6g} to {grid.lat[-1]:.6g}"
 
 
-def prescribed_forcing(attributes: Mapping[str, object]) -> list[str]:
-    """Return the forcing that forecasts read from the future, from their global attribute ``forcing``.
+def describe_forecasts(
+    members: Mapping[str, int], attributes: Mapping[str, Mapping[str, object]]
+) -> dict[str, list[str] | list[int]]:
+    """Return what is told of each forecast, in the order of `members`, by the names of scores.nc.
 
-    It reads ``sst: observed; sin_year: computed``.
+    Args:
+        members: name of every forecast and baseline -> number of members.
+        attributes: name -> global attributes, of the forecasts that are no baselines.
     """
-    parts = [part.split(": ") for part in str(attributes.get("forcing", "")).split("; ")]
-    return [part[0] for part in parts if part[-1] == "observed"]
+    said = [attributes.get(name, {"forcing": _NONE} if name in BASELINES else {}) for name in members]
+    return {
+        "members": list(members.values()),
+        "forcing": [str(own.get("forcing", _UNKNOWN)) for own in said],
+        "prescribed_forcing": [_prescribed(own.get("forcing")) for own in said],
+        "ensemble": [str(own.get("ensemble", "")) for own in said],
+        "weights": [str(own.get("weights", "")) for own in said],
+    }
+
+
+def is_prescribed(forcing: str) -> bool:
+    """Return whether a ``prescribed_forcing`` of `describe_forecasts` names any."""
+    return forcing not in (_NONE, _UNKNOWN)
+
+
+def _prescribed(forcing: object) -> str:
+    """Return the forcing that was read from the future, of ``sst: observed; sin_year: computed``."""
+    if forcing is None:
+        return _UNKNOWN
+    parts = [part.split(": ") for part in str(forcing).split("; ")]
+    return ", ".join(part[0] for part in parts if part[-1] == "observed") or _NONE

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import jinja2
 from PIL import Image
 
-from credit.errors import CreditError
+from credit.verify.whole import write_whole
 
 # CSS pixels a pixel of a figure; at 150 dpi letters of 9.5 points are 10 pixels high
 _LEAST_SCALE = 0.5
@@ -41,11 +40,4 @@ def write_page(path: Path, text: str) -> Path:
     Raises:
         CreditError: if it cannot be written.
     """
-    beside = path.with_name(f".{path.name}.part")
-    try:
-        beside.write_text(text, encoding="utf-8")
-        os.replace(beside, path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise CreditError(f"{path}: cannot be written ({error.strerror}); is the disk full?") from error
-    return path
+    return write_whole(path, lambda beside: beside.write_text(text, encoding="utf-8"))

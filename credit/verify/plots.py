@@ -6,7 +6,6 @@ Nothing but the files plots*.py imports matplotlib, so that commands that draw n
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from credit.errors import CreditError
+from credit.verify.whole import write_whole
 
 STYLE = {
     "font.size": 9.5,
@@ -47,22 +46,6 @@ def draw(path: Path, maker: Callable[..., Figure], *arguments: object) -> Path:
         return write_whole(path, lambda beside: FigureCanvasAgg(figure).print_png(str(beside)))
 
 
-def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
-    """Let `write` fill a file beside `path`, then put that in its place.
-
-    Raises:
-        CreditError: if it cannot be written.
-    """
-    beside = path.with_name(f".{path.name}.part")
-    try:
-        write(beside)
-        os.replace(beside, path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise CreditError(f"{path}: cannot be written ({error.strerror}); is the disk full?") from error
-    return path
-
-
 def pretty_units(units: str, power: int = 1) -> str:
     """Return units with raised exponents: ``m2 s-2`` becomes m$^2$ s$^{-2}$, all of it to `power`."""
     parts = []
@@ -80,10 +63,8 @@ def label(name: str) -> str:
     return name.replace("_", " ").capitalize()
 
 
-def spectra(
-    powers: Mapping[tuple[str, int], tuple[np.ndarray, np.ndarray]], units: Mapping[str, str], n_cases: int
-) -> Figure:
-    """Power by total wavenumber (top) and the forecast's over the truth's (bottom), a column a channel."""
+def spectra(powers: Mapping[tuple[str, int], tuple[np.ndarray, ...]], units: Mapping[str, str], n_cases: int) -> Figure:
+    """Power by total wavenumber (top) and the model's over the truth's (bottom), a column a channel."""
     channels = [name for name in units if any(channel == name for channel, _ in powers)]
     leads = sorted({lead for _, lead in powers})
     shades = colormaps["viridis"](np.linspace(0.1, 0.75, len(leads)))
@@ -95,7 +76,7 @@ def spectra(
         number = np.arange(1, len(truth))  # the mean, wavenumber 0, would set the scale
         upper.loglog(number, truth[1:], color="black", linewidth=2.2, label="Truth")
         for lead, colour in zip(leads, shades, strict=True):
-            own_truth, forecast = powers[channel, lead]
+            own_truth, forecast = powers[channel, lead][:2]
             upper.loglog(number, forecast[1:], color=colour, linewidth=1.5, label=f"Forecast at {lead / 60:g} h")
             present = own_truth[1:] > 0
             lower.semilogx(number[present], forecast[1:][present] / own_truth[1:][present], color=colour, linewidth=1.5)

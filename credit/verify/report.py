@@ -8,19 +8,25 @@ from typing import Any
 
 from credit import __version__
 from credit.config import Config, dump_config
-from credit.data.reader import FieldReader
+from credit.config.schema_forecast import BEST_BASELINE
 from credit.data.splits import SPLITS
 from credit.forecast.forecasts import Forecasts
-from credit.verify.comparison import BEST_BASELINE
-from credit.verify.embedded import encode, page_scores
-from credit.verify.facts import describe_data, describe_truth, prescribed_forcing, read_training_log
+from credit.verify.embedded import encode, page_scores, raised
+from credit.verify.facts import TrainingLog, describe_data, describe_truth
 from credit.verify.meanings import BASELINE_MEANINGS, TERMS
 from credit.verify.page import embed, render, write_page
 from credit.verify.plots import label
 from credit.verify.published import comparable, rows_of
 from credit.verify.scoring import Verification
-from credit.verify.table import ScoreTable
+from credit.verify.table import SHORT_WAVES, ScoreTable
+from credit.verify.tabulate_spectra import shortest_third
 
+_TOLD = (
+    ("Members", "members"),
+    ("Ensemble", "ensemble"),
+    ("Fingerprint of the weights", "weights"),
+    ("Forcing in the forecast", "forcing"),
+)
 _OF_EVENTS = (("Events", "events"), ("Climate of events and SEEPS", "climate_of_events"))
 _DRAWN_IN_THE_PAGE = ("skill", "spread", "scorecard")  # figures that the page would show twice
 _LARGEST_ANIMATION = 3_000_000  # bytes of a file that the page holds
@@ -29,8 +35,8 @@ _LARGEST_ANIMATION = 3_000_000  # bytes of a file that the page holds
 def write_report(
     config: Config,
     found: Verification,
-    reader: FieldReader,
     archive: Forecasts,
+    log: TrainingLog | None,
     figures: Sequence[tuple[str, Path]],
     folder: Path,
 ) -> Path:
@@ -39,10 +45,10 @@ def write_report(
     Args:
         config: the run's config.
         found: the scores.
-        reader: the data.
         archive: the model's forecasts.
+        log: of the model's training.
         figures: (caption, path of a PNG or a GIF).
-        folder: the run's folder.
+        folder: where it goes.
 
     Raises:
         CreditError: if it cannot be written.
@@ -53,10 +59,12 @@ def write_report(
         title=config.experiment,
         version=__version__,
         cases=f"{found.table.n_cases} forecasts from {found.table.dataset.attrs['initial_times']}",
-        notices=_notices(found, archive),
+        notices=_notices(found),
         data_notes=describe_data(config.data),
-        facts=_facts(config, found, reader, archive, folder),
-        published=rows_of(comparable(found.table, 360.0 / found.grid.shape[1]), found.table),
+        facts=_facts(config, found, archive, log),
+        blurring=_blurring(found),
+        hours=found.table.dataset.attrs["initial_hours"],
+        published=_published(found, archive),
         packed=encode(page),
         left_out=left_out,
         significance=found.table.explain_significance(found.table.dataset.attrs.get("compared_with", BEST_BASELINE)),
@@ -68,6 +76,11 @@ def write_report(
         config=dump_config(config),
     )
     return write_page(folder / "report.html", text)
+
+
+def _published(found: Verification, archive: Forecasts) -> list[tuple[str, str, float, float, float, str]]:
+    degrees = 360.0 / found.grid.shape[1]
+    return rows_of(comparable(found.table, degrees, found.cases, archive.clock), found.table)
 
 
 def _is_embedded(path: Path) -> bool:
@@ -85,14 +98,8 @@ def _animations(figures: Sequence[tuple[str, Path]]) -> list[tuple[str, str, str
     return found
 
 
-def _notices(found: Verification, archive: Forecasts) -> list[str]:
-    notices = []
-    prescribed = prescribed_forcing(archive.attributes)
-    if prescribed:
-        notices.append(
-            f"Prescribed forcing: {', '.join(prescribed)} was read from the analysed future, which a real forecast "
-            "does not have."
-        )
+def _notices(found: Verification) -> list[str]:
+    notices = found.table.caveats()
     if found.climatology.notice:
         notices.append(found.climatology.notice)
     if found.left_out:
@@ -103,9 +110,7 @@ def _notices(found: Verification, archive: Forecasts) -> list[str]:
     return notices
 
 
-def _facts(
-    config: Config, found: Verification, reader: FieldReader, archive: Forecasts, folder: Path
-) -> list[tuple[str, str]]:
+def _facts(config: Config, found: Verification, archive: Forecasts, log: TrainingLog | None) -> list[tuple[str, str]]:
     """Return what the scores rest on as (name, value)."""
     attributes, splits = archive.attributes, config.data.splits
     facts = [("Model", config.model.type)]
@@ -113,9 +118,10 @@ def _facts(
         facts.append(("Parameters", f"{int(attributes['parameters']):,}"))
     if "checkpoint_step" in attributes:
         facts.append(("Checkpoint", f"step {attributes['checkpoint_step']}"))
-    if "forcing" in attributes:
-        facts.append(("Forcing in the forecast", str(attributes["forcing"])))
-    log = read_training_log(folder / "metrics.jsonl")
+    for name in found.table.contenders:
+        whose = "" if name == "model" else f" of {name}"
+        told = ((what, found.table.told(key, name)) for what, key in _TOLD)
+        facts += [(f"{what}{whose}", value) for what, value in told if value]
     if log is not None:
         step, loss = log.train[-1]
         facts.append(("Training", f"{step} steps, last loss {loss:.4g}"))
@@ -160,6 +166,26 @@ def _plain(table: ScoreTable) -> list[tuple[str, str, str, list[str], list[str]]
         for channel in table.channels
         for hours in table.shown_leads()
     ]
+
+
+def _blurring(found: Verification) -> dict[str, Any] | None:
+    """Return the wavenumbers, the forecasts and the rows (channel, units, lead, RMSE and power by forecast)."""
+    table = found.table
+    if SHORT_WAVES not in table.dataset:
+        return None
+    number = table.dataset["wavenumber"].values
+    short = number[shortest_third(number)]
+    if not len(short):
+        return None
+    rows = [
+        (channel, raised(table.units(channel)), f"{hours:g} h", [
+            (_number(table.value(name, channel, hours)), _number(table.value(name, channel, hours, SHORT_WAVES), ".2f"))
+            for name in table.contenders
+        ])
+        for channel in table.dataset["spectrum_channel"].values.tolist()
+        for hours in table.dataset["spectrum_lead"].values.tolist()
+    ]  # fmt: skip
+    return {"first": short[0], "last": short[-1], "forecasts": [label(name) for name in table.contenders], "rows": rows}
 
 
 def _number(value: float, form: str = ".4g") -> str:

@@ -32,6 +32,19 @@ _LONG_NAMES = {
     "p_value": "p-value of the paired difference of squared errors",
     "p_adjusted": "p-value adjusted for the false discovery rate of the scorecard",
     "significant": "whether the difference is significant",
+    "members": "number of members, 1 of a single forecast",
+    "forcing": "where forcing came from in the forecast",
+    "prescribed_forcing": "forcing that was read from the analysed future",
+    "ensemble": "how the members differ",
+    "weights": "fingerprint of the network's weights",
+    "power": "power by total wavenumber, mean over the cases, of an ensemble that of its first member",
+    "power_truth": "power of the truth by total wavenumber, mean over the cases",
+    "power_ratio": "power over the truth's, by total wavenumber",
+    "short_wave_power": "power of the shortest third of the wavenumbers over the truth's",
+    "spectrum_lead": "lead time of the spectra",
+    "spectrum_channel": "channel of the spectra",
+    "spectrum_units": "units of the power",
+    "wavenumber": "total wavenumber",
     "ranks": "relative frequency of the truth's rank among the members",
 }
 
@@ -43,7 +56,8 @@ def write_scores(dataset: xr.Dataset, path: Path) -> None:
         variable.attrs.setdefault("long_name", long_name(str(name)))
     # CF 1.8 has no integers of 64 bits, and no missing values of coordinates
     encoding = {name: {"dtype": "int32"} for name, own in described.data_vars.items() if own.dtype == "int64"}
-    described.to_netcdf(path, engine="netcdf4", encoding=encoding | {"lead": {"_FillValue": None}})
+    encoding |= {name: {"_FillValue": None} for name in ("lead", "spectrum_lead") if name in described.coords}
+    described.to_netcdf(path, engine="netcdf4", encoding=encoding)
 
 
 def long_name(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from tqdm import tqdm
 from credit import __version__
 from credit.channels import Channel, figure_channels, pick
 from credit.config import Config
+from credit.config.schema_forecast import BASELINES
 from credit.data.climatology import Climatology
 from credit.data.scan import load_grid
 from credit.data.splits import Split, build_splits
@@ -23,7 +25,6 @@ from credit.forecast.initial_times import deal
 from credit.grid import LatLonGrid
 from credit.times import parse_duration
 from credit.verify.baselines import (
-    BASELINES,
     Beginning,
     baseline_fields,
     build_climatology,
@@ -46,11 +47,14 @@ from credit.verify.spectra import SphericalSpectrum
 from credit.verify.sums import ScoreSums
 from credit.verify.table import ScoreTable
 from credit.verify.tabulate import Rows, build_table
+from credit.verify.tabulate_spectra import add_spectra
 from credit.verify.tabulate_thresholds import ThresholdResults
 from credit.verify.threshold_scorer import ThresholdScorer
 
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -70,8 +74,8 @@ class Verification:
         maps: (figure channel, lead) -> (truth, forecast), each (H, W), at the example; of an ensemble the mean and,
             third, the standard deviation over members.
         course: the example over all lead times.
-        spectra: (figure channel, lead) -> (truth, forecast) power by total wavenumber, mean over the cases; of an
-            ensemble its first member's, as a mean is smooth.
+        spectra: (figure channel, lead) -> (truth, the model, other forecasts) power by total wavenumber, mean over the
+            cases; of an ensemble its first member's, as a mean is smooth.
     """
 
     table: ScoreTable
@@ -165,7 +169,8 @@ class _Scorer:
         self._bring_normal = reader.bring(channels, normal_grid)
         globe = CellMeans(channels, reader.masks, region_weights(reader.grid, GLOBE))
         self._damping = fit_damping(self._truth, reader.times, self._normal, train, leads, globe)
-        self._spectrum = SphericalSpectrum(reader.grid)
+        origins = [data.grid, *(own.grid for own in archives.values())]
+        self._spectrum = SphericalSpectrum(reader.grid, origins)
         animate = figure_channels(conf.animate, channels, "verification.animate")
         what = channels, reader.masks, leads.tolist(), self._shown, animate, conf.hovmoeller_band
         self._course = CourseKeeper(reader.grid, *what)
@@ -236,7 +241,10 @@ class _Scorer:
             self._facts(cases),
             part.histograms,
             ThresholdResults(self._thresholds.events, part.events, self._thresholds.precipitation, part.seeps),
+            {key: own.archive.attributes for key, own in self._contenders.items()},
         )
+        spectra = {key: tuple(own.mean(axis=0)) for key, own in part.spectra.items()}
+        add_spectra(table, spectra, list(self._contenders))
         self._thresholds.log_unscored(part.seeps.get("model"))
         return Verification(
             table=table,
@@ -250,7 +258,7 @@ class _Scorer:
             example=example,
             maps=part.maps,
             course=self._course.conclude(part, self._contenders["model"].members),
-            spectra={key: tuple(own.mean(axis=0)) for key, own in part.spectra.items()},
+            spectra=spectra,
         )
 
     def _score_group(self, group: Sequence[int], part: Part, example: int) -> None:
@@ -315,25 +323,28 @@ class _Scorer:
             part.histograms[key].add(place[1], own.means, *ranks)
         if key == "model" and is_example:
             self._course.keep(part, lead, truth, members)
-        if key == "model" and lead in self._figure_leads:
-            self._collect(part, place[0], lead, truth, members, is_example)
+        if lead in self._figure_leads:
+            self._collect(key, part, place[0], lead, truth, members, is_example)
 
     def _collect(
-        self, part: Part, case: int, lead: int, truth: np.ndarray, members: np.ndarray, is_example: bool
+        self, key: str, part: Part, case: int, lead: int, truth: np.ndarray, members: np.ndarray, is_example: bool
     ) -> None:
-        """Keep the maps of the example and the spectra; masked channels have no spectrum."""
-        masks = self._reader.masks
+        """Keep the spectra, and of the model the maps of the example; masked channels have no spectrum."""
+        masks, has = self._reader.masks, self._contenders[key].has
+        shape = len(part.cases), 1 + len(self._contenders), len(self._spectrum.wavenumbers)
         for index, channel in enumerate(self._channels):
-            if channel.name not in self._shown:
+            if channel.name not in self._shown or index not in has:
                 continue
-            own, key = members[:, index], (channel.name, lead)
-            if is_example:
+            own, place = members[:, has.index(index)], (channel.name, lead)
+            if key == "model" and is_example:
                 hidden = masks.get(channel.variable, False)
                 fields = [truth[index], own.mean(axis=0)] + ([own.std(axis=0, ddof=1)] if len(own) > 1 else [])
-                part.maps[key] = tuple(np.where(hidden, np.nan, field) for field in fields)
+                part.maps[place] = tuple(np.where(hidden, np.nan, field) for field in fields)
             if channel.variable not in masks:
-                power = self._spectrum.power(np.stack([truth[index], own[0]]))
-                part.spectra.setdefault(key, np.zeros((len(part.cases), *power.shape)))[case] = power
+                power = part.spectra.setdefault(place, np.full(shape, np.nan))[case]
+                if key == "model":
+                    power[0] = self._spectrum.power(truth[index])
+                power[1 + list(self._contenders).index(key)] = self._spectrum.power(own[0])
 
     def _facts(self, cases: np.ndarray) -> dict[str, str | int]:
         clock = self._reader.clock
@@ -358,6 +369,13 @@ class _Scorer:
 
 
 def _figure_leads(config: Config, leads: np.ndarray) -> list[int]:
-    """Return the asked lead times that the forecasts have, else the last."""
-    wanted = [parse_duration(text) for text in config.verification.figure_leads]
-    return [lead for lead in wanted if lead in leads] or [int(leads[-1])]
+    """Return the asked lead times that the forecasts have, else the last; a warning names those they have not."""
+    wanted = {text: parse_duration(text) for text in config.verification.figure_leads}
+    found = [lead for lead in wanted.values() if lead in leads] or [int(leads[-1])]
+    absent = [text for text, lead in wanted.items() if lead not in leads]
+    if absent:
+        logger.warning(
+            "verification.figure_leads: %s: not among the forecasts, which have %g h to %g h; figures are of %s",
+            ", ".join(absent), leads[0] / 60, leads[-1] / 60, ", ".join(f"{lead / 60:g} h" for lead in found),
+        )  # fmt: skip
+    return found

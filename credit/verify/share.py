@@ -50,7 +50,8 @@ class Part:
         histograms: of those that are ensembles.
         maps: of the example, if it is among the cases.
         strips, zonal, frames: of the example's course.
-        spectra: (figure channel, lead) -> (N, 2, K) power of truth and forecast.
+        spectra: (figure channel, lead) -> (N, 1 + F, K) power of the truth and of every forecast, NaN of
+            one that lacks the channel.
     """
 
     cases: np.ndarray

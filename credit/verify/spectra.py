@@ -1,10 +1,12 @@
 """Power spectra by total wavenumber, from a spherical-harmonic analysis on a latitude-longitude grid.
 
 The powers of a field add up to the mean of its square (Parseval). Degrees above `max_wavenumber`, which the grid does
-not resolve, are left out.
+not resolve, are left out; so are those that the fields did not have on the grid that they came from.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -32,19 +34,21 @@ class SphericalSpectrum:
     resolved harmonics is analysed exactly on any rows.
     """
 
-    def __init__(self, grid: LatLonGrid) -> None:
-        self.wavenumbers = np.arange(max_wavenumber(grid) + 1)
-        self._analysis = _analysis_matrices(grid, int(self.wavenumbers[-1]))
+    def __init__(self, grid: LatLonGrid, origins: Sequence[LatLonGrid] = ()) -> None:
+        """Analyse fields on `grid`; what is above the wavenumbers that all `origins` of fields resolve is left out."""
+        highest = max_wavenumber(grid)
+        self._analysis = _analysis_matrices(grid, highest)
+        self.wavenumbers = np.arange(min(map(max_wavenumber, (grid, *origins))) + 1)
 
     def power(self, fields: np.ndarray) -> np.ndarray:
-        """Return the power of `fields` (..., H, W) by total wavenumber, (..., max_wavenumber + 1) float64."""
+        """Return the power of `fields` (..., H, W) by total wavenumber, (..., K) float64, of `wavenumbers`."""
         waves = np.fft.rfft(np.asarray(fields, dtype=np.float64), axis=-1) / fields.shape[-1]
-        power = np.zeros((*fields.shape[:-2], len(self.wavenumbers)))
+        power = np.zeros((*fields.shape[:-2], len(self._analysis)))
         for m, matrix in enumerate(self._analysis):
             coefficients = waves[..., m] @ matrix.T
             both_signs = 1.0 if m == 0 else 2.0
             power[..., m:] += both_signs * np.abs(coefficients) ** 2
-        return power
+        return power[..., self.wavenumbers]
 
 
 def _analysis_matrices(grid: LatLonGrid, max_degree: int) -> list[np.ndarray]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Iterator
 from itertools import repeat
 from pathlib import Path
@@ -11,23 +10,26 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
-from credit.errors import CreditError
-from credit.verify.baselines import BASELINES
+from credit.config.schema_forecast import BASELINES, BEST_BASELINE
 from credit.verify.blocks import ENDS, WITH_INTERVAL
-from credit.verify.comparison import BEST_BASELINE, ENOUGH_BLOCKS
+from credit.verify.comparison import ENOUGH_BLOCKS
+from credit.verify.facts import is_prescribed
 from credit.verify.scores_file import write_scores
 from credit.verify.seasons import ALL
+from credit.verify.whole import write_whole
 
 # global attributes that tell unlike numbers apart; in every row of scores.csv, too
 FACTS = ("grid", "truth", "first_case", "last_case", "initial_hours", "climatology", "version")
+OWN_FACTS = ("members", "prescribed_forcing")  # of each forecast
 COLUMNS = (
     "forecast", "variable", "level", "level_units", "region", "season", "lead_hours", "metric", "value", "units",
-    "n_cases", "low", "high", "n_blocks", "event", *FACTS,
+    "n_cases", "low", "high", "n_blocks", "event", *OWN_FACTS, *FACTS,
 )  # fmt: skip
 CORRELATIONS = ("acc", "acc_wb2", "acc_low", "acc_high")
 METRICS = ("rmse", "bias", "mae", "acc", "acc_wb2", "activity", "activity_truth", "activity_ratio")
 ENSEMBLE_METRICS = ("crps", "crps_fair", "spread", "spread_skill", "rmse_member")  # where a forecast has members
 RANK_METRICS = ("rank_deviation", "rank_outliers")  # of channels only
+SHORT_WAVES = "short_wave_power"  # of the channels and lead times that have spectra
 SEEPS = "seeps"  # of channels that are precipitation
 EVENT_METRICS = (
     "brier", "brier_fair", "brier_skill", "brier_skill_fair", "reliability", "resolution", "uncertainty",
@@ -39,7 +41,7 @@ WIND_METRICS = {name: _OF_WINDS.get(name, f"wind_vector_{name}") for name in MET
 WIND_NAMES = WIND_METRICS | {
     f"{name}{end}": f"{wind}{end}" for name, wind in WIND_METRICS.items() if name in WITH_INTERVAL for end in ENDS
 }
-_PURE_NUMBERS = ("acc", "acc_wb2", "activity_ratio", "spread_skill", *RANK_METRICS, SEEPS, *EVENT_METRICS)
+_PURE_NUMBERS = ("acc", "acc_wb2", "activity_ratio", "spread_skill", *RANK_METRICS, SHORT_WAVES, SEEPS, *EVENT_METRICS)
 _SHOWN_LEADS = (6, 12, 24, 48, 72, 120, 168, 240)
 
 
@@ -55,7 +57,7 @@ class ScoreTable:
             ``ranks``, the rank histogram, is over (forecast, channel, lead, region, rank), and `RANK_METRICS` without
             rank. `SEEPS` is of the channels that are precipitation; `EVENT_METRICS` have event instead of channel, and
             the reliability diagram, ``forecast_frequency`` and ``observed_frequency``, is over (forecast, event, lead,
-            region, members_beyond).
+            region, members_beyond). What `credit.verify.facts.describe_forecasts` tells is over forecast.
         forecasts: names of the forecasts.
         channels: names of the channels.
         lead_hours: lead times.
@@ -82,6 +84,34 @@ class ScoreTable:
     def n_blocks(self) -> list[int]:
         """Number of blocks by lead time, of all seasons."""
         return self.dataset["n_blocks"].values[0].tolist()
+
+    @property
+    def contenders(self) -> list[str]:
+        """Names of the forecasts that are no baselines."""
+        return [name for name in self.forecasts if name not in BASELINES]
+
+    def told(self, what: str, forecast: str) -> str:
+        """Return what is told of a forecast: its ``members``, ``forcing``, ``ensemble`` or ``weights``."""
+        return str(self.dataset[what].values[self.forecasts.index(forecast)])
+
+    def caveats(self) -> list[str]:
+        """Return in words what makes the scores of the forecasts unlike one another."""
+        found = []
+        for name in self.contenders:
+            forcing = self.told("prescribed_forcing", name)
+            if is_prescribed(forcing):
+                found.append(
+                    f"Prescribed forcing of {_who(name)}: {forcing} was read from the analysed future, which a real "
+                    "forecast does not have."
+                )
+        members = {_who(name): self.told("members", name) for name in self.contenders}
+        if len(set(members.values())) > 1:
+            found.append(
+                f"Unequal numbers of members: {', '.join(f'{name} {number}' for name, number in members.items())}. "
+                "The mean of more members has a smaller RMSE for that alone; of ensembles crps_fair and brier_fair "
+                "allow for it."
+            )
+        return found
 
     def units(self, channel: str) -> str:
         """Return the units of a channel."""
@@ -122,7 +152,7 @@ class ScoreTable:
 
     def rows(self) -> Iterator[tuple]:
         """Yield the rows of scores.csv, as `COLUMNS`; scores that do not exist have none."""
-        for metric in (*METRICS, *ENSEMBLE_METRICS, *RANK_METRICS, SEEPS):
+        for metric in (*METRICS, *ENSEMBLE_METRICS, *RANK_METRICS, SHORT_WAVES, SEEPS):
             yield from self._rows_of(metric, metric, "")
         for metric in EVENT_METRICS:
             yield from self._rows_of(metric, metric, "event_")
@@ -139,6 +169,7 @@ class ScoreTable:
             labels.append(((variable, *where), "1" if metric in _PURE_NUMBERS else units))
         hours = [f"{lead:g}" for lead in self.lead_hours]
         cases, blocks = data["n_cases"].values.tolist(), data["n_blocks"].values.tolist()
+        own_facts = list(zip(*(data[key].values.tolist() for key in OWN_FACTS), strict=True))
         facts = tuple(data.attrs[key] for key in FACTS)
         names, definitions = [name] * len(labels), [""] * len(labels)
         if prefix == "event_":
@@ -152,7 +183,7 @@ class ScoreTable:
             label, units = labels[c]
             yield (
                 self.forecasts[f], *label, self.regions[r], self.seasons[s], hours[lead], names[c], _number(value),
-                units, cases[s], _number(low), _number(high), blocks[s][lead], definitions[c], *facts,
+                units, cases[s], _number(low), _number(high), blocks[s][lead], definitions[c], *own_facts[f], *facts,
             )  # fmt: skip
 
     def write(self, folder: Path) -> None:
@@ -161,19 +192,14 @@ class ScoreTable:
         Raises:
             CreditError: if they cannot be written.
         """
-        try:
-            beside = folder / ".scores.nc.part"
-            write_scores(self.dataset, beside)
-            os.replace(beside, folder / "scores.nc")
-            beside = folder / ".scores.csv.part"
-            with open(beside, "w", newline="", encoding="utf-8") as handle:
-                writer = csv.writer(handle)
-                writer.writerow(COLUMNS)
-                writer.writerows(self.rows())
-            os.replace(beside, folder / "scores.csv")
-        except (OSError, RuntimeError) as error:
-            beside.unlink(missing_ok=True)
-            raise CreditError(f"{folder}: the scores cannot be written ({error}); is the disk full?") from error
+        write_whole(folder / "scores.nc", lambda path: write_scores(self.dataset, path))
+        write_whole(folder / "scores.csv", self._write_rows)
+
+    def _write_rows(self, path: Path) -> None:
+        with open(path, "w", newline="", encoding="utf-8") as handle:
+            writer = csv.writer(handle)
+            writer.writerow(COLUMNS)
+            writer.writerows(self.rows())
 
     def shown_leads(self) -> list[float]:
         """Return the lead times of summaries: 6, 12, 24, 48, ... hours where they exist, else all."""
@@ -203,7 +229,7 @@ class ScoreTable:
                 independent = "-" if np.isnan(n_eff[place]) else f"{n_eff[place]:.0f}"
                 ratio = f"{1 + differences[place]:6.2f}{star} {independent:>6s}"
                 lines.append(f"{head} {f'{hours:g} h':>6s} {numbers} {ratio}")
-        return "\n".join([*lines, self.explain_significance(against)])
+        return "\n".join([*lines, self.explain_significance(against), *self.caveats()])
 
     def explain_significance(self, reference: str = BEST_BASELINE) -> str:
         """Return how many blocks and independent cases there are, what stars mean, and why there may be none."""
@@ -219,6 +245,10 @@ class ScoreTable:
             return text + f"That is fewer than {ENOUGH_BLOCKS}, so no difference is called significant."
         few = f"; lead times with fewer than {ENOUGH_BLOCKS} blocks are left out" if fewest < ENOUGH_BLOCKS else ""
         return text + f"A star or hatching: significant, with a false discovery rate of 5 % over the scorecard{few}."
+
+
+def _who(name: str) -> str:
+    return "the model" if name == "model" else name
 
 
 def _number(value: float) -> str:

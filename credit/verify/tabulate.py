@@ -11,6 +11,7 @@ import xarray as xr
 from credit.channels import Channel
 from credit.verify.blocks import number_of_blocks, seasonal_scores
 from credit.verify.comparison import compare_all, judge, references
+from credit.verify.facts import describe_forecasts
 from credit.verify.rank_histogram import RankHistogram
 from credit.verify.sums import ScoreSums
 from credit.verify.table import CORRELATIONS, ENSEMBLE_METRICS, METRICS, RANK_METRICS, WIND_NAMES, ScoreTable
@@ -51,6 +52,7 @@ def build_table(
     facts: Mapping[str, str | int],
     histograms: Mapping[str, RankHistogram] | None = None,
     thresholds: ThresholdResults | None = None,
+    attributes: Mapping[str, Mapping[str, object]] | None = None,
 ) -> ScoreTable:
     """Turn sums into scores.
 
@@ -63,6 +65,7 @@ def build_table(
         facts: global attributes: ``n_cases``, ``level_units`` and what else describes the scores.
         histograms: forecast -> rank histograms of its channels, of those that are ensembles.
         thresholds: what was found of events and precipitation.
+        attributes: forecast -> what describes its run, see `credit.verify.facts.describe_forecasts`.
     """
     thresholds = thresholds or ThresholdResults()
     initial = sums["model"][0].initial
@@ -97,6 +100,8 @@ def build_table(
     if histograms:
         data |= _ranks(histograms, sums, len(rows.channels), len(seasons))
     data |= thresholds.variables(list(sums), len(rows.channels), leads, seasons)
+    told = describe_forecasts({name: own.members for name, (own, _) in sums.items()}, attributes or {})
+    data |= {name: ("forecast", values) for name, values in told.items()}
     data["n_cases"] = ("season", [int(chosen.sum()) for chosen in seasons.values()])
     data["n_blocks"] = (("season", "lead"), blocks)
     coords = {

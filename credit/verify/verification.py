@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from credit.config import Config
+from credit.config.schema_forecast import BEST_BASELINE
 from credit.errors import CreditError
 from credit.forecast.forecasts import Forecasts
 from credit.verify.blocks import LEAST_BLOCKS
-from credit.verify.comparison import BEST_BASELINE
-from credit.verify.facts import read_training_log
+from credit.verify.facts import TrainingLog, read_training_log
 from credit.verify.scoring import Verification, score_forecasts
 from credit.verify.share import Share
 from credit.verify.table import ScoreTable
+from credit.verify.whole import replaced_together
 
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
@@ -26,7 +27,7 @@ def verify(
     config: Config, reader: FieldReader, archive: Forecasts, folder: str | os.PathLike, share: Share | None = None,
     against: str | None = None,
 ) -> ScoreTable | None:  # fmt: skip
-    """Score `archive` and write ``scores.nc``, ``scores.csv``, ``figures/`` and ``report.html`` into `folder`.
+    """Score `archive`; write ``scores.nc``, ``scores.csv``, ``figures/`` and ``report.html`` into `folder`, or none.
 
     Args:
         config: the run's config.
@@ -42,7 +43,7 @@ def verify(
     Raises:
         DataError: if forecasts and truth do not belong together.
         ConfigError: if the climatology cannot be made.
-        CreditError: if the folder cannot be written.
+        CreditError: if a file cannot be written; those of an earlier verification then stay.
     """
     folder = Path(folder)
     try:
@@ -54,21 +55,24 @@ def verify(
         return None
     if against is not None:
         found.table.dataset.attrs["compared_with"] = against
-    found.table.write(folder)
-    figures = _draw(found, reader, folder)
     # jinja2 and matplotlib are slow to import; a config that cannot be scored never gets here
     from credit.verify.report import write_report
 
-    write_report(config, found, reader, archive, figures, folder)
+    log = read_training_log(folder / "metrics.jsonl")
+    with replaced_together(folder) as beside:
+        found.table.write(beside)
+        (beside / "figures").mkdir()
+        figures = _draw(found, reader, log, beside / "figures")
+        write_report(config, found, archive, log, figures, beside)
     return found.table
 
 
-def _draw(found: Verification, reader: FieldReader, folder: Path) -> list[tuple[str, Path]]:
-    """Draw every figure; return (caption, path) in the order of the report."""
+def _draw(found: Verification, reader: FieldReader, log: TrainingLog | None, figures: Path) -> list[tuple[str, Path]]:
+    """Draw every figure into the folder `figures`; return (caption, path) in the order of the report."""
     from credit.verify import plots, plots_ensemble, plots_events, plots_scores
     from credit.verify.plots_example import draw_example
 
-    table, figures = found.table, folder / "figures"
+    table = found.table
     units = {name: table.units(name) for name in found.figure_channels}
     drawn = [
         (
@@ -110,10 +114,12 @@ def _draw(found: Verification, reader: FieldReader, folder: Path) -> list[tuple[
     drawn += draw_example(found, reader, figures)
     if found.spectra:
         path = plots.draw(figures / "spectra.png", plots.spectra, found.spectra, units, len(found.cases))
-        drawn.append(
-            ("Power by total wavenumber, of an ensemble its first member; below 1 the forecast is too smooth.", path)
+        highest = len(next(iter(found.spectra.values()))[0]) - 1
+        caption = (
+            f"Power by total wavenumber, up to {highest}, the largest that the grids of the scores, the truth and all "
+            "forecasts resolve; of an ensemble its first member. A ratio below 1: the forecast is too smooth."
         )
-    log = read_training_log(folder / "metrics.jsonl")
+        drawn.append((caption, path))
     if log is not None:
         path = plots.draw(figures / "loss.png", plots.loss_curve, log.train, log.valid)
         drawn.append(("Training and validation loss.", path))

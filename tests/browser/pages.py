@@ -73,7 +73,6 @@ def make_table(
     if other is not None:
         sums[other] = _make_sums(1.2, 9, count - 1, 1), list(range(count - 1))
     facts = dict.fromkeys(FACTS, "x") | {"n_cases": len(_INITIAL), "level_units": "hPa", "initial_times": "2001"}
-    facts |= {"first_case": "2001-01-01T00:00", "last_case": "2001-12-31T00:00"}
     thresholds = _make_thresholds(sums, members) if events else None
     return build_table(sums, rows, LEADS, cases_by_season(_INITIAL, _CLOCK), REGIONS, facts, None, thresholds)
 
@@ -91,8 +90,9 @@ def write_page(table: ScoreTable, folder: Path, figures: Sequence[tuple[str, Pat
         grid=make_grid(),
         climatology=SimpleNamespace(notice="A <short> notice & more", description="made up"),
         left_out=0,
+        cases=_INITIAL,
         figure_channels=table.channels[-1:],
     )
-    archive = SimpleNamespace(attributes={})
+    archive = SimpleNamespace(attributes={}, clock=_CLOCK)
     folder.mkdir()
-    return write_report(make_config(folder), found, SimpleNamespace(), archive, figures, folder)
+    return write_report(make_config(folder), found, archive, None, figures, folder)

@@ -253,7 +253,8 @@ def test_names_are_text_and_never_markup(browser: Chromium, page: Path) -> None:
     assert NASTY in shown_texts(browser, "#scorecard tbody th")
     assert OTHER.capitalize() in shown_texts(browser, "#choose-against option")
     assert browser.evaluate("document.querySelectorAll('main b, main i').length") == 0
-    assert shown_texts(browser, ".notice") == ["A <short> notice & more"]
+    members, notice = shown_texts(browser, ".notice")
+    assert f"the model 5, {OTHER} 1." in members and notice == "A <short> notice & more"
 
 
 def lightness(browser: Chromium, selector: str, kind: str) -> float:

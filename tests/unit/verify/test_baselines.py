@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from credit.channels import ChannelMap
+from credit.config.schema_forecast import BASELINES
 from credit.config.schema_regions import REGIONS
 from credit.data.splits import Split
 from credit.errors import DataError
 from credit.verify import baselines
-from credit.verify.baselines import BASELINES, Beginning, baseline_fields, fit_damping, scored_baselines
+from credit.verify.baselines import Beginning, baseline_fields, fit_damping, scored_baselines
 from credit.verify.cell_means import CellMeans
 from credit.verify.field_sums import moments_of
 from credit.verify.regions import region_weights

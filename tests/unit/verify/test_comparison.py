@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from scipy import stats
 
+from credit.cli.main import main
+from credit.config import dump_config
+from credit.config.schema_forecast import OWN_NAMES
+from credit.errors import ConfigError
 from credit.verify.blocks import number_of_blocks
 from credit.verify.comparison import compare, compare_all, judge, references
 from credit.verify.sums import ScoreSums
+from tests.unit.verify.conftest import make_config
 
 DAY = 1440
 LEADS = np.array([DAY, 10 * DAY])
@@ -114,3 +121,18 @@ def test_a_p_value_is_scipys() -> None:
     expected = stats.ttest_rel(model[:, 0, 0, 0], rival[:, 0, 0, 0])
     assert found["p_value"].item() == pytest.approx(expected.pvalue, rel=1e-10)
     assert found["difference"].item() == pytest.approx(model.mean() / rival.mean() - 1)
+
+
+@pytest.mark.parametrize("name", [*OWN_NAMES, "Climatology", "damped persistence"])
+def test_no_other_forecast_is_scored_under_a_name_of_ours(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    with pytest.raises(ConfigError, match=rf'verification.*other_forecasts: "{name}" is what .* take another name'):
+        make_config(tmp_path, other_forecasts={name: "/nowhere"})
+    own, other = make_config(tmp_path / "own"), make_config(tmp_path / "other")
+    for config, experiment in ((own, "waves"), (other, name.replace(" ", "_"))):
+        Path(config.save_loc).mkdir()
+        text = dump_config(config.model_copy(update={"experiment": experiment}))
+        (Path(config.save_loc) / "config.yml").write_text(text)
+    assert main(["verify", str(tmp_path / "own" / "config.yml"), str(tmp_path / "other")]) == 2
+    assert "is the name of another forecast here; choose another" in capsys.readouterr().err

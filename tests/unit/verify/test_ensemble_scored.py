@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xarray as xr
 
 from credit.forecast.archive import open_forecasts
 from credit.forecast.writer import ForecastWriter
+from credit.verify.facts import describe_forecasts
 from credit.verify.table import ScoreTable
 from credit.verify.verification import verify
 from tests.unit.verify.conftest import LEADS, STEP, Run, make_config, make_reader
@@ -24,9 +26,11 @@ def ensemble(tmp_path_factory: pytest.TempPathFactory, run: Run) -> tuple[ScoreT
     """The ensemble is the model; the single forecasts of `run` are another forecast."""
     folder, reader = tmp_path_factory.mktemp("ensemble"), make_reader()
     starts = [reader.clock.parse(text) for text in INITIAL]
+    said = {"forcing": "sst: persist", "ensemble": "3 members; made up", "weights": "0a1b2c3d"}
     writer = ForecastWriter(
         folder / "forecasts", reader.channels, reader.grid, reader.clock, reader.attributes, STEP,
         lead_minutes=LEADS, initial_minutes=starts, masks=reader.masks, members=len(MEMBER_ERRORS),
+        global_attributes=said,
     )  # fmt: skip
     outputs = len(reader.channels.output)
     for start in starts:
@@ -53,6 +57,31 @@ def test_scores_of_members(ensemble: tuple[ScoreTable, Path]) -> None:
             np.testing.assert_allclose(found, value, rtol=1e-4, atol=1e-6, err_msg=name)
     ranks = table.dataset["ranks"].sel(forecast="model", region="global", lead=6.0)
     np.testing.assert_allclose(ranks, np.broadcast_to([0, 1, 0, 0], ranks.shape), atol=1e-12)
+
+
+def test_members_and_forcing_of_each_forecast_are_told(ensemble: tuple[ScoreTable, Path]) -> None:
+    table, folder = ensemble
+    with open(folder / "scores.csv", newline="") as handle:
+        told = {(row["forecast"], row["members"], row["prescribed_forcing"]) for row in csv.DictReader(handle)}
+    baselines = {(name, "1", "none") for name in ("persistence", "damped_persistence", "climatology")}
+    assert told == {("model", "3", "none"), ("single", "1", "sst")} | baselines
+    with xr.open_dataset(folder / "scores.nc") as scores:
+        assert scores["members"].sel(forecast=["model", "single"]).values.tolist() == [3, 1]
+        assert scores["forcing"].sel(forecast="single") == "sst: observed; sin_year: computed"
+        assert scores["ensemble"].sel(forecast="model") == "3 members; made up"
+        assert scores["weights"].sel(forecast="model") == "0a1b2c3d"
+    forcing, members = table.caveats()
+    assert forcing.startswith("Prescribed forcing of single: sst was read from the analysed future")
+    assert members.startswith("Unequal numbers of members: the model 3, single 1.")
+    assert table.format("single").endswith(f"{forcing}\n{members}")
+    page = (folder / "report.html").read_text()
+    for words in (forcing, members, "<th>Members of single</th><td>1</td>", "<td>3 members; made up</td>", "0a1b2c3d"):
+        assert words in page, words
+
+
+def test_what_files_of_another_program_do_not_tell_is_unknown() -> None:
+    told = describe_forecasts({"ifs": 1, "climatology": 1}, {"ifs": {"source": "elsewhere"}})
+    assert told["forcing"] == told["prescribed_forcing"] == ["unknown", "none"]
 
 
 def test_of_a_single_forecast_the_crps_is_the_absolute_error(ensemble: tuple[ScoreTable, Path]) -> None:

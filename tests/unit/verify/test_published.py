@@ -6,11 +6,22 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from credit.times import Clock
 from credit.verify.published import comparable, published_scores, rows_of
 from credit.verify.table import ScoreTable
 
+CLOCK = Clock()
 
-def table(first: str = "2017-01-01T00:00", last: str = "2018-12-31T12:00", truth: str = "era5/*.nc") -> ScoreTable:
+
+def times(first: str, last: str, every: float = 0.5) -> np.ndarray:
+    """Initial times in minutes, so many days apart."""
+    return np.arange(CLOCK.parse(first), CLOCK.parse(last) + 1, int(1440 * every))
+
+
+ALL = times("2017-01-01T00:00", "2018-12-31T12:00")
+
+
+def table(truth: str = "era5/*.nc") -> ScoreTable:
     """A table with a z500 of 500 at 3 and 5 days."""
     dims = ("forecast", "season", "channel", "lead", "region")
     coords = {
@@ -18,11 +29,11 @@ def table(first: str = "2017-01-01T00:00", last: str = "2018-12-31T12:00", truth
         "region": ["global"], "units": ("channel", ["m2 s-2", "degC"]),
     }  # fmt: skip
     data = {"rmse": (dims, np.full((1, 1, 2, 2, 1), 500.0))}
-    return ScoreTable(xr.Dataset(data, coords, {"first_case": first, "last_case": last, "truth": truth}))
+    return ScoreTable(xr.Dataset(data, coords, {"truth": truth}))
 
 
 def test_the_same_grid_years_and_truth() -> None:
-    found = comparable(table(), 5.625)
+    found = comparable(table(), 5.625, ALL, CLOCK)
     assert {own.system for own in found} == {"IFS operational", "IFS T63", "ResNet (Rasp and Thuerey)", "persistence"}
     rows = rows_of(found, table())
     assert ("IFS T63", "z500", 120, 463, 500.0, "README of github.com/pangeo-data/WeatherBench") in rows
@@ -30,16 +41,32 @@ def test_the_same_grid_years_and_truth() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "degrees"),
+    ("own", "degrees", "cases"),
     [
-        (table(), 1.0),
-        (table(first="2018-01-01T00:00"), 5.625),
-        (table(last="2019-01-02T00:00"), 5.625),
-        (table(truth="own/analysis.nc"), 5.625),
+        (table(), 1.0, ALL),
+        (table(truth="own/analysis.nc"), 5.625, ALL),
+        (table(), 5.625, times("2018-01-01T00:00", "2018-12-31T12:00")),
+        (table(), 5.625, times("2017-01-01T00:00", "2019-01-02T00:00")),
+        (table(), 5.625, np.array([ALL[0], ALL[-1]])),  # two cases of the right years
+        (table(), 5.625, times("2017-01-01T00:00", "2018-12-31T12:00", 10)),
+        (table(), 5.625, np.delete(ALL, slice(300, 320))),
+        (table(), 5.625, times("2017-01-09T00:00", "2018-12-31T12:00")),
+        (table(), 5.625, times("2017-01-01T00:00", "2018-12-15T12:00")),
     ],
 )
-def test_unlike_numbers_do_not_stand_side_by_side(own: ScoreTable, degrees: float) -> None:
-    assert comparable(own, degrees) == []
+def test_unlike_numbers_do_not_stand_side_by_side(own: ScoreTable, degrees: float, cases: np.ndarray) -> None:
+    assert comparable(own, degrees, cases, CLOCK) == []
+
+
+@pytest.mark.parametrize(
+    "cases",
+    [
+        times("2017-01-01T06:00", "2018-12-26T06:00", 1),  # the last whose five days have truth in the years
+        times("2017-01-02T00:00", "2018-12-30T00:00", 5),
+    ],
+)
+def test_initial_times_that_cover_the_years_suffice(cases: np.ndarray) -> None:
+    assert comparable(table(), 5.625, cases, CLOCK)
 
 
 def test_the_table_says_where_each_number_is_from() -> None:

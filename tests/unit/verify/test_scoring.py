@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xarray as xr
+from scipy import special
 
 from credit.config import build_config
 from credit.errors import ConfigError, DataError
 from credit.verify.scoring import Verification, score_forecasts
-from credit.verify.table import WIND
+from credit.verify.table import SHORT_WAVES, WIND
 from tests.unit.analytic_reader import AnalyticReader, make_grid
 from tests.unit.verify.conftest import LEADS, MODEL_ERROR, STEP, Run, make_config, make_reader, write_forecasts
 
@@ -83,6 +84,46 @@ def test_maps_and_spectra_are_those_of_the_truth_and_the_forecast(run: Run, foun
     np.testing.assert_allclose(forecast - truth, MODEL_ERROR, rtol=1e-4)
     power = found.spectra["t2m", 360]
     np.testing.assert_allclose(power[0][1:], power[1][1:], rtol=1e-3, atol=1e-6)  # an offset is wavenumber 0
+
+
+def test_figures_of_lead_times_that_are_not_there(run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    asked = {(("240h", "12h"), (720,)), (("240h",), (1440,))}
+    for leads, expected in asked:
+        caplog.clear()
+        found = score_forecasts(make_config(tmp_path, figure_leads=list(leads)), run.reader, run.archive)
+        assert found.figure_leads == list(expected)
+        said = "verification.figure_leads: 240h: not among the forecasts, which have 6 h to 24 h; figures are of"
+        assert f"{said} {expected[0] / 60:g} h" in caplog.text
+
+
+def test_spectra_on_a_finer_grid_end_where_those_of_the_data_do(run: Run, tmp_path: Path) -> None:
+    config = make_config(tmp_path, grid={"rows": 24, "columns": 48, "poles": False})
+    found = score_forecasts(config, run.reader, run.archive)
+    assert found.grid.shape == (24, 48) and found.spectra["t2m", 360][0].shape == (9,)  # 8 is 24 columns / 3
+
+
+def test_spectra_are_numbers_of_every_forecast(run: Run, tmp_path: Path) -> None:
+    reader, start = run.reader, "2001-03-04T06:00"
+    colatitude, lon = np.deg2rad(90.0 - reader.grid.lat)[:, None], np.deg2rad(reader.grid.lon)
+    # a harmonic whose square has mean 1, of an order that the truth has not
+    wave = np.sqrt(8 * np.pi) * special.sph_harm_y(8, 4, colatitude, lon).real
+    write_forecasts(tmp_path / "other", reader, [start], wave, variables=["t2m"])
+    config = make_config(tmp_path, other_forecasts={"other": str(tmp_path / "other")})
+    table = score_forecasts(config, reader, run.archive).table
+    assert table.dataset["power"].dims == ("forecast", "spectrum_channel", "spectrum_lead", "wavenumber")
+    chosen = table.dataset.sel(spectrum_channel="t2m", spectrum_lead=24.0)
+    truth, model, other = chosen["power_truth"], *(chosen["power"].sel(forecast=name) for name in ("model", "other"))
+    assert truth["wavenumber"].values.tolist() == list(range(9))
+    np.testing.assert_allclose(model[1:], truth[1:], rtol=1e-3, atol=1e-6)  # an offset is wavenumber 0
+    np.testing.assert_allclose(other, truth + np.eye(9)[8], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(chosen["power_ratio"].sel(forecast="other"), other / truth)
+    blurred = 1 + 1 / float(truth[7] + truth[8])  # the shortest third of 8 waves is 2
+    assert table.value("other", "t2m", 24, SHORT_WAVES) == pytest.approx(blurred, rel=1e-4)
+    assert table.value("model", "t2m", 24, SHORT_WAVES) == pytest.approx(1.0, rel=1e-3)
+    assert np.isnan(table.value("model", "t2m", 12, SHORT_WAVES)), "no lead time of the figures"
+    for forecast, channel in (("other", "z500"), ("climatology", "t2m")):
+        assert np.isnan(table.dataset["power"].sel(forecast=forecast, spectrum_channel=channel)).all()
+        assert np.isnan(table.value(forecast, channel, 24, SHORT_WAVES))
 
 
 def test_every_time_is_read_once(run: Run) -> None:

@@ -36,6 +36,16 @@ def test_only_resolved_wavenumbers() -> None:
     assert max_wavenumber(GRIDS["181 x 360 with poles"]) == 120
 
 
+def test_what_the_fields_own_grid_does_not_resolve_is_left_out() -> None:
+    """Cells of a coarse grid are steps on a fine one, with power at wavenumbers that the field does not have."""
+    coarse, fine = make_grid(32, 64), make_grid(96, 192)
+    steps = np.kron(_harmonic(coarse, 15, 6), np.ones((3, 3)))
+    whole, cut = SphericalSpectrum(fine), SphericalSpectrum(fine, [coarse, make_grid(181, 360, poles=True)])
+    assert whole.wavenumbers[-1] == 64 and cut.wavenumbers.tolist() == list(range(22))
+    assert whole.power(steps)[22:].sum() > 0.05, "else this shows nothing"
+    np.testing.assert_array_equal(cut.power(steps), whole.power(steps)[:22])
+
+
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
 def test_the_quadrature_is_exact_on_the_grids_own_rows(grid: LatLonGrid) -> None:
     sine = np.sin(np.deg2rad(grid.lat))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -93,10 +94,11 @@ def test_the_report_is_one_file_that_says_what_it_must(run: Run, table: ScoreTab
     assert text.count("data:image/png;base64,") == 11  # curves and scorecard are drawn by the page
     assert text.count("data:image/gif;base64,") == 1
     for wanted in (
-        "Prescribed forcing: sst", "The climatology is from 1.0 years", "1 of the forecasts were left out",
+        "Prescribed forcing of the model: sst", "The climatology is from 1.0 years", "1 of the forecasts were left out",
         "3 initial times", "1 annual harmonic, 2000-01-01 to 2000-12-31", "12 x 24, 15 degrees", "60 steps",
         "lowest 0.05 at step 30", "1,234,567", "experiment: waves", "none.nc", "06:00 12:00 UTC",
         "That is fewer than 20, so no difference is called significant", "the scores acc_wb2",
+        "total wavenumbers 7 to 8,",
     ):  # fmt: skip
         assert wanted in text, wanted
 
@@ -105,7 +107,8 @@ def test_the_terminals_table(table: ScoreTable) -> None:
     lines = table.format().splitlines()
     assert "3 initial times" in lines[0]
     (line,) = [line for line in lines if line.startswith("z500")]
-    assert line.split()[-1] == "-" and "fewer than 20" in lines[-1]  # three cases tell nothing of significance
+    assert line.split()[-1] == "-" and "fewer than 20" in lines[-2]  # three cases tell nothing of significance
+    assert lines[-1].startswith("Prescribed forcing of the model: sst was read from the analysed future")
     numbers = [float(word) for word in line.split()[5:-1]]
     assert numbers[0] == pytest.approx(MODEL_ERROR, rel=1e-3)
     assert numbers[-1] == pytest.approx(numbers[0] / min(numbers[1:4]), abs=0.01)
@@ -115,6 +118,20 @@ def test_a_folder_that_cannot_be_written(run: Run, table: ScoreTable, tmp_path: 
     (tmp_path / "file").write_text("")
     with pytest.raises(CreditError, match="cannot be written"):
         verify(run.config, run.reader, run.archive, tmp_path / "file")
+
+
+@pytest.mark.parametrize("name", ["scores.nc", "scores.csv", "report.html"])
+def test_a_full_disk_leaves_the_last_verification_whole(run: Run, table: ScoreTable, name: str) -> None:
+    written = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # they are written in the order of their sizes
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(written[run.folder / name]) - 1, hard))
+    try:
+        with pytest.raises(CreditError, match=rf"{name}: cannot be written"):
+            verify(run.config, run.reader, run.archive, run.folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()} == written
 
 
 def test_sources_speak_for_themselves(shared_data: Path, run: Run) -> None:
