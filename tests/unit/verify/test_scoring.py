@@ -189,7 +189,7 @@ def test_a_store_of_weatherbench2_has_the_scores_of_the_same_forecasts_in_our_fi
         for dim in {"forecast", "reference"} & set(variable.dims):
             ours, theirs = (variable.sel({dim: own}).values for own in ("ours", "theirs"))
             np.testing.assert_array_equal(ours, theirs, err_msg=name)
-            compared += int(np.isfinite(ours.astype(float)).sum())
+            compared += int(np.isfinite(ours).sum()) if ours.dtype.kind in "fiu" else 0
     assert compared > 1000
     with pytest.raises(DataError, match=r"theirs.zarr: has none of the outputs .*z500.*geopotential500.*NAME.rename"):
         score_forecasts(make_config(tmp_path, other_forecasts={"x": store}), run.reader, run.archive)
