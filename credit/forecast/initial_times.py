@@ -29,7 +29,7 @@ def choose_initial_times(
         DataError: if an input frame of a named time is missing, or no time is left.
     """
     wanted, have = conf.initial_times, set(times.tolist())
-    frames = [before + k * step for before in _analyses_before(conf.ensemble) for k in range(history_len)]
+    frames = [before + k * step for before in analyses_before(conf.ensemble) for k in range(history_len)]
     if wanted == "latest":
         ready = [minutes for minutes in have if all(minutes - before in have for before in frames)]
         if not ready:
@@ -68,7 +68,7 @@ def choose_initial_times(
     return chosen
 
 
-def _analyses_before(conf: EnsembleConfig | None) -> list[int]:
+def analyses_before(conf: EnsembleConfig | None) -> list[int]:
     """Return how long before an initial time, in minutes, its ensemble's analyses lie."""
     if conf is None:
         return [0]
