@@ -18,7 +18,7 @@ from credit.data.climatology_fit import plan_fit
 from credit.errors import ConfigError, DataError
 from credit.forecast.archive import open_forecasts
 from credit.forecast.ensemble import lag_minutes
-from credit.forecast.initial_times import choose_initial_times
+from credit.forecast.initial_times import choose_initial_times, choose_leads
 from credit.forecast.layout import build_layout
 from credit.forecast.noise import find_blocks
 from credit.losses import build_loss
@@ -109,8 +109,7 @@ def check_forecasts(config: Config, found: DataFound, findings: Findings) -> int
                 open_forecasts(path)
             except DataError as error:
                 raise DataError(f"verification.other_forecasts.{name}: {error}") from error
-    leads = parse_duration(conf.lead_time) // parse_duration(conf.output_every or config.data.timestep)
-    return 4 * cells * leads * len(initial)
+    return 4 * cells * len(choose_leads(conf, step)) * len(initial)
 
 
 def check_ensemble(config: Config, model: nn.Module, findings: Findings) -> None:

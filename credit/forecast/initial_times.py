@@ -107,11 +107,15 @@ def deal(chosen: Sequence[T], rank: int, ranks: int) -> list[T]:
 
 
 def choose_leads(conf: InferenceConfig, step: int) -> list[int]:
-    """Return the lead times in minutes that are written, every ``inference.output_every`` up to ``lead_time``.
+    """Return the lead times in minutes that are written.
+
+    They are ``inference.lead_times``, or every ``output_every`` up to ``lead_time``.
 
     Raises:
         ConfigError: if they are no multiples of `step`, in minutes, or none is left.
     """
+    if conf.lead_times is not None:
+        return [parse_duration(lead) for lead in conf.lead_times]
     every = step if conf.output_every is None else parse_duration(conf.output_every)
     if every % step:
         raise ConfigError(
