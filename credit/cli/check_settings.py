@@ -17,7 +17,7 @@ from credit.data.climatology_file import load_climatology
 from credit.data.climatology_fit import plan_fit
 from credit.errors import ConfigError
 from credit.forecast.archive import open_other_forecasts
-from credit.forecast.initial_times import choose_initial_times
+from credit.forecast.initial_times import choose_initial_times, choose_leads
 from credit.forecast.layout import build_layout
 from credit.forecast.noise import find_blocks
 from credit.losses import build_loss
@@ -102,8 +102,7 @@ def check_forecasts(config: Config, found: DataFound, findings: Findings) -> int
     for name, other in config.verification.other_forecasts.items():
         with findings.collect():
             open_other_forecasts(name, other)
-    leads = parse_duration(conf.lead_time) // parse_duration(conf.output_every or config.data.timestep)
-    return 4 * cells * leads * len(initial)
+    return 4 * cells * len(choose_leads(conf, step)) * len(initial)
 
 
 def check_ensemble(config: Config, model: nn.Module, findings: Findings) -> None:

@@ -25,8 +25,9 @@ HELP = """Forecast from the initial times of inference.initial_times with the ch
 
 Writes save_loc/forecasts (inference.folder): one CF netCDF file an initial time, or one zarr store (inference.format).
 Started on several ranks, each takes its share of the initial times; inference.parallelism spreads one forecast over
-ranks. Forecasts that are already complete are not made again. Files of other weights or of another length are replaced;
-a zarr store of those is refused: remove it, or choose another inference.folder."""
+ranks. Forecasts that are already complete are not made again. Files of other weights, another analysis, other levels,
+lead times or settings are replaced. A zarr store of those is refused, with what differs: choose another
+inference.folder; later initial times are appended to it."""
 
 __all__ = ["HELP", "add_arguments", "run"]
 
@@ -121,17 +122,20 @@ def _folder(config: Config) -> Path:
 def _open_writer(
     config: Config, made: Forecaster, reader: FieldReader, products: Products, initial: list[int], leads: list[int]
 ) -> ForecastWriter:
+    from credit.forecast.initial_times import analyses_before
+    from credit.forecast.run import checksum
     from credit.forecast.writer import ForecastWriter
     from credit.train.assemble import describe_run
 
-    conf = config.inference
+    conf, step, history = config.inference, config.data.step_minutes, config.data.history_len
+    lags = analyses_before(conf.ensemble, step)
     return ForecastWriter(
         _folder(config),
         products.channels,
         made.assets.grid,
         reader.clock,
         products.attributes,
-        config.data.step_minutes,
+        step,
         lead_minutes=leads,
         initial_minutes=initial,
         level_units=products.level_units,
@@ -145,6 +149,8 @@ def _open_writer(
         compression=conf.compression,
         masks=made.assets.masks,
         global_attributes=describe_run(made, reader) | products.described,
+        windows=products.windows,
+        started_from=lambda initial: checksum(made.frames, initial, lags, step, history),
     )
 
 

@@ -37,6 +37,7 @@ class Config(Section):
         for key, text in (
             ("inference.lead_time", self.inference.lead_time),
             ("inference.output_every", self.inference.output_every),
+            *(("inference.lead_times", lead) for lead in self.inference.lead_times or ()),
             ("trainer.early_view.lead_time", early.lead_time if early is not None else None),
             *(("verification.figure_leads", lead) for lead in self.verification.figure_leads),
         ):

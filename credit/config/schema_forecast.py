@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Literal
 
@@ -15,6 +16,7 @@ from credit.config.schema_products import ProductConfig
 from credit.config.schema_regions import DEFAULT_REGIONS, REGIONS, BoxConfig
 from credit.config.schema_source import GridConfig
 from credit.errors import did_you_mean
+from credit.times import parse_duration
 
 BASELINES = ("persistence", "damped_persistence", "climatology")
 BEST_BASELINE = "best_baseline"
@@ -160,6 +162,9 @@ class InferenceConfig(Section):
     )
     levels: list[float] | None = Field(None, description="Levels to write of variables that have them; default: all.")
     output_every: Duration | None = Field(None, description="Lead times to write; default: every step.")
+    lead_times: list[Duration] | None = Field(
+        None, min_length=1, description="Lead times to write, in place of output_every: [24h, 72h, 120h]."
+    )
     split: Literal["day", "month", "lead"] | None = Field(
         None, description="netCDF: a file for each day or month of the valid time, or each lead time, of a forecast."
     )
@@ -176,6 +181,21 @@ class InferenceConfig(Section):
     def _split_files(self) -> InferenceConfig:
         if self.split is not None and self.format != "netcdf":
             raise ValueError("split: is for netCDF; a zarr store is one for all forecasts")
+        if self.layout != "cf" and self.format != "zarr":
+            raise ValueError(f"layout: {self.layout} names zarr's dimensions; write format: zarr, too")
+        return self
+
+    @model_validator(mode="after")
+    def _lead_times_fit(self) -> InferenceConfig:
+        if self.lead_times is None:
+            return self
+        if self.output_every is not None:
+            raise ValueError("lead_times and output_every both say what is written; give one of them")
+        minutes = [parse_duration(lead) for lead in self.lead_times]
+        if any(after <= before for before, after in itertools.pairwise(minutes)):
+            raise ValueError(f"lead_times: {', '.join(self.lead_times)} must increase")
+        if minutes[-1] > parse_duration(self.lead_time):
+            raise ValueError(f"lead_times: {self.lead_times[-1]} is longer than lead_time {self.lead_time}")
         return self
 
 

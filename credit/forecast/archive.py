@@ -15,7 +15,8 @@ import xarray as xr
 from credit.config.schema_forecast import OtherForecastsConfig
 from credit.errors import DataError, did_you_mean
 from credit.forecast.forecasts import Forecasts
-from credit.forecast.netcdf_files import PREFIX
+from credit.forecast.layout import INITIAL_FIELDS
+from credit.forecast.netcdf_files import LEADS, PREFIX
 from credit.forecast.zarr_store import WRITTEN
 from credit.grid import LatLonGrid
 from credit.times import Clock
@@ -225,11 +226,14 @@ def _level_dim(source: _Source, variable: str) -> str | None:
 class _NetcdfArchive(ForecastArchive):
     def __init__(self, folder: Path, paths: list[Path], rename: Mapping[str, str]) -> None:
         places: dict[int, dict[int, tuple[Path, int]]] = {}  # initial time -> lead time -> file, row
+        wanted: dict[int, set[int]] = {}  # initial time -> lead times, where its files say which it should have
         first: _Fields | None = None
         for path in paths:
             try:
                 with netCDF4.Dataset(path) as dataset:
                     fields = _Fields(path, _Source(dataset), ("time",), "forecast_period", rename)
+                    fields.attributes.pop(INITIAL_FIELDS, None)  # is of one forecast, not of the run
+                    whole = fields.attributes.pop(LEADS, None)
                     reference = dataset["forecast_reference_time"]
                     clock = Clock(getattr(reference, "calendar", "standard"))
                     initial = int(clock.from_cf(reference[...], reference.units))
@@ -243,6 +247,9 @@ class _NetcdfArchive(ForecastArchive):
                 if lead in places.setdefault(initial, {}):
                     raise DataError(f"{path}: has lead times of {places[initial][lead][0]} again; remove one of them")
                 places[initial][lead] = path, row
+            if whole is not None:
+                wanted.setdefault(initial, set()).update(int(lead) for lead in str(whole).split(","))
+        _require_whole(places, wanted, clock)
         assert first is not None
         leads = sorted(places[min(places)])
         for own in places.values():
@@ -262,6 +269,18 @@ class _NetcdfArchive(ForecastArchive):
                 return self._select(dataset, {"time": row}, path)
         except (OSError, RuntimeError) as error:
             raise DataError(f"{path}: cannot be read ({error})") from error
+
+
+def _require_whole(places: dict[int, dict[int, tuple[Path, int]]], wanted: dict[int, set[int]], clock: Clock) -> None:
+    """Refuse a forecast that an interrupted run left without the files of some lead times."""
+    for initial, leads in wanted.items():
+        missing = sorted(leads - places[initial].keys())
+        if missing:
+            raise DataError(
+                f"{next(iter(places[initial].values()))[0]}: of the forecast from {clock.format(initial)} "
+                f"{len(missing)} of {len(leads)} lead times are missing, the first of them {missing[0] / 60:g} h; run "
+                "credit_rollout again, which continues what was interrupted, or remove its files"
+            )
 
 
 class _ZarrArchive(ForecastArchive):
@@ -284,6 +303,7 @@ class _ZarrArchive(ForecastArchive):
         self._source, self._leading = dataset.variables, (init, lead)
         self._position = {int(minutes): number for number, minutes in enumerate(initial)}
         whole = source.values(WRITTEN).astype(bool) if WRITTEN in source.names else np.ones(len(initial), dtype=bool)
+        whole = whole[: len(initial)]  # a store that is made longer gets its initial times last
         super().__init__(path, np.sort(initial[whole]), fields.lead_minutes, fields, clock)
 
     def _read(self, initial_minutes: int, number: int) -> list[np.ndarray]:

@@ -33,7 +33,7 @@ def choose_initial_times(
         DataError: if the data lack what a named time needs, or no time is left.
     """
     have, step = set(times.tolist()), data.step_minutes
-    frames = [before + k * step for before in _analyses_before(conf.ensemble, step) for k in range(data.history_len)]
+    frames = [before + k * step for before in analyses_before(conf.ensemble, step) for k in range(data.history_len)]
     if conf.initial_times == "latest":
         ready = [minutes for minutes in have if all(minutes - before in have for before in frames)]
         if not ready:
@@ -93,7 +93,7 @@ def _in_range(
     return chosen
 
 
-def _analyses_before(conf: EnsembleConfig | None, step: int) -> list[int]:
+def analyses_before(conf: EnsembleConfig | None, step: int) -> list[int]:
     """Return how long before an initial time, in minutes, its ensemble's analyses lie."""
     if conf is None:
         return [0]
@@ -130,11 +130,15 @@ def deal(chosen: Sequence[T], rank: int, ranks: int) -> list[T]:
 
 
 def choose_leads(conf: InferenceConfig, step: int) -> list[int]:
-    """Return the lead times in minutes that are written, every ``inference.output_every`` up to ``lead_time``.
+    """Return the lead times in minutes that are written.
+
+    They are ``inference.lead_times``, or every ``output_every`` up to ``lead_time``.
 
     Raises:
         ConfigError: if they are no multiples of `step`, in minutes, or none is left.
     """
+    if conf.lead_times is not None:
+        return [parse_duration(lead) for lead in conf.lead_times]
     every = step if conf.output_every is None else parse_duration(conf.output_every)
     if every % step:
         raise ConfigError(

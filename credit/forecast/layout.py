@@ -10,7 +10,7 @@ import numpy as np
 from credit.channels import ChannelMap, pick
 from credit.errors import ConfigError, did_you_mean
 from credit.grid import LatLonGrid
-from credit.times import EPOCH, Clock
+from credit.times import EPOCH, Clock, format_duration
 
 # a CF unit that no version of xarray decodes to a timedelta, which the plural is in some
 HOURS = "hour"
@@ -18,10 +18,13 @@ WRITE_HINT = "is the disk full or the folder read-only? Free space or set anothe
 MEMBER = "member"
 # the name that netCDF's library gives it
 QUANTIZED = "_QuantizeBitRoundNumberOfSignificantBits"
+# the checksum of the fields that a forecast starts from
+INITIAL_FIELDS = "initial_fields"
 _MANTISSA_BITS = 23  # of float32
 _LEVEL_STANDARD_NAMES = {"hPa": "air_pressure", "Pa": "air_pressure", "model_level": "model_level_number"}
 _VARIABLE_ATTRIBUTES = ("standard_name", "long_name", "units")
 _CELL_METHODS = {"instant": "time: point", "mean": "time: mean", "accumulate": "time: sum"}
+SINCE_START = 0  # the window of what is summed up from the initial time on
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class OutputVariable:
         level_dim: its level dimension, None for a 2-D variable.
         attributes: CF attributes.
         mask: (H, W) bool, True where it is always missing, None where it never is.
+        window: minutes before the valid time that a mean or sum is taken over, or `SINCE_START`; None for an instant.
     """
 
     name: str
@@ -41,6 +45,7 @@ class OutputVariable:
     level_dim: str | None
     attributes: dict[str, str]
     mask: np.ndarray | None
+    window: int | None
 
 
 @dataclass(frozen=True)
@@ -57,8 +62,6 @@ class ForecastLayout:
         members: number of an ensemble's members; None for a single forecast, which has no such dimension.
         keep_bits: bits of the mantissa that are kept, None for all 23.
         compression: 0 (none) to 9, of zlib in netCDF and zstd in zarr.
-        step_minutes: the model's step, the length of the window of means and accumulations.
-        has_windows: whether some variable is a mean or an accumulation, so that times need bounds.
         global_attributes: attributes of the file; two forecasts are of one run only if these are equal.
     """
 
@@ -71,8 +74,6 @@ class ForecastLayout:
     members: int | None
     keep_bits: int | None
     compression: int
-    step_minutes: int
-    has_windows: bool
     global_attributes: dict[str, str | int]
 
     @property
@@ -102,6 +103,17 @@ class ForecastLayout:
             values = round_mantissa(values, self.keep_bits)
         return values if variable.mask is None else np.where(variable.mask, np.float32(np.nan), values)
 
+    def time_names(self, name: str) -> dict[int, str]:
+        """Return window -> the coordinate of valid times that has its bounds.
+
+        It is `name` itself where all windows are one. Two kinds of bounds need two coordinates, and then that of the
+        dimension, which every variable has, goes without.
+        """
+        windows = list(dict.fromkeys(v.window for v in self.variables if v.window is not None))
+        if len(windows) == 1:
+            return {windows[0]: name}
+        return {w: f"{name}_{'since_start' if w == SINCE_START else format_duration(w)}" for w in windows}
+
     def level_attributes(self, dim: str) -> dict[str, str]:
         """Return the CF attributes of a level dimension."""
         units = "1" if self.level_units == "model_level" else self.level_units
@@ -114,6 +126,12 @@ class ForecastLayout:
     def time_attributes(self) -> dict[str, str]:
         """Return units and calendar of every time that is written as minutes."""
         return {"units": EPOCH, "calendar": self.clock.calendar}
+
+
+def window_bounds(window: int, initial_minutes: np.ndarray | int, valid_minutes: np.ndarray) -> np.ndarray:
+    """Return where a window begins and ends, (..., 2), for valid times (...) of forecasts from `initial_minutes`."""
+    begins = np.broadcast_to(initial_minutes, valid_minutes.shape) if window == SINCE_START else valid_minutes - window
+    return np.stack([begins, valid_minutes], axis=-1)
 
 
 def round_mantissa(values: np.ndarray, keep_bits: int) -> np.ndarray:
@@ -155,6 +173,7 @@ def build_layout(
     compression: int = 0,
     masks: Mapping[str, np.ndarray] | None = None,
     global_attributes: Mapping[str, str | int] | None = None,
+    windows: Mapping[str, int] | None = None,
 ) -> ForecastLayout:
     """Describe the forecasts of a run; the arguments are those of `credit.forecast.writer.ForecastWriter`.
 
@@ -183,10 +202,11 @@ def build_layout(
         own = {key: str(known[key]) for key in _VARIABLE_ATTRIBUTES if known.get(key)}
         if has_windows:
             own["cell_methods"] = _CELL_METHODS[temporal[name]]
-        described.append(OutputVariable(name, tuple(positions[name]), dim, own, (masks or {}).get(name)))
+        window = None if temporal[name] == "instant" else (windows or {}).get(name, step_minutes)
+        described.append(OutputVariable(name, tuple(positions[name]), dim, own, (masks or {}).get(name), window))
     return ForecastLayout(
         tuple(described), dims, level_units, grid, clock, np.asarray(lead_minutes, dtype=np.int64), members, keep_bits,
-        compression, step_minutes, has_windows, {"Conventions": "CF-1.8", **(global_attributes or {})},
+        compression, {"Conventions": "CF-1.8", **(global_attributes or {})},
     )  # fmt: skip
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
+import re
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
 import netCDF4
 import numpy as np
 
-from credit.errors import CreditError
+from credit.errors import ConfigError, CreditError
 from credit.forecast.layout import (
     HOURS,
+    INITIAL_FIELDS,
     INITIAL_TIME,
     LATITUDE,
     LEAD_TIME,
@@ -24,10 +28,13 @@ from credit.forecast.layout import (
     WRITE_HINT,
     ForecastLayout,
     OutputVariable,
+    window_bounds,
 )
 
 PREFIX = "forecast_"
-SPLITS = ("day", "month", "lead")
+SPLITS = {"day": r"\d{4}-\d{2}-\d{2}", "month": r"\d{4}-\d{2}", "lead": r"\d{3,}h(\d{2})?"}
+# the global attribute with all lead times of a forecast, in however many files it is
+LEADS = "lead_minutes"
 _MISSING = np.float32(netCDF4.default_fillvals["f4"])
 
 
@@ -60,44 +67,65 @@ def split_leads(layout: ForecastLayout, initial_minutes: int, split: str | None)
 class NetcdfFiles:
     """Writes forecasts of one layout into a folder; see `credit.forecast.writer.ForecastWriter`."""
 
-    def __init__(self, folder: Path, layout: ForecastLayout, split: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        layout: ForecastLayout,
+        split: str | None = None,
+        started_from: Callable[[int], str] | None = None,
+    ) -> None:
         self._folder, self._layout, self._split = folder, layout, split
+        self._started_from = None if started_from is None else functools.cache(started_from)
         self._begun: dict[int, list[_Piece]] = {}
+        self._attributes = {**layout.global_attributes, LEADS: ", ".join(map(str, layout.lead_minutes.tolist()))}
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CreditError(f"{folder}: cannot be made ({error.strerror}); choose another save_loc") from error
+        _require_split(folder, split)
 
     def is_complete(self, initial_minutes: int) -> bool:
-        """Return whether the files are there and of this layout; they got their names only when they were whole."""
-        pieces = split_leads(self._layout, initial_minutes, self._split)
-        return all(self._holds(self._folder / name, numbers) for name, numbers in pieces.items())
+        """Return whether the files are there and as they would be written; they got their names when they were whole.
 
-    def _holds(self, path: Path, numbers: list[int]) -> bool:
+        Files of other lead times beside them are not of this forecast.
+        """
+        pieces = split_leads(self._layout, initial_minutes, self._split)
+        alone = not self._others(initial_minutes, pieces)
+        return alone and all(self._holds(self._folder / own, initial_minutes, pieces[own]) for own in pieces)
+
+    def _others(self, initial_minutes: int, pieces: Collection[str]) -> list[Path]:
+        """Return files of the same initial time that are none of `pieces`."""
+        stem = file_name(self._layout, initial_minutes).removesuffix(".nc")
+        return [path for path in self._folder.glob(f"{stem}_*.nc") if path.name not in pieces]
+
+    def _holds(self, path: Path, initial_minutes: int, numbers: list[int]) -> bool:
         if not path.exists():
             return False
         try:
             with netCDF4.Dataset(path) as dataset:
-                return self._matches(dataset, numbers)
+                return self._matches(dataset, initial_minutes, numbers)
         except OSError:
             return False
 
-    def _matches(self, dataset: netCDF4.Dataset, numbers: list[int]) -> bool:
+    def _matches(self, dataset: netCDF4.Dataset, initial_minutes: int, numbers: list[int]) -> bool:
         layout = self._layout
         names = {variable.name for variable in layout.variables}
         fields = {name for name, variable in dataset.variables.items() if variable.dimensions[-1:] == ("longitude",)}
         if names != fields - {"longitude"} or "forecast_period" not in dataset.variables:
             return False
-        same_shapes = all(dataset[v.name].shape[1:] == layout.shape(v) for v in layout.variables)
-        same_leads = np.array_equal(dataset["forecast_period"][:], layout.lead_hours[numbers])
         stored = {name: dataset.getncattr(name) for name in dataset.ncattrs()}
-        return same_shapes and same_leads and stored == layout.global_attributes
+        fields_before = stored.pop(INITIAL_FIELDS, None)
+        return (
+            stored == self._attributes
+            and np.array_equal(dataset["forecast_period"][:], layout.lead_hours[numbers])
+            and all(_is_as_defined(dataset, layout, variable) for variable in layout.variables)
+            and (self._started_from is None or fields_before == self._started_from(initial_minutes))
+        )
 
     def put(self, initial_minutes: int, member: int, number: int, fields: np.ndarray) -> None:
         """Write one lead time of one member; a file gets its name with its last, flushed to the disk."""
         if initial_minutes not in self._begun:
-            pieces = split_leads(self._layout, initial_minutes, self._split).items()
-            self._begun[initial_minutes] = [_Piece(self._folder / name, numbers) for name, numbers in pieces]
+            self._begin(initial_minutes)
         pieces = self._begun[initial_minutes]
         piece = next(piece for piece in pieces if number in piece.numbers)
         try:
@@ -112,8 +140,17 @@ class NetcdfFiles:
         if not any(piece.missing for piece in pieces):
             del self._begun[initial_minutes]
 
+    def _begin(self, initial_minutes: int) -> None:
+        attributes = dict(self._attributes)
+        if self._started_from is not None:
+            attributes[INITIAL_FIELDS] = self._started_from(initial_minutes)
+        pieces = split_leads(self._layout, initial_minutes, self._split)
+        for path in self._others(initial_minutes, pieces):
+            path.unlink()
+        self._begun[initial_minutes] = [_Piece(self._folder / own, pieces[own], attributes) for own in pieces]
+
     def discard(self, initial_minutes: int) -> None:
-        """Remove what is half written of a forecast."""
+        """Remove what is there of a forecast that is not whole."""
         for piece in self._begun.pop(initial_minutes, ()):
             piece.discard()
 
@@ -130,8 +167,8 @@ class NetcdfFiles:
 class _Piece:
     """One file while it is written, under another name until it is whole."""
 
-    def __init__(self, path: Path, numbers: list[int]) -> None:
-        self.path, self.numbers = path, numbers
+    def __init__(self, path: Path, numbers: list[int], attributes: dict[str, str | int]) -> None:
+        self.path, self.numbers, self._attributes = path, numbers, attributes
         self.missing = {(number, 0) for number in numbers}  # with the number of the member
         self._part = path.with_name(path.name + ".part")
         self._dataset: netCDF4.Dataset | None = None
@@ -140,6 +177,7 @@ class _Piece:
         if self._dataset is None:
             self._dataset = netCDF4.Dataset(self._part, "w", format="NETCDF4")
             self._dataset.set_fill_off()  # a file that gets its name has every value; filling it first is writing twice
+            self._dataset.setncatts(self._attributes)
             _define_coordinates(self._dataset, layout, initial, self.numbers)
             for variable in layout.variables:
                 _define_variable(self._dataset, layout, variable)
@@ -160,10 +198,25 @@ class _Piece:
             os.replace(self._part, self.path)
 
     def discard(self) -> None:
+        """Remove the file, also if it is whole: its forecast is not."""
         if self._dataset is not None and self._dataset.isopen():
             with suppress(OSError, RuntimeError):  # of a full disk, a second time
                 self._dataset.close()
         self._part.unlink(missing_ok=True)
+        if not self.missing:
+            self.path.unlink(missing_ok=True)
+
+
+def _require_split(folder: Path, split: str | None) -> None:
+    """Refuse a folder whose forecasts are cut otherwise, which nobody could read beside these."""
+    for path in sorted(folder.glob(f"{PREFIX}*.nc")):
+        _, _, suffix = path.stem.removeprefix(PREFIX).partition("_")
+        theirs = next((name for name, pattern in SPLITS.items() if re.fullmatch(pattern, suffix)), None)
+        if theirs != split and (theirs is not None or not suffix):
+            raise ConfigError(
+                f"inference.split: {split or 'none'} is asked for, and {path} is there of a run with "
+                f"{theirs or 'none'}; choose another inference.folder, or remove what is there"
+            )
 
 
 def _begin_to_store(path: Path) -> None:
@@ -176,15 +229,17 @@ def _begin_to_store(path: Path) -> None:
 def _define_coordinates(
     dataset: netCDF4.Dataset, layout: ForecastLayout, initial_minutes: int, numbers: list[int]
 ) -> None:
-    dataset.setncatts(layout.global_attributes)
     valid = initial_minutes + layout.lead_minutes[numbers]
     dataset.createDimension("time", len(valid))
     dataset.createDimension("bnds", 2)
-    time = layout.time_attributes()
-    bounds = {"bounds": "time_bnds"} if layout.has_windows else {}
-    _put(dataset, "time", "f8", ("time",), valid, {**VALID_TIME, **time, **bounds, "axis": "T"})
-    if layout.has_windows:
-        _put(dataset, "time_bnds", "f8", ("time", "bnds"), np.stack([valid - layout.step_minutes, valid], 1), {})
+    time, bounded = layout.time_attributes(), {name: window for window, name in layout.time_names("time").items()}
+    for name in dict.fromkeys(("time", *bounded)):
+        axis = {"axis": "T"} if name == "time" else {}
+        bounds = {"bounds": f"{name}_bnds"} if name in bounded else {}
+        _put(dataset, name, "f8", ("time",), valid, {**VALID_TIME, **time, **bounds, **axis})
+        if bounds:
+            edges = window_bounds(bounded[name], initial_minutes, valid)
+            _put(dataset, f"{name}_bnds", "f8", ("time", "bnds"), edges, {})
     _put(dataset, "forecast_reference_time", "f8", (), initial_minutes, {**INITIAL_TIME, **time})
     _put(dataset, "forecast_period", "f8", ("time",), layout.lead_hours[numbers], {**LEAD_TIME, "units": HOURS})
     if layout.members is not None:
@@ -222,6 +277,24 @@ def _define_variable(dataset: netCDF4.Dataset, layout: ForecastLayout, variable:
         complevel=layout.compression,
         shuffle=True,
     )
-    target.setncatts({**variable.attributes, "coordinates": "forecast_period forecast_reference_time"})
-    if layout.keep_bits is not None:
-        target.setncattr(QUANTIZED, layout.keep_bits)
+    target.setncatts(_attributes_of(layout, variable))
+
+
+def _attributes_of(layout: ForecastLayout, variable: OutputVariable) -> dict[str, str | int]:
+    own = layout.time_names("time").get(variable.window, "time")
+    times = ["forecast_period", "forecast_reference_time", *([own] if own != "time" else [])]
+    quantized = {} if layout.keep_bits is None else {QUANTIZED: layout.keep_bits}
+    return {**variable.attributes, "coordinates": " ".join(times), **quantized}
+
+
+def _is_as_defined(dataset: netCDF4.Dataset, layout: ForecastLayout, variable: OutputVariable) -> bool:
+    """Return whether a stored variable is what `_define_variable` makes."""
+    stored, dim = dataset[variable.name], variable.level_dim
+    attributes = {name: stored.getncattr(name) for name in stored.ncattrs() if name != "_FillValue"}
+    return (
+        stored.dimensions == layout.dims(variable, "time")
+        and stored.shape[1:] == layout.shape(variable)
+        and (dim is None or np.array_equal(dataset[dim][:], layout.levels[dim]))
+        and attributes == _attributes_of(layout, variable)
+        and stored.filters()["complevel"] == layout.compression
+    )

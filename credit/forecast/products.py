@@ -26,6 +26,7 @@ from credit.data.units import Conversion
 from credit.data.vertical import Column, HybridLevels
 from credit.data.wants import FIELD, SURFACE_GEOPOTENTIAL, SURFACE_PRESSURE
 from credit.errors import ConfigError, did_you_mean
+from credit.forecast.layout import SINCE_START
 from credit.forecast.run import Start
 from credit.times import format_duration, parse_duration
 
@@ -83,6 +84,8 @@ class Products:
         channels: whose outputs are what is written.
         attributes: of these, too.
         level_units: of their levels.
+        windows: variable -> minutes that it is a sum over, `credit.forecast.layout.SINCE_START` for all since the
+            initial time; those that are not named are over a step.
 
     Raises:
         ConfigError: for a product that cannot be made of the outputs, naming the key.
@@ -102,6 +105,7 @@ class Products:
         self._step, self._last, self._ground = data.step_minutes, last_lead, None
         self.level_units = "hPa" if conf.pressure_levels is not None else data.level_units
         self.attributes = {name: dict(own) for name, own in attributes.items()}
+        self.windows: dict[str, int] = {}
         self._recipes: list[_Recipe | _Sum | list[int]] = []  # channels that are kept as they are: their rows
         made: list[Channel] = []
         variables = list(dict.fromkeys(channel.variable for channel in channels.output))
@@ -246,9 +250,10 @@ class Products:
             )
         if len(rows) > 1:
             raise ConfigError(f"{here}.of: {own.of} has levels; only a variable without can be added up")
-        steps = None
+        steps, self.windows[name] = None, SINCE_START
         if own.over is not None:
-            steps, rest = divmod(parse_duration(own.over), self._step)
+            self.windows[name] = parse_duration(own.over)
+            steps, rest = divmod(self.windows[name], self._step)
             if rest:
                 raise ConfigError(
                     f"{here}.over: {own.over} is not a multiple of data.timestep {format_duration(self._step)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -53,6 +54,19 @@ def analyses(frames: Frames, times: Sequence[int], step_minutes: int, history_le
     """Return the prognostic fields (B, C, T, H, W) of the input frames up to each of `times`, in physical units."""
     past = range(1 - history_len, 1)
     return np.stack([np.stack([frames.prognostic(t + k * step_minutes) for k in past], axis=1) for t in times])
+
+
+def checksum(frames: Frames, initial: int, lags_minutes: Sequence[int], step_minutes: int, history_len: int) -> str:
+    """Return 16 hexadecimal digits over all fields that forecasts from `initial` and the lags before it start from.
+
+    They are the prognostic fields and the forcing of the input frames, so another analysis of the same time has others.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    for analysis in (initial - lag for lag in lags_minutes):
+        for minutes in (analysis + k * step_minutes for k in range(1 - history_len, 1)):
+            for fields in (frames.prognostic(minutes), frames.forcing(minutes, initial=analysis)):
+                digest.update(np.ascontiguousarray(fields))
+    return digest.hexdigest()
 
 
 def forcing_of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ class ForecastWriter:
         grid: their grid.
         clock: their calendar.
         attributes: variable -> ``units``, ``standard_name``, ``long_name``, ``temporal`` (instant, mean, accumulate).
-        step_minutes: the model's step, over which means and accumulations are taken.
+        step_minutes: the model's step, over which means and accumulations are taken that `windows` does not name.
         lead_minutes: lead times of the fields that `write` gets.
         initial_minutes: every initial time of the run; a zarr store has its full size from the start.
         level_units: hPa, Pa or model_level.
@@ -40,6 +40,9 @@ class ForecastWriter:
         masks: variable -> (H, W) bool, True where it is always missing; written as missing.
         global_attributes: the files' attributes. They tell runs apart: a forecast with others is not taken as done. So
             name the checkpoint in them.
+        windows: variable -> minutes of its mean or sum where they are not `step_minutes`, 0 since the initial time.
+        started_from: initial time -> checksum of the fields that the forecast starts from, written with it; a forecast
+            with another is not taken as done.
 
     Raises:
         ConfigError: if `variables` names something that is no output, or a store holds other forecasts.
@@ -68,16 +71,19 @@ class ForecastWriter:
         compression: int = 0,
         masks: Mapping[str, np.ndarray] | None = None,
         global_attributes: Mapping[str, str | int] | None = None,
+        windows: Mapping[str, int] | None = None,
+        started_from: Callable[[int], str] | None = None,
     ) -> None:
         self.layout = build_layout(
             channels, grid, clock, attributes, step_minutes, lead_minutes, level_units, variables, levels,
-            members, keep_bits, compression, masks, global_attributes,
+            members, keep_bits, compression, masks, global_attributes, windows,
         )  # fmt: skip
         self._shape = (len(channels.output), *grid.shape)
         if format == "netcdf":
-            self._backend: NetcdfFiles | ZarrStore = NetcdfFiles(Path(folder), self.layout, split)
+            self._backend: NetcdfFiles | ZarrStore = NetcdfFiles(Path(folder), self.layout, split, started_from)
         else:
-            self._backend = ZarrStore(Path(folder) / "forecasts.zarr", self.layout, initial_minutes, layout)
+            path = Path(folder) / "forecasts.zarr"
+            self._backend = ZarrStore(path, self.layout, initial_minutes, layout, started_from)
 
     def is_complete(self, initial_minutes: int) -> bool:
         """Return whether the same run's forecast from this initial time is already on disk."""

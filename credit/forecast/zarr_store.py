@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import zarr
 from credit.errors import ConfigError, CreditError
 from credit.forecast.layout import (
     HOURS,
+    INITIAL_FIELDS,
     INITIAL_TIME,
     LATITUDE,
     LEAD_TIME,
@@ -24,6 +26,8 @@ from credit.forecast.layout import (
     VALID_TIME,
     WRITE_HINT,
     ForecastLayout,
+    OutputVariable,
+    window_bounds,
 )
 
 _NAMES = {
@@ -38,23 +42,32 @@ WRITTEN = "written"
 class ZarrStore:
     """Writes forecasts of one layout into a store; see `credit.forecast.writer.ForecastWriter`.
 
-    The store has its full size from the start, one chunk a variable, initial time and lead time, so that several
-    processes can fill it; the variable ``written`` tells which initial times are whole.
+    The store has a run's full size from the start, one chunk a variable, initial time and lead time, so that several
+    processes can fill it; the variable ``written`` tells which initial times are whole. A later run with later initial
+    times makes it longer.
     """
 
-    def __init__(self, path: Path, layout: ForecastLayout, initial_minutes: Sequence[int], names: str) -> None:
-        self._path, self._layout = path, layout
+    def __init__(
+        self,
+        path: Path,
+        layout: ForecastLayout,
+        initial_minutes: Sequence[int],
+        names: str,
+        started_from: Callable[[int], str] | None = None,
+    ) -> None:
+        self._path, self._layout, self._lead_units = path, layout, _LEAD_UNITS[names]
         self._init, self._lead = _NAMES[names]["init"], _NAMES[names]["lead"]
-        self._initial = np.asarray(initial_minutes, dtype=np.int64)
+        self._started_from = None if started_from is None else functools.cache(started_from)
+        self._initial = np.unique(np.asarray(initial_minutes, dtype=np.int64))
         self._missing: dict[int, int] = {}  # fields, by position of a forecast that is begun
         # jobs of an array on several hosts may have one process number
         self._part = path.with_name(f"{path.name}.part.{socket.gethostname()}.{os.getpid()}")
         try:
-            if path.exists():
-                self._group = zarr.open_group(path, mode="r+")
-                self._check_same(names)
-            else:
-                self._create(names)
+            if not path.exists():
+                self._create()
+            self._group = zarr.open_group(path, mode="r+")
+            self._require_same()
+            self._extend()
             # to look for chunks of nothing but missing values takes longer than to write them
             self._arrays = {
                 variable.name: self._group[variable.name].with_config({"write_empty_chunks": True})
@@ -66,7 +79,10 @@ class ZarrStore:
 
     def is_complete(self, initial_minutes: int) -> bool:
         """Return whether this initial time was marked as written."""
-        return bool(self._group[WRITTEN][self._position(initial_minutes)])
+        position = self._position(initial_minutes)
+        if not self._group[WRITTEN][position] or self._started_from is None:
+            return bool(self._group[WRITTEN][position])
+        return f"{self._group[INITIAL_FIELDS][position]:016x}" == self._started_from(initial_minutes)
 
     def put(self, initial_minutes: int, member: int, number: int, fields: np.ndarray) -> None:
         """Write one lead time of one member; with the last, the initial time is marked as written."""
@@ -82,6 +98,8 @@ class ZarrStore:
                 self._arrays[variable.name][place] = layout.select(variable, fields)[(None,) * len(place)]
             self._missing[position] -= 1
             if self._missing[position] == 0:
+                if self._started_from is not None:
+                    self._group[INITIAL_FIELDS][position] = int(self._started_from(initial_minutes), 16)
                 self._group[WRITTEN][position] = 1
                 del self._missing[position]
         except OSError as error:
@@ -107,57 +125,79 @@ class ZarrStore:
     def _failure(self, error: OSError) -> CreditError:
         return CreditError(f"{self._path}: cannot be written ({error.strerror or error}); {WRITE_HINT}")
 
-    def _check_same(self, names: str) -> None:
+    def _require_same(self) -> None:
+        """Refuse a store that holds something else than what is to be written."""
         group, layout = self._group, self._layout
-        same = (
-            dict(group.attrs) == layout.global_attributes
-            and self._init in group
-            and np.array_equal(group[self._init][:], self._initial)
-            and np.array_equal(group[self._lead][:], layout.lead_hours)
-            and all(v.name in group and group[v.name].shape[2:] == layout.shape(v) for v in layout.variables)
-        )
-        if not same:
+        stored, asked = dict(group.attrs), layout.global_attributes
+        wrong = [f"global attribute {key}" for key in {*stored, *asked} if stored.get(key) != asked.get(key)]
+        if self._init not in group or self._lead not in group:
+            wrong.append("inference.layout")
+        elif not np.array_equal(group[self._lead][:], layout.lead_hours):
+            wrong.append("lead times")
+        if self._started_from is not None and INITIAL_FIELDS not in group:
+            wrong.append(f"variable {INITIAL_FIELDS}, which earlier versions did not write")
+        fields = {name for name, array in group.arrays() if array.metadata.dimension_names[-1:] == ("longitude",)}
+        wrong += [f"variable {name}" for name in fields - {"longitude"} ^ {v.name for v in layout.variables}]
+        for variable in layout.variables:
+            if variable.name in fields:
+                wrong += self._differences(variable)
+        if wrong:
             raise ConfigError(
-                f"{self._path}: holds forecasts of another checkpoint, of other initial or lead times, variables or "
-                f"names ({names} is asked for); remove it or set another save_loc"
+                f"{self._path}: differs from what is to be written in {', '.join(sorted(set(wrong)))}; choose another "
+                "inference.folder, or remove the store"
             )
 
-    def _create(self, names: str) -> None:
-        """Make the whole store beside and rename it, so that a store that exists is whole in its metadata."""
-        layout = self._layout
-        self._group = zarr.open_group(self._part, mode="w", zarr_format=3)
-        self._group.attrs.update(layout.global_attributes)
-        time, init, lead = layout.time_attributes(), self._init, self._lead
-        valid = self._initial[:, None] + layout.lead_minutes
-        self._put(init, (init,), self._initial, {**INITIAL_TIME, **time})
-        self._put(lead, (lead,), layout.lead_hours, {**LEAD_TIME, **_LEAD_UNITS[names]})
-        bounds = {"bounds": "valid_time_bnds"} if layout.has_windows else {}
-        self._put("valid_time", (init, lead), valid, {**VALID_TIME, **time, **bounds})
-        if layout.has_windows:
-            edges = np.stack([valid - layout.step_minutes, valid], axis=-1)
-            self._put("valid_time_bnds", (init, lead, "bnds"), edges, {})
-        if layout.members is not None:
-            self._put(MEMBER, (MEMBER,), np.arange(layout.members), REALIZATION)
-        for dim, values in layout.levels.items():
-            self._put(dim, (dim,), np.array(values), layout.level_attributes(dim))
-        self._put("latitude", ("latitude",), layout.grid.lat, LATITUDE)
-        self._put("longitude", ("longitude",), layout.grid.lon, LONGITUDE)
-        marks = {"long_name": "1 where the forecast of the initial time is whole", "units": "1"}
-        self._put(WRITTEN, (init,), np.zeros(len(self._initial), dtype=np.int8), marks, chunk=1)
-        for variable in layout.variables:
-            shape = (len(self._initial), len(layout.lead_minutes), *layout.shape(variable))
-            ones = 2 if layout.members is None else 3
-            quantized = {} if layout.keep_bits is None else {QUANTIZED: layout.keep_bits}
-            self._group.create_array(
-                variable.name,
-                shape=shape,
-                chunks=(*(1,) * ones, *shape[ones:]),
-                dtype="float32",
-                fill_value=float("nan"),
-                compressors=zarr.codecs.ZstdCodec(level=layout.compression) if layout.compression else None,
-                dimension_names=layout.dims(variable, init, lead),
-                attributes={**variable.attributes, **quantized, "coordinates": "valid_time"},
+    def _differences(self, variable: OutputVariable) -> list[str]:
+        """Return in what a stored variable is not what `_define_variable` makes."""
+        group, layout, dim = self._group, self._layout, variable.level_dim
+        array = group[variable.name]
+        known = dim is None or (dim in group and np.array_equal(group[dim][:], layout.levels[dim]))
+        compressors = tuple(codec.to_dict() for codec in array.compressors)
+        same_dims = array.metadata.dimension_names[2:] == layout.dims(variable)
+        checks = {
+            f"levels of {variable.name}": known,
+            f"dimensions of {variable.name}": same_dims and array.shape[2:] == layout.shape(variable),
+            "inference.keep_bits": array.attrs.get(QUANTIZED) == layout.keep_bits,
+            "inference.compression": compressors == tuple(codec.to_dict() for codec in self._compressors),
+            f"attributes of {variable.name}": {**array.attrs, QUANTIZED: None}
+            == {**self._attributes_of(variable), QUANTIZED: None},
+        }
+        return [what for what, same in checks.items() if not same]
+
+    def _extend(self) -> None:
+        """Append initial times that the store does not have, and take its own as they are.
+
+        All arrays are made anew beside, without fields; then the files of each take the place of the old, the lengths
+        after the values, those of the initial times last: what is killed here or done by several at once is done again
+        with the same result.
+        """
+        stored = self._group[self._init][:]
+        new = np.setdiff1d(self._initial, stored)
+        self._initial = np.concatenate([stored, new])
+        if len(new) and new[0] < stored.max():
+            clock = self._layout.clock
+            raise ConfigError(
+                f"{self._path}: has initial times up to {clock.format(stored.max())}, {clock.format(new[0])} not among "
+                "them; a store grows at its end only: choose another inference.folder"
             )
+        arrays = {name: a for name, a in self._group.arrays() if a.metadata.dimension_names[:1] == (self._init,)}
+        if all(array.shape[0] == len(self._initial) for array in arrays.values()):
+            return
+        self._make_part()
+        for name in sorted(arrays, key=lambda name: name == self._init):
+            files = [path for path in (self._part / name).rglob("*") if path.is_file()]
+            for path in sorted(files, key=lambda path: path.name == "zarr.json"):
+                target = self._path / path.relative_to(self._part)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(path, target)
+        shutil.rmtree(self._part)
+        self._group = zarr.open_group(self._path, mode="r+")
+        if not np.array_equal(self._group[self._init][:], self._initial):
+            raise CreditError(f"{self._path}: another run has appended other initial times just now; start again")
+
+    def _create(self) -> None:
+        """Make the whole store beside and rename it, so that a store that exists is whole in its metadata."""
+        self._make_part()
         try:
             os.replace(self._part, self._path)
         except OSError:
@@ -165,16 +205,67 @@ class ZarrStore:
                 raise
             # another job of an array was faster
             shutil.rmtree(self._part)
-        self._group = zarr.open_group(self._path, mode="r+")
-        self._check_same(names)
 
-    def _put(
-        self, name: str, dims: tuple[str, ...], values: np.ndarray, attributes: dict, chunk: int | None = None
-    ) -> None:
+    def _make_part(self) -> None:
+        """Make a store without fields."""
+        layout = self._layout
+        self._group = zarr.open_group(self._part, mode="w", zarr_format=3)
+        self._group.attrs.update(layout.global_attributes)
+        time, init, lead = layout.time_attributes(), self._init, self._lead
+        valid = self._initial[:, None] + layout.lead_minutes
+        self._put(init, (init,), self._initial, {**INITIAL_TIME, **time})
+        self._put(lead, (lead,), layout.lead_hours, {**LEAD_TIME, **self._lead_units})
+        bounded = {name: window for window, name in layout.time_names("valid_time").items()}
+        for name in dict.fromkeys(("valid_time", *bounded)):
+            bounds = {"bounds": f"{name}_bnds"} if name in bounded else {}
+            self._put(name, (init, lead), valid, {**VALID_TIME, **time, **bounds})
+            if bounds:
+                edges = window_bounds(bounded[name], self._initial[:, None], valid)
+                self._put(f"{name}_bnds", (init, lead, "bnds"), edges, {})
+        if layout.members is not None:
+            self._put(MEMBER, (MEMBER,), np.arange(layout.members), REALIZATION)
+        for dim, values in layout.levels.items():
+            self._put(dim, (dim,), np.array(values), layout.level_attributes(dim))
+        self._put("latitude", ("latitude",), layout.grid.lat, LATITUDE)
+        self._put("longitude", ("longitude",), layout.grid.lon, LONGITUDE)
+        marks = {"long_name": "1 where the forecast of the initial time is whole", "units": "1"}
+        self._put(WRITTEN, (init,), np.zeros(len(self._initial), dtype=np.int8), marks)
+        if self._started_from is not None:
+            sums = {"long_name": "checksum of the fields that the forecast starts from", "units": "1"}
+            self._put(INITIAL_FIELDS, (init,), np.zeros(len(self._initial), dtype=np.uint64), sums)
+        for variable in layout.variables:
+            self._define_variable(variable)
+
+    def _define_variable(self, variable: OutputVariable) -> None:
+        layout = self._layout
+        shape = (len(self._initial), len(layout.lead_minutes), *layout.shape(variable))
+        ones = 2 if layout.members is None else 3
+        self._group.create_array(
+            variable.name,
+            shape=shape,
+            chunks=(*(1,) * ones, *shape[ones:]),
+            dtype="float32",
+            fill_value=float("nan"),
+            compressors=self._compressors,
+            dimension_names=layout.dims(variable, self._init, self._lead),
+            attributes=self._attributes_of(variable),
+        )
+
+    @property
+    def _compressors(self) -> tuple[zarr.codecs.ZstdCodec, ...]:
+        return (zarr.codecs.ZstdCodec(level=self._layout.compression),) if self._layout.compression else ()
+
+    def _attributes_of(self, variable: OutputVariable) -> dict[str, str | int]:
+        quantized = {} if self._layout.keep_bits is None else {QUANTIZED: self._layout.keep_bits}
+        times = self._layout.time_names("valid_time").get(variable.window, "valid_time")
+        return {**variable.attributes, **quantized, "coordinates": times}
+
+    def _put(self, name: str, dims: tuple[str, ...], values: np.ndarray, attributes: dict) -> None:
         array = self._group.create_array(
             name,
             shape=values.shape,
-            chunks=(chunk,) if chunk else values.shape,
+            # a store that grows leaves the chunks of earlier initial times as they are
+            chunks=(1, *values.shape[1:]) if dims[0] == self._init else values.shape,
             dtype=values.dtype,
             dimension_names=dims,
             attributes=attributes,

@@ -220,6 +220,7 @@ def describe_run(made: Forecaster, reader: FieldReader) -> dict[str, str | int]:
     post = made.config.model.post
     ensemble = made.config.inference.ensemble
     described = {} if ensemble is None else {"ensemble": describe_ensemble(ensemble)}
+    described |= {"precision": "bfloat16"} if made.config.inference.amp else {}
     described |= {} if post is None else {"post": ", ".join(dict.fromkeys(one.kind for one in post))}
     return {
         "title": f"Forecasts of {made.config.experiment}",

@@ -96,6 +96,12 @@ KEYS = [
     Fault("an option without effect", ["no effect"], ["data.fields.ground.in_forecast=observed"]),
     Fault("an output interval that is no multiple", ["inference.output_every", "not a multiple"],
           ["inference.output_every=4h"]),
+    Fault("lead times that are no multiple", ["inference.lead_times", "not a multiple"], ["inference.lead_times=[4h]"]),
+    Fault("lead times beyond the forecast", ["lead_times: 96h is longer"], ["inference.lead_times=[24h, 96h]"]),
+    Fault("lead times in disorder", ["lead_times: 24h, 12h must increase"], ["inference.lead_times=[24h, 12h]"]),
+    Fault("two ways to choose lead times", ["lead_times and output_every"],
+          ["inference.lead_times=[12h]", "inference.output_every=12h"]),
+    Fault("names of zarr for netCDF", ["weatherbench2", "format: zarr"], ["inference.layout=weatherbench2"]),
     Fault("a ramp to another length", ["trainer.forecast_len_from"], ["trainer.forecast_len_from={0: 1, 0.5: 3}"]),
 ]  # fmt: skip
 

@@ -9,7 +9,7 @@ from credit.config.schema_data import DataConfig
 from credit.config.schema_forecast import InferenceConfig
 from credit.data.splits import Split
 from credit.errors import ConfigError, DataError
-from credit.forecast.initial_times import choose_initial_times, deal, group, take_part
+from credit.forecast.initial_times import choose_initial_times, choose_leads, deal, group, take_part
 from credit.times import Clock
 
 
@@ -75,6 +75,12 @@ def test_an_ensembles_analyses_must_be_in_the_data(ensemble: dict | None, first_
         named = conf.model_copy(update={"initial_times": ["2001-01-02"]})
         with pytest.raises(DataError, match="2001-01-02T00:00 needs the fields of 2000-12-3"):
             _choose(named, history_len=2)
+
+
+def test_lead_times_to_write() -> None:
+    assert choose_leads(InferenceConfig(lead_time="24h"), 360) == [360, 720, 1080, 1440]
+    assert choose_leads(InferenceConfig(lead_time="24h", output_every="12h"), 360) == [720, 1440]
+    assert choose_leads(InferenceConfig(lead_time="48h", lead_times=["6h", "1d", "36h"]), 360) == [360, 1440, 2160]
 
 
 def test_latest_is_the_last_time_that_has_what_a_forecast_needs() -> None:

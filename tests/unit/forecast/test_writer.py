@@ -75,7 +75,9 @@ def test_a_netcdf_file_is_named_and_described(tmp_path: Path) -> None:
         np.testing.assert_array_equal(dataset["t"].sel(level=500.0), fields[:, NAMES.index("t500")])
         np.testing.assert_array_equal(dataset["tp"], fields[:, NAMES.index("tp")])
         assert np.isnan(dataset["sst"].values[:, MASK]).all() and not np.isnan(dataset["sst"].values[:, ~MASK]).any()
-        assert dataset.attrs == {"Conventions": "CF-1.8", "title": "a test", "checkpoint_step": 7}
+        assert dataset.attrs == {
+            "Conventions": "CF-1.8", "title": "a test", "checkpoint_step": 7, "lead_minutes": "360, 720, 1440",
+        }  # fmt: skip
 
 
 def test_accumulations_have_bounds_and_cell_methods(tmp_path: Path) -> None:
@@ -85,6 +87,10 @@ def test_accumulations_have_bounds_and_cell_methods(tmp_path: Path) -> None:
         assert dataset["time"].bounds == "time_bnds"
         np.testing.assert_array_equal(dataset["time_bnds"][:, 1], dataset["time"][:])
         np.testing.assert_array_equal(dataset["time_bnds"][:, 1] - dataset["time_bnds"][:, 0], 360.0)
+    # one window of another length is that of the dimension's coordinate, too
+    path = _writer(tmp_path / "day", windows={"tp": 1440}).write(Clock().parse(INITIAL[0]), _fields())
+    with netCDF4.Dataset(path) as dataset:
+        np.testing.assert_array_equal(dataset["time_bnds"][:, 1] - dataset["time_bnds"][:, 0], 1440.0)
     path = _writer(tmp_path / "instant", variables=["t", "t2m"]).write(Clock().parse(INITIAL[0]), _fields())
     with netCDF4.Dataset(path) as dataset:
         assert "time_bnds" not in dataset.variables and "cell_methods" not in dataset["t"].ncattrs()
@@ -141,7 +147,7 @@ def test_a_file_of_another_run_is_not_taken_as_done(tmp_path: Path) -> None:
     (tmp_path / "forecast_2001-04-01T00.nc").write_bytes(b"CDF is not here")
     assert not _writer(tmp_path).is_complete(first)
     _writer(tmp_path, format="zarr")
-    with pytest.raises(ConfigError, match="of another checkpoint"):
+    with pytest.raises(ConfigError, match="in global attribute checkpoint_step, global attribute title; .*folder"):
         _writer(tmp_path, format="zarr", global_attributes={"title": "other"})
 
 
@@ -170,13 +176,16 @@ def test_a_forecast_in_several_files(tmp_path: Path, split: str, names: list[str
     ]
     archive = open_forecasts(tmp_path)
     assert archive.lead_minutes.tolist() == LEADS
-    assert _writer(tmp_path, split=split).is_complete(second) and not _writer(tmp_path).is_complete(second)
+    assert _writer(tmp_path, split=split).is_complete(second)
+    other = "day" if split == "lead" else None
+    with pytest.raises(ConfigError, match=rf"inference.split: .* is there of a run with {split}; .*inference.folder"):
+        _writer(tmp_path, split=other)
     t500 = archive.channel_names.index("t500")
     np.testing.assert_array_equal(archive.read(second)[:, t500], _fields(1)[:, NAMES.index("t500")])
     if split != "month":
         next(tmp_path.glob("*04-02T0030_*")).unlink()
         assert not _writer(tmp_path, split=split).is_complete(second)
-        with pytest.raises(DataError, match=r"04-02T0030.* has other lead times .*credit_rollout again"):
+        with pytest.raises(DataError, match=r"04-02T0030.* of 3 lead times are missing.*credit_rollout again"):
             open_forecasts(tmp_path)
 
 

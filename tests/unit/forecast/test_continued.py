@@ -1,0 +1,213 @@
+"""What is there already: forecasts that were interrupted, of other settings, of other initial times."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import netCDF4
+import numpy as np
+import pytest
+import xarray as xr
+
+from credit.channels import ChannelMap
+from credit.errors import ConfigError, CreditError, DataError
+from credit.forecast.archive import open_forecasts
+from credit.forecast.writer import ForecastWriter
+from credit.times import Clock
+from tests.unit.analytic_reader import ATTRIBUTES
+from tests.unit.forecast.test_writer import GRID, INITIAL, LEADS, _fields, _writer
+
+FIRST, SECOND = (Clock().parse(text) for text in INITIAL)
+SUMS = ChannelMap.build(
+    {
+        "prognostic": {"vars_3D": [], "vars_2D": ["t2m"]},
+        "diagnostic": {"vars_3D": [], "vars_2D": ["tp", "tp24", "total"]},
+    },
+    [],
+    {},
+    [],
+)
+
+
+def stop_after(number: int) -> Callable[[Path, Path], None]:
+    """Return what renames that many files of a store in the making, and is then interrupted."""
+    replace, done = os.replace, []
+
+    def rename(source: Path, target: Path) -> None:
+        if ".zarr.part." in str(source) and ".zarr.part." not in str(target):
+            if len(done) == number:
+                raise KeyboardInterrupt
+            done.append(target)
+        replace(source, target)
+
+    return rename
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("format", ["netcdf", "zarr"])
+def test_each_sum_has_bounds_of_its_own_length(tmp_path: Path, format: str) -> None:
+    known = {**ATTRIBUTES, "tp24": ATTRIBUTES["tp"], "total": ATTRIBUTES["tp"]}
+    writer = ForecastWriter(
+        tmp_path, SUMS, GRID, Clock(), known, 360, lead_minutes=LEADS, initial_minutes=[FIRST], format=format,
+        windows={"tp24": 1440, "total": 0},
+    )  # fmt: skip
+    path = writer.write(FIRST, np.ones((3, 4, *GRID.shape), dtype=np.float32))
+    opened = xr.open_dataset(path) if format == "netcdf" else xr.open_zarr(path, consolidated=False)
+    widths = {"tp": [6, 6, 6], "tp24": [24, 24, 24], "total": [6, 12, 24]}
+    with opened as dataset:
+        valid = "time" if format == "netcdf" else "valid_time"
+        assert "bounds" not in {**dataset[valid].attrs, **dataset[valid].encoding}
+        for name, hours in widths.items():
+            (own,) = [c for c in dataset[name].encoding["coordinates"].split() if c.startswith(f"{valid}_")]
+            assert dataset[own].attrs["standard_name"] == "time"
+            edges = dataset[{**dataset[own].attrs, **dataset[own].encoding}["bounds"]].values.reshape(3, 2)
+            np.testing.assert_array_equal((edges[:, 1] - edges[:, 0]) / np.timedelta64(1, "h"), hours)
+            np.testing.assert_array_equal(edges[:, 1], dataset[own].values.ravel())
+            np.testing.assert_array_equal(dataset[own].values, dataset[valid].values)
+            assert dataset[name].attrs["cell_methods"] == "time: sum"
+        assert f"{valid}_" not in dataset["t2m"].encoding["coordinates"]
+
+
+@pytest.mark.parametrize("split", ["day", "lead"])
+def test_a_forecast_without_all_its_files_is_not_scored(tmp_path: Path, split: str) -> None:
+    """All forecasts were cut at the same lead time, so that nothing but the files can tell."""
+    writer = _writer(tmp_path, split=split)
+    for initial in (FIRST, SECOND):
+        writer.put(initial, 0, _fields()[0])
+        if split == "day":
+            writer.put(initial, 1, _fields()[1])
+    lost = "1 of 3 .* 24 h" if split == "day" else "2 of 3 .* 12 h"
+    with pytest.raises(DataError, match=rf"from 2001-04-01T00:00 {lost}; run credit_rollout again"):
+        open_forecasts(tmp_path)
+
+
+@pytest.mark.parametrize("split", ["day", "lead"])
+def test_an_error_leaves_no_file_of_half_a_forecast(tmp_path: Path, split: str) -> None:
+    writer = _writer(tmp_path, split=split)
+    writer.write(FIRST, _fields())
+    whole = contents(tmp_path)
+    writer.put(SECOND, 0, _fields()[0])
+    writer.put(SECOND, 1, _fields()[1])
+    assert contents(tmp_path).keys() > whole.keys()
+    writer.close()
+    assert contents(tmp_path) == whole
+
+
+SETTINGS = [
+    ({"variables": ["t"], "levels": [500]}, {"variables": ["t"], "levels": [850]}, "levels of t"),
+    ({}, {"keep_bits": 3}, "inference.keep_bits"),
+    ({}, {"compression": 5}, "inference.compression"),
+    ({"compression": 5}, {"compression": 1}, "inference.compression"),
+    ({}, {"lead_minutes": [360, 720, 1080]}, "lead times"),
+    ({"variables": ["t", "t2m"]}, {"variables": ["t"]}, "variable t2m"),
+    ({}, {"windows": {"tp": 1440}}, None),
+    ({}, {"members": 2}, "dimensions of t2m"),
+]
+
+
+@pytest.mark.parametrize(("before", "now", "says"), SETTINGS)
+def test_what_was_written_with_other_settings_is_not_taken_as_done(
+    tmp_path: Path, before: dict, now: dict, says: str | None
+) -> None:
+    _writer(tmp_path, **before).write(FIRST, _fields())
+    assert _writer(tmp_path, **before).is_complete(FIRST)
+    assert says is None or not _writer(tmp_path, **now).is_complete(FIRST)
+    if says is not None:
+        _writer(tmp_path, format="zarr", **before)
+        with pytest.raises(ConfigError, match=rf"zarr: differs .*{says}.*; choose another inference.folder"):
+            _writer(tmp_path, format="zarr", **now)
+
+
+def test_pieces_of_other_lead_times_are_replaced(tmp_path: Path) -> None:
+    _writer(tmp_path, split="lead").write(FIRST, _fields())
+    shorter = _writer(tmp_path, split="lead", lead_minutes=LEADS[1:])
+    assert not shorter.is_complete(FIRST)
+    shorter.write(FIRST, _fields()[1:])
+    assert shorter.is_complete(FIRST) and open_forecasts(tmp_path).lead_minutes.tolist() == LEADS[1:]
+
+
+@pytest.mark.parametrize("format", ["netcdf", "zarr"])
+def test_another_analysis_makes_another_forecast(tmp_path: Path, format: str) -> None:
+    early, late = (lambda initial: f"{initial:016x}"), (lambda initial: f"{initial + (initial == FIRST):016x}")
+    writer = _writer(tmp_path, format=format, started_from=early)
+    for initial in (FIRST, SECOND):
+        writer.write(initial, _fields())
+    again, corrected = (_writer(tmp_path, format=format, started_from=own) for own in (early, late))
+    assert again.is_complete(FIRST) and again.is_complete(SECOND)
+    assert not corrected.is_complete(FIRST) and corrected.is_complete(SECOND)
+    corrected.write(FIRST, _fields(1))
+    assert corrected.is_complete(FIRST) and not again.is_complete(FIRST)
+    assert len(open_forecasts(tmp_path).initial_minutes) == 2, "they are of one run"
+
+
+def test_a_store_grows_by_later_initial_times(tmp_path: Path) -> None:
+    third = SECOND + 1440
+    options = {"format": "zarr", "started_from": lambda initial: f"{initial:016x}", "windows": {"tp": 0}}
+    once = _writer(tmp_path / "once", initial_minutes=[FIRST, SECOND, third], **options)
+    for seed, initial in enumerate((FIRST, SECOND, third)):
+        once.write(initial, _fields(seed))
+        _writer(tmp_path / "daily", initial_minutes=[initial], **options).write(initial, _fields(seed))
+    assert contents(tmp_path / "daily") == contents(tmp_path / "once")
+    assert _writer(tmp_path / "daily", initial_minutes=[SECOND], **options).is_complete(SECOND)
+    assert open_forecasts(tmp_path / "daily").initial_minutes.tolist() == [FIRST, SECOND, third]
+    with pytest.raises(ConfigError, match=r"up to 2001-04-03T00:30, 2001-04-01T12:00 not among them.*inference.folder"):
+        _writer(tmp_path / "daily", initial_minutes=[FIRST + 720], **options)
+
+
+def test_a_store_that_was_killed_while_it_grew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After any of the renamings what is there is read as before, and growing again gives the same store."""
+    start = tmp_path / "start"
+    _writer(start, format="zarr", initial_minutes=[FIRST]).write(FIRST, _fields())
+    expected = tmp_path / "expected"
+    shutil.copytree(start, expected)
+    _writer(expected, format="zarr", initial_minutes=[SECOND]).write(SECOND, _fields(1))
+    number, count = 0, 1
+    while number < count:
+        folder = tmp_path / str(number)
+        shutil.copytree(start, folder)
+        with monkeypatch.context() as patched:
+            patched.setattr("credit.forecast.zarr_store.os.replace", stop_after(number))
+            try:
+                _writer(folder, format="zarr", initial_minutes=[SECOND])
+            except KeyboardInterrupt:
+                count += 1
+        for left in folder.glob("*.part*"):
+            shutil.rmtree(left)
+        if number < count - 1:
+            archive = open_forecasts(folder)
+            assert archive.initial_minutes.tolist() == [FIRST]
+            np.testing.assert_array_equal(archive.read(FIRST), open_forecasts(start).read(FIRST))
+        _writer(folder, format="zarr", initial_minutes=[SECOND]).write(SECOND, _fields(1))
+        assert contents(folder) == contents(expected)
+        number += 1
+    assert number > 10
+
+
+def test_two_runs_that_append_unlike_times_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _writer(tmp_path, format="zarr", initial_minutes=[FIRST])
+    replace, others = os.replace, []
+
+    def rename(source: Path, target: Path) -> None:
+        """Let the other run come between this one's initial times and their number."""
+        if Path(target) == tmp_path / "forecasts.zarr" / "init_time" / "zarr.json" and not others:
+            others.append(SECOND + 1440)
+            monkeypatch.setattr("credit.forecast.zarr_store.socket.gethostname", lambda: "elsewhere")
+            _writer(tmp_path, format="zarr", initial_minutes=others)
+        replace(source, target)
+
+    monkeypatch.setattr("credit.forecast.zarr_store.os.replace", rename)
+    with pytest.raises(CreditError, match="another run has appended other initial times"):
+        _writer(tmp_path, format="zarr", initial_minutes=[SECOND])
+
+
+def test_the_lead_times_are_in_every_file(tmp_path: Path) -> None:
+    _writer(tmp_path, split="lead").write(FIRST, _fields())
+    for path in tmp_path.iterdir():
+        with netCDF4.Dataset(path) as dataset:
+            assert dataset.lead_minutes == "360, 720, 1440"
