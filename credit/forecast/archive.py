@@ -151,14 +151,12 @@ class _Fields:
 class _Source:
     """The few things that are asked of a netCDF file or a zarr store."""
 
-    def __init__(self, source: netCDF4.Dataset | xr.Dataset) -> None:
-        if isinstance(source, netCDF4.Dataset):
-            self.names = list(source.variables)
-            self.attributes = {name: source.getncattr(name) for name in source.ncattrs()}
-        else:
-            self.names = sorted(source.variables)  # a directory lists them in any order, each time another
-            self.attributes = dict(source.attrs)
-        self._variables = source.variables
+    def __init__(
+        self, variables: Mapping[str, netCDF4.Variable] | Mapping[str, xr.Variable], attributes: Mapping[str, object]
+    ) -> None:
+        self.names = list(variables)
+        self.attributes = dict(attributes)
+        self._variables = variables
 
     def values(self, name: str) -> np.ndarray:
         return np.asarray(self._variables[name][...])
@@ -231,7 +229,8 @@ class _NetcdfArchive(ForecastArchive):
         for path in paths:
             try:
                 with netCDF4.Dataset(path) as dataset:
-                    fields = _Fields(path, _Source(dataset), ("time",), "forecast_period", rename)
+                    source = _Source(dataset.variables, dataset.__dict__)
+                    fields = _Fields(path, source, ("time",), "forecast_period", rename)
                     fields.attributes.pop(INITIAL_FIELDS, None)  # is of one forecast, not of the run
                     whole = fields.attributes.pop(LEADS, None)
                     reference = dataset["forecast_reference_time"]
@@ -285,22 +284,26 @@ def _require_whole(places: dict[int, dict[int, tuple[Path, int]]], wanted: dict[
 
 class _ZarrArchive(ForecastArchive):
     def __init__(self, path: Path, rename: Mapping[str, str]) -> None:
-        options = {"decode_times": False, "decode_timedelta": False, "chunks": None, "cache": False}
         try:
-            dataset = xr.open_dataset(path, engine="zarr", consolidated=False, **options)
+            # not as a dataset: the arrays of a store that is made longer differ in length for a moment
+            held = xr.backends.ZarrStore.open_group(path, consolidated=False).load()
+            variables, attributes, _ = xr.conventions.decode_cf_variables(
+                *held, decode_times=False, decode_timedelta=False
+            )
         except (OSError, ValueError, KeyError) as error:
             raise DataError(f"{path}: cannot be read as zarr ({error})") from error
-        source = _Source(dataset)
+        # a directory lists them in any order, each time another
+        source = _Source(dict(sorted(variables.items())), attributes)
         init, lead = ("init_time", "lead_time") if "init_time" in source.names else ("time", "prediction_timedelta")
         if init not in source.names:
             raise DataError(f"{path}: has neither init_time and lead_time nor time and prediction_timedelta")
         fields = _Fields(path, source, (init, lead), lead, rename)
-        attributes = source.variable_attributes(init)
-        if "units" not in attributes:
+        of_time = source.variable_attributes(init)
+        if "units" not in of_time:
             raise DataError(f'{path}: {init} has no units such as "hours since 1900-01-01"')
-        clock = Clock(str(attributes.get("calendar", "standard")))
-        initial = clock.from_cf(source.values(init), str(attributes["units"]))
-        self._source, self._leading = dataset.variables, (init, lead)
+        clock = Clock(str(of_time.get("calendar", "standard")))
+        initial = clock.from_cf(source.values(init), str(of_time["units"]))
+        self._source, self._leading = variables, (init, lead)
         self._position = {int(minutes): number for number, minutes in enumerate(initial)}
         whole = source.values(WRITTEN).astype(bool) if WRITTEN in source.names else np.ones(len(initial), dtype=bool)
         whole = whole[: len(initial)]  # a store that is made longer gets its initial times last
