@@ -123,7 +123,7 @@ def _open_writer(
     config: Config, made: Forecaster, reader: FieldReader, products: Products, initial: list[int], leads: list[int]
 ) -> ForecastWriter:
     from credit.forecast.initial_times import analyses_before
-    from credit.forecast.run import checksum
+    from credit.forecast.run import checksums
     from credit.forecast.writer import ForecastWriter
     from credit.train.assemble import describe_run
 
@@ -150,7 +150,7 @@ def _open_writer(
         masks=made.assets.masks,
         global_attributes=describe_run(made, reader) | products.described,
         windows=products.windows,
-        started_from=lambda initial: checksum(made.frames, initial, lags, step, history),
+        started_from=checksums(made.frames, lags, step, history),
     )
 
 

@@ -225,13 +225,14 @@ class _NetcdfArchive(ForecastArchive):
     def __init__(self, folder: Path, paths: list[Path], rename: Mapping[str, str]) -> None:
         places: dict[int, dict[int, tuple[Path, int]]] = {}  # initial time -> lead time -> file, row
         wanted: dict[int, set[int]] = {}  # initial time -> lead times, where its files say which it should have
+        began: dict[int, object] = {}  # initial time -> checksum of what it started from
         first: _Fields | None = None
         for path in paths:
             try:
                 with netCDF4.Dataset(path) as dataset:
                     source = _Source(dataset.variables, dataset.__dict__)
                     fields = _Fields(path, source, ("time",), "forecast_period", rename)
-                    fields.attributes.pop(INITIAL_FIELDS, None)  # is of one forecast, not of the run
+                    fields_before = fields.attributes.pop(INITIAL_FIELDS, None)  # is of one forecast, not of the run
                     whole = fields.attributes.pop(LEADS, None)
                     reference = dataset["forecast_reference_time"]
                     clock = Clock(getattr(reference, "calendar", "standard"))
@@ -242,6 +243,8 @@ class _NetcdfArchive(ForecastArchive):
             difference = first.difference(fields)
             if difference:
                 raise DataError(f"{path}: {difference}, unlike {paths[0]}; remove what is of another run")
+            if began.setdefault(initial, fields_before) != fields_before:
+                raise DataError(f"{path}: is of another analysis than the forecast's other files; run it again")
             for row, lead in enumerate(fields.lead_minutes.tolist()):
                 if lead in places.setdefault(initial, {}):
                     raise DataError(f"{path}: has lead times of {places[initial][lead][0]} again; remove one of them")

@@ -145,8 +145,11 @@ class NetcdfFiles:
         if self._started_from is not None:
             attributes[INITIAL_FIELDS] = self._started_from(initial_minutes)
         pieces = split_leads(self._layout, initial_minutes, self._split)
-        for path in self._others(initial_minutes, pieces):
-            path.unlink()
+        stale = self._others(initial_minutes, pieces)
+        if len(pieces) > 1:  # or a run that is killed would leave pieces of two forecasts
+            stale += [self._folder / own for own in pieces]
+        for path in stale:
+            path.unlink(missing_ok=True)
         self._begun[initial_minutes] = [_Piece(self._folder / own, pieces[own], attributes) for own in pieces]
 
     def discard(self, initial_minutes: int) -> None:

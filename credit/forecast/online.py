@@ -25,7 +25,7 @@ class OnlineForecasts(Forecasts):
 
     The initial times are grouped as `credit_rollout` groups them, so the numbers are those of its files to the last
     bit. Of a group one step is held in memory, of lagged members as many as they are apart. A GPU makes the next step
-    while the host works on the last.
+    of a group that is one batch while the host works on the last.
 
     Args:
         run: makes the forecasts of a batch.
@@ -105,7 +105,9 @@ class OnlineForecasts(Forecasts):
         for first in range(0, len(starts), self._batch_size):
             batch = starts[first : first + self._batch_size]
             longest = int(self.lead_minutes[-1]) + max(start.initial - start.analysis for start in batch)
-            self._batches.append((batch, fetched(inferred(self._run(batch, longest // self._step)))))
+            outputs = inferred(self._run(batch, longest // self._step))
+            # several batches keep a GPU busy by themselves, and each would hold a step more in memory
+            self._batches.append((batch, fetched(outputs) if len(starts) <= self._batch_size else outputs))
 
     def _advance(self, after: int) -> None:
         """Make the next step of every batch; lead times before `after` are not asked for any more."""
@@ -117,7 +119,7 @@ class OnlineForecasts(Forecasts):
         for batch, output in steps:
             if output is None:  # its members were at the last lead time before those with a longer lag
                 continue
-            fields = output.numpy()
+            fields = output.cpu().numpy()
             for row, start in enumerate(batch):
                 lead = start.analysis + self._taken * self._step - start.initial
                 if lead in wanted and lead >= after:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -56,17 +57,22 @@ def analyses(frames: Frames, times: Sequence[int], step_minutes: int, history_le
     return np.stack([np.stack([frames.prognostic(t + k * step_minutes) for k in past], axis=1) for t in times])
 
 
-def checksum(frames: Frames, initial: int, lags_minutes: Sequence[int], step_minutes: int, history_len: int) -> str:
-    """Return 16 hexadecimal digits over all fields that forecasts from `initial` and the lags before it start from.
+def checksums(frames: Frames, lags_minutes: Sequence[int], step_minutes: int, history_len: int) -> Callable[[int], str]:
+    """Return initial time -> 16 hexadecimal digits over the prognostic fields of its input frames and of the lags'.
 
-    They are the prognostic fields and the forcing of the input frames, so another analysis of the same time has others.
+    Another analysis of the same time has others.
     """
-    digest = hashlib.blake2b(digest_size=8)
-    for analysis in (initial - lag for lag in lags_minutes):
-        for minutes in (analysis + k * step_minutes for k in range(1 - history_len, 1)):
-            for fields in (frames.prognostic(minutes), frames.forcing(minutes, initial=analysis)):
-                digest.update(np.ascontiguousarray(fields))
-    return digest.hexdigest()
+
+    @functools.cache  # lagged members of neighbouring initial times share analyses
+    def of(analysis: int) -> bytes:
+        digest = hashlib.blake2b(digest_size=8)
+        for k in range(1 - history_len, 1):
+            digest.update(np.ascontiguousarray(frames.prognostic(analysis + k * step_minutes)))
+        return digest.digest()
+
+    return lambda initial: hashlib.blake2b(
+        b"".join(of(initial - lag) for lag in lags_minutes), digest_size=8
+    ).hexdigest()
 
 
 def forcing_of(

@@ -37,6 +37,9 @@ _NAMES = {
 # WeatherBench 2 wants a timedelta, which xarray makes of hours where the attribute dtype says so
 _LEAD_UNITS = {"cf": {"units": HOURS}, "weatherbench2": {"units": "hours", "dtype": "timedelta64[ns]"}}
 WRITTEN = "written"
+# of a chunk of a coordinate, also of a shorter one, so that a store that grows is as one that was written at once; what
+# processes write one by one has a chunk for each
+_INITIAL_TIMES = 1024
 
 
 class ZarrStore:
@@ -80,8 +83,9 @@ class ZarrStore:
     def is_complete(self, initial_minutes: int) -> bool:
         """Return whether this initial time was marked as written."""
         position = self._position(initial_minutes)
-        if not self._group[WRITTEN][position] or self._started_from is None:
-            return bool(self._group[WRITTEN][position])
+        written = bool(self._group[WRITTEN][position])
+        if not written or self._started_from is None:
+            return written
         return f"{self._group[INITIAL_FIELDS][position]:016x}" == self._started_from(initial_minutes)
 
     def put(self, initial_minutes: int, member: int, number: int, fields: np.ndarray) -> None:
@@ -89,7 +93,10 @@ class ZarrStore:
         position, layout = self._position(initial_minutes), self._layout
         try:
             if position not in self._missing:
+                self._require_own(position)
                 self._group[WRITTEN][position] = 0
+                if self._started_from is not None:
+                    self._group[INITIAL_FIELDS][position] = int(self._started_from(initial_minutes), 16)
                 self._missing[position] = len(layout.lead_minutes) * (layout.members or 1)
             numbers = (position, number) if layout.members is None else (position, number, member)
             place = tuple(slice(own, own + 1) for own in numbers)
@@ -98,8 +105,7 @@ class ZarrStore:
                 self._arrays[variable.name][place] = layout.select(variable, fields)[(None,) * len(place)]
             self._missing[position] -= 1
             if self._missing[position] == 0:
-                if self._started_from is not None:
-                    self._group[INITIAL_FIELDS][position] = int(self._started_from(initial_minutes), 16)
+                self._require_own(position)
                 self._group[WRITTEN][position] = 1
                 del self._missing[position]
         except OSError as error:
@@ -121,6 +127,11 @@ class ZarrStore:
         match = np.flatnonzero(self._initial == initial_minutes)
         assert len(match) == 1, f"{initial_minutes} is no initial time of this store"
         return int(match[0])
+
+    def _require_own(self, position: int) -> None:
+        """Refuse to go on in a store to which another run has appended its own initial times."""
+        if int(self._group[self._init][position]) != self._initial[position]:
+            raise CreditError(f"{self._path}: another run has appended other initial times just now; start again")
 
     def _failure(self, error: OSError) -> CreditError:
         return CreditError(f"{self._path}: cannot be written ({error.strerror or error}); {WRITE_HINT}")
@@ -192,8 +203,8 @@ class ZarrStore:
                 os.replace(path, target)
         shutil.rmtree(self._part)
         self._group = zarr.open_group(self._path, mode="r+")
-        if not np.array_equal(self._group[self._init][:], self._initial):
-            raise CreditError(f"{self._path}: another run has appended other initial times just now; start again")
+        for position in range(len(stored), len(self._initial)):
+            self._require_own(position)
 
     def _create(self) -> None:
         """Make the whole store beside and rename it, so that a store that exists is whole in its metadata."""
@@ -261,11 +272,11 @@ class ZarrStore:
         return {**variable.attributes, **quantized, "coordinates": times}
 
     def _put(self, name: str, dims: tuple[str, ...], values: np.ndarray, attributes: dict) -> None:
+        grows = (1 if name in (WRITTEN, INITIAL_FIELDS) else _INITIAL_TIMES, *values.shape[1:])
         array = self._group.create_array(
             name,
             shape=values.shape,
-            # a store that grows leaves the chunks of earlier initial times as they are
-            chunks=(1, *values.shape[1:]) if dims[0] == self._init else values.shape,
+            chunks=grows if dims[0] == self._init else values.shape,
             dtype=values.dtype,
             dimension_names=dims,
             attributes=attributes,

@@ -11,6 +11,7 @@ import netCDF4
 import numpy as np
 import pytest
 import xarray as xr
+import zarr
 
 from credit.channels import ChannelMap
 from credit.errors import ConfigError, CreditError, DataError
@@ -106,22 +107,20 @@ SETTINGS = [
     ({"compression": 5}, {"compression": 1}, "inference.compression"),
     ({}, {"lead_minutes": [360, 720, 1080]}, "lead times"),
     ({"variables": ["t", "t2m"]}, {"variables": ["t"]}, "variable t2m"),
-    ({}, {"windows": {"tp": 1440}}, None),
     ({}, {"members": 2}, "dimensions of t2m"),
 ]
 
 
 @pytest.mark.parametrize(("before", "now", "says"), SETTINGS)
 def test_what_was_written_with_other_settings_is_not_taken_as_done(
-    tmp_path: Path, before: dict, now: dict, says: str | None
+    tmp_path: Path, before: dict, now: dict, says: str
 ) -> None:
     _writer(tmp_path, **before).write(FIRST, _fields())
     assert _writer(tmp_path, **before).is_complete(FIRST)
-    assert says is None or not _writer(tmp_path, **now).is_complete(FIRST)
-    if says is not None:
-        _writer(tmp_path, format="zarr", **before)
-        with pytest.raises(ConfigError, match=rf"zarr: differs .*{says}.*; choose another inference.folder"):
-            _writer(tmp_path, format="zarr", **now)
+    assert not _writer(tmp_path, **now).is_complete(FIRST)
+    _writer(tmp_path, format="zarr", **before)
+    with pytest.raises(ConfigError, match=rf"zarr: differs .*{says}.*; choose another inference.folder"):
+        _writer(tmp_path, format="zarr", **now)
 
 
 def test_pieces_of_other_lead_times_are_replaced(tmp_path: Path) -> None:
@@ -204,6 +203,32 @@ def test_two_runs_that_append_unlike_times_at_once(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("credit.forecast.zarr_store.os.replace", rename)
     with pytest.raises(CreditError, match="another run has appended other initial times"):
         _writer(tmp_path, format="zarr", initial_minutes=[SECOND])
+
+
+def test_a_run_whose_initial_times_another_has_taken_writes_nothing(tmp_path: Path) -> None:
+    _writer(tmp_path, format="zarr", initial_minutes=[FIRST])
+    ours = _writer(tmp_path, format="zarr", initial_minutes=[SECOND])
+    init = zarr.open_group(tmp_path / "forecasts.zarr", mode="r+")["init_time"]
+    init[1] = SECOND + 1440  # as of one that came between
+    with pytest.raises(CreditError, match="another run has appended other initial times"):
+        ours.write(SECOND, _fields())
+    assert not ours.is_complete(SECOND)
+
+
+def test_pieces_of_two_analyses_are_no_forecast(tmp_path: Path) -> None:
+    for folder, mark in (("a", "0" * 16), ("b", "1" * 16)):
+        _writer(tmp_path / folder, split="lead", started_from=lambda _, mark=mark: mark).write(FIRST, _fields())
+    piece = sorted((tmp_path / "b").iterdir())[0]
+    shutil.copy(piece, tmp_path / "a" / piece.name)
+    with pytest.raises(DataError, match="is of another analysis than the forecast's other files"):
+        open_forecasts(tmp_path / "a")
+
+
+def test_no_piece_of_an_earlier_forecast_stays_beside_a_new_one(tmp_path: Path) -> None:
+    _writer(tmp_path, split="lead", started_from=lambda _: "0" * 16).write(FIRST, _fields())
+    again = _writer(tmp_path, split="lead", started_from=lambda _: "1" * 16)
+    again.put(FIRST, 0, _fields()[0])  # killed here
+    assert len([path for path in tmp_path.iterdir() if path.suffix == ".nc"]) == 1
 
 
 def test_the_lead_times_are_in_every_file(tmp_path: Path) -> None:
