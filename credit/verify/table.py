@@ -171,7 +171,7 @@ class ScoreTable:
         cases, blocks = data["n_cases"].values.tolist(), data["n_blocks"].values.tolist()
         own_facts = list(zip(*(data[key].values.tolist() for key in OWN_FACTS), strict=True))
         facts = tuple(data.attrs[key] for key in FACTS)
-        names, definitions = [name] * len(labels), [""] * len(labels)
+        names, definitions = [name] * len(labels), [data[name].attrs.get("wavenumbers", "")] * len(labels)
         if prefix == "event_":
             names = [f"{name}:{event}" for event in self.events]
             definitions = data["event_definition"].values.tolist()

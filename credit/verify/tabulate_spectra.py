@@ -17,7 +17,8 @@ def add_spectra(table: ScoreTable, spectra: Pairs, forecasts: Sequence[str]) -> 
 
     ``power`` and ``power_ratio`` (over the truth's) are over (forecast, spectrum_channel, spectrum_lead, wavenumber),
     ``power_truth`` lacks forecast; powers are in ``spectrum_units``. `SHORT_WAVES`, the power of the shortest third of
-    the wavenumbers over the truth's, is over the dimensions of other scores, NaN where there is no spectrum.
+    the wavenumbers over the truth's, is over the dimensions of other scores, NaN where there is no spectrum; its
+    attribute ``wavenumbers`` says which they are.
 
     Args:
         table: the scores.
@@ -35,6 +36,7 @@ def add_spectra(table: ScoreTable, spectra: Pairs, forecasts: Sequence[str]) -> 
     own = np.full((len(table.forecasts), *truth.shape), np.nan)
     own[[table.forecasts.index(name) for name in forecasts]] = np.moveaxis(power[:, :, 1:], 2, 0)
     short = shortest_third(number)
+    waves = {"wavenumbers": f"total wavenumbers {number[short][0]} to {number[-1]}"} if short.any() else {}
     scores = np.full([data.sizes[dim] for dim in ("forecast", "season", "channel", "lead", "region")], np.nan)
     rows = np.array([table.channels.index(name) for name in channels])[:, None]
     columns = [table.lead_hours.index(lead / 60) for lead in leads]
@@ -48,7 +50,7 @@ def add_spectra(table: ScoreTable, spectra: Pairs, forecasts: Sequence[str]) -> 
             "power": (("forecast", *dims), own),
             "power_truth": (dims, truth),
             "power_ratio": (("forecast", *dims), np.where(np.isfinite(ratio), ratio, np.nan)),
-            SHORT_WAVES: (("forecast", "season", "channel", "lead", "region"), scores),
+            SHORT_WAVES: (("forecast", "season", "channel", "lead", "region"), scores, waves),
         }
     ).assign_coords(
         spectrum_channel=channels,

@@ -10,7 +10,9 @@ import xarray as xr
 from scipy import special
 
 from credit.config import build_config
+from credit.config.schema_forecast import OtherForecastsConfig
 from credit.errors import ConfigError, DataError
+from credit.forecast.archive import open_other_forecasts
 from credit.verify.scoring import Verification, score_forecasts
 from credit.verify.table import SHORT_WAVES, WIND
 from tests.unit.analytic_reader import AnalyticReader, make_grid
@@ -124,6 +126,23 @@ def test_spectra_are_numbers_of_every_forecast(run: Run, tmp_path: Path) -> None
     for forecast, channel in (("other", "z500"), ("climatology", "t2m")):
         assert np.isnan(table.dataset["power"].sel(forecast=forecast, spectrum_channel=channel)).all()
         assert np.isnan(table.value(forecast, channel, 24, SHORT_WAVES))
+
+
+def test_a_level_by_another_name_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    grid, start = make_grid(12, 24), np.array(["2001-03-04T06:00"], dtype="datetime64[ns]")
+    leads = ("prediction_timedelta", [6, 12], {"units": "hours"})
+    coords = {"time": start, "prediction_timedelta": leads, "latitude": grid.lat, "longitude": grid.lon}
+    plain, values = tuple(coords), np.zeros((1, 2, 12, 24), dtype=np.float32)
+    for dim, read in (("level", ["t2m", "z500"]), ("pressure_level", ["t2m"]), ("isobaricInhPa", ["t2m"])):
+        variables = {"t2m": (plain, values), "z": ((dim, *plain), values[None])}
+        xr.Dataset(variables, coords | {dim: [500]}).to_zarr(tmp_path / f"{dim}.zarr", consolidated=False)
+        caplog.clear()
+        other = OtherForecastsConfig(path=str(tmp_path / f"{dim}.zarr"))
+        assert sorted(open_other_forecasts("other", other).channel_names) == read
+        assert ("it is left out" in caplog.text) == (dim != "level")
+    renamed = other.model_copy(update={"rename": {"geopotential": "z"}})
+    with pytest.raises(DataError, match="z has the dimensions isobaricInhPa, time, "):
+        open_other_forecasts("other", renamed)
 
 
 def test_every_time_is_read_once(run: Run) -> None:

@@ -69,6 +69,9 @@ def test_scores_csv(run: Run, table: ScoreTable) -> None:
     assert row["units"] == "1"
     assert {row["season"] for row in rows} == {"all", "MAM"}
     assert not find(forecast="climatology", metric="acc") and not find(lead_hours="0")
+    # 12 x 24 cells resolve 8 waves
+    assert {row["event"] for row in find(metric="short_wave_power")} == {"total wavenumbers 7 to 8"}
+    assert {row["event"] for row in find(metric="rmse")} == {""}
 
 
 def test_scores_nc(run: Run, table: ScoreTable) -> None:
