@@ -244,7 +244,10 @@ class _NetcdfArchive(ForecastArchive):
             if difference:
                 raise DataError(f"{path}: {difference}, unlike {paths[0]}; remove what is of another run")
             if began.setdefault(initial, fields_before) != fields_before:
-                raise DataError(f"{path}: is of another analysis than the forecast's other files; run it again")
+                raise DataError(
+                    f"{path}: is of another analysis than the forecast's other files; run credit_rollout again, or "
+                    "remove the forecast's files"
+                )
             for row, lead in enumerate(fields.lead_minutes.tolist()):
                 if lead in places.setdefault(initial, {}):
                     raise DataError(f"{path}: has lead times of {places[initial][lead][0]} again; remove one of them")

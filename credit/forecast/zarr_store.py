@@ -37,8 +37,8 @@ _NAMES = {
 # WeatherBench 2 wants a timedelta, which xarray makes of hours where the attribute dtype says so
 _LEAD_UNITS = {"cf": {"units": HOURS}, "weatherbench2": {"units": "hours", "dtype": "timedelta64[ns]"}}
 WRITTEN = "written"
-# of a chunk of a coordinate, also of a shorter one, so that a store that grows is as one that was written at once; what
-# processes write one by one has a chunk for each
+# that a coordinate's chunk has room for, however many there are: a store that grew is as one that was written at once;
+# marks, which processes write one by one, have a chunk each
 _INITIAL_TIMES = 1024
 
 
