@@ -17,9 +17,11 @@ from credit.config.schema_model import ModelSection
 from credit.config.schema_trainer import MixedPrecisionConfig
 from credit.errors import ConfigError
 from credit.grid import LatLonGrid
+from credit.models.hardware import takes_cpu_way
 from credit.models.lora import apply_lora
 from credit.models.registry import build_model, model_class
 from credit.models.wxformer import spectral_norm
+from credit.parallel.activation import is_marked
 from credit.parallel.apply import parallelize
 from credit.parallel.fsdp2 import _build_mp_policy
 from credit.parallel.launch import Launch
@@ -110,7 +112,22 @@ def allocate_network(config: Config, assets: Assets, mesh: RunMesh, device: torc
         cpu_offload=conf.parallelism.cpu_offload,
     )
     allocate_(model, device, host_parameters=sharded and conf.parallelism.cpu_offload)
+    if not takes_cpu_way(torch.empty(0, device=device)):
+        normalise_together(model, by_block=sharded or bool(conf.activation_checkpoint))
     return model, autocast
+
+
+def normalise_together(model: nn.Module, by_block: bool) -> None:
+    """Let weights of one shape be normalised together, see `credit.models.wxformer.alike`; in place.
+
+    Args:
+        model: a trainer times its iterations.
+        by_block: whether a block's weights are whole, or what is made of them is kept, during its own forward alone.
+    """
+    blocks = [module for module in model.modules() if is_marked(module)] if by_block else []
+    for block in blocks:
+        spectral_norm.prepare_before_forward(block)
+    spectral_norm.prepare_before_forward(model, without=blocks)
 
 
 def build_forecast_mesh(conf: ForecastParallelismConfig, launch: Launch, device_type: str) -> RunMesh:
@@ -152,7 +169,7 @@ def compile_blocks(model: nn.Module, backend: str = "inductor") -> None:
     # on, which is one more.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 5 * len(units))
     for unit in units:
-        unit.register_forward_pre_hook(spectral_norm.iterate_before_forward)
+        spectral_norm.iterate_before_forward(unit)
         # Blocks of one class differ in shape: left to itself, torch would compile the second for any shape, where
         # inductor fails ("cannot determine truth value of Relational", torch 2.13).
         unit.forward = torch.compile(unit.forward, fullgraph=True, dynamic=False, backend=backend)

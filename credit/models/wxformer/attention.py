@@ -69,6 +69,15 @@ class DynamicPositionBias(nn.Module):
 
     def forward(self) -> Tensor:
         """Return the bias (L, L) of query i and key j."""
+        return self.made_bias if hasattr(self, "made_bias") else self._bias()
+
+    def make_once(self) -> None:
+        """Compute the bias once, for weights that do not change any more."""
+        with torch.no_grad():
+            bias_LL = self._bias()
+        self.register_buffer("made_bias", bias_LL, persistent=False)
+
+    def _bias(self) -> Tensor:
         w = self.window
         bias = self.layers[0].bias
         offsets = torch.arange(-w, w + 1, device=bias.device, dtype=bias.dtype)

@@ -115,7 +115,7 @@ class SubpixelHead(nn.Sequential):
         x_BCHW, (rows, columns) = _given_and_kept(x_BCHW, margins)
         return super().forward(x_BCHW)[..., rows, columns]
 
-    def make_kernels_once(self) -> None:
+    def make_once(self) -> None:
         """Make the merged kernels once, for weights that do not change any more."""
         with torch.no_grad():
             weight, bias = self._merged()

@@ -10,24 +10,27 @@ needs an explicit order:
   Recomputation under activation checkpointing calls blocks, not the model, so it never iterates.
 - A trainer takes over with `iterate_per_step(model)` and orders one at the start of each optimizer step, as `arm` does.
 
-Where weights are split over ranks, sigma and the products of an iteration are sums over the ranks. They are taken for
-all weights of a block together, before its forward (`prepare_before_forward`): one sum for all sigmas, one for their
-gradients, two for all iterations. A weight that is read at another time has sums of its own.
+What can be done for several weights together is done before the forward of a module that has them
+(`prepare_before_forward`). Where weights are split over ranks, sigma and the products of an iteration are sums over the
+ranks: one for all sigmas, one for their gradients, two for all iterations. On a GPU weights of one shape share their
+kernels (`alike`). A weight that is read at another time is normalised by itself.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from credit.models.hardware import takes_cpu_way
+from credit.models.wxformer.alike import EPS, iterate_alike_, normalise_alike
 from credit.parallel.reduce import local
 
-EPS = 1e-12
 SETTLE_ITERATIONS = 15  # leaves sigma of a random matrix a few per cent low
 
 
@@ -68,8 +71,8 @@ class SpectralNorm(nn.Module):
         self.per_step = False
         self.split: int | None = None
         self.total: Callable[[Tensor], Tensor] | None = None
-        # weight and sigma for the forward that is under way, where they were prepared
-        self.prepared: tuple[Tensor, Tensor] | None = None
+        # the normalised weight for the forward that is under way, where it was prepared
+        self.prepared: Tensor | None = None
         rows = weight.shape[out_dim]
         # Any unit vector will do here: `initialise` or a state dict sets the real ones.
         self.register_buffer("u", torch.full((rows,), rows**-0.5, device=weight.device))
@@ -78,8 +81,11 @@ class SpectralNorm(nn.Module):
 
     def matrix(self, weight: Tensor) -> Tensor:
         """Return `weight`, or this rank's part of it, as a float32 matrix (out, rest)."""
-        part = local(weight)
-        return (part.transpose(0, self.out_dim) if self.out_dim else part).flatten(1).float()
+        return self.outputs_first(local(weight)).flatten(1).float()
+
+    def outputs_first(self, weight: Tensor) -> Tensor:
+        """Return a view of `weight` whose first dimension counts outputs; of such a view, return the weight."""
+        return weight.transpose(0, self.out_dim) if self.out_dim else weight
 
     def held(self, name: str) -> Tensor:
         """Return `u` or `v`, or this rank's part of it, with the values of now until the backward pass.
@@ -126,43 +132,56 @@ class SpectralNorm(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         """Return `weight` / sigma in the dtype of `weight`; iterates first if armed, training and gradients are on."""
-        if self.prepared is None:
-            if self.is_ordered():
-                iterate_([(self, weight)])
-                self.armed = False
-            (sigma,) = sigmas([(self, weight)])
-        else:
-            # the same value; sigma's gradient flows to the one that was prepared, so the weight's own had better, too
-            weight, sigma = self.prepared
-        weight = local(weight)
-        with without_autocast(weight):
-            # A product with 1 / sigma: the backward of a division makes several more passes over the weight.
-            return (weight.float() * sigma.reciprocal()).to(weight.dtype)
+        if self.prepared is not None:
+            return self.prepared
+        if self.is_ordered():
+            iterate_([(self, weight)])
+            self.armed = False
+        (normalised_weight,) = normalised([(self, weight)])
+        return normalised_weight
 
 
-# Parametrizations, each with the weight that it is given: a single whole one, or any number that are split over ranks.
+# Parametrizations, each with the weight that it is given: a single whole one, several whole ones of one shape, or any
+# number that are split over ranks.
 Weights = Sequence[tuple[SpectralNorm, Tensor]]
 Chains = Sequence[tuple[SpectralNorm, parametrize.ParametrizationList]]
 
 
 def together(weights: Iterable[tuple[SpectralNorm, Tensor]]) -> Iterator[Weights]:
-    """Yield the whole weights one by one, then all that are split."""
-    split = []
+    """Yield the whole weights, on a CPU one by one, on a GPU those of one shape together, then all that are split."""
+    split, alike = [], defaultdict(list)
     for norm, weight in weights:
-        if norm.split is None:
+        if norm.split is not None:
+            split.append((norm, weight))
+        elif takes_cpu_way(weight):
             yield [(norm, weight)]
         else:
-            split.append((norm, weight))
+            alike[weight.shape, weight.dtype, norm.out_dim].append((norm, weight))
+    yield from alike.values()
     if split:
         yield split
 
 
-def sigmas(weights: Weights) -> Sequence[Tensor]:
-    """Return the sigma of each weight, scalars; over ranks, by one sum forward and one backward."""
-    total = weights[0][0].total
-    with without_autocast(weights[0][1]):
-        parts = [torch.dot(norm.held("u"), torch.mv(norm.matrix(weight), norm.held("v"))) for norm, weight in weights]
-        return parts if total is None else total(torch.stack(parts)).unbind()
+def normalised(weights: Weights) -> Sequence[Tensor]:
+    """Return each weight, or this rank's part of it, divided by its sigma, in its dtype.
+
+    Over ranks, by one sum forward and one backward.
+    """
+    norms, parts = [norm for norm, _ in weights], [local(weight) for _, weight in weights]
+    total = norms[0].total
+    with without_autocast(parts[0]):
+        if total is None and len(weights) > 1:
+            views = [norm.outputs_first(part) for norm, part in zip(norms, parts, strict=True)]
+            found = normalise_alike(views, [norm.u for norm in norms], [norm.v for norm in norms])
+            return [norm.outputs_first(one) for norm, one in zip(norms, found, strict=True)]
+        sigmas = [
+            torch.dot(norm.held("u"), torch.mv(norm.matrix(part), norm.held("v")))
+            for norm, part in zip(norms, parts, strict=True)
+        ]
+        if total is not None:
+            sigmas = total(torch.stack(sigmas)).unbind()
+        # A product with 1 / sigma: the backward of a division makes several more passes over the weight.
+        return [(part.float() * s.reciprocal()).to(part.dtype) for part, s in zip(parts, sigmas, strict=True)]
 
 
 @torch.no_grad()
@@ -173,11 +192,13 @@ def iterate_(weights: Weights, iterations: int = 1) -> None:
         matrices = [norm.matrix(weight) for norm, weight in weights]
         for _ in range(iterations):
             us, vs = [local(norm.u) for norm in norms], [local(norm.v) for norm in norms]
-            if norms[0].split is None:
-                power_iteration_(matrices[0], us[0], vs[0])
-            else:
+            if norms[0].split is not None:
                 for vector, moved in zip((*us, *vs), _split_power_iteration(norms, matrices, us), strict=True):
                     vector.copy_(moved)
+            elif len(norms) == 1:
+                power_iteration_(matrices[0], us[0], vs[0])
+            else:
+                iterate_alike_(matrices, us, vs)
 
 
 def _split_power_iteration(
@@ -228,7 +249,7 @@ def apply_spectral_norm(model: nn.Module) -> nn.Module:
 def fold(model: nn.Module) -> nn.Module:
     """Put weight / sigma in the place of every normalised weight, in place, and return the model, which cannot train.
 
-    A module that makes kernels of its weights has its `make_kernels_once` called.
+    A module that computes something of its weights alone has its `make_once` called, and keeps that.
 
     Args:
         model: in eval mode, neither split nor sharded over ranks, and without adapters.
@@ -241,8 +262,8 @@ def fold(model: nn.Module) -> nn.Module:
             del module.parametrizations
             module.weight = nn.Parameter(weight, requires_grad=False)
     for module in model.modules():
-        if hasattr(module, "make_kernels_once"):
-            module.make_kernels_once()
+        if hasattr(module, "make_once"):
+            module.make_once()
     return model
 
 
@@ -305,19 +326,28 @@ def arm_for_forward(model: nn.Module) -> None:
                 norm.armed = trains(chain)
 
 
-def iterate_before_forward(module: nn.Module, args: tuple) -> None:
-    """Take the ordered power iterations of all weights in `module`; a forward pre-hook, for compiled forwards."""
-    iterate_if_ordered([(norm, chain) for _, norm, chain in parametrizations(module)])
+def iterate_before_forward(module: nn.Module) -> None:
+    """Make `module`, before each forward, take the ordered iterations of the weights inside.
+
+    For one whose forward is compiled, where an iteration must not be.
+    """
+    inside = list(weight_chains(module))
+    module.register_forward_pre_hook(lambda module, args: iterate_if_ordered(inside))
 
 
-def prepare_before_forward(module: nn.Module) -> None:
-    """Make `module`, before each forward, take the ordered iterations of all weights inside and the split ones' sigmas.
+def prepare_before_forward(module: nn.Module, without: Iterable[nn.Module] = ()) -> None:
+    """Make `module`, before each forward, do for the weights inside what can be done for several of them together.
 
-    For blocks with split weights, whose sums over ranks are put together so, and for modules whose forward is compiled,
-    where an iteration must not be. A sharded module's weights must be whole by then: FSDP2 puts its own hook first.
+    For blocks with split weights, and for GPUs. A sharded module's weights must be whole by then: FSDP2 puts its own
+    hook first. A whole model that orders its iterations itself does so too late for this.
+
+    Args:
+        module: outside of what is compiled; inside of what is checkpointed, so that a recomputation does the same.
+        without: modules inside of it whose weights are left alone.
     """
     # looked for once: it takes as long as the sums
-    inside = [(norm, chain) for _, norm, chain in parametrizations(module)]
+    apart = {norm for each in without for norm, _ in weight_chains(each)}
+    inside = [(norm, chain) for _, norm, chain in parametrizations(module) if norm not in apart]
     module.register_forward_pre_hook(functools.partial(_prepare, inside))
     # also after an exception, such as the one that ends a recomputation early
     module.register_forward_hook(functools.partial(_forget, inside), always_call=True)
@@ -327,9 +357,10 @@ def _prepare(inside: Chains, module: nn.Module, args: tuple) -> None:
     if torch.compiler.is_compiling():
         return  # a block inside of what is compiled, which has prepared it
     iterate_if_ordered(inside)
-    split = [(norm, unnormalised(chain)) for norm, chain in inside if norm.split is not None and norm.prepared is None]
-    for (norm, weight), sigma in zip(split, sigmas(split) if split else (), strict=True):
-        norm.prepared = weight, sigma
+    for weights in together((norm, unnormalised(chain)) for norm, chain in inside if norm.prepared is None):
+        if len(weights) > 1 or weights[0][0].split is not None:
+            for (norm, _), weight in zip(weights, normalised(weights), strict=True):
+                norm.prepared = weight
 
 
 def _forget(inside: Chains, module: nn.Module, args: tuple, output: object) -> None:

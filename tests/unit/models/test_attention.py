@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from credit.models.wxformer.attention import Attention, DynamicPositionBias
+from credit.models.wxformer.spectral_norm import fold
 
 
 def plain_attention(attention: Attention, x_BHWC: torch.Tensor) -> torch.Tensor:
@@ -87,6 +88,15 @@ def test_published_index_is_the_stated_lookup_and_differs(window: int) -> None:
                 dr, dc = i // w - j // w, i % w - j % w
                 torch.testing.assert_close(table[i, j], values[(dr + w - 1) * (2 * w - 1) + dc + w - 1])
         assert not torch.allclose(table, exact())
+
+
+def test_a_forecast_makes_the_bias_once() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(DynamicPositionBias(8, 3, "exact"))
+    expected = model[0]()
+    fold(model)
+    assert torch.equal(model[0](), expected) and model[0]() is model[0]()
+    assert "made_bias" not in model[0].state_dict()
 
 
 def test_dropout_acts_in_training_only() -> None:

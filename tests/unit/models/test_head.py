@@ -94,7 +94,7 @@ def test_kernels_of_frozen_weights_are_made_once() -> None:
     torch.manual_seed(0)
     head, margins, x_BCHW = SubpixelHead(6, 19), MARGINS[0], torch.randn(1, 6, 20, 24)
     expected = head(x_BCHW, margins)
-    head.make_kernels_once()
+    head.make_once()
     assert torch.equal(head(x_BCHW, margins), expected)
     whole = flops(lambda: head(x_BCHW, margins))
     assert whole < flops(lambda: SubpixelHead(6, 19)(x_BCHW, margins))

@@ -1,0 +1,64 @@
+"""Spectral norm of several weights of one shape together, by one pass of kernels for all of them.
+
+For GPUs: one by one, the work on most weights takes less time than to launch its 21 kernels a training step. Products
+are sums of elementwise ones, as matrix products there may round their arguments (TF32). Shape suffixes: N weights, R
+rows (outputs), C columns of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+EPS = 1e-12
+
+
+@torch.no_grad()
+def iterate_alike_(matrices: Sequence[Tensor], us: Sequence[Tensor], vs: Sequence[Tensor]) -> None:
+    """Take one power iteration on each of the float32 matrices (R, C) from its u (R,), in `us` and `vs` (C,)."""
+    matrices_NRC = torch.stack(list(matrices))
+    v_NC = _unit_((matrices_NRC * torch.stack(list(us))[:, :, None]).sum(1))
+    u_NR = _unit_((matrices_NRC * v_NC[:, None]).sum(2))
+    torch._foreach_copy_([*us, *vs], [*u_NR.unbind(), *v_NC.unbind()])
+
+
+def normalise_alike(weights: Sequence[Tensor], us: Sequence[Tensor], vs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return W / (u^T W v) for weights W (R, ...), in their dtype; nothing but the results is kept for the backward.
+
+    Args:
+        weights: the first dimension counts outputs.
+        us: float32 (R,).
+        vs: float32 (C,), C the product of the weights' other dimensions.
+    """
+    matrices_NRC = _Normalise.apply(torch.stack(list(us)), torch.stack(list(vs)), *weights)
+    return matrices_NRC.to(weights[0].dtype).unflatten(2, weights[0].shape[1:]).unbind()
+
+
+def _unit_(vectors: Tensor) -> Tensor:
+    """Scale each row to length 1 in place and return them."""
+    return vectors.div_(torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_(min=EPS))
+
+
+class _Normalise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, u_NR: Tensor, v_NC: Tensor, *weights: Tensor) -> Tensor:
+        weights_NRC = torch.stack(weights).flatten(2).float()
+        sigma_N = ((weights_NRC * v_NC[:, None]).sum(2) * u_NR).sum(1)
+        reciprocal_N11 = sigma_N.reciprocal()[:, None, None]
+        weights_NRC.mul_(reciprocal_N11)
+        ctx.save_for_backward(weights_NRC, reciprocal_N11, u_NR, v_NC)
+        ctx.shape, ctx.dtype = weights[0].shape, weights[0].dtype
+        return weights_NRC
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, gradient_NRC: Tensor) -> tuple[Tensor | None, ...]:
+        # d(W / sigma) / dW of G is (G - <G, W / sigma> u v^T) / sigma, as d sigma / dW = u v^T
+        weights_NRC, reciprocal_N11, u_NR, v_NC = ctx.saved_tensors
+        along_N11 = (gradient_NRC * weights_NRC).sum((1, 2), keepdim=True) * reciprocal_N11
+        rows_NR1, columns_N1C = along_N11 * u_NR[:, :, None], v_NC[:, None]
+        of_weights_NRC = torch.addcmul(gradient_NRC * reciprocal_N11, rows_NR1, columns_N1C, value=-1)
+        return None, None, *of_weights_NRC.unflatten(2, ctx.shape[1:]).to(ctx.dtype).unbind()
