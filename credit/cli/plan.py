@@ -89,7 +89,7 @@ def gather(path: str, overrides: Sequence[str], grid: str | None) -> tuple[Confi
     from credit.config import load_config
     from credit.data.splits import build_splits, require_samples
     from credit.times import Clock
-    from credit.train.assemble import open_fields
+    from credit.train.fields import open_fields
 
     if grid is not None:
         config = load_without_places(path, overrides)

@@ -71,7 +71,8 @@ def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -
     from credit.forecast.products import Products
     from credit.forecast.run import forecast, inferred, starts_of
     from credit.forecast.stochastic import build_stochastic
-    from credit.train.assemble import assemble_forecaster, open_fields
+    from credit.train.assemble import assemble_forecaster
+    from credit.train.fields import open_fields
 
     reader, splits = open_fields(config)
     made = assemble_forecaster(config, reader, config.inference.checkpoint, launch, mesh)

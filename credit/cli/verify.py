@@ -99,14 +99,14 @@ def _compared(config: Config, others: list[str]) -> tuple[Config, str | None]:
 
 def _open(config: Config, online: bool, launch: Launch, device_type: str) -> tuple[FieldReader, Forecasts, Share]:
     """Return the truth, the forecasts and which of the cases fall to this process."""
-    from credit.data.reader import open_reader
     from credit.forecast.archive import open_forecasts
+    from credit.train.fields import open_for_all
     from credit.train.network import build_forecast_mesh
     from credit.verify.share import Share
 
     if not online:
         archive = open_forecasts(Path(config.save_loc) / config.inference.folder)
-        return open_reader(config.data), archive, Share(launch.rank, launch.world)
+        return open_for_all(config.data), archive, Share(launch.rank, launch.world)
     mesh = build_forecast_mesh(config.inference.parallelism, launch, device_type)
     reader, forecasts = _open_online(config, launch, mesh)
     if mesh.device_mesh is None:
@@ -124,7 +124,8 @@ def _open_online(config: Config, launch: Launch, mesh: RunMesh) -> tuple[FieldRe
     from credit.forecast.online import OnlineForecasts
     from credit.forecast.run import forecast
     from credit.forecast.stochastic import build_stochastic
-    from credit.train.assemble import assemble_forecaster, describe_run, open_fields
+    from credit.train.assemble import assemble_forecaster, describe_run
+    from credit.train.fields import open_fields
 
     reader, splits = open_fields(config)
     made = assemble_forecaster(config, reader, config.inference.checkpoint, launch, mesh)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch.distributed as dist
@@ -12,6 +13,7 @@ from credit.errors import CheckpointError, CreditError
 from credit.parallel.launch import from_main
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 def rank_of(group: dist.ProcessGroup | None = None) -> int:
@@ -42,10 +44,8 @@ def together(what: Callable[[], T], group: dist.ProcessGroup | None = None) -> l
     results = [(mine, own)]
     if dist.is_initialized():
         results *= dist.get_world_size(group)
-        try:
+        with _connected():
             dist.all_gather_object(results, (mine, own), group=group)
-        except RuntimeError as error:
-            raise CheckpointError(f"the ranks have lost each other: {error}") from error
     problem = own or next((error for _, error in results if error is not None), None)
     if problem is not None:
         raise problem
@@ -64,6 +64,41 @@ def on_main(what: Callable[[], T]) -> T:
     Raises:
         CreditError: on every rank, if `what` failed.
     """
+    if not dist.is_initialized():
+        return what()
     results: list[T] = []
     together(lambda: results.append(what()) if rank_of() == 0 else None)
     return from_main(results[0] if results else None)
+
+
+def dealt_by_main(offer: T, deal: Callable[[list[T]], list[U]], group: dist.ProcessGroup | None = None) -> U:
+    """Collective: return this rank's part of what rank 0 makes of the offers of all; no other rank sees them.
+
+    Args:
+        offer: of this rank; can be pickled.
+        deal: turns the offers, in the order of ranks, into as many parts; has no collectives in it.
+        group: ranks that take part, all of the run by default. Without a process group there is this process alone.
+
+    Raises:
+        CreditError: on every rank, if `deal` failed.
+    """
+    if not dist.is_initialized():
+        return deal([offer])[0]
+    main = rank_of(group) == 0
+    offers = [offer] * dist.get_world_size(group) if main else None
+    with _connected():
+        dist.gather_object(offer, offers, group=group, group_dst=0)
+    parts: list[U] = []
+    together(lambda: parts.extend(deal(offers)) if main else None, group)
+    mine: list[U | None] = [None]
+    with _connected():
+        dist.scatter_object_list(mine, parts if main else None, group=group, group_src=0)
+    return mine[0]
+
+
+@contextmanager
+def _connected() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise CheckpointError(f"the ranks have lost each other: {error}") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,8 +20,8 @@ from credit.data.frames import Frames
 from credit.data.kept import KeptReader
 from credit.data.loader import Loader, TrainingOrder
 from credit.data.normalize import Normalizer
-from credit.data.reader import FieldReader, open_reader
-from credit.data.splits import Split, build_splits, describe_gaps, require_samples
+from credit.data.reader import FieldReader
+from credit.data.splits import Split, require_samples
 from credit.errors import CheckpointError, ConfigError, did_you_mean
 from credit.forecast.ensemble import describe_ensemble
 from credit.forecast.hyperdiffusion import Hyperdiffusion
@@ -51,6 +50,7 @@ from credit.train.continuation import (
 from credit.train.early_view import DrawEarlyView, build_early_view
 from credit.train.ema import WeightAverage
 from credit.train.feed import BatchFeed
+from credit.train.fields import open_fields
 from credit.train.fine_tuning import describe_base, find_base, load_base, load_forecast_network
 from credit.train.meter import build_meter
 from credit.train.network import allocate_network, choose_device, use_deterministic_algorithms
@@ -58,20 +58,6 @@ from credit.train.optim import build_optimizer, forecast_len_at
 from credit.train.step import TrainingStep
 from credit.train.trainer import Trainer, TrainingParts
 from credit.train.validate import ValidationShare, deal_cases, spread_evenly, validate
-
-logger = logging.getLogger(__name__)
-
-
-def open_fields(config: Config) -> tuple[FieldReader, dict[str, Split]]:
-    """Open the run's data and its splits."""
-    reader = open_reader(config.data)
-    splits = build_splits(config.data, reader.clock)
-    for split in splits.values():
-        inside = reader.times[(reader.times >= split.first) & (reader.times <= split.last)]
-        if len(inside) and (np.diff(inside) > config.data.step_minutes).any():
-            gaps = describe_gaps(inside, reader.clock, config.data.step_minutes)
-            logger.warning("%s: %s; no sample crosses them", split.describe(reader.clock), gaps)
-    return reader, splits
 
 
 def build_normalizer(config: Config, assets: Assets) -> Normalizer:

@@ -29,7 +29,7 @@ from torch import Tensor
 from credit.errors import CheckpointError
 from credit.parallel.materialise import part_of
 from credit.parallel.reduce import local_part
-from credit.parallel.verdict import rank_of, together
+from credit.parallel.verdict import on_main, rank_of, together
 from credit.train import sharded
 
 logger = logging.getLogger(__name__)
@@ -126,16 +126,17 @@ def newest_checkpoint(folder: Path, at_most: int | None = None) -> Path | None:
 def find_damage(path: Path) -> str | None:
     """Collective: return what is wrong with a checkpoint's files, None where they are as written.
 
-    Each rank reads its share of the files.
+    Rank 0 looks for those that do not belong there, and each rank reads its share of the files.
     """
 
     def look() -> str | None:
         files = _read_manifest(path)
         if files is None:
             return f"{MANIFEST} is missing or unreadable, so it was not finished"
-        present = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
-        for name in sorted(present - files.keys() - {MANIFEST}):
-            return f"{name} is not in {MANIFEST}"
+        if rank_of() == 0:
+            present = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
+            for name in sorted(present - files.keys() - {MANIFEST}):
+                return f"{name} is not in {MANIFEST}"
         mine = sorted(files)[rank_of() :: dist.get_world_size() if dist.is_initialized() else 1]
         return next(filter(None, (_compare(path, name, *files[name]) for name in mine)), None)
 
@@ -199,7 +200,7 @@ def fingerprint(path: Path, stem: str) -> str:
 def stored_shapes(path: Path, stem: str) -> dict[str, torch.Size]:
     """Return the names and whole shapes of one stem's tensors."""
     if (path / stem).is_dir():
-        return sharded.shapes(path / stem)
+        return sharded.shapes(sharded.read_metadata(path / stem))
     return {name: value.shape for name, value in load_tensors(path, stem).items()}
 
 
@@ -220,12 +221,17 @@ def load_into(path: Path, stem: str, state: Mapping[str, Tensor]) -> None:
         CheckpointError: on every rank, naming what is missing, left over or of another shape.
     """
 
+    # the heads of all files: a thousand ranks would open a million
+    metadata = on_main(lambda: sharded.read_metadata(path / stem) if (path / stem).is_dir() else None)
+
     def load() -> None:
-        require_same(state, stored_shapes(path, stem), path)
-        if (path / stem).is_dir():
-            sharded.read_into(path / stem, state)
+        whole = load_tensors(path, stem) if metadata is None else {}
+        found = sharded.shapes(metadata) if metadata is not None else {name: v.shape for name, v in whole.items()}
+        require_same(state, found, path)
+        if metadata is not None:
+            sharded.read_into(path / stem, metadata, state)
         else:
-            _fill(state, load_tensors(path, stem))
+            _fill(state, whole)
 
     together(load)
 

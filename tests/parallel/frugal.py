@@ -1,6 +1,7 @@
-"""A plugin (``plugins: [tests.parallel.refuses_fields]``): fields are not to be gathered from all ranks.
+"""A plugin (``plugins: [tests.parallel.frugal]``): refuses what a thousand ranks cannot afford.
 
-What `all_gather_object` gathers, each rank receives from every rank, in the size of the largest.
+What `all_gather_object` gathers, each rank receives from every rank, in the size of the largest: no fields. Every
+source file is opened by rank 0 alone to see what is in it.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
+from credit.data import sources
+
 MOST_NUMBERS = 500  # a field of the small world has 512
 
-_gather = dist.all_gather_object
+_gather, _scan = dist.all_gather_object, sources.scan_sources
 
 
 class _Looks(pickle.Pickler):
@@ -29,3 +32,11 @@ def _gather_objects(gathered: list, mine: Any, group: dist.ProcessGroup | None =
 
 
 dist.all_gather_object = _gather_objects
+
+
+def _scan_sources(*arguments: Any) -> Any:
+    assert not dist.is_initialized() or dist.get_rank() == 0, "looks at all source files"
+    return _scan(*arguments)
+
+
+sources.scan_sources = _scan_sources

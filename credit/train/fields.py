@@ -1,0 +1,32 @@
+"""The run's data, opened once for all ranks."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from credit.config import Config
+from credit.config.schema_data import DataConfig
+from credit.data.reader import FieldReader, open_reader
+from credit.data.splits import Split, build_splits, describe_gaps
+from credit.parallel.verdict import on_main
+
+logger = logging.getLogger(__name__)
+
+
+def open_for_all(conf: DataConfig) -> FieldReader:
+    """Open the data; collective. Rank 0 looks at source files for all: a thousand ranks would open each of them."""
+    return open_reader(conf) if conf.store is not None else on_main(lambda: open_reader(conf))
+
+
+def open_fields(config: Config) -> tuple[FieldReader, dict[str, Split]]:
+    """Open the run's data and its splits; collective."""
+    reader = open_for_all(config.data)
+    splits = build_splits(config.data, reader.clock)
+    for split in splits.values():
+        inside = reader.times[(reader.times >= split.first) & (reader.times <= split.last)]
+        if len(inside) and (np.diff(inside) > config.data.step_minutes).any():
+            gaps = describe_gaps(inside, reader.clock, config.data.step_minutes)
+            logger.warning("%s: %s; no sample crosses them", split.describe(reader.clock), gaps)
+    return reader, splits
