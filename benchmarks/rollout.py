@@ -40,7 +40,7 @@ from credit.forecast.step import Stepper
 from credit.forecast.writer import ForecastWriter
 from credit.grid import LatLonGrid
 from credit.models.hardware import keep_freed_memory
-from credit.models.wxformer.spectral_norm import fold
+from credit.models.wxformer.frozen import freeze
 from credit.times import Clock
 from credit.verify.scoring import score_forecasts
 
@@ -105,7 +105,7 @@ def build(amp: bool) -> tuple[Stepper, RandomFrames, ChannelMap, LatLonGrid]:
     channels = ChannelMap.build(GROUPS, LEVELS)
     grid, _ = LatLonGrid.from_coords(np.linspace(90, -90, 181), np.arange(360.0), origin="benchmark")
     torch.manual_seed(0)
-    model = fold(build_ours().eval())
+    model = freeze(build_ours().eval(), torch.bfloat16 if amp else None)
     count = len(channels.output)
     zeros, ones = np.zeros(count), np.ones(count)
     names = tuple(channel.name for channel in channels.output)

@@ -104,7 +104,7 @@ def measure(who: str, mode: str, dtype: str, steps: int, size: str = "starter") 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     model.train(mode != "eval")
     if who == "ours":
-        prepare(model, mode)
+        prepare(model, mode, dtype)
     if mode == "checkpoint":
         from credit.parallel.activation import checkpoint_blocks
 
@@ -150,14 +150,14 @@ def mean_square(y: Tensor, target: Tensor) -> Tensor:
     return F.mse_loss(y.float(), target, reduction="none").mean()
 
 
-def prepare(model: nn.Module, mode: str) -> None:
+def prepare(model: nn.Module, mode: str, dtype: str) -> None:
     """Do what `credit train` and `credit rollout` do before the first step."""
     from credit.models.hardware import keep_freed_memory
-    from credit.models.wxformer.spectral_norm import fold
+    from credit.models.wxformer.frozen import freeze
 
     keep_freed_memory(torch.device("cpu"))
     if mode == "eval":
-        fold(model)
+        freeze(model, torch.bfloat16 if dtype == "bfloat16" else None)
 
 
 def _times_spectral_norm(model: nn.Module) -> Callable[[], None]:

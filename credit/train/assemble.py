@@ -30,7 +30,7 @@ from credit.losses import WeightedLoss, build_loss
 from credit.metrics import ErrorSums
 from credit.models.hardware import keep_freed_memory
 from credit.models.initialise import initial_values
-from credit.models.wxformer import spectral_norm
+from credit.models.wxformer.frozen import freeze
 from credit.parallel.launch import Launch
 from credit.parallel.materialise import fill_, require_filled
 from credit.parallel.mesh import RunMesh, build_mesh, plan_degrees
@@ -176,7 +176,7 @@ def assemble_forecaster(
     mesh = mesh or RunMesh()
     model = load_forecast_network(config, trained.trainer.lora, assets, path, device, mesh)
     if mesh.device_mesh is None:
-        spectral_norm.fold(model)
+        freeze(model, torch.bfloat16 if config.inference.amp else None)
     stepper = build_stepper(config, assets, model, device, config.inference.amp)
     frames = Frames(reader, config.data, assets.climatology)
     return Forecaster(config, assets, stepper, frames, meta["step"], path)

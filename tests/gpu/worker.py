@@ -27,7 +27,7 @@ from credit.forecast.noise import build_noise
 from credit.forecast.run import forecast, inferred, starts_of
 from credit.forecast.step import Stepper
 from credit.forecast.stochastic import build_stochastic
-from credit.models.wxformer import spectral_norm
+from credit.models.wxformer.frozen import freeze
 from credit.parallel.launch import fake_ranks
 from credit.parallel.materialise import allocate_
 from credit.parallel.mesh import Degrees, RunMesh, build_mesh
@@ -36,7 +36,7 @@ from credit.parallel.transfer import Fetched
 from credit.train.assemble import build_run_loss, build_step, build_stepper, cell_weights
 from credit.train.assets import Assets
 from credit.train.ema import WeightAverage
-from credit.train.network import allocate_network
+from credit.train.network import allocate_network, build_network
 from credit.train.optim import build_optimizer
 from credit.train.validate import deal_cases, validate
 from tests.gpu.watch import CUDA, Watch, fake_gpu
@@ -134,12 +134,13 @@ def train_split(config: Config, assets: Assets) -> list[str]:
 
 def forecast_with(config: Config, assets: Assets, ensemble: dict[str, Any] | None) -> list[str]:
     """Forecast two steps; return where the host waited from the second step on."""
-    model, _ = allocate_network(config, assets, ALONE, META)
+    with META:
+        model = build_network(config, assets.channels, assets.grid, assets.attributes)
     conf = None if ensemble is None else EnsembleConfig(**ensemble)
     frames, step = Still(assets), config.data.step_minutes
     with fake_gpu():
         allocate_(model, CUDA)
-        spectral_norm.fold(model.eval())
+        freeze(model.eval(), torch.bfloat16 if config.inference.amp else None)
         stepper = build_stepper(config, assets, model, CUDA, config.inference.amp)
         drawn = build_stochastic(conf, assets.grid, step), build_noise(conf, model)
         starts = starts_of([0], conf.members if conf else 1)

@@ -80,6 +80,9 @@ class WXFormer(nn.Module):
         ConfigError: for values that do not fit together.
     """
 
+    # see `credit.models.wxformer.frozen`
+    _autocast_weights = True
+
     def __init__(
         self,
         *,

@@ -245,28 +245,6 @@ def apply_spectral_norm(model: nn.Module) -> nn.Module:
     return model
 
 
-@torch.no_grad()
-def fold(model: nn.Module) -> nn.Module:
-    """Put weight / sigma in the place of every normalised weight, in place, and return the model, which cannot train.
-
-    A module that computes something of its weights alone has its `make_once` called, and keeps that.
-
-    Args:
-        model: in eval mode, neither split nor sharded over ranks, and without adapters.
-    """
-    for module in model.modules():
-        chains = module.parametrizations if parametrize.is_parametrized(module) else {}
-        if len(chains) == 1 and "weight" in chains and isinstance(chains.weight[-1], SpectralNorm):
-            weight = module.weight
-            module.__class__ = type(module).__bases__[0]
-            del module.parametrizations
-            module.weight = nn.Parameter(weight, requires_grad=False)
-    for module in model.modules():
-        if hasattr(module, "make_once"):
-            module.make_once()
-    return model
-
-
 def weight_chains(module: nn.Module) -> Iterator[tuple[SpectralNorm, parametrize.ParametrizationList]]:
     """Yield (parametrization, all parametrizations of the weight) of every spectrally normalised weight, in any order.
 

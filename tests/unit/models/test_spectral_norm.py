@@ -232,21 +232,6 @@ def test_a_compiled_layer_has_one_graph_with_the_iteration_and_one_without() -> 
     assert counter.frame_count == 2
 
 
-@pytest.mark.parametrize("out_channels", [3, 24])  # of the wider one the head's kernels are merged
-def test_folded_weights_give_the_same_values_and_bare_layers(out_channels: int) -> None:
-    model = build(out_channels=out_channels).eval()
-    x = torch.randn(1, *model.in_shape)
-    with torch.no_grad():
-        expected, parameters = model(x), sum(p.numel() for p in model.parameters())
-        assert spectral_norm.fold(model) is model
-        assert torch.equal(model(x), expected)
-    assert not list(spectral_norm.parametrizations(model))
-    assert sum(p.numel() for p in model.parameters()) == parameters
-    assert {"to_qkv.weight", "decoder.head.0.weight"} <= {
-        name.removeprefix("stages.0.layers.0.short_attention.") for name in model.state_dict()
-    }
-
-
 def test_weight_chains_are_those_that_have_names() -> None:
     model = checkpoint_blocks(build())
     assert set(spectral_norm.weight_chains(model)) == {(n, c) for _, n, c in spectral_norm.parametrizations(model)}
