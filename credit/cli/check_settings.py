@@ -101,7 +101,7 @@ def check_forecasts(config: Config, found: DataFound, findings: Findings) -> int
             _try_climatology(config, found)
     for name, other in config.verification.other_forecasts.items():
         with findings.collect():
-            open_other_forecasts(name, other)
+            open_other_forecasts(name, other, config.data.level_units)
     return 4 * cells * len(choose_leads(conf, step)) * len(initial)
 
 

@@ -107,7 +107,7 @@ def score_forecasts(
     share = share or Share()
     archives = {"model": archive}
     for name, other in config.verification.other_forecasts.items():
-        archives[name] = open_other_forecasts(name, other)
+        archives[name] = open_other_forecasts(name, other, config.data.level_units)
     for own in archives.values():
         require_comparable(own, reader, config.verification.grid is not None)
     channels = [c for c in reader.channels.output if c.name in archive.channel_names]
