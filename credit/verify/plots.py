@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from credit.verify.whole import write_whole
+from credit.whole import write_whole
 
 STYLE = {
     "font.size": 9.5,

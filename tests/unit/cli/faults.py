@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from tests.unit.cli.fault import Fault
+from tests.unit.cli.faults_forecasts import FORECASTS
 from tests.unit.cli.world import (
     W,
     change_meta,
-    climatology,
     coarser,
     cut,
     damage,
@@ -26,8 +24,6 @@ from tests.unit.cli.world import (
     in_celsius,
     lose_a_chunk,
     moving_static,
-    others,
-    others_with_a_hole,
     overlapping,
     plugin,
     regional,
@@ -39,43 +35,10 @@ from tests.unit.cli.world import (
     with_value,
     write_half,
 )
-from tests.unit.data.files_on_the_fly import random_fields, write_file
+from tests.unit.data.files_on_the_fly import write_file
 
-OTHERS = "verification.other_forecasts={ifs: others.zarr}"
 STORE = "data.store=store.zarr"
 SEEDED = ("plugins=[seeded_model]", "model={type: seeded}")
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A fault, and what must be said of it.
-
-    Attributes:
-        name: what is wrong.
-        words: all of them must stand in one problem.
-        overrides: of the config; paths are relative to the world's folder.
-        spoil: changes files; it gets the folder.
-        needs: ``store`` for a complete store, ``run`` for a run of two steps with a checkpoint.
-        arguments: further ones of the command.
-        environ: variables.
-        free: bytes that every disk has left, None for the truth.
-        absent: a module that is not installed.
-        count: number of problems, where one fault has several faces.
-    """
-
-    name: str
-    words: Sequence[str]
-    overrides: Sequence[str] = ()
-    spoil: Callable[[Path], object] = lambda folder: None
-    needs: str = ""
-    arguments: Sequence[str] = ()
-    environ: dict[str, str] = field(default_factory=dict)
-    free: int | None = None
-    absent: str = ""
-    count: int = 1
-
-    def __str__(self) -> str:
-        return self.name
 
 
 def disk(free: int) -> SimpleNamespace:
@@ -187,84 +150,6 @@ SPLITTING = [
           ["trainer.train_batch_size=8", "trainer.grad_accum_every=2"]),
     Fault("more samples a step than there are, on many ranks", ["8 data ranks", "16 samples a step"],
           arguments=["--world-size", "8"]),
-]  # fmt: skip
-
-FORECASTS = [
-    Fault("an initial time outside the data", ["inference.initial_times", "2000-02-01T00:00"],
-          ["inference.initial_times=['2000-02-01']"]),
-    Fault("an initial time between two steps", ["2000-01-08T03:00"], ["inference.initial_times=['2000-01-08T03:00']"]),
-    Fault("a range that runs backwards", ["inference.initial_times", "before start"],
-          ["inference.initial_times={start: '2000-01-09', end: '2000-01-08'}"]),
-    Fault("a distance that is no multiple", ["inference.initial_times.every"], ["inference.initial_times.every=7h"]),
-    Fault("forecasts longer than the test period", ["inference.lead_time 48h"], ["inference.lead_time=48h"]),
-    Fault("a variable that is not predicted", ["inference.variables", "t2n"], ["inference.variables=[t2n]"]),
-    Fault("members between two steps", ["inference.ensemble.lagged: 5h", "data.timestep"],
-          ["inference.ensemble={members: 2, lagged: 5h}"]),
-    Fault("an initial time that is named twice", ["inference.initial_times: 2000-01-08T00:00 is named twice"],
-          ["inference.initial_times=['2000-01-08', '2000-01-08T00:00']"]),
-    Fault("no initial time", ["inference.initial_times: [] has no time"], ["inference.initial_times=[]"]),
-    Fault("noise after no block", ["inference.ensemble.noise.where: decode is no block", "are decoder.blocks.0"],
-          ["inference.ensemble={members: 2, noise: {where: [stages.3, decode]}}"]),
-    Fault("a checkpoint that is not there", ["inference.checkpoint", "/other/step_00000001"],
-          ["inference.checkpoint=/other/step_00000001"]),
-    Fault("observed forcing beyond the data", ["inference.initial_times", "in_forecast: observed", "2000-01-11T00:00"],
-          ["data.fields.sst.in_forecast=observed", "inference.initial_times=['2000-01-10T12:00']",
-           "inference.lead_time=24h"]),
-    Fault("a climatology of a few days of forcing", ["data.fields.sst.in_forecast", "persist"],
-          ["data.fields.sst.in_forecast=climatology"]),
-    Fault("a seasonal cycle from a few days", ["verification.climatology.harmonics", "too small a part of the year"],
-          ["verification.climatology={}"]),
-    Fault("a climatology that is not there", ["verification.climatology.path", "none.nc"],
-          ["verification.climatology={method: file, path: none.nc}"]),
-    Fault("a climatology of another grid", ["clim.nc", "grid"],
-          ["verification.climatology={method: file, path: 'clim.nc'}"],
-          spoil=climatology(8, 16)),
-    Fault("a climatology whose variables have other names", ["verification.climatology.rename", "clim.nc", "t850"],
-          ["verification.climatology={method: file, path: 'clim.nc', rename: {t: t850}}"],
-          spoil=climatology()),
-    Fault("a climatology with a file of times", ["clim.nc", "dayofyear"],
-          ["verification.climatology={method: file, path: 'clim.nc'}"],
-          spoil=lambda folder: write_file(folder / "clim.nc", {"t2m": random_fields(1, 8, 16)}, [0])),
-    Fault("forecasts to compare with that are not there", ["verification.other_forecasts.ifs", "/nowhere"],
-          ["verification.other_forecasts={ifs: /nowhere}"]),
-    Fault("forecasts to compare with on another grid",
-          ["verification.other_forecasts.ifs: others.zarr", "16 x 32 cells against 8 x 16", "verification.grid"],
-          [OTHERS], spoil=others(rows=8)),
-    Fault("forecasts to compare with in other units",
-          ["verification.other_forecasts.ifs: others.zarr: t2m is in degC, the data in K", "data.fields.t2m.units"],
-          [OTHERS], spoil=others(t2m="degC")),
-    Fault("forecasts to compare with on other levels",
-          ["others.zarr: has none of the channels that the run writes (t500, t850)", "inference.variables"],
-          [OTHERS, "inference.variables=[t]"], spoil=others(levels=(300.0, 700.0))),
-    Fault("forecasts to compare with by other names",
-          ["others.zarr: has none of the outputs", "t500, t850, t2m", "ta500, ta850, tas", "rename"],
-          ["verification.other_forecasts={ifs: {path: others.zarr, rename: {ta: t, tas: t2m}}}"], spoil=others()),
-    Fault("forecasts to compare with to other lead times",
-          ["this run has 6 h; verification.other_forecasts.ifs: others.zarr has 24 h",
-           "no lead time in common", "inference.lead_time"], [OTHERS], spoil=others(lead=24)),
-    Fault("forecasts to compare with of another year",
-          ["this run has 3, 2000-01-08T00:00 to 2000-01-08T12:00", "ifs: others.zarr has 8, 2001-01-08",
-           "no initial time in common", "inference.initial_times"], [OTHERS], spoil=others(start="2001-01-08")),
-    Fault("forecasts to compare with that have holes", ["others.zarr", "2000-01-08T00:00 at 6 h: t2m not finite"],
-          [OTHERS], spoil=others_with_a_hole),
-    Fault("everything wrong with forecasts to compare with", ["its grid is not that of the data"],
-          [OTHERS], spoil=others(rows=8, t="degC", t2m="degC", lead=24, start="2001-01-08"), count=5),
-    Fault("a variable that is made of what there is not", ["inference.derive.w: u is no output", "inputs"],
-          ["inference.derive={w: {kind: wind_speed}}"]),
-    Fault("a level that is not predicted", ["inference.levels: 700: no output is on it"], ["inference.levels=[700]"]),
-    Fault("members between two steps, and no test period in the data",
-          ["inference.ensemble.lagged: 5h is not a multiple"],
-          ["inference.ensemble={members: 2, lagged: 5h}", "data.sources.0.path=data_1.nc"],
-          count=3),
-    Fault("a cycle between two steps", ["inference.ensemble.perturbation.cycle: 9h is not a multiple"],
-          ["inference.ensemble={members: 2, perturbation: {kind: bred, cycle: 9h}}"]),
-    Fault("a figure of what is not predicted", ["verification.figure_channels", "z500"],
-          ["verification.figure_channels=[z500]"]),
-    Fault("an event of what is not predicted", ["verification.events.warm.channel", "t2n", 'did you mean "t2m"'],
-          ["verification.events={warm: {channel: t2n, above: 290}}"]),
-    Fault("precipitation that is none", ["verification.seeps", "t2m is no sum over the step"],
-          ["verification.seeps=[t2m]"]),
-    Fault("an animation of what is not predicted", ["verification.animate", "z500"], ["verification.animate=[z500]"]),
 ]  # fmt: skip
 
 STORES = [

@@ -18,7 +18,8 @@ from credit.cli.check import check
 from credit.config import load_config
 from credit.data.sources import open_sources
 from credit.train.dry_run import blank_assets, try_step
-from tests.unit.cli.faults import FAULTS, SEEDED, Fault, patch
+from tests.unit.cli.fault import Fault
+from tests.unit.cli.faults import FAULTS, SEEDED, patch
 from tests.unit.cli.world import others, plugin
 
 CONFIGS = sorted((Path(__file__).parents[3] / "config").glob("*.yml"))
