@@ -10,22 +10,23 @@ from torch import nn
 
 from credit.channels import figure_channels
 from credit.cli.check_data import DataFound
+from credit.cli.check_others import Planned, check_others
 from credit.cli.findings import Findings
 from credit.config import Config
 from credit.config.schema_forecast import InitialTimesConfig
 from credit.data.climatology_file import load_climatology
 from credit.data.climatology_fit import plan_fit
 from credit.errors import ConfigError
-from credit.forecast.archive import open_other_forecasts
-from credit.forecast.initial_times import choose_initial_times, choose_leads
+from credit.forecast.initial_times import choose_initial_times, choose_leads, every_minutes
 from credit.forecast.layout import build_layout
 from credit.forecast.noise import find_blocks
+from credit.forecast.products import Products
 from credit.losses import build_loss
-from credit.times import parse_duration
 from credit.train.assemble import require_monitor
 from credit.train.assets import _LEAST_CLIMATOLOGY_MINUTES
 from credit.train.early_view import plan_early_view
 from credit.train.optim import build_optimizer
+from credit.verify.cases import cases_with_truth
 from credit.verify.limits import find_events, find_precipitation
 
 
@@ -71,6 +72,7 @@ def check_forecasts(config: Config, found: DataFound, findings: Findings) -> int
         Bytes that the forecasts take at most.
     """
     conf, step, initial = config.inference, config.data.step_minutes, []
+    leads = np.array(choose_leads(conf, step))
     _check_checkpoint(config, findings)
     # a test period without a sample has been named
     chosen_by_split = isinstance(conf.initial_times, InitialTimesConfig)
@@ -78,15 +80,14 @@ def check_forecasts(config: Config, found: DataFound, findings: Findings) -> int
         with findings.collect():
             initial = choose_initial_times(conf, config.data, found.times, found.clock, found.splits["test"])
             first, last = found.clock.format(initial[0]), found.clock.format(initial[-1])
-            whole = _count_scored(config, found, initial)
+            whole = len(cases_with_truth({*initial}, found, leads, found.splits["test"]))
             findings.say(f"inference.initial_times: {len(initial)}, {first} to {last}; {whole} of them can be scored")
-    cells = 0
+    elif chosen_by_split:
+        with findings.collect():
+            every_minutes(conf.initial_times, step)
+    written: list[str] = []
     with findings.collect():
-        layout = build_layout(
-            found.channels, found.grid, found.clock, found.attributes, step, [step], config.data.level_units,
-            conf.variables,
-        )  # fmt: skip
-        cells = sum(len(variable.index) for variable in layout.variables) * found.grid.area_weights().size
+        written = _find_written(config, found, int(leads[-1]))
     with findings.collect():
         wanted = config.verification.figure_channels
         figure_channels(wanted, found.channels.output, "verification.figure_channels")
@@ -99,10 +100,9 @@ def check_forecasts(config: Config, found: DataFound, findings: Findings) -> int
     if "train" in found.samples:
         with findings.collect():
             _try_climatology(config, found)
-    for name, other in config.verification.other_forecasts.items():
-        with findings.collect():
-            open_other_forecasts(name, other)
-    return 4 * cells * len(choose_leads(conf, step)) * len(initial)
+    planned = Planned("this run", np.array(initial, dtype=np.int64), leads, written, found.clock)
+    check_others(config, found, planned, findings)
+    return 4 * len(written) * found.grid.area_weights().size * len(leads) * len(initial)
 
 
 def check_ensemble(config: Config, model: nn.Module, findings: Findings) -> None:
@@ -126,12 +126,19 @@ def _check_checkpoint(config: Config, findings: Findings) -> None:
         )
 
 
-def _count_scored(config: Config, found: DataFound, initial: list[int]) -> int:
-    """Count the initial times that have truth at every lead time in the test period."""
-    test, step = found.splits["test"], config.data.step_minutes
-    truth = set(found.times[(found.times >= test.first) & (found.times <= test.last)].tolist())
-    leads = range(0, parse_duration(config.inference.lead_time) + 1, step)
-    return sum(all(minutes + lead in truth for lead in leads) for minutes in initial)
+def _find_written(config: Config, found: DataFound, longest: int) -> list[str]:
+    """Return the channels of the forecasts' files; what is made of outputs is known where the data can be read."""
+    conf, step = config.inference, config.data.step_minutes
+    channels, attributes, units = found.channels, found.attributes, config.data.level_units
+    if found.reader is not None:
+        products = Products(conf, config.data, channels, attributes, found.reader.static(), longest)
+        channels, attributes, units = products.channels, products.attributes, products.level_units
+    elif conf.pressure_levels is not None or conf.derive:
+        return [channel.name for channel in channels.output]
+    layout = build_layout(
+        channels, found.grid, found.clock, attributes, step, [step], units, conf.variables, conf.levels
+    )  # fmt: skip
+    return [channels.output[place].name for variable in layout.variables for place in variable.index]
 
 
 def _try_climatology(config: Config, found: DataFound) -> None:

@@ -88,7 +88,7 @@ def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -
     todo = _agree([minutes for minutes in mine if not writer.is_complete(minutes)], launch, mesh)
     batches = [
         starts[first : first + conf.batch_size]
-        for starts in (starts_of(own, members, lag_minutes(conf.ensemble, step)) for own in groups)
+        for starts in (starts_of(own, members, lag_minutes(conf.ensemble)) for own in groups)
         for first in range(0, len(starts), conf.batch_size)
     ]
     batches = [batch for batch in batches if any(start.initial in todo for start in batch)]
@@ -129,7 +129,7 @@ def _open_writer(
     from credit.train.assemble import describe_run
 
     conf, step, history = config.inference, config.data.step_minutes, config.data.history_len
-    lags = analyses_before(conf.ensemble, step)
+    lags = analyses_before(conf.ensemble)
     return ForecastWriter(
         _folder(config),
         products.channels,

@@ -149,7 +149,7 @@ def _open_online(config: Config, launch: Launch, mesh: RunMesh) -> tuple[FieldRe
         step,
         conf.batch_size,
         None if conf.ensemble is None else conf.ensemble.members,
-        lag_minutes(conf.ensemble, step),
+        lag_minutes(conf.ensemble),
         origin=made.path,
         channels=made.assets.channels,
         grid=made.assets.grid,

@@ -34,15 +34,22 @@ class Config(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Config:
         step, early = self.data.step_minutes, self.trainer.early_view
+        ensemble = self.inference.ensemble
+        bred = ensemble.perturbation if ensemble is not None else None
+        wrong = []
         for key, text in (
             ("inference.lead_time", self.inference.lead_time),
             ("inference.output_every", self.inference.output_every),
             *(("inference.lead_times", lead) for lead in self.inference.lead_times or ()),
+            ("inference.ensemble.lagged", ensemble.lagged if ensemble is not None else None),
+            ("inference.ensemble.perturbation.cycle", bred.cycle if bred is not None and bred.kind == "bred" else None),
             ("trainer.early_view.lead_time", early.lead_time if early is not None else None),
             *(("verification.figure_leads", lead) for lead in self.verification.figure_leads),
         ):
             if text is not None and parse_duration(text) % step:
-                raise ValueError(f"{key}: {text} is not a multiple of data.timestep {self.data.timestep}")
+                wrong.append(f"{key}: {text} is not a multiple of data.timestep {self.data.timestep}")
+        if wrong:
+            raise ValueError("; ".join(wrong))
         post = self.model.post or []
         check_variables(post, self.data)
         budgets = any(one.kind != "clamp" for one in post)

@@ -230,8 +230,14 @@ class ClimatologyConfig(Section):
 class OtherForecastsConfig(Section):
     """Other forecasts to score; a plain path stands for a section with it alone."""
 
-    path: str = Field(description="A folder of credit_rollout, or a zarr store, such as WeatherBench 2's.")
+    path: str = Field(
+        description="A folder of credit_rollout, or a zarr store, such as WeatherBench 2's, on a disk or at s3://, "
+        "gs://, https://."
+    )
     rename: dict[str, str] = Field({}, description="Our name -> name there.")
+    storage_options: dict[str, bool | int | float | str] = Field(
+        {}, description="How to reach a remote zarr store, as in `data.sources`."
+    )
 
     @model_validator(mode="before")
     @classmethod

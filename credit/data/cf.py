@@ -209,7 +209,7 @@ class Coordinates:
 
 
 def role_of(name: str, variable: xr.Variable) -> str | None:
-    """Return what a coordinate stands for by standard_name, else axis, else units, else usual names."""
+    """Return what a coordinate stands for by standard_name, else units, axis or positive, else usual names."""
     attributes = variable.attrs
     standard = attributes.get("standard_name")
     if standard in _STANDARD_NAMES:
@@ -221,9 +221,11 @@ def role_of(name: str, variable: xr.Variable) -> str | None:
         return _DEGREES[units.replace("degrees", "degree")]
     if " since " in units:
         return "time"
+    downward = "Z" if str(attributes.get("positive", "")).lower() == "down" else None
+    axis = attributes.get("axis", downward)
     # metres along X and Y are a map projection's
-    if attributes.get("axis") in _AXES and units in ("", "1", "degree", "degrees", "level", *PRESSURE_IN_HPA):
-        return _AXES[attributes["axis"]]
+    if axis in _AXES and units in ("", "1", "degree", "degrees", "level", *PRESSURE_IN_HPA):
+        return _AXES[axis]
     return next((role for role, names in _NAMES.items() if name.lower() in names), None)
 
 

@@ -23,6 +23,7 @@ from credit.data.sources import SourceReader
 from credit.data.statistics import Moments, valid_cells
 from credit.data.transforms import transform_channels
 from credit.errors import DataError
+from credit.whole import write_text_whole
 
 WANTED, WRITTEN, BAD = 0, 1, 2
 # of a time: five of its fields, and five of the change that ends there
@@ -202,6 +203,4 @@ class _Reader:
 
 def _note(path: Path, bad: Mapping[int, str]) -> None:
     if bad:
-        beside = path.with_suffix(".partial")
-        beside.write_text(json.dumps(bad))
-        beside.replace(path)
+        write_text_whole(path, json.dumps(bad))

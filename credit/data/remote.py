@@ -74,5 +74,5 @@ def remote_fingerprint(url: str, storage_options: Mapping[str, object]) -> list[
 def _unreachable(url: str, error: Exception) -> DataError:
     return DataError(
         f"{url}: cannot be read as a zarr store ({type(error).__name__}: {error}); look at the address, the network "
-        "and data.sources.N.storage_options (for public buckets {anon: true})"
+        "and the key storage_options beside its path (for public buckets {anon: true})"
     )

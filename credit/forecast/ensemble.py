@@ -25,7 +25,7 @@ from credit.forecast.step import Stepper
 from credit.grid import LatLonGrid
 from credit.parallel.tensor_parallel import drop_rate
 from credit.parallel.transfer import to_device
-from credit.times import format_duration, parse_duration
+from credit.times import parse_duration
 
 
 def build_perturbation(
@@ -35,7 +35,7 @@ def build_perturbation(
     """Return what perturbs the initial states of ``inference.ensemble``, None where nothing does.
 
     Raises:
-        ConfigError: if dropout is asked of a network that has none, or a cycle is no multiple of the step.
+        ConfigError: if dropout is asked of a network that has none.
     """
     if conf.dropout:
         enable_dropout(stepper.model)
@@ -45,7 +45,7 @@ def build_perturbation(
     noise = _Noise(stepper, grid, conf.seed, chosen.length if chosen.kind != "gaussian" else None)
     make: Callable[[Sequence[Start], Tensor], Tensor] = noise
     if chosen.kind == "bred":
-        cycle = cycle_minutes(conf, step_minutes)
+        cycle = cycle_minutes(conf)
         make = _BredVectors(
             noise, stepper, frames, grid, chosen.amplitude, chosen.cycles, cycle, step_minutes, history_len, reading
         )
@@ -64,33 +64,15 @@ def build_perturbation(
     return perturb
 
 
-def lag_minutes(conf: EnsembleConfig | None, step_minutes: int) -> int:
-    """Return by how much earlier each member starts than the one before, in minutes.
-
-    Raises:
-        ConfigError: if it is no multiple of the step.
-    """
-    if conf is None or conf.lagged is None:
-        return 0
-    return _whole_steps(conf.lagged, "inference.ensemble.lagged", step_minutes)
+def lag_minutes(conf: EnsembleConfig | None) -> int:
+    """Return by how much earlier each member starts than the one before, in minutes."""
+    return 0 if conf is None or conf.lagged is None else parse_duration(conf.lagged)
 
 
-def cycle_minutes(conf: EnsembleConfig, step_minutes: int) -> int:
-    """Return the length of a breeding cycle in minutes, 0 where nothing is bred.
-
-    Raises:
-        ConfigError: if it is no multiple of the step.
-    """
-    if conf.perturbation is None or conf.perturbation.kind != "bred":
-        return 0
-    return _whole_steps(conf.perturbation.cycle, "inference.ensemble.perturbation.cycle", step_minutes)
-
-
-def _whole_steps(text: str, key: str, step_minutes: int) -> int:
-    minutes = parse_duration(text, key)
-    if minutes % step_minutes:
-        raise ConfigError(f"{key}: {text} is not a multiple of data.timestep {format_duration(step_minutes)}")
-    return minutes
+def cycle_minutes(conf: EnsembleConfig) -> int:
+    """Return the length of a breeding cycle in minutes, 0 where nothing is bred."""
+    chosen = conf.perturbation
+    return 0 if chosen is None or chosen.kind != "bred" else parse_duration(chosen.cycle)
 
 
 def describe_ensemble(conf: EnsembleConfig) -> str:

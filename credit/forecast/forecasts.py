@@ -16,7 +16,7 @@ class Forecasts(ABC):
     """Forecasts of one model with the same lead times and channels.
 
     Attributes:
-        origin: the folder, store or checkpoint that they come from.
+        origin: the folder, store, URL or checkpoint that they come from.
         initial_minutes: initial times, increasing, int64.
         lead_minutes: lead times, increasing, int64.
         members: number of an ensemble's members, None for single forecasts.
@@ -27,7 +27,7 @@ class Forecasts(ABC):
         attributes: what describes the run, as in the global attributes of files.
     """
 
-    origin: Path
+    origin: Path | str
     initial_minutes: np.ndarray
     lead_minutes: np.ndarray
     members: int | None

@@ -29,11 +29,11 @@ def choose_initial_times(
     for by name needs only its input frames, those analyses, and forcing that the config says is observed.
 
     Raises:
-        ConfigError: if a time is named twice or none is, or a duration is no multiple of the step.
+        ConfigError: if a time is named twice or none is, or a distance is no multiple of the step.
         DataError: if the data lack what a named time needs, or no time is left.
     """
     have, step = set(times.tolist()), data.step_minutes
-    frames = [before + k * step for before in analyses_before(conf.ensemble, step) for k in range(data.history_len)]
+    frames = [before + k * step for before in analyses_before(conf.ensemble) for k in range(data.history_len)]
     if conf.initial_times == "latest":
         ready = [minutes for minutes in have if all(minutes - before in have for before in frames)]
         if not ready:
@@ -68,11 +68,8 @@ def _in_range(
     frames: Sequence[int],
 ) -> list[int]:  # fmt: skip
     """Return the times of a range; without an end those that have truth and `frames`, minutes before them."""
-    every, step = parse_duration(wanted.every), data.step_minutes
-    if every % step:
-        raise ConfigError(
-            f"inference.initial_times.every: {wanted.every} is not a multiple of data.timestep {format_duration(step)}"
-        )
+    step = data.step_minutes
+    every = every_minutes(wanted, step)
     first = test.first if wanted.start is None else clock.parse(wanted.start, "inference.initial_times.start")
     if wanted.end is None:
         have, steps = set(times.tolist()), parse_duration(conf.lead_time) // step
@@ -93,11 +90,25 @@ def _in_range(
     return chosen
 
 
-def analyses_before(conf: EnsembleConfig | None, step: int) -> list[int]:
+def every_minutes(wanted: InitialTimesConfig, step: int) -> int:
+    """Return the distance of the initial times of a range.
+
+    Raises:
+        ConfigError: if it is no multiple of the step.
+    """
+    every = parse_duration(wanted.every)
+    if every % step:
+        raise ConfigError(
+            f"inference.initial_times.every: {wanted.every} is not a multiple of data.timestep {format_duration(step)}"
+        )
+    return every
+
+
+def analyses_before(conf: EnsembleConfig | None) -> list[int]:
     """Return how long before an initial time, in minutes, its ensemble's analyses lie."""
     if conf is None:
         return [0]
-    lag, cycle = lag_minutes(conf, step), cycle_minutes(conf, step)
+    lag, cycle = lag_minutes(conf), cycle_minutes(conf)
     cycles = range(conf.perturbation.cycles + 1 if cycle else 1)
     return sorted({member * lag + number * cycle for member in range(conf.members) for number in cycles})
 

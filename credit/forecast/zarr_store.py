@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import functools
+import logging
 import os
 import shutil
 import socket
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 import zarr
 
+from credit.data.parts import lock
 from credit.errors import ConfigError, CreditError
 from credit.forecast.layout import (
     HOURS,
@@ -40,6 +45,12 @@ WRITTEN = "written"
 # that a coordinate's chunk has room for, however many there are: a store that grew is as one that was written at once;
 # marks, which processes write one by one, have a chunk each
 _INITIAL_TIMES = 1024
+# what file systems say that have no locks
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+# another host's store in the making, which takes seconds, was left by a killed process after so long
+_LEFT_SECONDS = 3600.0
+
+logger = logging.getLogger(__name__)
 
 
 class ZarrStore:
@@ -47,7 +58,7 @@ class ZarrStore:
 
     The store has a run's full size from the start, one chunk a variable, initial time and lead time, so that several
     processes can fill it; the variable ``written`` tells which initial times are whole. A later run with later initial
-    times makes it longer.
+    times makes it longer. Who makes it, or makes it longer, holds a lock file beside it meanwhile.
     """
 
     def __init__(
@@ -66,8 +77,10 @@ class ZarrStore:
         # jobs of an array on several hosts may have one process number
         self._part = path.with_name(f"{path.name}.part.{socket.gethostname()}.{os.getpid()}")
         try:
-            if not path.exists():
-                self._create()
+            if not path.exists() or self._left():
+                with self._alone():
+                    if not path.exists():
+                        self._create()
             self._group = zarr.open_group(path, mode="r+")
             self._require_same()
             self._extend()
@@ -182,29 +195,75 @@ class ZarrStore:
         after the values, those of the initial times last: what is killed here or done by several at once is done again
         with the same result.
         """
+        wanted = self._initial
+        if self._has(wanted):
+            return
+        with self._alone():
+            # another run may have been faster; its initial times stay where they are
+            self._group = zarr.open_group(self._path, mode="r+")
+            if self._has(wanted):
+                return
+            self._make_part()
+            for name in sorted(self._growing, key=lambda name: name == self._init):
+                files = [path for path in (self._part / name).rglob("*") if path.is_file()]
+                for path in sorted(files, key=lambda path: path.name == "zarr.json"):
+                    target = self._path / path.relative_to(self._part)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    os.replace(path, target)
+            shutil.rmtree(self._part)
+            self._group = zarr.open_group(self._path, mode="r+")
+        for position in np.flatnonzero(np.isin(self._initial, wanted)):
+            self._require_own(position)
+
+    def _has(self, wanted: np.ndarray) -> bool:
+        """Take the store's initial times and what is `wanted` behind them; return whether it is as long as that."""
         stored = self._group[self._init][:]
-        new = np.setdiff1d(self._initial, stored)
+        new = np.setdiff1d(wanted, stored)
         self._initial = np.concatenate([stored, new])
         if len(new) and new[0] < stored.max():
             clock = self._layout.clock
             raise ConfigError(
                 f"{self._path}: has initial times up to {clock.format(stored.max())}, {clock.format(new[0])} not among "
-                "them; a store grows at its end only: choose another inference.folder"
+                "them; a store grows at its end only: choose another inference.folder, and of runs that share a store "
+                "start the one with the earlier times first"
             )
-        arrays = {name: a for name, a in self._group.arrays() if a.metadata.dimension_names[:1] == (self._init,)}
-        if all(array.shape[0] == len(self._initial) for array in arrays.values()):
-            return
-        self._make_part()
-        for name in sorted(arrays, key=lambda name: name == self._init):
-            files = [path for path in (self._part / name).rglob("*") if path.is_file()]
-            for path in sorted(files, key=lambda path: path.name == "zarr.json"):
-                target = self._path / path.relative_to(self._part)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                os.replace(path, target)
-        shutil.rmtree(self._part)
-        self._group = zarr.open_group(self._path, mode="r+")
-        for position in range(len(stored), len(self._initial)):
-            self._require_own(position)
+        return all(self._group[name].shape[0] == len(self._initial) for name in self._growing)
+
+    @property
+    def _growing(self) -> list[str]:
+        """Names of the arrays over initial times."""
+        return [name for name, own in self._group.arrays() if own.metadata.dimension_names[:1] == (self._init,)]
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Be the only process that makes the store, or makes it longer; removes what killed ones have left.
+
+        A file system without locks gets a warning; there `_require_own` sees what another run has done.
+        """
+        with ExitStack() as held:
+            try:
+                held.enter_context(lock(self._path.with_name(f".{self._path.name}.lock")))
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                logger.warning(
+                    "%s: its file system has no locks (%s); let one run at a time append to it", self._path,
+                    error.strerror,
+                )  # fmt: skip
+            else:
+                for path in self._left():
+                    shutil.rmtree(path, ignore_errors=True)
+            yield
+
+    def _left(self) -> list[Path]:
+        """Return stores in the making that have no fields: of this host, as none is made outside the lock, or old."""
+        found, head = [], f"{self._path.name}.part."
+        for path in self._path.parent.glob(f"{head}*"):
+            host = path.name.removeprefix(head).rpartition(".")[0]
+            with suppress(OSError):  # gone meanwhile
+                if host == socket.gethostname() or time.time() - path.stat().st_mtime > _LEFT_SECONDS:
+                    found.append(path)
+        return found
 
     def _create(self) -> None:
         """Make the whole store beside and rename it, so that a store that exists is whole in its metadata."""

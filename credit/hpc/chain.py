@@ -17,6 +17,7 @@ from typing import Any
 
 from credit.errors import CreditError
 from credit.hpc import pbs, slurm
+from credit.whole import write_text_whole
 
 JOBS = "jobs.json"
 SCHEDULERS: dict[str, ModuleType] = {"pbs": pbs, "slurm": slurm}
@@ -67,9 +68,8 @@ def end(folder: Path, job_id: str, signal: str = "") -> str:
 
 def record(folder: Path, kind: str, scheduler: str, ids: Sequence[str]) -> None:
     """Write the ids of what was submitted into ``jobs.json``, in place of those of the same kind."""
-    beside = folder / f".{JOBS}.part"
-    beside.write_text(json.dumps({**read_jobs(folder), kind: {"scheduler": scheduler, "ids": list(ids)}}, indent=2))
-    beside.replace(folder / JOBS)
+    jobs = {**read_jobs(folder), kind: {"scheduler": scheduler, "ids": list(ids)}}
+    write_text_whole(folder / JOBS, json.dumps(jobs, indent=2))
 
 
 def read_jobs(folder: Path) -> dict[str, dict[str, Any]]:

@@ -11,6 +11,7 @@ from typing import Any
 from credit.config import Config, dump_config
 from credit.errors import CheckpointError, ConfigError
 from credit.train import checkpoint
+from credit.whole import write_text_whole
 
 logger = logging.getLogger(__name__)
 
@@ -44,12 +45,7 @@ def prepare_folder(folder: Path) -> None:
 
 def write_config(config: Config, folder: Path) -> None:
     """Write the resolved config into the run's folder, once it is known to be the run's."""
-    beside = folder / ".config.part"
-    try:
-        beside.write_text(dump_config(config), encoding="utf-8")
-        beside.replace(folder / "config.yml")
-    except OSError as error:
-        raise CheckpointError(f"{folder / 'config.yml'}: cannot be written ({error.strerror})") from error
+    write_text_whole(folder / "config.yml", dump_config(config))
 
 
 def find_start(config: Config, folder: Path) -> Path | None:

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from credit.errors import ConfigError
+from credit.errors import ConfigError, CreditError
+from credit.whole import write_text_whole
 
 logger = logging.getLogger(__name__)
 
@@ -143,12 +144,11 @@ def write_status(folder: Path, state: str, step: int, reason: str, job_id: str) 
 
     A disk that is too full for it gets a warning: what the file is about matters more.
     """
-    beside = folder / ".STATUS.part"
+    told = {"status": state, "step": step, "reason": reason, "job_id": job_id}
     try:
-        beside.write_text(json.dumps({"status": state, "step": step, "reason": reason, "job_id": job_id}) + "\n")
-        beside.replace(folder / "STATUS")
-    except OSError as error:
-        logger.warning("%s: cannot be written (%s)", folder / "STATUS", error.strerror)
+        write_text_whole(folder / "STATUS", json.dumps(told) + "\n")
+    except CreditError as error:
+        logger.warning("%s", error)
 
 
 @contextmanager
@@ -184,9 +184,7 @@ def _cut_rows(path: Path, start_step: int) -> None:
                 kept.append(line + "\n")
         except ValueError:
             continue
-    beside = path.with_name(".metrics.part")
-    beside.write_text("".join(kept), encoding="utf-8")
-    beside.replace(path)
+    write_text_whole(path, "".join(kept))
 
 
 def _open_tensorboard(folder: Path, start_step: int):

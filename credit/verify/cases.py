@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from credit.data.problems import Problems
 from credit.data.splits import Split
 from credit.data.units import plain
 from credit.errors import DataError
@@ -15,29 +17,49 @@ from credit.forecast.forecasts import Forecasts
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
 
+logger = logging.getLogger(__name__)
+
 _REAL_CALENDARS = {"standard", "proleptic_gregorian"}  # the same since 1582
 
 
-def require_comparable(archive: Forecasts, reader: FieldReader, regridded: bool) -> None:
-    """Refuse forecasts of other variables, calendar or units or, unless all are `regridded`, on another grid."""
-    outputs = [channel.name for channel in reader.channels.output]
-    if not {*outputs} & {*archive.channel_names}:
-        raise DataError(
-            f"{archive.origin}: has none of the outputs of data.variables ({', '.join(outputs)}), but "
-            f"{', '.join(archive.channel_names[:20])}; what others call by another name is renamed by "
+def call(name: str, archive: Forecasts) -> str:
+    """Return what errors call a forecast: the key of another one, and where it is."""
+    return str(archive.origin) if name == "model" else f"verification.other_forecasts.{name}: {archive.origin}"
+
+
+def require_comparable(name: str, archive: Forecasts, reader: FieldReader, regridded: bool) -> None:
+    """Refuse forecasts of other variables, calendar or units or, unless all are `regridded`, on another grid.
+
+    Raises:
+        DataError: with everything that does not fit.
+    """
+    problems, where, outputs = Problems(), call(name, archive), reader.channels.output
+    if not {channel.name for channel in outputs} & {*archive.channel_names}:
+        problems.add(
+            f"{where}: has none of the outputs of data.variables ({', '.join(channel.name for channel in outputs)}), "
+            f"but {', '.join(archive.channel_names[:20])}; what others call by another name is renamed by "
             "verification.other_forecasts.NAME.rename"
         )
     difference = reader.grid.difference(archive.grid)
     if difference and not regridded:
-        raise DataError(
-            f"{archive.origin}: its grid is not that of the data: {difference}; verification.grid brings both to one"
-        )
+        problems.add(f"{where}: its grid is not that of the data: {difference}; verification.grid brings both to one")
     if archive.clock != reader.clock and not {archive.clock.calendar, reader.clock.calendar} <= _REAL_CALENDARS:
-        raise DataError(f"{archive.origin}: calendar {archive.clock.calendar}, the data have {reader.clock.calendar}")
-    for name, units in archive.units.items():
-        ours = reader.attributes.get(name, {}).get("units")
-        if ours and plain(ours) != plain(units):
-            raise DataError(f"{archive.origin}: {name} is in {units}, the data in {ours}")
+        problems.add(
+            f"{where}: calendar {archive.clock.calendar}, the data have {reader.clock.calendar}; only forecasts in the "
+            "data's calendar can be scored"
+        )
+    scored = [channel for channel in outputs if channel.name in archive.channel_names]
+    for variable in dict.fromkeys(channel.variable for channel in scored):
+        ours = reader.attributes.get(variable, {}).get("units")
+        theirs = archive.units.get(variable)
+        if ours and theirs is None:
+            logger.warning("%s: %s has no units and is taken to be in %s, as the data", where, variable, ours)
+        elif ours and plain(ours) != plain(theirs):
+            problems.add(
+                f"{where}: {variable} is in {theirs}, the data in {ours}; write the forecasts in the data's units, or "
+                f"set data.fields.{variable}.units"
+            )
+    problems.raise_any()
 
 
 def common_leads(archives: Mapping[str, Forecasts]) -> np.ndarray:
@@ -45,18 +67,49 @@ def common_leads(archives: Mapping[str, Forecasts]) -> np.ndarray:
     common = set.intersection(*(set(own.lead_minutes.tolist()) for own in archives.values()))
     leads = np.array(sorted(lead for lead in common if lead > 0), dtype=np.int64)
     if not len(leads):
-        raise DataError(f"{', '.join(str(own.origin) for own in archives.values())}: have no lead time in common")
+        have = (f"{call(name, own)} has {_some_hours(own.lead_minutes)}" for name, own in archives.items())
+        raise DataError(
+            f"{'; '.join(have)}: there is no lead time in common; forecast to some of them (inference.lead_time, "
+            "output_every, lead_times)"
+        )
     return leads
 
 
 def common_cases(archives: Mapping[str, Forecasts], reader: FieldReader, leads: np.ndarray, test: Split) -> np.ndarray:
-    """Return the initial times that every archive has and whose truth, at every lead too, is in the test period."""
+    """Return the initial times that every archive has and whose truth, at every lead too, is in the test period.
+
+    Raises:
+        DataError: if there is none.
+    """
     common = set.intersection(*(set(own.initial_minutes.tolist()) for own in archives.values()))
-    truth = set(reader.times[(reader.times >= test.first) & (reader.times <= test.last)].tolist())
-    cases = sorted(t for t in common if t in truth and all(t + lead in truth for lead in leads.tolist()))
-    if not cases:
+    if not common:
+        have = (f"{call(name, own)} has {_some_times(own)}" for name, own in archives.items())
+        raise DataError(
+            f"{'; '.join(have)}: there is no initial time in common; forecast from some of them "
+            "(inference.initial_times)"
+        )
+    cases = cases_with_truth(common, reader, leads, test)
+    if not len(cases):
         raise DataError(
             f"{test.describe(reader.clock)}: of {len(common)} initial times that all forecasts have, none has truth at "
             f"every lead up to {leads[-1] / 60:g} h in this period; forecast from times in it (inference.initial_times)"
         )
+    return cases
+
+
+def cases_with_truth(initial: set[int], reader: FieldReader, leads: np.ndarray, test: Split) -> np.ndarray:
+    """Return which initial times, increasing, have truth in the test period, at every lead too."""
+    truth = set(reader.times[(reader.times >= test.first) & (reader.times <= test.last)].tolist())
+    cases = sorted(t for t in initial if t in truth and all(t + lead in truth for lead in leads.tolist()))
     return np.array(cases, dtype=np.int64)
+
+
+def _some_hours(minutes: np.ndarray) -> str:
+    """Return lead times in words, the first few and the last."""
+    hours = [f"{lead / 60:g}" for lead in minutes.tolist()]
+    return f"{', '.join(hours if len(hours) < 6 else [*hours[:3], '...', hours[-1]])} h"
+
+
+def _some_times(archive: Forecasts) -> str:
+    first, last = (archive.clock.format(archive.initial_minutes[place]) for place in (0, -1))
+    return f"{len(archive.initial_minutes)}, {first} to {last}"

@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 from PIL import Image
 
-from credit.verify.whole import write_whole
+from credit.whole import write_whole
 
 # CSS pixels a pixel of a figure; at 150 dpi letters of 9.5 points are 10 pixels high
 _LEAST_SCALE = 0.5

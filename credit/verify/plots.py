@@ -1,4 +1,4 @@
-"""Figures of a verification: how they are written; spectra and loss. Colours are Okabe and Ito's, safe for the
+"""Figures of a verification: how they are written, and loss. Colours are Okabe and Ito's, safe for the
 colour-blind.
 
 Nothing but the files plots*.py imports matplotlib, so that commands that draw nothing start fast.
@@ -7,16 +7,16 @@ Nothing but the files plots*.py imports matplotlib, so that commands that draw n
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from matplotlib import colormaps, rc_context
+from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from credit.verify.whole import write_whole
+from credit.whole import write_whole
 
 STYLE = {
     "font.size": 9.5,
@@ -61,38 +61,6 @@ def pretty_units(units: str, power: int = 1) -> str:
 def label(name: str) -> str:
     """Return a forecast's name for people."""
     return name.replace("_", " ").capitalize()
-
-
-def spectra(powers: Mapping[tuple[str, int], tuple[np.ndarray, ...]], units: Mapping[str, str], n_cases: int) -> Figure:
-    """Power by total wavenumber (top) and the model's over the truth's (bottom), a column a channel."""
-    channels = [name for name in units if any(channel == name for channel, _ in powers)]
-    leads = sorted({lead for _, lead in powers})
-    shades = colormaps["viridis"](np.linspace(0.1, 0.75, len(leads)))
-    figure = new_figure(max(2.9 * len(channels) + 0.6, LEAST_WIDTH), 5.2)
-    axes = figure.subplots(2, len(channels), sharex=True, squeeze=False, height_ratios=[2, 1])
-    for column, channel in enumerate(channels):
-        upper, lower = axes[:, column]
-        truth = np.mean([powers[channel, lead][0] for lead in leads], axis=0)
-        number = np.arange(1, len(truth))  # the mean, wavenumber 0, would set the scale
-        upper.loglog(number, truth[1:], color="black", linewidth=2.2, label="Truth")
-        for lead, colour in zip(leads, shades, strict=True):
-            own_truth, forecast = powers[channel, lead][:2]
-            upper.loglog(number, forecast[1:], color=colour, linewidth=1.5, label=f"Forecast at {lead / 60:g} h")
-            present = own_truth[1:] > 0
-            lower.semilogx(number[present], forecast[1:][present] / own_truth[1:][present], color=colour, linewidth=1.5)
-        lower.axhline(1.0, color="black", linewidth=0.8)
-        lower.set_ylim(0, 1.6)
-        upper.set_title(channel)
-        upper.set_ylabel(f"Power ({pretty_units(units[channel], 2)})")
-        lower.set_ylabel("Forecast / truth")
-        lower.set_xlabel("Total wavenumber")
-        ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100, 200) if tick <= number[-1]]
-        lower.set_xticks(ticks, [str(tick) for tick in ticks], minor=False)
-        lower.tick_params(axis="x", which="minor", labelbottom=False)
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-    figure.suptitle(f"Power spectra, mean over {n_cases} forecasts")
-    return figure
 
 
 def loss_curve(train: Sequence[tuple[int, float]], valid: Sequence[tuple[int, float]]) -> Figure:

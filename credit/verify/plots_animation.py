@@ -13,7 +13,7 @@ from PIL import Image
 from credit.times import Clock
 from credit.verify.plots import STYLE, new_figure, pretty_units
 from credit.verify.plots_maps import FIELD, MISSING, WIDE_BAR, Background, draw_map, limits, map_axes
-from credit.verify.whole import write_whole
+from credit.whole import write_whole
 
 _DPI = 110
 _MILLISECONDS, _LAST_MILLISECONDS = 250, 1500  # a frame is shown; the last

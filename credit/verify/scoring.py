@@ -107,9 +107,9 @@ def score_forecasts(
     share = share or Share()
     archives = {"model": archive}
     for name, other in config.verification.other_forecasts.items():
-        archives[name] = open_other_forecasts(name, other)
-    for own in archives.values():
-        require_comparable(own, reader, config.verification.grid is not None)
+        archives[name] = open_other_forecasts(name, other, config.data.level_units)
+    for name, own in archives.items():
+        require_comparable(name, own, reader, config.verification.grid is not None)
     channels = [c for c in reader.channels.output if c.name in archive.channel_names]
     leads = common_leads(archives)
     splits = build_splits(config.data, reader.clock)

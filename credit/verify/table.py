@@ -16,7 +16,7 @@ from credit.verify.comparison import ENOUGH_BLOCKS
 from credit.verify.facts import is_prescribed
 from credit.verify.scores_file import write_scores
 from credit.verify.seasons import ALL
-from credit.verify.whole import write_whole
+from credit.whole import write_whole
 
 # global attributes that tell unlike numbers apart; in every row of scores.csv, too
 FACTS = ("grid", "truth", "first_case", "last_case", "initial_hours", "climatology", "version")

@@ -69,11 +69,10 @@ def verify(
 
 def _draw(found: Verification, reader: FieldReader, log: TrainingLog | None, figures: Path) -> list[tuple[str, Path]]:
     """Draw every figure into the folder `figures`; return (caption, path) in the order of the report."""
-    from credit.verify import plots, plots_ensemble, plots_events, plots_scores
+    from credit.verify import plots, plots_ensemble, plots_events, plots_scores, plots_spectra
     from credit.verify.plots_example import draw_example
 
     table = found.table
-    units = {name: table.units(name) for name in found.figure_channels}
     drawn = [
         (
             "Root-mean-square error and anomaly correlation by lead time. Shaded: 95 % intervals, by resampling of "
@@ -113,11 +112,11 @@ def _draw(found: Verification, reader: FieldReader, log: TrainingLog | None, fig
         drawn.append((caption, plots.draw(path, plots_scores.scorecard, table, reference)))
     drawn += draw_example(found, reader, figures)
     if found.spectra:
-        path = plots.draw(figures / "spectra.png", plots.spectra, found.spectra, units, len(found.cases))
-        highest = len(next(iter(found.spectra.values()))[0]) - 1
+        path = plots.draw(figures / "spectra.png", plots_spectra.spectra, table, found.figure_channels)
         caption = (
-            f"Power by total wavenumber, up to {highest}, the largest that the grids of the scores, the truth and all "
-            "forecasts resolve; of an ensemble its first member. A ratio below 1: the forecast is too smooth."
+            f"Power by total wavenumber, up to {int(table.dataset['wavenumber'][-1])}, the largest that the grids of "
+            "the scores, the truth and all forecasts resolve, and over the truth's; of an ensemble its first member. A "
+            "ratio below 1: the forecast is too smooth."
         )
         drawn.append((caption, path))
     if log is not None:

@@ -1,4 +1,4 @@
-"""Files that are replaced whole, alone or all of them together."""
+"""Files that are replaced all of them together."""
 
 from __future__ import annotations
 
@@ -6,30 +6,14 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from credit.errors import CreditError
+from credit.whole import write_whole
 
 _UNFINISHED = ".unfinished."
-
-
-def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
-    """Let `write` fill a file beside `path`, then put that in its place.
-
-    Raises:
-        CreditError: if it cannot be written.
-    """
-    beside = path.with_name(f".{path.name}.part")
-    try:
-        write(beside)
-        os.replace(beside, path)
-    except (OSError, RuntimeError) as error:  # the netCDF library raises either
-        beside.unlink(missing_ok=True)
-        reason = getattr(error, "strerror", None) or error
-        raise CreditError(f"{path}: cannot be written ({reason}); is the disk full?") from error
-    return path
 
 
 @contextmanager

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from tests.unit.cli.fault import Fault
+from tests.unit.cli.faults_forecasts import FORECASTS
 from tests.unit.cli.world import (
     W,
     change_meta,
-    climatology,
     coarser,
     cut,
     damage,
@@ -37,42 +35,10 @@ from tests.unit.cli.world import (
     with_value,
     write_half,
 )
-from tests.unit.data.files_on_the_fly import random_fields, write_file
+from tests.unit.data.files_on_the_fly import write_file
 
 STORE = "data.store=store.zarr"
 SEEDED = ("plugins=[seeded_model]", "model={type: seeded}")
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A fault, and what must be said of it.
-
-    Attributes:
-        name: what is wrong.
-        words: all of them must stand in one problem.
-        overrides: of the config; paths are relative to the world's folder.
-        spoil: changes files; it gets the folder.
-        needs: ``store`` for a complete store, ``run`` for a run of two steps with a checkpoint.
-        arguments: further ones of the command.
-        environ: variables.
-        free: bytes that every disk has left, None for the truth.
-        absent: a module that is not installed.
-        count: number of problems, where one fault has several faces.
-    """
-
-    name: str
-    words: Sequence[str]
-    overrides: Sequence[str] = ()
-    spoil: Callable[[Path], object] = lambda folder: None
-    needs: str = ""
-    arguments: Sequence[str] = ()
-    environ: dict[str, str] = field(default_factory=dict)
-    free: int | None = None
-    absent: str = ""
-    count: int = 1
-
-    def __str__(self) -> str:
-        return self.name
 
 
 def disk(free: int) -> SimpleNamespace:
@@ -184,53 +150,6 @@ SPLITTING = [
           ["trainer.train_batch_size=8", "trainer.grad_accum_every=2"]),
     Fault("more samples a step than there are, on many ranks", ["8 data ranks", "16 samples a step"],
           arguments=["--world-size", "8"]),
-]  # fmt: skip
-
-FORECASTS = [
-    Fault("an initial time outside the data", ["inference.initial_times", "2000-02-01T00:00"],
-          ["inference.initial_times=['2000-02-01']"]),
-    Fault("an initial time between two steps", ["2000-01-08T03:00"], ["inference.initial_times=['2000-01-08T03:00']"]),
-    Fault("a range that runs backwards", ["inference.initial_times", "before start"],
-          ["inference.initial_times={start: '2000-01-09', end: '2000-01-08'}"]),
-    Fault("a distance that is no multiple", ["inference.initial_times.every"], ["inference.initial_times.every=7h"]),
-    Fault("forecasts longer than the test period", ["inference.lead_time 48h"], ["inference.lead_time=48h"]),
-    Fault("a variable that is not predicted", ["inference.variables", "t2n"], ["inference.variables=[t2n]"]),
-    Fault("members between two steps", ["inference.ensemble.lagged: 5h", "data.timestep"],
-          ["inference.ensemble={members: 2, lagged: 5h}"]),
-    Fault("an initial time that is named twice", ["inference.initial_times: 2000-01-08T00:00 is named twice"],
-          ["inference.initial_times=['2000-01-08', '2000-01-08T00:00']"]),
-    Fault("no initial time", ["inference.initial_times: [] has no time"], ["inference.initial_times=[]"]),
-    Fault("noise after no block", ["inference.ensemble.noise.where: decode is no block", "are decoder.blocks.0"],
-          ["inference.ensemble={members: 2, noise: {where: [stages.3, decode]}}"]),
-    Fault("a checkpoint that is not there", ["inference.checkpoint", "/other/step_00000001"],
-          ["inference.checkpoint=/other/step_00000001"]),
-    Fault("observed forcing beyond the data", ["inference.initial_times", "in_forecast: observed", "2000-01-11T00:00"],
-          ["data.fields.sst.in_forecast=observed", "inference.initial_times=['2000-01-10T12:00']",
-           "inference.lead_time=24h"]),
-    Fault("a climatology of a few days of forcing", ["data.fields.sst.in_forecast", "persist"],
-          ["data.fields.sst.in_forecast=climatology"]),
-    Fault("a seasonal cycle from a few days", ["verification.climatology.harmonics", "too small a part of the year"],
-          ["verification.climatology={}"]),
-    Fault("a climatology that is not there", ["verification.climatology.path", "none.nc"],
-          ["verification.climatology={method: file, path: none.nc}"]),
-    Fault("a climatology of another grid", ["clim.nc", "grid"],
-          ["verification.climatology={method: file, path: 'clim.nc'}"],
-          spoil=climatology(8, 16)),
-    Fault("a climatology whose variables have other names", ["verification.climatology.rename", "clim.nc", "t850"],
-          ["verification.climatology={method: file, path: 'clim.nc', rename: {t: t850}}"],
-          spoil=climatology()),
-    Fault("a climatology with a file of times", ["clim.nc", "dayofyear"],
-          ["verification.climatology={method: file, path: 'clim.nc'}"],
-          spoil=lambda folder: write_file(folder / "clim.nc", {"t2m": random_fields(1, 8, 16)}, [0])),
-    Fault("forecasts to compare with that are not there", ["verification.other_forecasts.ifs", "/nowhere"],
-          ["verification.other_forecasts={ifs: /nowhere}"]),
-    Fault("a figure of what is not predicted", ["verification.figure_channels", "z500"],
-          ["verification.figure_channels=[z500]"]),
-    Fault("an event of what is not predicted", ["verification.events.warm.channel", "t2n", 'did you mean "t2m"'],
-          ["verification.events={warm: {channel: t2n, above: 290}}"]),
-    Fault("precipitation that is none", ["verification.seeps", "t2m is no sum over the step"],
-          ["verification.seeps=[t2m]"]),
-    Fault("an animation of what is not predicted", ["verification.animate", "z500"], ["verification.animate=[z500]"]),
 ]  # fmt: skip
 
 STORES = [

@@ -18,8 +18,9 @@ from credit.cli.check import check
 from credit.config import load_config
 from credit.data.sources import open_sources
 from credit.train.dry_run import blank_assets, try_step
-from tests.unit.cli.faults import FAULTS, SEEDED, Fault, patch
-from tests.unit.cli.world import plugin
+from tests.unit.cli.fault import Fault
+from tests.unit.cli.faults import FAULTS, SEEDED, patch
+from tests.unit.cli.world import others, plugin
 
 CONFIGS = sorted((Path(__file__).parents[3] / "config").glob("*.yml"))
 
@@ -77,6 +78,19 @@ def test_no_alarm_without_a_fault(
     assert ("nothing is left" in said) == (needs == "run")
     # nothing is written
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_no_alarm_over_forecasts_that_can_be_scored(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    others()(world)
+    code, problems, said = run_check(capsys, "verification.other_forecasts={ifs: others.zarr}")
+    assert (code, problems) == (0, [])
+    assert "other_forecasts: ifs: scored are what all forecasts have, initial times: 3, lead times: 1" in said
+    others(rows=8, levels=(50000.0,))(world / "coarse")
+    coarse = "verification.other_forecasts={ifs: others.zarr, coarse: coarse/others.zarr}"
+    code, problems, said = run_check(capsys, coarse, "verification.grid={rows: 8, columns: 16, poles: false}")
+    assert (code, problems) == (0, [])
+    assert "other_forecasts.coarse: no scores of t850, which it does not have" in said
+    assert "other_forecasts: ifs, coarse: scored are what all forecasts have, initial times: 3," in said
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

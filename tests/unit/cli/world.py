@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xarray as xr
 import yaml
 
 from tests.unit.data.files_on_the_fly import SPLITS, random_fields, write_file
@@ -131,6 +132,39 @@ def climatology(rows: int = H, columns: int = W) -> Callable[[Path], None]:
         write_file(folder / "clim.nc", values, None, levels=[500, 850], lat=lat, lon=lon, dims=dims)
 
     return spoil
+
+
+def others(
+    rows: int = H, levels: tuple[float, ...] = (500.0, 850.0), start: str = "2000-01-08", lead: int = 6,
+    **units: str | None,
+) -> Callable[[Path], None]:  # fmt: skip
+    """Write forecasts of another program, others.zarr: t and t2m, from eight initial times, south first."""
+
+    def spoil(folder: Path) -> None:
+        columns, units_of = 2 * rows, {"t": "K", "t2m": "K", **units}
+        coords = {
+            "time": np.datetime64(start, "ns") + np.arange(8) * np.timedelta64(6, "h"),
+            "prediction_timedelta": ("prediction_timedelta", [lead], {"units": "hours"}),
+            "level": list(levels),
+            "latitude": np.linspace(90 / rows - 90, 90 - 90 / rows, rows),
+            "longitude": np.arange(columns) * 360 / columns,
+        }
+        values = random_fields(8, 1, len(levels), rows, columns)
+        flat = tuple(dim for dim in coords if dim != "level")
+        said = {name: {} if text is None else {"units": text} for name, text in units_of.items()}
+        fields = {"t": (tuple(coords), values, said["t"]), "t2m": (flat, values[:, :, 0], said["t2m"])}
+        xr.Dataset(fields, coords).to_zarr(folder / "others.zarr", zarr_format=2)
+
+    return spoil
+
+
+def others_with_a_hole(folder: Path) -> None:
+    """Write forecasts of another program of which a chunk is lost."""
+    others()(folder)
+    shutil.rmtree(folder / "others.zarr" / "t2m")
+    others_of_t2m = xr.Dataset({"t2m": xr.open_zarr(folder / "others.zarr")["t"].isel(level=0, drop=True)})
+    hole = others_of_t2m.where(others_of_t2m["latitude"] < 80)
+    hole.to_zarr(folder / "others.zarr", zarr_format=2, mode="a")
 
 
 def regional(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 import xarray as xr
@@ -184,9 +185,111 @@ def test_a_store_that_cannot_be_read_as_it_is(tmp_path: Path, caplog: pytest.Log
     assert "t2q has the dimensions time, prediction_timedelta, quantile" in caplog.text
     for renamed, problem in (("t2q", "t2q has the dimensions .*cut the store"), ("t2", 'variable t2 .*mean "t2q"')):
         with pytest.raises(DataError, match=f"verification.other_forecasts.pangu: .*other.zarr: .*{problem}"):
-            open_other_forecasts("pangu", OtherForecastsConfig(path=str(store), rename={"t2m": renamed}))
+            open_other_forecasts("pangu", OtherForecastsConfig(path=str(store), rename={"t2m": renamed}), "hPa")
     with pytest.raises(DataError, match=r"other_forecasts.pangu: .*nowhere: there are no forecasts"):
-        open_other_forecasts("pangu", OtherForecastsConfig.model_validate(str(tmp_path / "nowhere")))
+        open_other_forecasts("pangu", OtherForecastsConfig.model_validate(str(tmp_path / "nowhere")), "hPa")
     (store / "t2q" / "zarr.json").write_text("{")
     with pytest.raises(DataError, match="other.zarr: cannot be read as zarr"):
         open_forecasts(store)
+
+
+def foreign(
+    path: str | Path, levels: dict[str, tuple[list[float], dict]], lead: int = 6, **options: object
+) -> np.ndarray:
+    """Write a store with a variable of each dimension in `levels`, named as its first letter, and t2m; return t2m."""
+    values = np.random.default_rng(5).random((1, 1, 6, 12)).astype(np.float32)
+    coords: dict[str, object] = {
+        "time": np.array(["2001-04-01"], dtype="datetime64[ns]"),
+        "prediction_timedelta": ("prediction_timedelta", [6], {"units": "hours"}),
+        "latitude": GRID.lat,
+        "longitude": GRID.lon,
+    }
+    fields: dict[str, object] = {"t2m": (tuple(coords), values)}
+    for dim, (own, attributes) in levels.items():
+        fields[dim[0]] = (dim, "time", "prediction_timedelta", "latitude", "longitude"), np.stack([values] * len(own))
+        coords[dim] = dim, own, attributes
+    xr.Dataset(fields, coords).to_zarr(path, **{"zarr_format": 2, **options})
+    return values
+
+
+CF_LEVELS = {
+    "standard_name": {"standard_name": "air_pressure", "units": "hPa"},
+    "axis": {"axis": "Z", "units": "millibar"},
+    "positive": {"positive": "Down", "units": "hPa"},
+    "nothing else": {"axis": "Z"},
+}
+
+
+@pytest.mark.parametrize("said", CF_LEVELS)
+def test_a_level_is_found_by_what_cf_says_of_it(tmp_path: Path, said: str) -> None:
+    foreign(tmp_path / "a.zarr", {"zeta": ([500.0, 850.0], CF_LEVELS[said])})
+    archive = open_forecasts(tmp_path / "a.zarr", level_units="hPa")
+    assert archive.channel_names == ["t2m", "z500", "z850"]
+    fields = archive.read_members(CLOCK.parse("2001-04-01"), 0)[0]
+    np.testing.assert_array_equal(fields[1], fields[0])
+
+
+def test_levels_are_brought_to_the_units_of_the_data(tmp_path: Path) -> None:
+    foreign(tmp_path / "pa.zarr", {"plev": ([92500.0, 50000.0], {"units": "Pa"})})
+    assert open_forecasts(tmp_path / "pa.zarr").channel_names == ["p92500", "p50000", "t2m"]
+    other = OtherForecastsConfig(path=str(tmp_path / "pa.zarr"))
+    assert open_other_forecasts("x", other, "hPa").channel_names == ["p925", "p500", "t2m"]
+    assert open_other_forecasts("x", other, "Pa").channel_names == ["p92500", "p50000", "t2m"]
+
+
+def test_pressures_are_no_model_levels(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """10 hPa is not the tenth model level, though both would be called t10."""
+    foreign(tmp_path / "hpa.zarr", {"tlev": ([10.0], {"axis": "Z", "units": "hPa"})})
+    foreign(tmp_path / "number.zarr", {"tlev": ([10.0], {"axis": "Z", "units": "1"})})
+    for name, units, said in (("hpa", "model_level", "tlev is in hPa"), ("number", "hPa", 'tlev is in "1", not in')):
+        caplog.clear()
+        other = OtherForecastsConfig(path=str(tmp_path / f"{name}.zarr"))
+        assert open_other_forecasts("x", other, units).channel_names == ["t2m"]
+        assert f"{name}.zarr: t has the dimensions tlev, time" in caplog.text and said in caplog.text
+        with pytest.raises(DataError, match=rf"other_forecasts.x: .*{name}.zarr: t has the dimensions tlev.*rename"):
+            open_other_forecasts("x", other.model_copy(update={"rename": {"temperature": "t"}}), units)
+
+
+def test_where_nothing_is_a_level_all_dimensions_are_named(tmp_path: Path) -> None:
+    foreign(tmp_path / "a.zarr", {"zheight": ([10.0, 80.0], {"units": "m", "positive": "up"})})
+    dataset = xr.open_zarr(tmp_path / "a.zarr", decode_timedelta=False).drop_vars("t2m")
+    dataset.rename_dims(zheight="level").to_zarr(tmp_path / "b.zarr", zarr_format=2)  # has no coordinate of this name
+    dataset.to_zarr(tmp_path / "c.zarr", zarr_format=2)
+    with pytest.raises(DataError, match="there are latitude, level, longitude, .*; level has no coordinate"):
+        open_forecasts(tmp_path / "b.zarr")
+    with pytest.raises(DataError, match=r"there are latitude, .*, time, zheight; zheight is no level: .*air_pressure"):
+        open_forecasts(tmp_path / "c.zarr")
+
+
+def test_members_need_no_numbers(tmp_path: Path) -> None:
+    foreign(tmp_path / "a.zarr", {"level": ([500.0, 850.0], {})})
+    dataset = xr.open_zarr(tmp_path / "a.zarr", decode_timedelta=False).drop_vars("t2m")
+    dataset.drop_vars("level").rename_dims(level="member").to_zarr(tmp_path / "b.zarr", zarr_format=2)
+    archive = open_forecasts(tmp_path / "b.zarr")
+    assert archive.members == 2 and archive.channel_names == ["l"]
+
+
+@pytest.mark.parametrize(
+    "options", [{"zarr_format": 2, "consolidated": True}, {"zarr_format": 3, "consolidated": False}]
+)
+def test_a_store_behind_a_url(tmp_path: Path, options: dict) -> None:
+    values = foreign(tmp_path / "a.zarr", {"level": ([500.0], {})}, **options)
+    memory = fsspec.filesystem("memory")
+    memory.put(str(tmp_path / "a.zarr"), "/test_archive/a.zarr", recursive=True)
+    other = OtherForecastsConfig(path="memory://test_archive/a.zarr", rename={"2t": "t2m"})
+    try:
+        archive = open_other_forecasts("far", other, "hPa")
+        assert archive.channel_names == ["l500", "2t"] and archive.origin == other.path
+        fields = archive.read_members(CLOCK.parse("2001-04-01"), 0)
+        np.testing.assert_array_equal(fields[0], np.concatenate([values[0]] * 2))
+        near = open_forecasts(tmp_path / "a.zarr", other.rename)
+        np.testing.assert_array_equal(near.read_members(CLOCK.parse("2001-04-01"), 0), fields)
+        for name in memory.find("/test_archive/a.zarr/t2m"):
+            memory.pipe(name, b"no chunk")
+        with pytest.raises(DataError, match=r"memory://test_archive/a.zarr: t2m cannot be read"):
+            archive.read_members(CLOCK.parse("2001-04-01"), 0)
+        nowhere = other.model_copy(update={"path": "memory://test_archive/b.zarr"})
+        with pytest.raises(DataError, match=r"other_forecasts.far: memory://test_archive/b.zarr: there is no zarr"):
+            open_other_forecasts("far", nowhere, "hPa")
+    finally:
+        memory.rm("/test_archive", recursive=True)

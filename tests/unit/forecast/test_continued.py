@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import multiprocessing
 import os
 import shutil
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import netCDF4
@@ -19,7 +25,7 @@ from credit.forecast.archive import open_forecasts
 from credit.forecast.writer import ForecastWriter
 from credit.times import Clock
 from tests.unit.analytic_reader import ATTRIBUTES
-from tests.unit.forecast.test_writer import GRID, INITIAL, LEADS, _fields, _writer
+from tests.unit.forecast.test_writer import GRID, INITIAL, LEADS, NAMES, _fields, _writer
 
 FIRST, SECOND = (Clock().parse(text) for text in INITIAL)
 SUMS = ChannelMap.build(
@@ -176,19 +182,98 @@ def test_a_store_that_was_killed_while_it_grew(tmp_path: Path, monkeypatch: pyte
                 _writer(folder, format="zarr", initial_minutes=[SECOND])
             except KeyboardInterrupt:
                 count += 1
-        for left in folder.glob("*.part*"):
-            shutil.rmtree(left)
+                assert list(folder.glob("*.part.*"))
         if number < count - 1:
             archive = open_forecasts(folder)
             assert archive.initial_minutes.tolist() == [FIRST]
             np.testing.assert_array_equal(archive.read(FIRST), open_forecasts(start).read(FIRST))
         _writer(folder, format="zarr", initial_minutes=[SECOND]).write(SECOND, _fields(1))
-        assert contents(folder) == contents(expected)
+        assert contents(folder) == contents(expected), "nothing is left of the killed run"
         number += 1
     assert number > 10
 
 
-def test_two_runs_that_append_unlike_times_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def append(folders: list[Path], initial: int, start: Barrier, said: Queue) -> None:
+    """Append one initial time to each store when all processes are ready."""
+    for folder in folders:
+        start.wait()
+        try:
+            _writer(folder, format="zarr", initial_minutes=[initial]).write(initial, _fields(initial - FIRST))
+        except CreditError as error:
+            said.put((folder, initial, str(error)))
+        else:
+            said.put((folder, initial, ""))
+
+
+def test_runs_that_append_unlike_times_at_once_wait_for_each_other(tmp_path: Path) -> None:
+    """The second finds what the first has made of the store: it goes on behind it, or is told before it writes."""
+    folders, wanted = [tmp_path / str(number) for number in range(4)], [FIRST + 1440, FIRST + 2880]
+    for folder in folders[:2]:
+        _writer(folder, format="zarr", initial_minutes=[FIRST]).write(FIRST, _fields())
+    spawn = multiprocessing.get_context("spawn")
+    start, said = spawn.Barrier(len(wanted)), spawn.Queue()
+    jobs = [spawn.Process(target=append, args=(folders, initial, start, said)) for initial in wanted]
+    for job in jobs:
+        job.start()
+    results = [said.get(timeout=120) for _ in jobs for _ in folders]
+    for job in jobs:
+        job.join()
+    for number, folder in enumerate(folders):
+        text = {initial: text for where, initial, text in results if where == folder}
+        written = [initial for initial in wanted if not text[initial]]
+        assert wanted[-1] in written
+        assert written == wanted or "a store grows at its end only" in text[wanted[0]]
+        archive = open_forecasts(folder)
+        assert archive.initial_minutes.tolist() == ([FIRST] if number < 2 else []) + written
+        for initial in archive.initial_minutes.tolist():
+            read = archive.read(initial)[:, archive.channel_names.index("z500")]
+            np.testing.assert_array_equal(read, _fields(initial - FIRST)[:, NAMES.index("z500")])
+        assert not list(folder.glob("*.part.*"))
+
+
+def test_a_run_goes_on_behind_what_another_has_just_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _writer(tmp_path, format="zarr", initial_minutes=[FIRST])
+
+    @contextmanager
+    def held(path: Path) -> Iterator[bool]:
+        """Wait while the other run holds the lock."""
+        monkeypatch.undo()
+        _writer(tmp_path, format="zarr", initial_minutes=others).write(others[0], _fields())
+        yield True
+
+    others = [SECOND]
+    monkeypatch.setattr("credit.forecast.zarr_store.lock", held)
+    ours = _writer(tmp_path, format="zarr", initial_minutes=[SECOND + 1440])
+    ours.write(SECOND + 1440, _fields(1))
+    assert open_forecasts(tmp_path).initial_minutes.tolist() == [SECOND, SECOND + 1440]
+    others = [SECOND + 4 * 1440]
+    monkeypatch.setattr("credit.forecast.zarr_store.lock", held)
+    with pytest.raises(ConfigError, match=r"up to 2001-04-06T00:30, 2001-04-05T00:30 not among them.*earlier times"):
+        _writer(tmp_path, format="zarr", initial_minutes=[SECOND + 3 * 1440])
+    assert open_forecasts(tmp_path).initial_minutes.tolist() == [SECOND, SECOND + 1440, SECOND + 4 * 1440]
+
+
+def test_what_killed_runs_have_left_goes_at_the_next_start(tmp_path: Path) -> None:
+    left = [tmp_path / f"forecasts.zarr.part.{host}" for host in (f"{socket.gethostname()}.1", "a.b-c.7", "a.b-c.8")]
+    for path in left:
+        (path / "init_time").mkdir(parents=True)
+    os.utime(left[1], (0, 0))
+    _writer(tmp_path, format="zarr", initial_minutes=[FIRST]).write(FIRST, _fields())
+    # what another host began just now may be in the making
+    assert sorted(tmp_path.glob("*.part.*")) == [left[2]]
+    os.utime(left[2], (0, 0))
+    _writer(tmp_path, format="zarr", initial_minutes=[FIRST])
+    assert not list(tmp_path.glob("*.part.*"))
+    assert open_forecasts(tmp_path).initial_minutes.tolist() == [FIRST]
+
+
+def test_two_runs_that_append_unlike_times_at_once_without_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_locks(path: Path) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("credit.forecast.zarr_store.lock", no_locks)
     _writer(tmp_path, format="zarr", initial_minutes=[FIRST])
     replace, others = os.replace, []
 
@@ -203,6 +288,7 @@ def test_two_runs_that_append_unlike_times_at_once(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("credit.forecast.zarr_store.os.replace", rename)
     with pytest.raises(CreditError, match="another run has appended other initial times"):
         _writer(tmp_path, format="zarr", initial_minutes=[SECOND])
+    assert "forecasts.zarr: its file system has no locks (No locks available)" in caplog.text
 
 
 def test_a_run_whose_initial_times_another_has_taken_writes_nothing(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from credit.config.schema_forecast import EnsembleConfig, PerturbationConfig, StochasticConfig
 from credit.config.schema_trainer import ParallelismConfig
 from credit.errors import ConfigError
-from credit.forecast.ensemble import build_perturbation, describe_ensemble, enable_dropout, lag_minutes
+from credit.forecast.ensemble import build_perturbation, describe_ensemble, enable_dropout
 from credit.forecast.run import Start, forecast, starts_of
 from credit.forecast.step import Stepper
 from credit.grid import LatLonGrid
@@ -173,11 +173,7 @@ def test_dropout_draws_in_evaluation_and_nothing_else_changes(rates: dict[str, f
 def test_messages() -> None:
     with pytest.raises(ValueError, match="members would be equal"):
         EnsembleConfig(members=3)
-    with pytest.raises(ConfigError, match=r"lagged: 4h is not a multiple of data.timestep"):
-        lag_minutes(EnsembleConfig(members=3, lagged="4h"), STEP)
     chosen = PerturbationConfig(kind="bred", cycle="8h")
-    with pytest.raises(ConfigError, match=r"perturbation.cycle: 8h is not a multiple"):
-        states(EnsembleConfig(members=3, perturbation=chosen), [])
     said = describe_ensemble(
         EnsembleConfig(members=3, perturbation=chosen, dropout=True, stochastic=StochasticConfig())
     )

@@ -109,18 +109,6 @@ def test_lists_that_are_refused(wanted: list[str], problem: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ensemble", "problem"),
-    [
-        ({"members": 2, "lagged": "5h"}, "ensemble.lagged: 5h is not a multiple of data.timestep 6h"),
-        ({"members": 2, "perturbation": {"kind": "bred", "cycle": "9h"}}, "perturbation.cycle: 9h is not a multiple"),
-    ],
-)
-def test_a_duration_is_told_before_data_are_missed(ensemble: dict, problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem):
-        _choose(InferenceConfig(initial_times=["2001-01-02"], ensemble=ensemble))
-
-
-@pytest.mark.parametrize(
     ("forcing", "lead_time"),
     [({}, "24h"), ({"temporal": "mean"}, "24h"), ({"temporal": "mean", "window": "next"}, "18h")],
 )

@@ -128,21 +128,22 @@ def test_spectra_are_numbers_of_every_forecast(run: Run, tmp_path: Path) -> None
         assert np.isnan(table.value(forecast, channel, 24, SHORT_WAVES))
 
 
-def test_a_level_by_another_name_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_levels_by_other_names(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     grid, start = make_grid(12, 24), np.array(["2001-03-04T06:00"], dtype="datetime64[ns]")
     leads = ("prediction_timedelta", [6, 12], {"units": "hours"})
     coords = {"time": start, "prediction_timedelta": leads, "latitude": grid.lat, "longitude": grid.lon}
     plain, values = tuple(coords), np.zeros((1, 2, 12, 24), dtype=np.float32)
-    for dim, read in (("level", ["t2m", "z500"]), ("pressure_level", ["t2m"]), ("isobaricInhPa", ["t2m"])):
+    for dim in ("level", "pressure_level", "isobaricInhPa", "height"):
         variables = {"t2m": (plain, values), "z": ((dim, *plain), values[None])}
         xr.Dataset(variables, coords | {dim: [500]}).to_zarr(tmp_path / f"{dim}.zarr", consolidated=False)
         caplog.clear()
         other = OtherForecastsConfig(path=str(tmp_path / f"{dim}.zarr"))
-        assert sorted(open_other_forecasts("other", other).channel_names) == read
-        assert ("it is left out" in caplog.text) == (dim != "level")
+        read = ["t2m"] if dim == "height" else ["t2m", "z500"]
+        assert sorted(open_other_forecasts("other", other, "hPa").channel_names) == read
+        assert ("height is no level: " in caplog.text and "it is left out" in caplog.text) == (dim == "height")
     renamed = other.model_copy(update={"rename": {"geopotential": "z"}})
-    with pytest.raises(DataError, match="z has the dimensions isobaricInhPa, time, "):
-        open_other_forecasts("other", renamed)
+    with pytest.raises(DataError, match="z has the dimensions height, time, "):
+        open_other_forecasts("other", renamed, "hPa")
 
 
 def test_every_time_is_read_once(run: Run) -> None:

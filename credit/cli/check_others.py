@@ -1,0 +1,109 @@
+"""The part of ``credit_check`` that compares ``verification.other_forecasts`` with what the verification will want."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from credit.cli.check_data import DataFound
+from credit.cli.findings import Findings
+from credit.config import Config
+from credit.errors import DataError
+from credit.forecast.archive import ForecastArchive, open_other_forecasts
+from credit.times import Clock
+from credit.verify.cases import call, common_cases, common_leads, require_comparable
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The run's own forecasts before they are made; has what `credit.verify.cases` asks of `Forecasts`.
+
+    Attributes:
+        origin: what messages call them.
+        initial_minutes: initial times, empty where they are not known.
+        lead_minutes: lead times.
+        channel_names: what is written.
+        clock: the calendar.
+    """
+
+    origin: str
+    initial_minutes: np.ndarray
+    lead_minutes: np.ndarray
+    channel_names: list[str]
+    clock: Clock
+
+
+def check_others(config: Config, found: DataFound, planned: Planned, findings: Findings) -> None:
+    """Open the other forecasts and see whether they can be scored beside the run's own, and how much of them."""
+    opened: dict[str, ForecastArchive] = {}
+    for name, other in config.verification.other_forecasts.items():
+        with findings.collect():
+            opened[name] = open_other_forecasts(name, other, config.data.level_units)
+    fitting = {"model": planned}
+    for name, archive in opened.items():
+        before = len(findings.messages)
+        with findings.collect():
+            require_comparable(name, archive, found, config.verification.grid is not None)
+        with findings.collect():
+            _compare_channels(name, archive, found, planned, findings)
+        leads, cases = _compare_times({"model": planned, name: archive}, found, findings)
+        if len(leads) and len(cases):
+            with findings.collect():
+                _read_one(name, archive, found, int(cases[0]), int(leads[0]))
+        if len(findings.messages) == before:
+            fitting[name] = archive
+    if len(fitting) > 1:
+        leads, cases = _compare_times(fitting, found, findings)
+        findings.say(
+            f"verification.other_forecasts: {', '.join(list(fitting)[1:])}: scored are what all forecasts have, "
+            f"initial times: {len(cases)}, lead times: {len(leads)}"
+        )
+
+
+def _compare_channels(
+    name: str, archive: ForecastArchive, found: DataFound, planned: Planned, findings: Findings
+) -> None:
+    """Say which of the channels that will be scored another forecast lacks."""
+    scored = [channel.name for channel in found.channels.output if channel.name in planned.channel_names]
+    lacking = [channel for channel in scored if channel not in archive.channel_names]
+    has_outputs = any(channel.name in archive.channel_names for channel in found.channels.output)
+    if scored and has_outputs and len(lacking) == len(scored):
+        raise DataError(
+            f"{call(name, archive)}: has none of the channels that the run writes ({', '.join(scored)}); write others "
+            "(inference.variables, levels), or leave these forecasts out"
+        )
+    if lacking and has_outputs:
+        findings.say(f"verification.other_forecasts.{name}: no scores of {', '.join(lacking)}, which it does not have")
+
+
+def _compare_times(
+    archives: dict[str, Planned | ForecastArchive], found: DataFound, findings: Findings
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the lead times and the initial times that are scored, none of those that are not known."""
+    leads, cases = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    with findings.collect():
+        leads = common_leads(archives)
+    if len(archives["model"].initial_minutes):
+        with findings.collect():
+            cases = common_cases(archives, found, leads if len(leads) else np.array([0]), found.splits["test"])
+    return leads, cases
+
+
+def _read_one(name: str, archive: ForecastArchive, found: DataFound, initial: int, lead: int) -> None:
+    """Read one lead time of one forecast; where it lies on the data's grid nothing but masked cells may be missing."""
+    values = archive.read_members(initial, archive.lead_minutes.tolist().index(lead))
+    if found.reader is None or found.grid.difference(archive.grid):
+        return
+    missing = []
+    for channel in found.channels.output:
+        if channel.name in archive.channel_names:
+            own = values[:, archive.channel_names.index(channel.name)]
+            hidden = found.masks.get(channel.variable, np.zeros(own.shape[-2:], dtype=bool))
+            missing += [channel.name] if not np.isfinite(own[..., ~hidden]).all() else []
+    if missing:
+        raise DataError(
+            f"{call(name, archive)}: forecast from {archive.clock.format(initial)} at {lead / 60:g} h: "
+            f"{', '.join(missing)} not finite where the data have values, which cannot be scored; copy it again, or "
+            "take these variables out of it"
+        )

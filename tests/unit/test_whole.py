@@ -1,0 +1,76 @@
+"""A file that cannot be replaced stays as it was, and the error names it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from credit.config import build_config
+from credit.data.parts import _note
+from credit.errors import CreditError
+from credit.hpc.chain import JOBS, record
+from credit.train.continuation import write_config
+from credit.train.log import _cut_rows, write_status
+from credit.whole import write_text_whole, write_whole
+from tests.unit.cli.world import CONFIG
+
+ROWS = '{"step": 1}\n{"step": 2}\n{"st'
+WRITERS: dict[str, Callable[[Path], object]] = {
+    "some.txt": lambda folder: write_text_whole(folder / "some.txt", "new\u00e9"),
+    "config.yml": lambda folder: write_config(build_config(CONFIG), folder),
+    "metrics.jsonl": lambda folder: _cut_rows(folder / "metrics.jsonl", 1),
+    JOBS: lambda folder: record(folder, "train", "slurm", ["12"]),
+    "000003.json": lambda folder: _note(folder / "000003.json", {5: "lost"}),
+}
+OLD = {"metrics.jsonl": ROWS, JOBS: "{}"}
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Fills the disk."""
+
+    def no_room(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    return lambda: monkeypatch.setattr(os, "replace", no_room)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_the_old_file_stays_where_there_is_no_room(tmp_path: Path, full: Callable[[], None], name: str) -> None:
+    old = OLD.get(name, "old")
+    (tmp_path / name).write_text(old)
+    full()
+    with pytest.raises(CreditError, match=rf"{name}: cannot be written \(No space left on device\); is the disk full"):
+        WRITERS[name](tmp_path)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: old}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_the_new_file_stands_alone(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(OLD.get(name, "old"))
+    WRITERS[name](tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text(encoding="utf-8") != OLD.get(name, "old")
+
+
+def test_a_status_that_finds_no_room_ends_nothing(
+    tmp_path: Path, full: Callable[[], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    write_status(tmp_path, "running", 1, "", "7")
+    full()
+    with caplog.at_level(logging.WARNING):
+        write_status(tmp_path, "done", 2, "", "7")
+    assert "STATUS: cannot be written (No space left on device)" in caplog.text
+    assert json.loads((tmp_path / "STATUS").read_text())["step"] == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["STATUS"]
+
+
+def test_what_is_no_fault_of_the_disk_is_not_called_one(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        write_whole(tmp_path / "a", lambda beside: 1 / 0)

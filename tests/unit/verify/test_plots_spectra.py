@@ -1,0 +1,46 @@
+"""The figure of power spectra shows the numbers of the table, of every forecast in its own colour."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from credit.verify.plots_scores import styles_of
+from credit.verify.plots_spectra import spectra
+from credit.verify.scoring import score_forecasts
+from tests.unit.verify.conftest import Run, make_config, write_forecasts
+
+
+def curves(axis: Axes) -> dict[str, np.ndarray]:
+    """Return colour -> the values of each curve over wavenumbers."""
+    return {line.get_color(): np.asarray(line.get_ydata()) for line in axis.lines if len(line.get_ydata()) > 2}
+
+
+def test_every_forecast_that_has_a_spectrum_is_shown(run: Run, tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).normal(0, 3, run.reader.grid.shape)
+    write_forecasts(tmp_path / "other", run.reader, ["2001-03-04T06:00"], noise, variables=["t2m"])
+    config = make_config(tmp_path, other_forecasts={"other": str(tmp_path / "other")})
+    table = score_forecasts(config, run.reader, run.archive).table
+    colours, data = {name: own["color"] for name, own in styles_of(table).items()}, table.dataset
+    figure = spectra(table, ["z500", "t2m", "no_such_channel"])
+    axes = np.array(figure.axes).reshape(3, 2)  # power, the ratios at 6 and 24 h; z500, t2m
+    for column, (channel, names) in enumerate({"z500": ["model"], "t2m": ["model", "other"]}.items()):
+        upper, *lower = axes[:, column]
+        assert upper.get_title() == channel
+        own = data.sel(spectrum_channel=channel).isel(wavenumber=slice(1, None))
+        shown = curves(upper)
+        np.testing.assert_array_equal(shown.pop("black"), own["power_truth"].sel(spectrum_lead=24))
+        assert set(shown) == {colours[name] for name in names}
+        for name in names:
+            forecast = own.sel(forecast=name)
+            np.testing.assert_array_equal(shown[colours[name]], forecast["power"].sel(spectrum_lead=24))
+            for axis, lead in zip(lower, (6, 24), strict=True):
+                assert set(curves(axis)) == set(shown)
+                np.testing.assert_array_equal(
+                    curves(axis)[colours[name]], forecast["power_ratio"].sel(spectrum_lead=lead)
+                )
+        # a rough forecast does not push the smooth ones flat
+        assert all(1.6 <= axis.get_ylim()[1] <= 3.0 for axis in lower)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["Truth", "Model", "Other"]
