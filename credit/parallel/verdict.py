@@ -9,6 +9,7 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 
 from credit.errors import CheckpointError, CreditError
+from credit.parallel.launch import from_main
 
 T = TypeVar("T")
 
@@ -49,3 +50,20 @@ def together(what: Callable[[], T], group: dist.ProcessGroup | None = None) -> l
     if problem is not None:
         raise problem
     return [value for value, _ in results]
+
+
+def on_main(what: Callable[[], T]) -> T:
+    """Collective: call `what` on the main process alone and return its result on every rank.
+
+    The result may be large: it is sent to each rank once. `together` would give every rank room for the largest result
+    times the number of ranks.
+
+    Args:
+        what: has no collectives in it; its result can be pickled.
+
+    Raises:
+        CreditError: on every rank, if `what` failed.
+    """
+    results: list[T] = []
+    together(lambda: results.append(what()) if rank_of() == 0 else None)
+    return from_main(results[0] if results else None)

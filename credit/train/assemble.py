@@ -35,7 +35,7 @@ from credit.models.wxformer import spectral_norm
 from credit.parallel.launch import Launch
 from credit.parallel.materialise import fill_, require_filled
 from credit.parallel.mesh import RunMesh, build_mesh, plan_degrees
-from credit.parallel.verdict import together
+from credit.parallel.verdict import on_main
 from credit.parallel.watchdog import Watchdog
 from credit.times import parse_duration
 from credit.train import checkpoint
@@ -261,7 +261,7 @@ def assemble_training(
     # adapters begin at step 0 of their own run
     start = origin if base is None or origin.resolve() != base else None
     if origin is None:
-        assets, *_ = together(lambda: fit_assets(config, reader, splits["train"]) if launch.is_main else None)
+        assets = on_main(lambda: fit_assets(config, reader, splits["train"]))
     else:
         config, assets = take_over(config, reader, mesh, origin, goes_on=start is not None)
     conf = config.trainer

@@ -40,6 +40,11 @@ def train(folder: Path, ranks: int, *overrides: str) -> str:
     return done.stderr
 
 
+def test_a_thousand_ranks_do_not_hold_the_static_fields_of_each(small_run: Path) -> None:
+    train(small_run, 2, "trainer.max_steps=1", "plugins=[tests.parallel.refuses_fields]", f"save_loc={small_run}/run")
+    assert len(rows(small_run / "run")) == 1
+
+
 def test_a_run_wanders_over_meshes(small_run: Path) -> None:
     """Each part of the run goes on from a checkpoint of another mesh; the losses are those of one process."""
     train(small_run, 1, "trainer.max_steps=16", f"save_loc={small_run}/one", "trainer.train_batch_size=8")
