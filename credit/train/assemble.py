@@ -241,13 +241,15 @@ def assemble_training(
     device: torch.device,
     watchdog: Watchdog,
     draw: DrawEarlyView,
+    began: float | None = None,
     peaks: Mapping[str, float] | None = None,
 ) -> Trainer:
     """Return the trainer of a run, continued from the checkpoint that ``trainer.resume`` finds; collective.
 
-    `peaks` are the device's TFLOP/s by rate, where they are known, see `credit.hpc.gpus.reported_peaks`.
+    `began` is `time.perf_counter` when this part of the run did (default: now); `peaks` are the device's TFLOP/s by
+    rate, where they are known, see `credit.hpc.gpus.reported_peaks`.
     """
-    data, began = config.data, time.perf_counter()
+    data, began = config.data, time.perf_counter() if began is None else began
     keep_freed_memory(device)
     use_deterministic_algorithms(config.trainer.deterministic)
     mesh = build_mesh(plan_degrees(config.trainer.parallelism, launch.world), launch.rank, device.type)

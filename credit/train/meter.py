@@ -91,15 +91,15 @@ class Meter:
         Args:
             step: of the checkpoint.
             stored: what `state` has given, empty from an older version.
-            rows: the last of metrics.jsonl.
+            rows: the last of metrics.jsonl, and summary.json.
         """
         known = {one.name for one in fields(Spent)}
         self.spent = Spent(**{name: value for name, value in stored.items() if name in known} or {"since": step})
-        row = next((row for row in reversed([*rows]) if "wall_hours" in row), {})
+        rows = [*rows]
         for name in ("wall_hours", "gpu_hours", "process_hours", "energy_kwh"):
             before = getattr(self.spent, name)
-            if before is not None and row.get(name, 0.0) > before:
-                setattr(self.spent, name, row[name])
+            if before is not None:
+                setattr(self.spent, name, max([before, *(row[name] for row in rows if name in row)]))
 
     def state(self) -> dict[str, Any]:
         """Return what was used so far, JSON-ready."""
