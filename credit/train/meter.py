@@ -186,7 +186,8 @@ def build_meter(
     """Return the meter of a run that began at `began` (`time.perf_counter`); collective on GPUs."""
     degrees = mesh.degrees
     share = config.trainer.grad_accum_every / degrees.tensor
-    cost, energy = NetworkCost(config, assets), EnergyMeter(device)
+    sharded = mesh.device_mesh is not None and config.trainer.parallelism.data != "none"
+    cost, energy = NetworkCost(config, assets, sharded), EnergyMeter(device)
     return Meter(device, degrees.world, cost, share, samples_a_step, peaks, energy, began)
 
 
