@@ -26,6 +26,7 @@ from statistics import median
 
 import numpy as np
 import torch
+from options import add_counts, positive
 from wxformer import build_ours
 
 from credit.channels import ChannelMap
@@ -188,10 +189,8 @@ def _write(stepper, frames, channels, grid, starts, steps: int, options: dict[st
 def main() -> None:
     """Print the table, or with --case measure one case and print it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--members", type=int, default=1)
+    add_counts(parser, rounds=3, steps=40)
+    parser.add_argument("--members", type=positive, default=1)
     parser.add_argument("--amp", action="store_true", help="bfloat16")
     parser.add_argument("--cases", nargs="+", default=[""], help="only those with one of these words in the name")
     parser.add_argument("--case", help=argparse.SUPPRESS)
@@ -208,7 +207,9 @@ def main() -> None:
     for _ in range(asked.rounds):
         for case in wanted:
             command = [sys.executable, str(Path(__file__)), *sys.argv[1:], "--case", case]
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                sys.exit(f"{case}: {done.stderr[-2000:]}")
             found[case].append(json.loads(done.stdout))
     print("| case | s a step | over the bare network | processor time over the bare network | peak memory [GB] |")
     print("|---|---|---|---|---|")

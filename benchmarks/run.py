@@ -21,6 +21,8 @@ import time
 from collections import Counter
 from typing import Any
 
+from options import positive
+
 BESIDES = ("data", "norm", "average", "log")
 CORE = ("forward", "backward", "optimizer")
 
@@ -112,10 +114,11 @@ def _train(arguments: list[str]) -> None:
 
     sys.argv = ["credit", "train", *arguments]
     try:
-        credit()
+        code = credit()
     except SystemExit as stop:
-        if stop.code:
-            raise
+        code = stop.code
+    if code:
+        sys.exit(code)
 
 
 def main() -> None:
@@ -123,11 +126,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config")
     parser.add_argument("settings", nargs="*", metavar="key=value")
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=positive, default=40)
+    parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--loop", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--first", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.steps < 3 and not args.first:
+        parser.error("--steps: 3 or more are needed, as neither the first nor the last counts")
     given = [args.config, *args.settings]
     if args.loop or args.first:
         short = [*given, "trainer.num_epoch=null", f"trainer.max_steps={args.steps}", "trainer.valid_samples=1"]

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from options import add_counts, add_reference
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -230,13 +231,13 @@ def draw(results: dict[tuple[str, str], dict[str, dict[str, float]]], path: Path
 def main() -> None:
     """Print the tables, or with --case measure one case and print it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--reference", type=Path, help="folder with the unpacked wheel of miles-credit")
+    add_counts(parser, rounds=5, steps=4)
+    add_reference(parser)
     parser.add_argument("--figure", type=Path, help="PNG file to draw")
     parser.add_argument("--case", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.figure and not args.figure.parent.is_dir():
+        parser.error(f"--figure: there is no folder {args.figure.parent}")
     torch.set_num_threads(args.threads)
     if args.case:
         print(json.dumps(measure(*args.case, args.steps)))

@@ -35,6 +35,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from options import add_counts, add_reference
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -170,14 +171,14 @@ def _times_spectral_norm(model: nn.Module) -> Callable[[], None]:
 def main() -> None:
     """Print the tables, or with --case measure one case and print it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--reference", type=Path, help="folder with the unpacked wheel of miles-credit")
+    add_counts(parser, rounds=5, steps=3)
+    add_reference(parser)
     parser.add_argument("--cases", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--model", choices=MODELS, default="starter")
     parser.add_argument("--case", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.reference and args.model != "starter":
+        parser.error("--reference: the published package is measured with --model starter only")
     torch.set_num_threads(args.threads)
     if args.case:
         print(json.dumps(measure(*args.case, args.steps, args.model)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import logging
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,14 +62,14 @@ def _train(config: Config, launch: Launch) -> str:
     from credit.train.preempt import StopRequest
     from credit.train.presence import Presence
 
-    conf = config.trainer
+    conf, began = config.trainer, time.perf_counter()
     device = choose_device(conf.device, launch.local_rank)
     walltime = None if conf.walltime is None else parse_duration(conf.walltime) * 60.0
     timeout = parse_duration(conf.parallelism.timeout)
     folder = Path(config.save_loc)
     presence = Presence(folder, launch.job_id) if launch.is_main else None
     with ExitStack() as held:
-        stop = held.enter_context(StopRequest(folder, walltime))
+        stop = held.enter_context(StopRequest(folder if launch.is_main else None, walltime))
         store = held.enter_context(process_group(launch, device, timeout))
         together(lambda: prepare_folder(folder))
         held.enter_context(rank_log(folder, launch.rank))
@@ -76,7 +77,8 @@ def _train(config: Config, launch: Launch) -> str:
         # long before the collectives give up
         watchdog = held.enter_context(Watchdog(store, launch.rank, launch.world, patience=timeout * 60.0 / 4))
         peaks = reported_peaks(torch.cuda.get_device_name(device)) if device.type == "cuda" else {}
-        return assemble_training(config, launch, device, watchdog, _draw_early_view, peaks).run(stop, presence)
+        trainer = assemble_training(config, launch, device, watchdog, _draw_early_view, began, peaks)
+        return trainer.run(stop, presence)
 
 
 def _draw_early_view(*arguments: Any) -> list[Path]:

@@ -29,8 +29,8 @@ class Gpu:
         name: as on the command line.
         memory_gib: memory in GiB.
         bfloat16: peak of bfloat16 matrix products, TFLOP/s.
-        tf32: the same of float32 convolutions, for which torch uses TF32, TFLOP/s.
-        float32: the same of float32 matrix products, for which it does not, TFLOP/s.
+        tf32: the same of float32 products in TF32 (trainer.tf32), TFLOP/s.
+        float32: the same of float32 products without, TFLOP/s.
         memory_gbs: memory bandwidth, GB/s.
         node_gbs: bandwidth to the node's other GPUs in one direction, GB/s.
         network_gbs: bandwidth to other nodes in one direction, a GPU's share of the node's ports, GB/s.

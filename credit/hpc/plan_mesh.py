@@ -270,6 +270,7 @@ class Planner:
                 gpu=self._on_gpu,
                 autocast=network.autocast,
                 dtypes=network.dtypes,
+                tf32=self._run.trainer.tf32,
             )
 
         key = (sharded, tensor, checkpointing)

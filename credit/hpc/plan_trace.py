@@ -104,6 +104,7 @@ def trace_step(
     gpu: bool = True,
     autocast: bool = False,
     dtypes: Sequence[torch.dtype] = (),
+    tf32: bool = True,
 ) -> Trace:
     """Run one training step of a model on the meta device, in a model of this machine's memory.
 
@@ -114,6 +115,7 @@ def trace_step(
         gpu: whether the kernels are those of a GPU; else those of this machine's CPU.
         autocast: whether the step runs under autocast.
         dtypes: of weights and activations, and of the output, under FSDP2's mixed precision; empty without.
+        tf32: whether float32 products and convolutions run in TF32.
     """
     if dtypes:
         _cast_as_fsdp2(model, *dtypes)
@@ -122,7 +124,7 @@ def trace_step(
         allocate_(model, torch.device("cpu"))
         model.train()
         optimizer, take_step = start(min(micro_steps, 2))
-        watch = _Watch([*model.parameters(), *model.buffers()])
+        watch = _Watch([*model.parameters(), *model.buffers()], tf32)
         for parameter in filter(lambda p: p.requires_grad, model.parameters()):
             parameter.register_post_accumulate_grad_hook(lambda p: watch.note_gradient(p.grad))
         # what comes after the backward pass works on the shards; it is counted from their sizes
@@ -149,10 +151,12 @@ class _Watch(TorchDispatchMode):
 
     Args:
         held: weights and buffers, which are not counted.
+        tf32: whether float32 products and convolutions run in TF32.
     """
 
-    def __init__(self, held: Iterable[Tensor]) -> None:
+    def __init__(self, held: Iterable[Tensor], tf32: bool) -> None:
         super().__init__()
+        self._wide = "tf32" if tf32 else "float32"
         self.most = self.constants = 0
         self.kernels: Counter[Kernel] = Counter()
         self.calls: list[Call] = []
@@ -219,7 +223,11 @@ class _Watch(TorchDispatchMode):
             formula = flop_registry.get(func.overloadpacket)
             flops = formula(*args, **kwargs, out_val=result) if formula else 0
             moved = sum(_size(t) for t in (*inputs.values(), *outputs.values()))
-            self.kernels[Kernel(_rate(func, inputs.values()), flops, moved)] += 1
+            self.kernels[Kernel(self._rate(inputs.values()), flops, moved)] += 1
+
+    def _rate(self, inputs: Iterable[Tensor]) -> str:
+        dtype = next((t.dtype for t in inputs if t.is_floating_point()), torch.float32)
+        return "bfloat16" if dtype in (torch.bfloat16, torch.float16) else self._wide
 
     def _follow(self, key: int, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
@@ -293,10 +301,3 @@ def _tensors(tree: Any) -> list[Tensor]:
 def _size(tensor: Tensor) -> int:
     """Return the bytes that a kernel moves for a tensor; an expanded one is no larger than its storage."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
-
-
-def _rate(func: Any, inputs: Iterable[Tensor]) -> str:
-    dtype = next((t.dtype for t in inputs if t.is_floating_point()), torch.float32)
-    if dtype in (torch.bfloat16, torch.float16):
-        return "bfloat16"
-    return "tf32" if "convolution" in func._schema.name else "float32"

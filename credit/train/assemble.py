@@ -227,13 +227,15 @@ def assemble_training(
     device: torch.device,
     watchdog: Watchdog,
     draw: DrawEarlyView,
+    began: float | None = None,
     peaks: Mapping[str, float] | None = None,
 ) -> Trainer:
     """Return the trainer of a run, continued from the checkpoint that ``trainer.resume`` finds; collective.
 
-    `peaks` are the device's TFLOP/s by rate, where they are known, see `credit.hpc.gpus.reported_peaks`.
+    `began` is `time.perf_counter` when this part of the run did (default: now); `peaks` are the device's TFLOP/s by
+    rate, where they are known, see `credit.hpc.gpus.reported_peaks`.
     """
-    data, began = config.data, time.perf_counter()
+    data, began = config.data, time.perf_counter() if began is None else began
     keep_freed_memory(device)
     use_deterministic_algorithms(config.trainer.deterministic)
     mesh = build_mesh(plan_degrees(config.trainer.parallelism, launch.world), launch.rank, device.type)
@@ -263,10 +265,8 @@ def assemble_training(
     average = WeightAverage(model, conf.ema_decay) if conf.use_ema else None
     frames = Frames(reader, data, assets.climatology)
     order = build_training_order(config, frames, reader, splits["train"], mesh)
-    total = conf.max_steps or conf.num_epoch * order.steps_per_epoch
-    forecast_len = functools.partial(
-        forecast_len_at, total=total, forecast_len=data.forecast_len, ramp=conf.forecast_len_from
-    )
+    total, ramp = conf.max_steps or conf.num_epoch * order.steps_per_epoch, conf.forecast_len_from
+    forecast_len = functools.partial(forecast_len_at, total=total, forecast_len=data.forecast_len, ramp=ramp)
     valid_loader, share = build_valid_loader(config, frames, reader, splits["valid"], mesh)
     weight_CHW = cell_weights(assets, device)
 

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from credit.config import Config
 from credit.models.lora import apply_lora
 from credit.train.assets import Assets
-from credit.train.network import build_network
+from credit.train.network import build_network, build_policy
 
 logger = logging.getLogger(__name__)
 
@@ -30,16 +30,20 @@ class NetworkCost:
     Args:
         config: of the run.
         assets: of the run; only its shapes count.
+        sharded: whether FSDP2 shards the network, and so decides on its precision.
     """
 
-    def __init__(self, config: Config, assets: Assets) -> None:
+    def __init__(self, config: Config, assets: Assets, sharded: bool = False) -> None:
         self._config, self._assets = config, assets
+        conf, policy = config.trainer, build_policy(config.trainer, sharded)
+        in_bfloat16 = conf.amp and (policy is None or policy.param_dtype == torch.bfloat16)
+        self._rate = "bfloat16" if in_bfloat16 else "tf32" if conf.tf32 else "float32"
 
     def operations(self, steps: int) -> Mapping[str, int] | None:
         """Return rate -> operations of a rollout of so many steps, forward and backward.
 
-        Rates are fields of `credit.hpc.gpus.Gpu`: bfloat16 under trainer.amp, else tf32 for convolutions and float32
-        for matrix products, as torch does by default. None for a network that does not run without values.
+        The rate is a field of `credit.hpc.gpus.Gpu`: bfloat16 where the network computes in it, else as trainer.tf32
+        says. None for a network that does not run without values.
         """
         try:
             counts = Counter(self._first)
@@ -71,8 +75,4 @@ class NetworkCost:
         model.train()
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
             model(x_BCTHW).sum().backward()
-        counts: Counter[str] = Counter()
-        for operator, count in counter.get_flop_counts()["Global"].items():
-            convolution = "convolution" in str(operator)
-            counts["bfloat16" if config.trainer.amp else "tf32" if convolution else "float32"] += count
-        return counts
+        return {self._rate: counter.get_total_flops()}

@@ -91,15 +91,15 @@ class Meter:
         Args:
             step: of the checkpoint.
             stored: what `state` has given, empty from an older version.
-            rows: the last of metrics.jsonl.
+            rows: the last of metrics.jsonl, and summary.json.
         """
         known = {one.name for one in fields(Spent)}
         self.spent = Spent(**{name: value for name, value in stored.items() if name in known} or {"since": step})
-        row = next((row for row in reversed([*rows]) if "wall_hours" in row), {})
+        rows = [*rows]
         for name in ("wall_hours", "gpu_hours", "process_hours", "energy_kwh"):
             before = getattr(self.spent, name)
-            if before is not None and row.get(name, 0.0) > before:
-                setattr(self.spent, name, row[name])
+            if before is not None:
+                setattr(self.spent, name, max([before, *(row[name] for row in rows if name in row)]))
 
     def state(self) -> dict[str, Any]:
         """Return what was used so far, JSON-ready."""
@@ -186,7 +186,8 @@ def build_meter(
     """Return the meter of a run that began at `began` (`time.perf_counter`); collective on GPUs."""
     degrees = mesh.degrees
     share = config.trainer.grad_accum_every / degrees.tensor
-    cost, energy = NetworkCost(config, assets), EnergyMeter(device)
+    sharded = mesh.device_mesh is not None and config.trainer.parallelism.data != "none"
+    cost, energy = NetworkCost(config, assets, sharded), EnergyMeter(device)
     return Meter(device, degrees.world, cost, share, samples_a_step, peaks, energy, began)
 
 

@@ -9,15 +9,15 @@ from collections.abc import Mapping
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from credit.channels import ChannelMap
 from credit.config import Config
 from credit.config.schema_forecast import ForecastParallelismConfig
 from credit.config.schema_model import ModelSection
-from credit.config.schema_trainer import MixedPrecisionConfig
+from credit.config.schema_trainer import MixedPrecisionConfig, TrainerConfig
 from credit.errors import ConfigError
 from credit.grid import LatLonGrid
-from credit.models.hardware import takes_cpu_way
 from credit.models.lora import apply_lora
 from credit.models.registry import build_model, model_class
 from credit.models.wxformer import spectral_norm
@@ -40,6 +40,15 @@ def use_deterministic_algorithms(on: bool) -> None:
     if on != torch.are_deterministic_algorithms_enabled():
         # which imports torch's compiler: a second
         torch.use_deterministic_algorithms(on)
+
+
+def use_tf32(on: bool) -> None:
+    """Have GPUs compute float32 products and convolutions in TF32, or neither; torch by itself does so with the latter.
+
+    Spectral norm's products with vectors have no such kernel, and budgets are float64.
+    """
+    torch.set_float32_matmul_precision("high" if on else "highest")
+    torch.backends.cudnn.allow_tf32 = on
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
@@ -86,17 +95,10 @@ def allocate_network(config: Config, assets: Assets, mesh: RunMesh, device: torc
         model = build_network(config, assets.channels, assets.grid, assets.attributes)
     if conf.lora is not None:
         apply_lora(model, conf.lora)
+    if device.type == "cuda":
+        use_tf32(conf.tf32)
     sharded = mesh.device_mesh is not None and conf.parallelism.data != "none"
-    policy = None
-    # weights gathered in bfloat16 would round away what adapters add to them; autocast rounds the sum
-    if sharded and conf.amp and conf.lora is None:
-        asked = conf.fsdp2_mp_policy or MixedPrecisionConfig()
-        dtypes = {
-            "param_dtype": asked.param_dtype,
-            "reduce_dtype": asked.reduce_dtype,
-            "output_dtype": asked.output_dtype,
-        }
-        policy = _build_mp_policy({"trainer": {"amp": True, "fsdp2_mp_policy": dtypes}})
+    policy = build_policy(conf, sharded)
     autocast = conf.amp and policy is None
     logger.info(
         "ranks: %s; computed in %s", mesh.describe(), policy or ("bfloat16 (autocast)" if autocast else "float32")
@@ -112,7 +114,7 @@ def allocate_network(config: Config, assets: Assets, mesh: RunMesh, device: torc
         cpu_offload=conf.parallelism.cpu_offload,
     )
     allocate_(model, device, host_parameters=sharded and conf.parallelism.cpu_offload)
-    if not takes_cpu_way(torch.empty(0, device=device)):
+    if device.type != "cpu":
         normalise_together(model, by_block=sharded or bool(conf.activation_checkpoint))
     return model, autocast
 
@@ -128,6 +130,20 @@ def normalise_together(model: nn.Module, by_block: bool) -> None:
     for block in blocks:
         spectral_norm.prepare_before_forward(block)
     spectral_norm.prepare_before_forward(model, without=blocks)
+
+
+def build_policy(conf: TrainerConfig, sharded: bool) -> MixedPrecisionPolicy | None:
+    """Return FSDP2's mixed precision, None where the network computes in float32 or, with ``amp``, under autocast."""
+    # weights gathered in bfloat16 would round away what adapters add to them; autocast rounds the sum
+    if not (sharded and conf.amp and conf.lora is None):
+        return None
+    asked = conf.fsdp2_mp_policy or MixedPrecisionConfig()
+    dtypes = {
+        "param_dtype": asked.param_dtype,
+        "reduce_dtype": asked.reduce_dtype,
+        "output_dtype": asked.output_dtype,
+    }
+    return _build_mp_policy({"trainer": {"amp": True, "fsdp2_mp_policy": dtypes}})
 
 
 def build_forecast_mesh(conf: ForecastParallelismConfig, launch: Launch, device_type: str) -> RunMesh:

@@ -24,7 +24,8 @@ class StopRequest:
     It is entered as early as can be, so that no signal comes before it.
 
     Args:
-        folder: the run's folder, where a file named STOP is a request.
+        folder: the run's folder, where a file named STOP is a request; None on all ranks but one, as a thousand ranks
+            that look at every step are a load for a file system.
         walltime_seconds: stop in time before so much has passed.
         environ: in which CREDIT_JOB_END may name another end; the earlier one counts.
 
@@ -32,14 +33,16 @@ class StopRequest:
         ConfigError: if CREDIT_JOB_END is no time.
     """
 
-    def __init__(self, folder: Path, walltime_seconds: float | None, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(
+        self, folder: Path | None, walltime_seconds: float | None, environ: Mapping[str, str] = os.environ
+    ) -> None:
         ends = {}
         if walltime_seconds is not None:
             ends["walltime"] = time.monotonic() + walltime_seconds
         if environ.get(JOB_END):
             ends["end of the job"] = time.monotonic() + _seconds_left(environ[JOB_END])
         self._end = min(ends.items(), key=lambda item: item[1], default=None)
-        self._file = folder / "STOP"
+        self._file = None if folder is None else folder / "STOP"
         self._signal: str | None = None
         self._found: str | None = None
         self._previous: dict[int, Any] = {}
@@ -65,7 +68,7 @@ class StopRequest:
     def _look(self, ahead_seconds: float) -> str | None:
         if self._signal is not None:
             return f"signal {self._signal}"
-        if self._file.exists():
+        if self._file is not None and self._file.exists():
             self._file.unlink(missing_ok=True)
             return "file STOP"
         if self._end is not None and self._end[1] - time.monotonic() < ahead_seconds + _MARGIN_SECONDS:

@@ -1,4 +1,4 @@
-"""What a run has left in its folder: the end of its logs, the last rows of metrics.jsonl, its STATUS. Only reads."""
+"""What a run has left: the end of its logs, the last rows of metrics.jsonl, STATUS, summary.json. Only reads."""
 
 from __future__ import annotations
 
@@ -50,7 +50,17 @@ def early_rows(folder: Path) -> dict[int, dict[str, float | None]]:
 
 def read_status(folder: Path) -> dict[str, Any]:
     """Return what STATUS says, nothing where there is none that can be read."""
+    return _read_object(folder / "STATUS")
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """Return the summary of the run's parts so far, nothing where there is none that can be read."""
+    return _read_object(folder / "summary.json")
+
+
+def _read_object(path: Path) -> dict[str, Any]:
     try:
-        return json.loads((folder / "STATUS").read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
+    return found if isinstance(found, dict) else {}

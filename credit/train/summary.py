@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from credit.config import Config
 from credit.parallel.verdict import rank_of, together
 from credit.train.log import peak_memory_gb
 from credit.train.meter import Meter
@@ -21,14 +20,14 @@ from credit.train.record import rows_with
 logger = logging.getLogger(__name__)
 
 
-def conclude(folder: Path, meter: Meter, at: Progression, config: Config, total_steps: int, length: int) -> str:
+def conclude(folder: Path, meter: Meter, at: Progression, monitor: str, total_steps: int, length: int) -> str:
     """Collective: write summary.json on the main process and return what it says as a table, empty on the others.
 
     Args:
         folder: of the run.
         meter: of the run.
         at: where it stands.
-        config: of the run.
+        monitor: what `at.best` is a value of.
         total_steps: of the run.
         length: how often the last step applied the network.
     """
@@ -36,9 +35,19 @@ def conclude(folder: Path, meter: Meter, at: Progression, config: Config, total_
     if rank_of() > 0:
         return ""
     meter.add_energy(sum(joules for joules, _ in told))
+    return record(folder, meter, at, monitor, total_steps, length, max(peak for _, peak in told))
+
+
+def record(
+    folder: Path, meter: Meter, at: Progression, monitor: str, total_steps: int, length: int, peak_gb: float
+) -> str:
+    """Write summary.json, as the main process knows the run, and return what it says; `peak_gb` as of `summarise`.
+
+    Where a rank has failed this is all that can be had: energy is that up to the last row of metrics.jsonl.
+    """
     meter.state()
     speeds = [row["samples_per_s"] for row in rows_with(folder, "samples_per_s")]
-    summary = summarise(meter, at, config.trainer.monitor, length, speeds, max(peak for _, peak in told))
+    summary = summarise(meter, at, monitor, length, speeds, peak_gb)
     write_summary(folder, summary)
     return describe(summary, folder, total_steps)
 

@@ -37,10 +37,10 @@ from credit.train.optim import learning_rate, optimizer_tensors
 from credit.train.preempt import StopRequest
 from credit.train.presence import Presence
 from credit.train.progression import Progression, checkpoint_meta
-from credit.train.record import last_rows, read_status
+from credit.train.record import last_rows, read_status, read_summary
 from credit.train.step import StepResult, TrainingStep
 from credit.train.store import CheckpointStore
-from credit.train.summary import conclude
+from credit.train.summary import conclude, record
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +122,8 @@ class Trainer:
         parts, at = self._parts, self._at
         self._presence, first = presence, at.step
         # before the rows beyond the checkpoint are cut: what they took was used
-        parts.meter.resume(at.step, at.spent, last_rows(self._folder) if parts.launch.is_main else [])
+        known = [*last_rows(self._folder), read_summary(self._folder)] if parts.launch.is_main else []
+        parts.meter.resume(at.step, at.spent, known)
         log = MetricsLog(self._folder, at.step, parts.launch.is_main, self._conf.tensorboard)
         bar = Progress(at.step, parts.total_steps, parts.launch.is_main)
         self._status("running", "")
@@ -131,16 +132,23 @@ class Trainer:
                 reason = self._persist(log, bar, stop)
             log.flush()
             if at.step > first:
-                length = parts.training_step.counted(at.step - 1)[-1]
-                bar.say(conclude(self._folder, parts.meter, at, parts.config, parts.total_steps, length))
+                bar.say(conclude(*self._account()))
         except BaseException as error:
             self._say_why(error)
+            if parts.launch.is_main:
+                bar.say(record(*self._account(), peak_memory_gb(parts.device)))
             raise
         finally:
             bar.close()
             log.close()
         self._status("requeue" if reason else "done", reason or "")
         return "requeue" if reason else "done"
+
+    def _account(self) -> tuple[Path, Meter, Progression, str, int, int]:
+        """Return what a summary is made of."""
+        parts, at = self._parts, self._at
+        length = parts.training_step.counted(max(at.step - 1, 0))[-1]
+        return self._folder, parts.meter, at, self._conf.monitor, parts.total_steps, length
 
     def _persist(self, log: MetricsLog, bar: Progress, stop: StopRequest) -> str | None:
         """Train to the end, going back where the run went astray; return the reason of an early stop."""

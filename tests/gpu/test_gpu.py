@@ -18,9 +18,12 @@ import numpy as np
 import pytest
 import torch
 
+from credit.cli.plan import blank_assets, build_grid
+from credit.parallel.mesh import RunMesh
 from credit.parallel.transfer import Fetched, to_device
 from credit.train import network, trainer
 from tests.gpu.worker import BUDGETS, FORECASTS, SINGLE, SPLIT, TRAINING, WRONG
+from tests.unit.hpc.measured import small_config
 
 CASES = [*TRAINING, SPLIT, *FORECASTS, *BUDGETS, *SINGLE]
 
@@ -86,6 +89,20 @@ def test_deterministic_products_are_possible_on_a_gpu(monkeypatch: pytest.Monkey
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
     network.use_deterministic_algorithms(True)
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_tf32_is_for_products_and_convolutions_or_for_neither(on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "allocate_", lambda *_, **__: None)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", torch.backends.cudnn.allow_tf32)
+    before = torch.get_float32_matmul_precision()
+    config = small_config(f"trainer.tf32={on}")
+    try:
+        network.allocate_network(config, blank_assets(config, build_grid("32x64"), {}), RunMesh(), torch.device("cuda"))
+        assert torch.backends.cuda.matmul.allow_tf32 is on
+        assert torch.backends.cudnn.allow_tf32 is on
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def test_the_step_under_way_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from credit.parallel import launch
 from tests.smoke.test_early_view import log_of
 
 SHORT = ("trainer.max_steps=20", "trainer.checkpoint_every=10", "trainer.schedule.kind=constant")
@@ -46,6 +50,37 @@ def test_a_run_ends_with_a_summary_of_all_its_parts(small_run: Path, command) ->
                    "trainer.max_steps=25").returncode == 0  # fmt: skip
     third = json.loads((small_run / "next" / "summary.json").read_text())
     assert third["wall_hours"] < second["wall_hours"] and third["counted_since_step"] == 20
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_has_a_summary(small_run: Path, command) -> None:
+    config, folder = small_run / "config.yml", small_run / "run"
+    # the gradient overflows: it goes back once, and fails the second time
+    astray = ("trainer.learning_rate=1e30", "trainer.grad_max_norm=null", "trainer.max_bad_steps=2")
+    failed = command("train", config, *SHORT, *astray)
+    assert failed.returncode == 1 and "GFLOP/s a process" in failed.stderr, failed.stderr
+    first = json.loads((folder / "summary.json").read_text())
+    assert first["steps"] < 20 and first["wall_hours"] > 0
+    # what was used for nothing was used
+    assert command("train", config, *SHORT).returncode == 0
+    second = json.loads((folder / "summary.json").read_text())
+    assert second["steps"] == 20 and second["wall_hours"] > first["wall_hours"]
+    assert min(row["wall_hours"] for row in log_of(folder) if "loss" in row) > first["wall_hours"]
+
+
+@pytest.mark.slow
+def test_the_start_counts(small_run: Path, command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand ranks need minutes to find each other."""
+
+    @contextmanager
+    def slow_group(*_: object) -> Iterator[None]:
+        time.sleep(2.0)
+        yield None
+
+    monkeypatch.setattr(launch, "process_group", slow_group)
+    assert command("train", small_run / "config.yml", *SHORT, "trainer.max_steps=1").returncode == 0
+    summary = json.loads((small_run / "run" / "summary.json").read_text())
+    assert summary["time_shares"]["other"] * summary["wall_hours"] * 3600 > 2.0
 
 
 @pytest.mark.slow

@@ -100,14 +100,15 @@ def trace_of(network: type[nn.Module], shape: tuple[int, ...], **options: Any) -
     return trace_step(model, start, **{"gpu": False, **options})
 
 
-def test_kernels_by_hand() -> None:
-    trace = trace_of(Twice, (100, 8))
+@pytest.mark.parametrize(("tf32", "rate"), [(True, "tf32"), (False, "float32")])
+def test_kernels_by_hand(tf32: bool, rate: str) -> None:
+    trace = trace_of(Twice, (100, 8), tf32=tf32)
     product = 2 * 100 * 8 * 32
     # forward two; backward the gradients of both weights, and that of the second layer's input
     assert trace.flops == 5 * product
     wide, narrow, weight = 4 * 100 * 32, 4 * 100 * 8, 4 * 8 * 32
-    assert trace.kernels[Kernel("float32", product, narrow + weight + wide)] >= 2
-    assert trace.kernels[Kernel("float32", 0, 3 * narrow)] == 1, "the sum reads two fields and writes one"
+    assert trace.kernels[Kernel(rate, product, narrow + weight + wide)] >= 2
+    assert trace.kernels[Kernel(rate, 0, 3 * narrow)] == 1, "the sum reads two fields and writes one"
     assert trace.closing is None and not trace.calls
 
 

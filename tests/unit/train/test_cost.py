@@ -46,13 +46,29 @@ def test_by_hand(frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     # the linear layer: forward, gradient of its weights, and of its input where anything before it wants it
     linear = (2, 3) if frozen else (3, 3)
     found = cost_of(config)
-    assert found.operations(1) == {"tf32": first * convolution, "float32": linear[0] * product}
-    assert found.operations(3) == {
-        "tf32": (first + 2 * further) * convolution,
-        "float32": (linear[0] + 2 * linear[1]) * product,
-    }
-    half = cost_of(small_config(f"trainer.train_batch_size={BATCH}", "trainer.amp=true")).operations(1)
-    assert half == {"bfloat16": first * convolution + linear[0] * product}
+    assert found.operations(1) == {"tf32": first * convolution + linear[0] * product}
+    assert found.operations(3) == {"tf32": (first + 2 * further) * convolution + (linear[0] + 2 * linear[1]) * product}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sharded", "rate"),
+    [
+        ((), True, "tf32"),
+        (("trainer.tf32=false",), False, "float32"),
+        (("trainer.amp=true",), False, "bfloat16"),
+        (("trainer.amp=true",), True, "bfloat16"),
+        # on one process it is autocast that decides, and the policy is not looked at
+        (("trainer.amp=true", "trainer.fsdp2_mp_policy.param_dtype=float32"), False, "bfloat16"),
+        (("trainer.amp=true", "trainer.fsdp2_mp_policy.param_dtype=float32"), True, "tf32"),
+    ],
+)
+def test_the_peak_is_that_of_what_the_network_computes_in(
+    overrides: tuple[str, ...], sharded: bool, rate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cost, "build_network", lambda config, channels, *_: Small(len(channels.input)))
+    config = small_config(*overrides)
+    assets = blank_assets(config, build_grid(GRID), {})
+    assert NetworkCost(config, assets, sharded).operations(1).keys() == {rate}
 
 
 def test_one_step_is_what_a_real_one_computes() -> None:

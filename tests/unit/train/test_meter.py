@@ -85,6 +85,10 @@ def test_a_run_adds_up_over_its_parts(clock: SimpleNamespace) -> None:
     clock.seconds += 1800
     second.add_energy(1.8e6)
     row = second.add_steps([1], 30.0, 0.0)
+    # a summary may know more than the last row
+    third = meter_of()
+    third.resume(1, stored, [lost, {"wall_hours": 2.5, "gpu_hours": 20.0, "samples": 48}])
+    assert (third.spent.wall_hours, third.spent.gpu_hours, third.spent.energy_kwh) == (2.5, 20.0, 2.0)
     assert (row["wall_hours"], row["gpu_hours"], row["energy_kwh"]) == (2.5, 18.0, 2.5)
     assert (second.spent.samples, second.spent.step_s, second.spent.since) == (48, 40.0, 0)
 

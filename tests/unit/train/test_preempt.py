@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from credit.cli import train
 from credit.errors import ConfigError
+from credit.parallel.launch import Launch
+from credit.train import preempt
 from credit.train.preempt import StopRequest
+from tests.unit.hpc.measured import small_config
 
 
 @pytest.fixture
@@ -35,6 +39,25 @@ def test_file(tmp_path: Path, handlers: None) -> None:
         assert stop.reason(0) == "file STOP"
         assert not (tmp_path / "STOP").exists(), "the next run must not stop at once"
         assert stop.reason(0) == "file STOP", "a request stands"
+
+
+def test_one_rank_looks_for_the_file(tmp_path: Path, handlers: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "STOP").touch()
+    with StopRequest(None, None, {}) as stop:
+        assert stop.reason(0) is None
+    asked = {}
+
+    def refuse(folder: Path | None, *_: object) -> None:
+        asked[rank] = folder
+        raise InterruptedError
+
+    monkeypatch.setattr(preempt, "StopRequest", refuse)
+    config = small_config(f"save_loc={tmp_path}", "trainer.device=cpu")
+    for rank in (0, 1):
+        with pytest.raises(InterruptedError):
+            train._train(config, Launch(rank, 2))
+    assert asked == {0: tmp_path, 1: None}
 
 
 @pytest.mark.parametrize("by", ["walltime", "end of the job"])
