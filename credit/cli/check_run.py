@@ -16,6 +16,7 @@ from credit.config import Config
 from credit.data.climatology_fit import plan_fit
 from credit.data.climatology_store import bytes_of, difference
 from credit.data.loader import PositionSampler
+from credit.data.parts import part_length
 from credit.data.preprocess import bytes_needed, times_within
 from credit.data.sources import SourceReader
 from credit.errors import ConfigError
@@ -38,6 +39,8 @@ from credit.train.record import last_rows, read_status
 _SPEED_ROWS = 200
 # a run stops so long before its end, to save
 _MARGIN_MINUTES = 1
+# of a variable: so much netCDF keeps unpacked between two reads by itself
+_KEPT_UNPACKED = 2**24
 
 
 def check_folder(config: Config, findings: Findings) -> None:
@@ -229,6 +232,7 @@ def check_room(
         findings.say(
             f"store: {config.data.store} is to be written (credit_preprocess), at most {store / 2**30:.2f} GiB"
         )
+    _say_chunks(config, found, findings)
     climatology = _climatology_bytes(config, found, findings)
     if climatology:
         needs.append(("climatology", Path(config.data.store), climatology))
@@ -255,6 +259,28 @@ def check_room(
                 f"save_loc, data.store: on the disk of {where} {text}; make room, choose another place, keep fewer "
                 "checkpoints (trainer.keep_last), or write fewer fields (inference.variables, output_every)"
             )
+
+
+def _say_chunks(config: Config, found: DataFound, findings: Findings) -> None:
+    """Say what long chunks of the source files cost, where no store stands for them."""
+    reader = found.reader
+    cells = math.prod(found.grid.shape)
+    if not isinstance(reader, SourceReader) or reader.chunk_times * 4 * cells <= _KEPT_UNPACKED:
+        return
+    chunk, told = reader.chunk_times, f"sources: chunks of files span up to {reader.chunk_times} times"
+    if config.data.store is None:
+        findings.say(
+            f"{told}, and each time that training reads unpacks one whole; set data.store and run credit_preprocess"
+        )
+        return
+    bytes_a_time = 4 * cells * len(found.channels.stored)
+    length = part_length(bytes_a_time, chunk, config.preprocess.held_bytes)
+    if length < chunk:
+        findings.say(
+            f"{told}, a part of the store {length}: credit_preprocess unpacks each about {-(-chunk // length)} times; "
+            f"preprocess.memory_gib={math.ceil(10 * chunk * bytes_a_time / 2**30) / 10:g}, in each of "
+            f"{config.preprocess.workers} processes, unpacks each once or twice"
+        )
 
 
 def _store_bytes(config: Config, found: DataFound) -> int:

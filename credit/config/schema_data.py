@@ -160,6 +160,13 @@ class PreprocessConfig(Section):
     """How credit_preprocess does its work; the values that it writes do not depend on it."""
 
     workers: int = Field(1, ge=1, description="Processes on this machine, or jobs of the cluster.")
+    memory_gib: float = Field(
+        1.0,
+        gt=0,
+        description="Of fields that each process reads at once, when a store is begun. A chunk of the sources is "
+        "unpacked whole, whatever is wanted of it: where it spans more times than this holds, again and again, and "
+        "`credit check` says what it takes to unpack each once.",
+    )
     compression: Literal["lz4", "none"] = Field(
         "lz4",
         description="Of the store's fields: LZ4 takes half to two thirds of the room, none is read twice as fast from "
@@ -177,6 +184,11 @@ class PreprocessConfig(Section):
         {},
         description="Arguments of dask_jobqueue's PBSCluster or SLURMCluster: cores, memory, walltime, account, queue.",
     )
+
+    @property
+    def held_bytes(self) -> int:
+        """What `memory_gib` is in bytes."""
+        return int(self.memory_gib * 2**30)
 
     @model_validator(mode="after")
     def _consistent(self) -> PreprocessConfig:

@@ -66,6 +66,7 @@ class Layout:
         window_bounds: (N, 2) int64 minutes of the time bounds, where the file gives them.
         attributes: units (converted), standard_name, long_name, cell_methods where given.
         packing_step: the step of packed integers in these units, 0 where the variable is not packed.
+        chunk_times: how many times a chunk of the file spans, which are unpacked together; 1 without chunks.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Layout:
     window_bounds: np.ndarray | None
     attributes: dict[str, str]
     packing_step: float
+    chunk_times: int
 
     def read(self, dataset: xr.Dataset, position: int | slice) -> np.ndarray:
         """Return fields on the run's grid and in its units, missing ones NaN.

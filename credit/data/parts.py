@@ -28,7 +28,8 @@ from credit.whole import write_text_whole
 WANTED, WRITTEN, BAD = 0, 1, 2
 # of a time: five of its fields, and five of the change that ends there
 MOMENTS = 10
-_MOST_TIMES, _MOST_BYTES = 32, 2**30
+# of a part whose sources are read time by time
+_TIMES = 32
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Writing:
         step_minutes: the time step, over which changes are taken.
         transforms: variable -> its transform, where it has one; for the moments alone.
         skip_bad: note a time whose fields are bad and go on, instead of raising.
+        held_bytes: of the fields that are read at once.
     """
 
     path: Path
@@ -48,11 +50,18 @@ class Writing:
     step_minutes: int
     transforms: Mapping[str, TransformConfig]
     skip_bad: bool
+    held_bytes: int
 
 
-def part_length(bytes_a_time: int) -> int:
-    """Return how many times make a part: 32, or fewer if they are more than a GiB, so that little is done twice."""
-    return max(1, min(_MOST_TIMES, _MOST_BYTES // bytes_a_time))
+def part_length(bytes_a_time: int, chunk_times: int, held_bytes: int) -> int:
+    """Return how many times make a part: as few as 32, so that little is done twice, and no more than may be held.
+
+    Args:
+        bytes_a_time: of fields.
+        chunk_times: how many times a chunk of the sources spans: more than in a part, and each is unpacked for several.
+        held_bytes: of the fields that are read at once.
+    """
+    return max(1, min(max(_TIMES, chunk_times), held_bytes // bytes_a_time))
 
 
 def open_parts(marks: np.ndarray, length: int) -> list[int]:
@@ -96,16 +105,12 @@ def write_part(job: Writing, number: int) -> int:
         times = group["time"][:]
         reader = _Reader(job, group, times)
         fields, marks, digests, moments, bad = group["fields"], [], [], [], {}
-        for index in range(span.start, span.stop):
+        for index, found in zip(range(span.start, span.stop), reader.read_each(times[span]), strict=True):
             minutes = int(times[index])
-            try:
-                values = reader.read(minutes)
-            except DataError as error:
-                if not job.skip_bad:
-                    raise
-                bad[minutes] = str(error)
-                values = None
-            if values is not None:
+            values = None if isinstance(found, DataError) else found
+            if values is None:
+                bad[minutes] = str(found)
+            else:
                 fields[index] = values
             marks.append(BAD if values is None else WRITTEN)
             digests.append(0 if values is None else digest(values))
@@ -169,6 +174,28 @@ class _Reader:
     def read(self, minutes: int) -> np.ndarray:
         """Return the sources' fields at a time of the store."""
         return self._job.sources.read(self._job.sources.index_of(minutes))
+
+    def read_each(self, times: np.ndarray) -> Iterator[np.ndarray | DataError]:
+        """Yield the sources' fields at each of some times of the store; where they are to be skipped, what is wrong.
+
+        Raises:
+            DataError: for bad fields that are not to be skipped.
+        """
+        sources, left = self._job.sources, times.tolist()
+        try:
+            for values in sources.read_each([sources.index_of(minutes) for minutes in times], self._job.held_bytes):
+                left.pop(0)
+                yield values
+        except DataError:
+            if not self._job.skip_bad:
+                raise
+        # one by one, to know which are bad
+        for minutes in left:
+            try:
+                values = self.read(minutes)
+            except DataError as error:
+                values = error
+            yield values
 
     def moments(self, minutes: int, values: np.ndarray | None) -> np.ndarray:
         """Return the moments (10, C) of a time's state and of the change that ends there; of nothing for None."""

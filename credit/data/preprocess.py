@@ -76,7 +76,7 @@ def preprocess(conf: DataConfig, settings: PreprocessConfig | None = None, progr
             if path.exists():
                 group = _continue(path, sources, splits)
             else:
-                group = _create(path, conf, sources, splits, settings.compression)
+                group = _create(path, conf, sources, splits, settings)
         _write_fields(path, group, conf, sources, settings, progress)
         _close(path, group, conf, splits["train"], progress)
     return path
@@ -112,7 +112,7 @@ def require_space(path: Path, need: int) -> None:
 
 
 def _create(
-    path: Path, conf: DataConfig, sources: SourceReader, splits: Mapping[str, Split], compression: str
+    path: Path, conf: DataConfig, sources: SourceReader, splits: Mapping[str, Split], settings: PreprocessConfig
 ) -> zarr.Group:
     """Make the store without fields, beside its place, and move it there."""
     times = times_within(sources, splits)
@@ -123,7 +123,7 @@ def _create(
     beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         group = zarr.open_group(beside, mode="w", zarr_format=3)
-        _add_arrays(group, sources, times, conf.step_minutes, compression)
+        _add_arrays(group, sources, times, conf.step_minutes, settings)
         group.attrs["credit"] = {
             "format": store.FORMAT,
             "complete": False,
@@ -147,7 +147,7 @@ def _create(
 
 
 def _add_arrays(
-    group: zarr.Group, sources: SourceReader, times: np.ndarray, step_minutes: int, compression: str
+    group: zarr.Group, sources: SourceReader, times: np.ndarray, step_minutes: int, settings: PreprocessConfig
 ) -> None:
     grid, channels, cells = sources.grid, sources.channels, ("latitude", "longitude")
     time_axis = {"units": EPOCH, "calendar": sources.clock.calendar, "standard_name": "time", "axis": "T"}
@@ -158,7 +158,8 @@ def _add_arrays(
     _add(group, "masks", np.array(masks, dtype=np.uint8).reshape(-1, *grid.shape), ("masked_variable", *cells))
     _add(group, "static_fields", sources.static(), ("static_channel", *cells))
     count = len(channels.stored)
-    length = parts.part_length(4 * count * grid.shape[0] * grid.shape[1])
+    bytes_a_time = 4 * count * grid.shape[0] * grid.shape[1]
+    length = parts.part_length(bytes_a_time, sources.chunk_times, settings.held_bytes)
     for name, rest, dtype, dims in (
         ("done", (), np.uint8, ()),
         ("digest", (), np.uint64, ()),
@@ -182,7 +183,7 @@ def _add_arrays(
         dtype=np.float32,
         fill_value=np.nan,
         # the checksum is verified at every read
-        compressors=[*_COMPRESSORS[compression], Crc32cCodec()],
+        compressors=[*_COMPRESSORS[settings.compression], Crc32cCodec()],
         dimension_names=("time", "channel", *cells),
         config={"write_empty_chunks": True},
         attributes={"channel": [channel.name for channel in channels.stored]},
@@ -232,7 +233,7 @@ def _write_fields(
     # those that the store was begun with, whatever the config says now: its moments must all be of one kind
     begun_with = dict(group.attrs)["credit"].get("moments_transforms", {})
     transforms = {name: TransformConfig.model_validate(one) for name, one in begun_with.items()}
-    job = parts.Writing(path, sources, conf.step_minutes, transforms, conf.bad_times == "skip")
+    job = parts.Writing(path, sources, conf.step_minutes, transforms, conf.bad_times == "skip", settings.held_bytes)
     marks, length = group["done"][:], group["done"].chunks[0]
     there = int((marks != parts.WANTED).sum())
     if 0 < there < len(marks):

@@ -271,7 +271,7 @@ class _FileScanner:
             step *= abs(conversion.scale) if conversion else 1.0
         return Layout(
             theirs, dims, rows, column, grid, orientation, regridder, conversion, to_si, times, window_bounds,
-            kept, step,
+            kept, step, variable.encoding.get("preferred_chunks", {}).get(dims.get("time"), 1),
         )  # fmt: skip
 
     def _rows(self, want: Want, kind: str | None, dims: dict[str, str]) -> tuple[tuple[int, ...] | None, Column | None]:

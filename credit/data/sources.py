@@ -42,6 +42,7 @@ class SourceReader:
 
     Attributes:
         packing_steps: variable -> step of its packed integers, where it is packed.
+        chunk_times: how many times the longest chunk of any variable spans.
 
     Raises:
         DataError: for missing values in the static fields, or no time that all variables have.
@@ -69,6 +70,8 @@ class SourceReader:
         self._paths = scan.paths | dict.fromkeys(scan.tables, 0)
         steps = {name: max(part.layout.packing_step for part in parts) for name, parts in scan.pieces.items()}
         self.packing_steps = {name: step for name, step in steps.items() if step > 0}
+        layouts = [part.layout for parts in (*scan.pieces.values(), *scan.inputs.values()) for part in parts]
+        self.chunk_times = max((layout.chunk_times for layout in layouts if layout.times is not None), default=1)
         self._files = files
         self._series, self._windows = series, windows
         self._static = self._read_static(scan)
@@ -87,9 +90,14 @@ class SourceReader:
         """
         return self._read_variables([index], set(self._series))[0]
 
-    def read_each(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
-        """Yield the fields of several times, of which some are read at once; see `read`."""
-        at_once = max(1, _BYTES_AT_ONCE // self._largest)
+    def read_each(self, indices: Sequence[int], held_bytes: int = _BYTES_AT_ONCE) -> Iterator[np.ndarray]:
+        """Yield the fields of several times, of which some are read at once; see `read`.
+
+        Args:
+            indices: the times.
+            held_bytes: may be held to read a chunk of the files at once.
+        """
+        at_once = max(1, _BYTES_AT_ONCE // self._largest, min(self.chunk_times, held_bytes // self._largest))
         for first in range(0, len(indices), at_once):
             yield from self._read_variables(indices[first : first + at_once], set(self._series))
 

@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +24,7 @@ import zarr
 from credit.config.schema_data import DataConfig, PreprocessConfig
 from credit.data import parts
 from credit.data import preprocess as module
+from credit.data import sources as sources_module
 from credit.data.preprocess import preprocess
 from credit.data.reader import open_reader
 from credit.data.sources import open_sources
@@ -65,7 +67,7 @@ def make(folder: Path, name: str = "store.zarr", **changes: object) -> DataConfi
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_files(tmp_path)
-    monkeypatch.setattr(parts, "_MOST_TIMES", LENGTH)
+    monkeypatch.setattr(parts, "_TIMES", LENGTH)
     return tmp_path
 
 
@@ -92,6 +94,30 @@ def test_any_order_any_number_of_processes(folder: Path, monkeypatch: pytest.Mon
     assert not parts.lock_folder(Path(alone.store)).exists()
     group = zarr.open_group(alone.store, mode="r")
     assert [int(d) for d in group["digest"][:]] == [parts.digest(reader.read(n)) for n in range(len(reader.times))]
+
+
+@pytest.mark.parametrize(("chunk", "held_times", "reads"), [(20, 60, [20, 20, 8]), (5, 60, [8] * 6), (20, 6, [6] * 8)])
+def test_a_part_holds_the_sources_chunks_and_reads_them_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, chunk: int, held_times: int, reads: list[int]
+) -> None:
+    for path in folder.glob("*.nc"):
+        whole = xr.load_dataset(path, decode_times=False)
+        whole.to_netcdf(path, encoding={"t2m": {"chunksizes": (chunk, ROWS, COLUMNS)}})
+    lengths: list[int] = []
+    plain = sources_module.SourceReader._read_variables
+    conf = make(folder)
+
+    def counted(self: object, indices: Sequence[int], names: object) -> list[np.ndarray]:
+        lengths.append(len(indices))
+        return plain(self, indices, names)
+
+    monkeypatch.setattr(sources_module.SourceReader, "_read_variables", counted)
+    preprocess(conf, PreprocessConfig(memory_gib=(held_times * ROWS * COLUMNS * 4 + 1) / 2**30))
+    monkeypatch.undo()
+    assert [n for n in lengths if n > 1] == reads
+    reader, sources = open_reader(conf), open_sources(conf)
+    for number, minutes in enumerate(reader.times.tolist()):
+        np.testing.assert_array_equal(reader.read(number), sources.read(sources.index_of(minutes)))
 
 
 def test_statistics_are_numpys(folder: Path) -> None:
@@ -124,18 +150,19 @@ SCRIPT = """
     import os, signal, sys, time
     from credit.config.schema_data import DataConfig
     from credit.data import parts, preprocess, sources
-    parts._MOST_TIMES = 8
-    read, count, pause, most = sources.SourceReader.read, 0, float(sys.argv[2]), int(sys.argv[3])
-    def watched(self, index):
+    parts._TIMES = 8
+    read, count, pause, most = sources.SourceReader._read_variables, 0, float(sys.argv[2]), int(sys.argv[3])
+    def watched(self, indices, names):
         global count
-        count += 1
-        if count == most:
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(pause)
-        print(index, flush=True)
-        return read(self, index)
+        for index in indices:
+            count += 1
+            if count == most:
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(pause)
+            print(index, flush=True)
+        return read(self, indices, names)
     if __name__ == "__main__":
-        sources.SourceReader.read = watched
+        sources.SourceReader._read_variables = watched
         preprocess.preprocess(DataConfig.model_validate_json(sys.argv[1]), progress=False)
 """
 
@@ -261,8 +288,8 @@ def test_on_a_cluster(folder: Path) -> None:
     preprocess(alone)
     sources = open_sources(conf)
     splits = module.build_splits(conf, sources.clock)
-    group = module._create(Path(conf.store), conf, sources, splits, "lz4")
-    job = parts.Writing(Path(conf.store), sources, 360, {}, False)
+    group = module._create(Path(conf.store), conf, sources, splits, PreprocessConfig())
+    job = parts.Writing(Path(conf.store), sources, 360, {}, False, 2**30)
     with (
         distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
         distributed.Client(cluster) as client,
