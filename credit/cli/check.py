@@ -71,6 +71,7 @@ def check(config: Config, say: Callable[[str], None] = lambda line: None, world_
         world_size: ranks that the run will have.
     """
     from credit.cli.check_data import look_at_data
+    from credit.cli.check_others import open_others
     from credit.cli.check_run import (
         check_folder,
         check_length,
@@ -88,7 +89,9 @@ def check(config: Config, say: Callable[[str], None] = lambda line: None, world_
     job = plan_job(config, findings)
     degrees = plan_ranks(config, world_size, job, findings)
     found, tried, forecast_bytes, steps = look_at_data(config.data, findings), None, 0, 0
-    if found is not None:
+    if found is None:
+        open_others(config, findings)
+    else:
         check_training(config, found, findings)
         forecast_bytes = check_forecasts(config, found, findings)
         tried = _try_network(config, found, degrees, findings)

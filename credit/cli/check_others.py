@@ -34,14 +34,19 @@ class Planned:
     clock: Clock
 
 
-def check_others(config: Config, found: DataFound, planned: Planned, findings: Findings) -> None:
-    """Open the other forecasts and see whether they can be scored beside the run's own, and how much of them."""
-    opened: dict[str, ForecastArchive] = {}
+def open_others(config: Config, findings: Findings) -> dict[str, ForecastArchive]:
+    """Return name -> the other forecasts that can be opened."""
+    opened = {}
     for name, other in config.verification.other_forecasts.items():
         with findings.collect():
             opened[name] = open_other_forecasts(name, other, config.data.level_units)
-    fitting = {"model": planned}
-    for name, archive in opened.items():
+    return opened
+
+
+def check_others(config: Config, found: DataFound, planned: Planned, findings: Findings) -> None:
+    """See whether the other forecasts can be scored beside the run's own, and how much of them."""
+    fitting: dict[str, Planned | ForecastArchive] = {"model": planned}
+    for name, archive in open_others(config, findings).items():
         before = len(findings.messages)
         with findings.collect():
             require_comparable(name, archive, found, config.verification.grid is not None)
@@ -57,7 +62,7 @@ def check_others(config: Config, found: DataFound, planned: Planned, findings: F
         leads, cases = _compare_times(fitting, found, findings)
         findings.say(
             f"verification.other_forecasts: {', '.join(list(fitting)[1:])}: scored are what all forecasts have, "
-            f"initial times: {len(cases)}, lead times: {len(leads)}"
+            f"initial times: {len(cases) or 'not known'}, lead times: {len(leads)}"
         )
 
 

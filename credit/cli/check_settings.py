@@ -100,7 +100,9 @@ def check_forecasts(config: Config, found: DataFound, findings: Findings) -> int
     if "train" in found.samples:
         with findings.collect():
             _try_climatology(config, found)
-    planned = Planned("this run", np.array(initial, dtype=np.int64), leads, written, found.clock)
+    # the latest time is appended to others, which are scored with it
+    scored = np.array([] if conf.initial_times == "latest" else initial, dtype=np.int64)
+    planned = Planned("this run", scored, leads, written, found.clock)
     check_others(config, found, planned, findings)
     return 4 * len(written) * found.grid.area_weights().size * len(leads) * len(initial)
 

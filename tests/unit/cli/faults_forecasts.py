@@ -46,6 +46,8 @@ FORECASTS = [
           spoil=lambda folder: write_file(folder / "clim.nc", {"t2m": random_fields(1, 8, 16)}, [0])),
     Fault("forecasts to compare with that are not there", ["verification.other_forecasts.ifs", "/nowhere"],
           ["verification.other_forecasts={ifs: /nowhere}"]),
+    Fault("neither data nor forecasts to compare with", ["verification.other_forecasts.ifs", "/nowhere"],
+          ["verification.other_forecasts={ifs: /nowhere}", "data.sources.0.path=none*.nc"], count=2),
     Fault("forecasts to compare with on another grid",
           ["verification.other_forecasts.ifs: others.zarr", "16 x 32 cells against 8 x 16", "verification.grid"],
           [OTHERS], spoil=others(rows=8)),

@@ -85,6 +85,9 @@ def test_no_alarm_over_forecasts_that_can_be_scored(world: Path, capsys: pytest.
     code, problems, said = run_check(capsys, "verification.other_forecasts={ifs: others.zarr}")
     assert (code, problems) == (0, [])
     assert "other_forecasts: ifs: scored are what all forecasts have, initial times: 3, lead times: 1" in said
+    arguments = "verification.other_forecasts={ifs: others.zarr}", "inference.initial_times=latest"
+    code, problems, said = run_check(capsys, *arguments)
+    assert (code, problems) == (0, []) and "initial times: not known, lead times: 1" in said
     others(rows=8, levels=(50000.0,))(world / "coarse")
     coarse = "verification.other_forecasts={ifs: others.zarr, coarse: coarse/others.zarr}"
     code, problems, said = run_check(capsys, coarse, "verification.grid={rows: 8, columns: 16, poles: false}")
