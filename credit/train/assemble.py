@@ -246,7 +246,7 @@ def assemble_training(
 ) -> Trainer:
     """Return the trainer of a run, continued from the checkpoint that ``trainer.resume`` finds; collective.
 
-    `began`: `time.perf_counter` when this part of the run did (default: now); `peaks`: `credit.hpc.gpus.reported_peaks`.
+    `began`: start of this part (`time.perf_counter`; default: now); `peaks`: see `credit.hpc.gpus.reported_peaks`.
     """
     data, began = config.data, time.perf_counter() if began is None else began
     keep_freed_memory(device)
