@@ -232,8 +232,7 @@ def assemble_training(
 ) -> Trainer:
     """Return the trainer of a run, continued from the checkpoint that ``trainer.resume`` finds; collective.
 
-    `began` is `time.perf_counter` when this part of the run did (default: now); `peaks` are the device's TFLOP/s by
-    rate, where they are known, see `credit.hpc.gpus.reported_peaks`.
+    `began`: start of this part (`time.perf_counter`; default: now); `peaks`: see `credit.hpc.gpus.reported_peaks`.
     """
     data, began = config.data, time.perf_counter() if began is None else began
     keep_freed_memory(device)
@@ -243,8 +242,7 @@ def assemble_training(
     if data.cache == "memory":
         reader = KeptReader(reader)
     require_monitor(config, reader.channels)
-    folder = Path(config.save_loc)
-    origin = find_start(config, folder)
+    origin = find_start(config, Path(config.save_loc))
     base = find_base(config, origin)
     # adapters begin at step 0 of their own run
     start = origin if base is None or origin.resolve() != base else None
@@ -299,7 +297,7 @@ def assemble_training(
         trainer.load(start)
     require_filled(model)
     if launch.is_main:
-        write_config(config, folder)
+        write_config(config, Path(config.save_loc))
     return trainer
 
 

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,8 +135,10 @@ class Trainer:
                 bar.say(conclude(*self._account()))
         except BaseException as error:
             self._say_why(error)
-            if parts.launch.is_main:
-                bar.say(record(*self._account(), peak_memory_gb(parts.device)))
+            # a GPU that has failed may tell nothing
+            with suppress(RuntimeError):
+                if parts.launch.is_main:
+                    bar.say(record(*self._account(), peak_memory_gb(parts.device)))
             raise
         finally:
             bar.close()

@@ -1,0 +1,215 @@
+"""A training step on a GPU: time, samples/s, MFU and peak memory, by precision, compilation and checkpointing.
+
+    python benchmarks/device.py CONFIG --grid 181x360 [key=value ...] [--device cuda] [--rounds 5] [--steps 20]
+                                [--cases bfloat16 compiled] [--kernels 15] [--reference FOLDER]
+
+The step is the trainer's own, with CONFIG's network, batch, accumulation and rollout, on random fields that are on the
+device already; no data are opened. Every measurement is a process of its own, cases alternate, and the table has the
+medians over the rounds (least to most). A third of the steps come first and do not count: kernels are chosen and
+compiled there. The time is that from the first of the others to the device having done the last. Memory is what torch's
+allocator had given out at most on a GPU, the resident set on a CPU. MFU is as in metrics.jsonl.
+
+--cases takes only those whose names have all of these words; --kernels lists what takes most of the device's time in
+one step of each. FOLDER is as in ``wxformer.py``: its network on the same device, for the 1 degree starter's grid. On a
+machine without a GPU ``--device cpu`` tries the script; no GPU has run it yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from options import add_counts, add_reference
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from wxformer import INPUTS, OUTPUTS, REPOSITORY, STARTER, build_reference, mean_square
+
+PRECISIONS = {
+    "float32": ("trainer.amp=false", "trainer.tf32=false"),
+    "tf32": ("trainer.amp=false", "trainer.tf32=true"),
+    "bfloat16": ("trainer.amp=true",),
+}
+COMPILED = {"eager": ("trainer.compile=false",), "compiled": ("trainer.compile=true",)}
+KEPT = {
+    "all-kept": ("trainer.activation_checkpoint=false",),
+    "selective": ("trainer.activation_checkpoint=selective",),
+    "checkpointed": ("trainer.activation_checkpoint=true",),
+}
+CASES = {
+    " ".join(names): sum((part[name] for part, name in zip((PRECISIONS, COMPILED, KEPT), names, strict=True)), ())
+    for names in itertools.product(PRECISIONS, COMPILED, KEPT)
+}
+REFERENCE = {"reference float32": False, "reference bfloat16": True}
+
+
+def build_step(
+    config: str, grid: str, settings: Sequence[str], device: torch.device
+) -> tuple[Callable[[], object], int, float | None, float | None]:
+    """Return what takes a step, its samples, its TFLOP and the seconds of these at the device's peak, where known."""
+    from credit.cli.plan import blank_assets, build_grid, load_without_places
+    from credit.data.batch import Batch
+    from credit.hpc.gpus import reported_peaks
+    from credit.models.hardware import keep_freed_memory
+    from credit.models.initialise import initial_values
+    from credit.parallel.materialise import fill_
+    from credit.parallel.mesh import RunMesh
+    from credit.train import assemble
+    from credit.train.cost import NetworkCost
+    from credit.train.ema import WeightAverage
+    from credit.train.network import allocate_network
+    from credit.train.optim import build_optimizer
+
+    keep_freed_memory(device)
+    conf = load_without_places(config, settings)
+    assets = blank_assets(conf, build_grid(grid), {})
+    model, autocast = allocate_network(conf, assets, RunMesh(), device)
+    fill_(model, initial_values(model, conf.seed))
+    stepper = assemble.build_stepper(conf, assets, model.train(), device, autocast)
+    loss, steps = assemble.build_run_loss(conf, assets, device), conf.data.forecast_len
+    optimizer = build_optimizer(model, conf.trainer)
+    average = WeightAverage(model, conf.trainer.ema_decay) if conf.trainer.use_ema else None
+    step = assemble.build_step(conf, stepper, loss, optimizer, average, lambda _: steps, 0)
+    samples, frames, cells = conf.trainer.train_batch_size, conf.data.history_len, assets.grid.shape
+    channels = {name: len(assets.channels.group(name)) for name in ("prognostic", "dynamic_forcing")}
+    batch = Batch(
+        torch.randn(samples, channels["prognostic"], frames, *cells, device=device),
+        torch.randn(samples, channels["dynamic_forcing"], frames + steps - 1, *cells, device=device),
+        torch.randn(samples, len(assets.channels.output), steps, *cells, device=device),
+        torch.zeros(samples, dtype=torch.int64, device=device),
+    )
+    micro_steps = conf.trainer.grad_accum_every
+    counts = NetworkCost(conf, assets).operations(steps)
+    peaks = reported_peaks(torch.cuda.get_device_name(device)) if device.type == "cuda" else {}
+    tflop = ideal = None
+    if counts is not None:
+        tflop = sum(counts.values()) * micro_steps / 1e12
+        ideal = sum(n * micro_steps / 1e12 / peaks[rate] for rate, n in counts.items()) if peaks else None
+    return lambda: step(itertools.repeat(batch), 0, 1e-6), samples * micro_steps, tflop, ideal
+
+
+def build_reference_step(half: bool, device: torch.device) -> tuple[Callable[[], object], int, None, None]:
+    """Return a step of the published package's network with torch's defaults, as `build_step` does."""
+    model = build_reference().to(device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
+    x, target = (
+        torch.randn(1, channels, 1, STARTER["image_height"], STARTER["image_width"], device=device)
+        for channels in (INPUTS, OUTPUTS)
+    )
+
+    def step() -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16, enabled=half):
+            loss = mean_square(model(x), target)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step, 1, None, None
+
+
+def measure(case: str, args: argparse.Namespace) -> dict[str, float | str | None]:
+    """Take the steps of a case in this process and return what was measured."""
+    device = torch.device(args.device)
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    if case in REFERENCE:
+        step, samples, tflop, ideal = build_reference_step(REFERENCE[case], device)
+    else:
+        step, samples, tflop, ideal = build_step(args.config, args.grid, [*args.settings, *CASES[case]], device)
+    for _ in range(-(-args.steps // 2)):
+        step()
+    wait()
+    began = time.perf_counter()
+    for _ in range(args.steps):
+        step()
+    wait()
+    seconds = (time.perf_counter() - began) / args.steps
+    found = {"ms": seconds * 1e3, "samples": samples / seconds, "gb": _peak_gb(device)}
+    found |= {"tflops": tflop and tflop / seconds, "mfu": ideal and ideal / seconds, "kernels": ""}
+    if args.kernels:
+        activity = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
+        with profile(activities=[activity]) as profiled:
+            step()
+            wait()
+        by = "self_cpu_time_total" if device.type == "cpu" else "self_device_time_total"
+        found["kernels"] = profiled.key_averages().table(sort_by=by, row_limit=args.kernels)
+    return found
+
+
+def _peak_gb(device: torch.device) -> float:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e9
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+
+
+def run_case(case: str, args: argparse.Namespace) -> dict[str, float | str | None]:
+    """Return what `measure` finds in a process of its own, with the package that the case is of."""
+    folder = args.reference.resolve() if case in REFERENCE else REPOSITORY
+    command = [sys.executable, str(Path(__file__).resolve()), str(Path(args.config).resolve()), *args.settings]
+    command += ["--grid", args.grid, "--device", args.device, "--threads", str(args.threads)]
+    command += ["--steps", str(args.steps), "--kernels", str(args.kernels), "--case", case]
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{case}: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def show(case: str, found: list[dict[str, float | str | None]]) -> None:
+    """Print the row of a case, and its kernels."""
+    cells = []
+    for name, digits in (("ms", 1), ("samples", 2), ("tflops", 2), ("mfu", 3), ("gb", 2)):
+        values = [one[name] for one in found if one[name] is not None]
+        spread = (
+            [f"{value:.{digits}f}" for value in (statistics.median(values), min(values), max(values))] if values else []
+        )
+        cells.append(f"{spread[0]} ({spread[1]} to {spread[2]})" if spread else "")
+    print(f"| {case} | {' | '.join(cells)} |")
+    if found[-1]["kernels"]:
+        print(found[-1]["kernels"])
+
+
+def main() -> None:
+    """Print the table, or with --case measure one case and print it as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config")
+    parser.add_argument("settings", nargs="*", metavar="key=value")
+    parser.add_argument("--grid", required=True, metavar="ROWSxCOLUMNS")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--cases", nargs="+", default=[], metavar="WORD")
+    parser.add_argument("--kernels", type=int, default=0, metavar="N")
+    add_counts(parser, rounds=5, steps=20)
+    add_reference(parser)
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    args = parser.parse_intermixed_args()
+    torch.set_num_threads(args.threads)
+    if args.case:
+        print(json.dumps(measure(args.case, args)))
+        return
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch sees no GPU here; --device cpu tries the script")
+    cases = [*CASES, *(REFERENCE if args.reference else ())]
+    cases = [case for case in cases if set(args.cases) <= set(case.split())]
+    if not cases:
+        words = sorted({word for case in (*CASES, *REFERENCE) for word in case.split()})
+        parser.error(f"--cases {' '.join(args.cases)}: no case has all of these words; there are {', '.join(words)}")
+    rounds = [[run_case(case, args) for case in cases] for _ in range(args.rounds)]
+    name = torch.cuda.get_device_name() if args.device == "cuda" else f"CPU, {args.threads} threads"
+    print(f"torch {torch.__version__}, {name}, {args.rounds} rounds")
+    print("| case | ms a step | samples/s | TFLOP/s | MFU | peak GB |")
+    print("|---|---|---|---|---|---|")
+    for number, case in enumerate(cases):
+        show(case, [found[number] for found in rounds])
+
+
+if __name__ == "__main__":
+    main()
