@@ -167,7 +167,9 @@ class TrainerConfig(Section):
         "RMSE over persistence's) or a validation key such as rmse/z500/24h.",
     )
     patience: int | None = Field(None, ge=1, description="Stop after so many validations without a better one.")
-    resume: str = Field("auto", description="auto, never, or the path of a checkpoint.")
+    resume: str = Field(
+        "auto", description="auto, never, the path of a checkpoint, or of a file of weights to begin with."
+    )
     max_bad_steps: int = Field(
         10,
         ge=1,

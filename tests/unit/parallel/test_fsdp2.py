@@ -229,7 +229,7 @@ def test_models_that_cannot_be_sharded(kind: str, words: str, no_group: None) ->
 @pytest.mark.parametrize(
     ("conf", "words"),
     [
-        ([1], r"trainer: \\[1\\] is no section"),
+        ([1], r"trainer: \[1\] is no section"),
         ({"trainer": [1]}, r"trainer: \[1\] is no section"),
         ({"trainer": {"amp": True}, "model": 3}, "model: 3 is no section"),
         ({"trainer": {"amp": True, "fsdp2_mp_policy": {"param_dtype": ["bfloat16"]}}}, "is no dtype"),
