@@ -52,7 +52,8 @@ def test_the_weights_are_those_of_the_file(small_run: Path, exported: Path, comm
         assert (statistics(again) == statistics(exported)) == keeps
         # it goes on from its own checkpoints
         assert command("train", *started, *STILL, "trainer.max_steps=2").returncode == 0
-        steps = [json.loads(line)["step"] for line in (small_run / Path(name).stem / "metrics.jsonl").open()]
+        rows = (small_run / Path(name).stem / "metrics.jsonl").read_text().splitlines()
+        steps = [json.loads(row)["step"] for row in rows]
         assert sorted(set(steps)) == [1, 2]
 
 
@@ -66,6 +67,6 @@ def test_weights_of_another_model_are_refused(small_run: Path, exported: Path, c
     ):
         refused = command("train", *new, f"trainer.resume={small_run / name}", *changes)
         assert refused.returncode != 0 and words in refused.stderr, refused.stderr
-        assert command(
-            "check", *new, f"trainer.resume={small_run / name}", *changes
-        ).returncode == 2 or "levels" in str(changes)
+    assert (
+        command("check", *new, f"trainer.resume={small_run / 'ddp.pt'}", "model.dim=[16, 32, 64, 128]").returncode == 2
+    )
