@@ -28,10 +28,10 @@ from credit.parallel.launch import read_launch
 from credit.parallel.mesh import Degrees, RunMesh, plan_degrees
 from credit.times import format_duration, parse_duration
 from credit.train import checkpoint
-from credit.train.assemble import take_over
-from credit.train.continuation import find_start, require_same_run
+from credit.train.continuation import find_start, find_weights, require_same_run, take_over
 from credit.train.dry_run import Tried
 from credit.train.fine_tuning import find_base
+from credit.train.foreign import read_state_file
 from credit.train.optim import forecast_len_at
 from credit.train.record import last_rows, read_status
 
@@ -117,6 +117,11 @@ def check_start(
         origin = find_start(config, folder)
         _name_damaged(folder / "checkpoints", origin, findings)
         base = find_base(config, origin)
+        weights = find_weights(config, origin)
+        if weights is not None and tried is not None:
+            shapes = {name: value.shape for name, value in read_state_file(weights).items()}
+            checkpoint.require_same(tried.model.state_dict(), shapes, weights)
+            findings.say(f"weights: the run begins with those in {weights}")
         if origin is None:
             return config, 0
         meta = checkpoint.load_meta(origin)

@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
     import os
+    import sys
     from contextlib import suppress
     from pathlib import Path
 
@@ -39,12 +40,14 @@ def run(arguments: argparse.Namespace) -> int:
     patient = Patient.find(arguments.config, arguments.overrides, os.environ)
     text = write_report(patient)
     if arguments.output == "-":
-        print(text, end="")
+        encoding = sys.stdout.encoding or "utf-8"
+        print(text.encode(encoding, "backslashreplace").decode(encoding), end="")
         return 0
     folder = patient.folder if patient.folder is not None and patient.folder.is_dir() else Path()
     path = folder / "doctor.txt" if arguments.output is None else Path(arguments.output)
     try:
-        path.write_text(text, encoding="utf-8")
+        # names of files that are not text in this locale are shown by their bytes
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise ConfigError(
             f"--output: {path} cannot be written ({error.strerror}); name another file, or - for the terminal"

@@ -96,7 +96,9 @@ def _build(config: Config, arguments: argparse.Namespace) -> Job:
     options = {key: getattr(arguments, key) for key in ("nodes", "chain") if getattr(arguments, key) is not None}
     section = build_section(type(section), {**section.model_dump(), **options}, origin="credit submit")
     # PBS starts a job without the environment of its submission
-    named_in_config = variables_in(apply_overrides(read_yaml(arguments.config), arguments.overrides))
+    wanted = variables_in(apply_overrides(read_yaml(arguments.config), arguments.overrides))
+    if config.plugins:
+        wanted.add("PYTHONPATH")  # where they were found
     job = build_job(
         arguments.job,
         cluster,
@@ -105,7 +107,7 @@ def _build(config: Config, arguments: argparse.Namespace) -> Job:
         folder=Path(config.save_loc),
         config=Path(arguments.config),
         overrides=arguments.overrides,
-        variables={name: os.environ[name] for name in sorted(named_in_config & set(os.environ))},
+        variables={name: os.environ[name] for name in sorted(wanted & set(os.environ))},
         spread=config.inference.parallelism.is_spread,
         online=arguments.online,
         after=arguments.after,

@@ -36,6 +36,10 @@ def read_yaml(path: str | os.PathLike) -> dict[str, Any]:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"config {path}: cannot be read ({error.strerror}); credit_init writes a starter") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"config {path}: byte {error.start} is no UTF-8; is it a YAML file? In another encoding, save it as UTF-8"
+        ) from error
     try:
         raw = yaml.load(text, Loader=_StrictLoader)
     except yaml.YAMLError as error:

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from credit.config.base import Section
 from credit.config.schema_data import Duration
+from credit.errors import did_you_mean
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
+_LOSSES = {"mse", "mae", "huber"}
+
+
+def register_loss_kind(name: str) -> None:
+    """Let ``loss.kind`` be `name`; `credit.losses.register_loss` calls it."""
+    _LOSSES.add(name)
+
+
 class LossConfig(Section):
     """Training loss, taken in normalised space."""
 
-    kind: Literal["mse", "mae", "huber"] = Field("mse", description="Pointwise loss.")
+    kind: str = Field("mse", description="Pointwise loss: mse, mae, huber, or one that a plugin registers.")
     huber_delta: float = Field(1.0, gt=0, description="Where Huber's loss turns linear, in normalised units.")
     scaling: Literal["tendency", "state"] = Field(
         "tendency",
@@ -33,6 +42,13 @@ class LossConfig(Section):
         "them.",
     )
     weights: dict[str, Weight] = Field({}, description="Weight of a variable (z) or channel (z500); default 1.")
+
+    @field_validator("kind")
+    @classmethod
+    def _is_registered(cls, kind: str) -> str:
+        if kind not in _LOSSES:
+            raise ValueError(f"is no loss{did_you_mean(kind, _LOSSES)}")
+        return kind
 
 
 class ScheduleConfig(Section):
@@ -173,7 +189,9 @@ class TrainerConfig(Section):
         "RMSE over persistence's) or a validation key such as rmse/z500/24h.",
     )
     patience: int | None = Field(None, ge=1, description="Stop after so many validations without a better one.")
-    resume: str = Field("auto", description="auto, never, or the path of a checkpoint.")
+    resume: str = Field(
+        "auto", description="auto, never, the path of a checkpoint, or of a file of weights to begin with."
+    )
     max_bad_steps: int = Field(
         10,
         ge=1,

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional
 
 from credit.channels import ChannelMap
 from credit.config.schema_trainer import LossConfig
 from credit.errors import ConfigError, did_you_mean
+from credit.losses.pointwise import pointwise_loss
 
 
 class WeightedLoss(nn.Module):
@@ -49,17 +49,12 @@ class WeightedLoss(nn.Module):
             ("scale_C11", error_scale_C[:, None, None]),
         ):
             self.register_buffer(name, torch.from_numpy(array.astype(np.float32)), persistent=False)
-        self._kind, self._delta, self._global_mean = conf.kind, conf.huber_delta, conf.global_mean
+        self._pointwise, self._global_mean = pointwise_loss(conf.kind, conf.huber_delta), conf.global_mean
 
     def forward(self, prediction_BCHW: torch.Tensor, target_BCHW: torch.Tensor) -> torch.Tensor:
         """Return the scalar loss of normalised fields, float32."""
         error = (prediction_BCHW.float() - target_BCHW.float()) * self.scale_C11
-        if self._kind == "mse":
-            pointwise = error.square()
-        elif self._kind == "mae":
-            pointwise = error.abs()
-        else:
-            pointwise = functional.huber_loss(error, torch.zeros_like(error), reduction="none", delta=self._delta)
+        pointwise = self._pointwise(error)
         loss = (pointwise * self.weight_CHW).sum() / prediction_BCHW.shape[0]
         if self._global_mean:
             mean_BC = (error * self.area_CHW).sum(dim=(2, 3))

@@ -9,14 +9,25 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+
+from credit.errors import ConfigError
 
 # Activation checkpointing and torch.compile put these into module names, and leave them out of state dicts.
 _WRAPPER_PREFIXES = ("_checkpoint_wrapped_module.", "_orig_mod.")
+_NORMS = (nn.LayerNorm, nn.GroupNorm)
+_KNOWN = (*_NORMS, nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
+_OWN_NORM = (
+    "weights that torch's spectral_norm, weight_norm or another parametrization makes cannot be started; "
+    "credit.models.wxformer.spectral_norm.apply_spectral_norm(model) normalises on any mesh, a parametrization of your "
+    "own needs a method initial_buffers(weight, generator)"
+)
 
 
 def generator_for(seed: int, name: str) -> torch.Generator:
@@ -37,40 +48,105 @@ def _inputs_per_output(module: nn.Module, shape: torch.Size) -> float:
     return math.prod(shape[1:])
 
 
-def _initial_value(
-    module: nn.Module, key: str, weight_shape: torch.Size, shape: torch.Size, generator: torch.Generator
-) -> Tensor:
+def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's own parameters and those of its buffers that its state dict has."""
+    buffers = {k: b for k, b in module.named_buffers(recurse=False) if k not in module._non_persistent_buffers_set}
+    return dict(module.named_parameters(recurse=False)) | buffers
+
+
+def _values(path: str, module: nn.Module, own: Mapping[str, Tensor], seed: int) -> Iterator[tuple[str, Tensor]]:
+    """Yield (key, value) of a module's own tensors.
+
+    Raises:
+        ConfigError: if nothing tells how they start.
+    """
+    dot = f"{path}." if path else ""
     if hasattr(module, "initial_value"):
-        return module.initial_value(key, shape, generator)
-    if isinstance(module, (nn.LayerNorm, nn.GroupNorm)):
-        return torch.full(shape, float(key == "weight"), device="cpu")
-    if isinstance(module, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)):
-        bound = _inputs_per_output(module, weight_shape) ** -0.5
-        return torch.empty(shape, device="cpu").uniform_(-bound, bound, generator=generator)
-    raise TypeError(f"{type(module).__name__} has parameters but no method initial_value(key, shape, generator)")
+        for key, tensor in own.items():
+            yield key, module.initial_value(key, tensor.shape, generator_for(seed, f"{dot}{key}"))
+    elif isinstance(module, _KNOWN) and own.keys() <= {"weight", "bias"}:
+        for key, tensor in own.items():
+            if isinstance(module, _NORMS):
+                yield key, torch.full(tensor.shape, float(key == "weight"), device="cpu")
+                continue
+            bound = _inputs_per_output(module, own["weight"].shape) ** -0.5
+            value = torch.empty(tensor.shape, device="cpu")
+            yield key, value.uniform_(-bound, bound, generator=generator_for(seed, f"{dot}{key}"))
+    elif own:
+        yield from _reset_values(path, module, own, seed)
+
+
+def _reset_values(path: str, module: nn.Module, own: Mapping[str, Tensor], seed: int) -> Iterator[tuple[str, Tensor]]:
+    """Yield what a module's own ``reset_parameters`` draws, as torch's kinds of layers have one."""
+    kind, names = type(module).__name__, ", ".join(own)
+    where = f"model.type: {path or 'the model'} ({kind})"
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        raise ConfigError(f"{where}: its statistics are those of one rank's samples; use GroupNorm or InstanceNorm")
+    if any(isinstance(hook, (SpectralNorm, WeightNorm)) for hook in module._forward_pre_hooks.values()):
+        raise ConfigError(f"{where}: {_OWN_NORM}")
+    whole = _unset_copy(module)
+    reset = getattr(whole, "reset_parameters", None) or getattr(whole, "_reset_parameters", None)
+    if reset is not None:
+        state = torch.get_rng_state()
+        torch.random.default_generator.manual_seed(generator_for(seed, path).initial_seed())
+        try:
+            reset()
+        finally:
+            torch.set_rng_state(state)
+    values = _own_tensors(whole)
+    if reset is None or any(value.isnan().any() for value in values.values()):
+        raise ConfigError(
+            f"{where}: nothing tells how {names} start; give the class a method initial_value(key, shape, generator) "
+            "that returns the value of each"
+        )
+    yield from ((key, value.detach()) for key, value in values.items())
+
+
+def _unset_copy(module: nn.Module) -> nn.Module:
+    """Return a module like `module` on the CPU whose tensors are whole and not set: NaN, or 0 where that is unknown."""
+    whole = object.__new__(type(module))
+    whole.__dict__.update(module.__dict__)
+    for kind in ("_parameters", "_buffers"):
+        blank = {key: tensor if tensor is None else _blank(tensor) for key, tensor in getattr(module, kind).items()}
+        whole.__dict__[kind] = blank
+    whole.__dict__["_modules"] = {key: child and _unset_copy(child) for key, child in module._modules.items()}
+    return whole
+
+
+def _blank(tensor: Tensor) -> Tensor:
+    value = torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        value.fill_(torch.nan)
+    return nn.Parameter(value, requires_grad=False) if isinstance(tensor, nn.Parameter) else value
 
 
 def initial_values(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield (state-dict name, whole float32 CPU tensor) for every parameter and buffer of `model`.
+    """Yield (state-dict name, whole CPU tensor) for every parameter and buffer in the state dict of `model`.
 
     Works on the meta device and after sharding: only names, types and global shapes are read. Linear and
-    convolution weights and biases are uniform in +-1/sqrt(inputs per output), norms are the identity; a module of
-    another kind, or one that wants something else, has a method `initial_value(key, shape, generator)`. A
-    parametrization with buffers has `initial_buffers(weight, generator)`.
+    convolution weights and biases are uniform in +-1/sqrt(inputs per output), norms are the identity; a module that
+    wants something else has a method `initial_value(key, shape, generator)`, and one of another kind that has not
+    starts as its `reset_parameters` says. A parametrization with buffers has `initial_buffers(weight, generator)`.
+
+    Raises:
+        ConfigError: naming a module of which nothing tells how it starts.
     """
+    links: set[nn.Module] = set()
     for path, module in model.named_modules():
         for prefix in _WRAPPER_PREFIXES:
             path = path.replace(prefix, "")
         if isinstance(module, parametrize.ParametrizationList):
+            links.update(module)
             continue  # its parameter belongs to the layer above, which is where it is drawn
+        if module in links:
+            continue  # and so do its buffers
         dot = f"{path}." if path else ""
-        chain = module.parametrizations.weight if parametrize.is_parametrized(module, "weight") else ()
-        own = dict(module.named_parameters(recurse=False))
-        if chain:
+        own, chain = _own_tensors(module), ()
+        if parametrize.is_parametrized(module):
+            chain = _own_chain(path, module)
             own["weight"] = chain.original
-        for key, parameter in own.items():
+        for key, value in _values(path, module, own, seed):
             name = f"{dot}{key}"
-            value = _initial_value(module, key, own["weight"].shape, parameter.shape, generator_for(seed, name))
             if key != "weight" or not chain:
                 yield name, value
                 continue
@@ -78,6 +154,18 @@ def initial_values(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
             for i, link in enumerate(chain):
                 for buffer, vector in link.initial_buffers(value, generator_for(seed, f"{name}/{i}")).items():
                     yield f"{dot}parametrizations.weight.{i}.{buffer}", vector
+
+
+def _own_chain(path: str, module: nn.Module) -> parametrize.ParametrizationList:
+    """Return the parametrizations of a module's weight.
+
+    Raises:
+        ConfigError: if there are others, or others' that do not tell how they start.
+    """
+    chains = module.parametrizations
+    if set(chains) != {"weight"} or not all(hasattr(link, "initial_buffers") for link in chains.weight):
+        raise ConfigError(f"model.type: {path or 'the model'} ({type(module).__name__}): {_OWN_NORM}")
+    return chains.weight
 
 
 @torch.no_grad()

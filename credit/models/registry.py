@@ -52,8 +52,37 @@ def model_class(name: str) -> type[nn.Module]:
 
 
 def build_model(type: str, **settings: Any) -> nn.Module:
-    """Return a new model of the registered `type`, built with `settings`."""
-    return model_class(type)(**settings)
+    """Return a new model of the registered `type`, built with `settings`.
+
+    Raises:
+        ConfigError: for an unknown type, or a model with parameters that cannot be trained here.
+    """
+    model = model_class(type)(**settings)
+    _require_trainable(model)
+    return model
+
+
+def _require_trainable(model: nn.Module) -> None:
+    """Refuse parameters that memory or the optimizer would treat as something else.
+
+    Raises:
+        ConfigError: naming them.
+    """
+    names: dict[int, str] = {}
+    for path, module in model.named_modules():
+        for name, parameter in module.named_parameters(path, recurse=False):
+            # each module is given memory of its own, so that one parameter would become two
+            other = names.setdefault(id(parameter), name)
+            if other != name:
+                raise ConfigError(
+                    f"model.type: {other} and {name} are one parameter in two modules, which is not supported; have "
+                    "one module and call it in both places"
+                )
+            if parameter.is_complex():
+                raise ConfigError(
+                    f"model.type: {name} is complex, which fused AdamW cannot train; store real and imaginary part in "
+                    "a last dimension of 2, and use torch.view_as_complex in forward"
+                )
 
 
 def model_names() -> list[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from typing import Literal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal
 
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
@@ -11,6 +13,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointWrapper,
     checkpoint_wrapper,
 )
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from credit.errors import ConfigError
@@ -31,20 +35,22 @@ def checkpoint_blocks(model: nn.Module, mode: Literal[True, "selective"] = True)
     """Make every marked block run again in the backward pass; in place, returns the model.
 
     What a module inside computes again by itself while its attribute ``saves_memory`` is true, it then keeps: the block
-    frees it, and would have it computed twice.
+    frees it, and would have it computed twice. torch's own spectral norm iterates in every forward in training; a block
+    that runs again finds the vectors that it had, and leaves the present ones alone.
 
     Args:
         model: its marked blocks are wrapped; those that are wrapped already stay as they are.
         mode: True keeps a block's input alone, ``selective`` also the results of matrix products and attention.
 
     Raises:
-        ConfigError: if the model marks no block.
+        ConfigError: for another mode, or if the model marks no block.
     """
+    if mode is not True and mode != "selective":
+        raise ConfigError(f"trainer.activation_checkpoint: {mode!r} is not one of true, false, selective")
     if not any(is_marked(module) for module in model.modules()):
         raise ConfigError(
             f"trainer.activation_checkpoint: {type(model).__name__} marks no block with _fsdp2_shard; set it to false"
         )
-    options = {"context_fn": functools.partial(create_selective_checkpoint_contexts, _policy)} if mode != True else {}  # noqa: E712
     inside = wrapped_modules(model)
     wrappers: dict[nn.Module, CheckpointWrapper] = {}
     for parent in list(model.modules()):
@@ -55,7 +61,7 @@ def checkpoint_blocks(model: nn.Module, mode: Literal[True, "selective"] = True)
                     for module in child.modules():
                         if hasattr(module, "saves_memory"):
                             module.saves_memory = False
-                    wrappers[child] = checkpoint_wrapper(child, CheckpointImpl.NO_REENTRANT, **options)
+                    wrappers[child] = checkpoint_wrapper(child, CheckpointImpl.NO_REENTRANT, **_options(mode, child))
                 parent._modules[name] = wrappers[child]
     return model
 
@@ -70,6 +76,68 @@ def plain_name(name: str) -> str:
     for part in _WRAPPERS:
         name = name.replace(f"{part}.", "")
     return name
+
+
+def _options(mode: Literal[True, "selective"], block: nn.Module) -> dict[str, Any]:
+    """Return what makes the contexts of a block's forward and of its recomputation, if there are any."""
+    selective = functools.partial(create_selective_checkpoint_contexts, _policy) if mode == "selective" else None
+    iterated = _iterated_by_torch(block)
+    if iterated:
+        return {"context_fn": functools.partial(_with_vectors, iterated, selective)}
+    return {} if selective is None else {"context_fn": selective}
+
+
+def _with_vectors(
+    iterated: list[_Iterated], others: Callable[[], tuple[AbstractContextManager, AbstractContextManager]] | None
+) -> tuple[AbstractContextManager, AbstractContextManager]:
+    """Return the contexts of one forward, and those of `others`, in one."""
+    vectors: list[dict[str, Any]] = []
+    first, again = (nullcontext(), nullcontext()) if others is None else others()
+    return _both(_remembered(iterated, vectors), first), _both(_recalled(iterated, vectors), again)
+
+
+@contextmanager
+def _both(one: AbstractContextManager, other: AbstractContextManager) -> Iterator[None]:
+    with one, other:
+        yield
+
+
+# what holds n_power_iterations, the module with the vectors, their names
+_Iterated = tuple[Any, nn.Module, tuple[str, str]]
+
+
+def _iterated_by_torch(block: nn.Module) -> list[_Iterated]:
+    """Return the weights below `block` that torch's own spectral norm, by hooks or as a parametrization, normalises."""
+    hooked = [
+        (hook, module, (f"{hook.name}_u", f"{hook.name}_v"))
+        for module in block.modules()
+        for hook in module._forward_pre_hooks.values()
+        if isinstance(hook, SpectralNorm)
+    ]
+    return hooked + [(m, m, ("_u", "_v")) for m in block.modules() if isinstance(m, _SpectralNorm) and hasattr(m, "_u")]
+
+
+@contextmanager
+def _remembered(iterated: list[_Iterated], vectors: list[dict[str, Any]]) -> Iterator[None]:
+    """Keep the vectors that a forward ends with: it has computed with them."""
+    yield
+    vectors[:] = [{name: module._buffers[name].clone() for name in names} for _, module, names in iterated]
+
+
+@contextmanager
+def _recalled(iterated: list[_Iterated], vectors: list[dict[str, Any]]) -> Iterator[None]:
+    """Put kept vectors in place of the present ones, and do not iterate."""
+    present = [({name: module._buffers[name] for name in names}, one.n_power_iterations)
+               for one, module, names in iterated]  # fmt: skip
+    try:
+        for (one, module, _), kept in zip(iterated, vectors, strict=True):
+            module._buffers.update(kept)
+            one.n_power_iterations = 0
+        yield
+    finally:
+        for (one, module, _), (live, iterations) in zip(iterated, present, strict=True):
+            module._buffers.update(live)
+            one.n_power_iterations = iterations
 
 
 def _policy(context, op, *args, **kwargs) -> CheckpointPolicy:

@@ -54,6 +54,9 @@ def apply_fsdp2(model: nn.Module, dp_mesh: DeviceMesh | None, conf: Mapping[str,
             only one.
         conf: a whole config as nested dicts; ``trainer.activation_checkpoint``, ``trainer.amp``,
             ``trainer.fsdp2_mp_policy`` and ``model.use_spectral_norm`` are read.
+
+    Raises:
+        ConfigError: for a value in `conf` that is none of its choices, or a model that cannot be sharded.
     """
     checkpointing = _section(conf, "trainer").get("activation_checkpoint", False)
     if checkpointing:
@@ -84,7 +87,11 @@ def shard_units(
         policy: of mixed precision; only the model as a whole casts its output.
         reshard_after_forward: free whole weights after the forward and gather them again for the backward.
         cpu_offload: keep parameters, gradients and optimizer state in host memory.
+
+    Raises:
+        ConfigError: for parameters that FSDP2 cannot shard.
     """
+    _require_shardable(model)
     policy = policy or MixedPrecisionPolicy()
     # a CPU has no memory to pin
     offload = CPUOffloadPolicy(pin_memory=whole_mesh.device_type != "cpu") if cpu_offload else OffloadPolicy()
@@ -129,13 +136,14 @@ def fsdp2_load_state_dict(model: nn.Module, state_dict: Mapping[str, torch.Tenso
     Raises:
         CheckpointError: on every rank, for missing or unexpected names and other shapes; the model is as it was.
     """
+    is_main = not dist.is_initialized() or dist.get_rank() == 0
     # torch would load another shape without a word, and raise for names when it has loaded the rest
-    wrong = from_main(_differences(model, state_dict))
+    wrong = from_main(_differences(model, state_dict) if is_main else None)
     if wrong:
         raise CheckpointError(f"state dict: {'; '.join(wrong[:5])}{'; ...' if wrong[5:] else ''}; is it of this model?")
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=dist.is_initialized())
     # set_model_state_dict turns the dict that it is given into DTensors
-    set_model_state_dict(model, dict(state_dict), options=options)
+    set_model_state_dict(model, dict(state_dict) if is_main else {}, options=options)
 
 
 def fsdp2_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -197,7 +205,7 @@ def _build_mp_policy(conf: Mapping[str, Any]) -> MixedPrecisionPolicy | None:
     for key, name in (asked or {}).items():
         if key not in _POLICY:
             raise ConfigError(f"trainer.fsdp2_mp_policy.{key}: there is no such key{did_you_mean(str(key), _POLICY)}")
-        if name not in _DTYPES:
+        if not isinstance(name, str) or name not in _DTYPES:
             raise ConfigError(f"trainer.fsdp2_mp_policy.{key}: {name!r} is no dtype{did_you_mean(str(name), _DTYPES)}")
     return MixedPrecisionPolicy(**{key: _DTYPES[name] for key, name in (_POLICY | dict(asked or {})).items()})
 
@@ -216,7 +224,10 @@ def _fix_spectral_norm_dtype(model: nn.Module, param_dtype: torch.dtype) -> None
 
 def _section(conf: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return a section of a config; one that is missing or empty is an empty one."""
-    return conf.get(name) or {}
+    section = (conf.get(name) if isinstance(conf, Mapping) else conf) or {}
+    if not isinstance(section, Mapping):
+        raise ConfigError(f"{name}: {section!r} is no section; conf is a whole config as nested dicts")
+    return section
 
 
 def _all_ranks() -> DeviceMesh:
@@ -245,6 +256,40 @@ def _units(model: nn.Module) -> list[nn.Module]:
     return [*reversed(units), model]
 
 
+def _require_shardable(model: nn.Module) -> None:
+    """Refuse what FSDP2 would fail on, some of it not before the first forward.
+
+    Raises:
+        ConfigError: naming the parameters.
+    """
+    if fsdp2_is_applied(model):
+        raise ConfigError(f"{type(model).__name__} is sharded already; apply_fsdp2 is called once, on a plain model")
+    unit_of: dict[int, int] = {}
+    inside: set[int] = set()
+    for number, unit in enumerate(_units(model)):
+        own = [m for m in unit.modules() if id(m) not in inside]
+        inside.update(map(id, own))
+        for parameter in (p for module in own for p in module.parameters(recurse=False)):
+            if unit_of.setdefault(id(parameter), number) != number:
+                raise ConfigError(
+                    f"{_names_of(model, parameter)}: one parameter in two units of sharding, but each must have its "
+                    "own; call one module from both blocks, or do not mark them with _fsdp2_shard"
+                )
+    for name, parameter in model.named_parameters():
+        if not parameter.dim():
+            raise ConfigError(f"{plain_name(name)}: FSDP2 cannot shard a scalar; give it one dimension, torch.ones(1)")
+        if parameter.is_complex():
+            raise ConfigError(
+                f"{plain_name(name)}: FSDP2 cannot be relied upon for complex parameters (bfloat16 loses the imaginary "
+                "part); store both parts in a last dimension of 2, and use torch.view_as_complex in forward"
+            )
+
+
+def _names_of(model: nn.Module, parameter: nn.Parameter) -> str:
+    names = [plain_name(n) for n, p in model.named_parameters(remove_duplicate=False) if p is parameter]
+    return " and ".join(names)
+
+
 def _of_other_dtype(unit: nn.Module, taken: set[int]) -> list[nn.Module]:
     """Return the submodules whose own weights differ in dtype from most of the unit's.
 
@@ -271,9 +316,18 @@ def _is_split(parameters: Iterable[nn.Parameter]) -> bool:
 
 def _differences(model: nn.Module, state_dict: Mapping[str, Any]) -> list[str]:
     """Return in words where a whole state dict does not fit the model."""
+    if not isinstance(state_dict, Mapping):
+        return [f"{type(state_dict).__name__} in place of a dict from names to tensors"]
+    own_state = model.state_dict()
+    tensors = {plain_name(name) for name, value in own_state.items() if isinstance(value, torch.Tensor)}
+    strange = [
+        name for name, v in state_dict.items() if plain_name(name) in tensors and not isinstance(v, torch.Tensor)
+    ]
+    if strange:
+        return [f"{name} is no tensor" for name in strange]
     own, given = (
         {plain_name(name): tuple(getattr(value, "shape", ())) for name, value in state.items()}
-        for state in (model.state_dict(), state_dict)
+        for state in (own_state, state_dict)
     )
     return (
         [f"{name} is missing" for name in own if name not in given]

@@ -53,7 +53,7 @@ def scatter_state(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Map
         CheckpointError: on every rank, if the state is of other parameters.
     """
     names = _names(model, optimizer)
-    complete = _is_main() and {"state", "param_groups"} <= saved.keys()
+    complete = _is_main() and isinstance(saved, Mapping) and {"state", "param_groups"} <= saved.keys()
     outline = from_main((_outline(saved["state"]), saved["param_groups"]) if complete else None)
     if outline is None:
         raise CheckpointError("optimizer state: rank 0 has no dict with state and param_groups")
@@ -109,6 +109,11 @@ def _require_same(
 ) -> None:
     shapes = {name: parameter.shape for parameter, name in names.items()}
     grouped = {name for group in groups for name in group["params"]}
+    if any(isinstance(name, int) for name in grouped):
+        raise CheckpointError(
+            "optimizer state: its parameters are numbers, as optimizer.state_dict() has them, which under FSDP2 is one "
+            "rank's part; save what fsdp2_optimizer_state_dict returns"
+        )
     wrong = [f"{name} is not optimized here" for name in entries if name not in shapes]
     wrong += [f"{name} is in none of its groups" for name in shapes if name not in grouped]
     wrong += [

@@ -48,12 +48,14 @@ def gradient_norm(gradients: Sequence[Tensor], flags: Sequence[Tensor] = ()) -> 
     Returns:
         The norm, a scalar, and the sum of each flag, (flags,); float32, where the gradients are, equal on all ranks.
     """
-    by_copies: dict[int, list[Tensor]] = {}
+    groups: dict[tuple[int, torch.dtype], list[Tensor]] = {}
     for gradient in gradients:
-        by_copies.setdefault(copies(gradient), []).append(local(gradient))
+        # a norm is taken in float32 at least
+        dtype = torch.promote_types(gradient.dtype, torch.float32)
+        groups.setdefault((copies(gradient), dtype), []).append(local(gradient))
     squares = [
-        torch.stack(torch._foreach_norm(parts, dtype=torch.float32)).square().sum() / number
-        for number, parts in by_copies.items()
+        (torch.stack(torch._foreach_norm(parts, dtype=dtype)).square().sum() / number).float()
+        for (number, dtype), parts in groups.items()
     ]
     total = torch.stack(squares).sum()
     # where gradients are kept on the host it must wait for the flags, so not `non_blocking`

@@ -40,18 +40,13 @@ from credit.times import parse_duration
 from credit.train import checkpoint
 from credit.train.assets import Assets, fit_assets, is_vector_component, require_same_fields
 from credit.train.constrain import build_constraints, output_bounds
-from credit.train.continuation import (
-    find_start,
-    keep_global_batch,
-    require_same_function,
-    require_same_run,
-    write_config,
-)
+from credit.train.continuation import find_start, find_weights, take_over, write_config
 from credit.train.early_view import DrawEarlyView, build_early_view
 from credit.train.ema import WeightAverage
 from credit.train.feed import BatchFeed
 from credit.train.fields import open_fields
 from credit.train.fine_tuning import describe_base, find_base, load_base, load_forecast_network
+from credit.train.foreign import adopt_assets, load_weights
 from credit.train.meter import build_meter
 from credit.train.network import allocate_network, choose_device, use_deterministic_algorithms
 from credit.train.optim import build_optimizer, forecast_len_at
@@ -243,17 +238,21 @@ def assemble_training(
         reader = KeptReader(reader)
     require_monitor(config, reader.channels)
     origin = find_start(config, Path(config.save_loc))
-    base = find_base(config, origin)
+    base, weights = find_base(config, origin), find_weights(config, origin)
     # adapters begin at step 0 of their own run
     start = origin if base is None or origin.resolve() != base else None
     if origin is None:
         assets = on_main(lambda: fit_assets(config, reader, splits["train"]))
+        if weights is not None:
+            assets = adopt_assets(config, assets, reader, weights)
     else:
         config, assets = take_over(config, reader, mesh, origin, goes_on=start is not None)
     conf = config.trainer
     model, autocast = allocate_network(config, assets, mesh, device)
     if base is not None:
         load_base(model, base, config.seed)
+    elif weights is not None:
+        load_weights(model, weights)
     elif start is None:
         fill_(model, initial_values(model, config.seed))
     model.train()
@@ -314,23 +313,6 @@ def build_step(
     conf = config.trainer
     how = conf.grad_accum_every, conf.grad_max_norm, forecast_len, conf.backprop_on_timestep, conf.recompute_steps
     return TrainingStep(stepper, loss, optimizer, average, config.seed, *how, data_rank)
-
-
-def take_over(config: Config, reader: FieldReader, mesh: RunMesh, origin: Path, goes_on: bool) -> tuple[Config, Assets]:
-    """Return the config and the assets of a run that begins from a checkpoint, or goes on from it (`goes_on`).
-
-    Raises:
-        CheckpointError: if the checkpoint was trained on other fields or as another function.
-        ConfigError: if the run cannot go on with its global batch.
-    """
-    meta = checkpoint.load_meta(origin)
-    assets = Assets.load(meta, checkpoint.load_tensors(origin, "assets"))
-    require_same_fields(assets, reader, origin)
-    if not goes_on:
-        require_same_function(config, meta["config"], origin)
-        return config, assets
-    require_same_run(config, meta["config"], origin)
-    return keep_global_batch(config, mesh.data_ranks, meta["samples_a_step"], origin), assets
 
 
 def build_training_order(

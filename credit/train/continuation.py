@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from credit.config import Config, dump_config
+from credit.data.reader import FieldReader
 from credit.errors import CheckpointError, ConfigError
+from credit.parallel.mesh import RunMesh
 from credit.train import checkpoint
+from credit.train.assets import Assets, require_same_fields
 from credit.whole import write_text_whole
 
 logger = logging.getLogger(__name__)
@@ -51,7 +54,8 @@ def write_config(config: Config, folder: Path) -> None:
 def find_start(config: Config, folder: Path) -> Path | None:
     """Return the checkpoint to go on from, None to begin anew.
 
-    A path in ``trainer.resume`` is where a run begins; once it has checkpoints of its own, it goes on from those.
+    A path in ``trainer.resume`` is where a run begins, that of a file in `find_weights`; once it has checkpoints of its
+    own, it goes on from those.
     """
     resume = config.trainer.resume
     checkpoints = folder / "checkpoints"
@@ -63,7 +67,7 @@ def find_start(config: Config, folder: Path) -> Path | None:
             )
         return None
     own = checkpoint.newest_checkpoint(checkpoints)
-    if resume == "auto":
+    if resume == "auto" or Path(resume).is_file():
         return own
     path = checkpoint.resolve_checkpoint(checkpoints, resume)
     if own is not None and path.parent == checkpoints.resolve() and path != own.resolve():
@@ -72,6 +76,29 @@ def find_start(config: Config, folder: Path) -> Path | None:
             "to branch off"
         )
     return own or path
+
+
+def find_weights(config: Config, origin: Path | None) -> Path | None:
+    """Return the file of weights alone with which a new run begins, None where `find_start` found a checkpoint."""
+    path = Path(config.trainer.resume)
+    return path if origin is None and path.is_file() else None
+
+
+def take_over(config: Config, reader: FieldReader, mesh: RunMesh, origin: Path, goes_on: bool) -> tuple[Config, Assets]:
+    """Return the config and the assets of a run that begins from a checkpoint, or goes on from it (`goes_on`).
+
+    Raises:
+        CheckpointError: if the checkpoint was trained on other fields or as another function.
+        ConfigError: if the run cannot go on with its global batch.
+    """
+    meta = checkpoint.load_meta(origin)
+    assets = Assets.load(meta, checkpoint.load_tensors(origin, "assets"))
+    require_same_fields(assets, reader, origin)
+    if not goes_on:
+        require_same_function(config, meta["config"], origin)
+        return config, assets
+    require_same_run(config, meta["config"], origin)
+    return keep_global_batch(config, mesh.data_ranks, meta["samples_a_step"], origin), assets
 
 
 def keep_global_batch(config: Config, data_ranks: int, samples: int, path: Path) -> Config:

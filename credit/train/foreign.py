@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import pickle
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
+from credit.channels import ChannelMap
+from credit.config import Config
+from credit.data.reader import FieldReader
+from credit.data.statistics import Statistics
 from credit.errors import CheckpointError
+from credit.grid import LatLonGrid
+from credit.train import checkpoint
+from credit.train.assets import Assets, require_same_fields
+from credit.train.continuation import require_same_function
+
+logger = logging.getLogger(__name__)
 
 # where training programs keep the weights in what they save
 _KEYS = ("model_state_dict", "model", "state_dict")
@@ -43,6 +56,59 @@ def read_state_file(path: Path) -> dict[str, Tensor]:
     if len(plain) < len(state):
         raise CheckpointError(f"{path}: two tensors have one name without {', '.join((*_INSIDE, _BEFORE))}")
     return plain
+
+
+@torch.no_grad()
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Fill a model, sharded or not, with the weights in a file; every rank reads it.
+
+    Raises:
+        CheckpointError: if they are of another model.
+    """
+    checkpoint.load_state(model, read_state_file(path), path)
+
+
+def adopt_assets(config: Config, assets: Assets, reader: FieldReader, path: Path) -> Assets:
+    """Return the assets of a run that begins with the weights in a file.
+
+    A file that ``credit convert --export`` wrote says with which statistics they were trained; those are kept. Others
+    do not tell.
+
+    Args:
+        config: of the run.
+        assets: fitted to the run's data.
+        reader: of the data.
+        path: the file.
+
+    Raises:
+        CheckpointError, DataError: if the file says that its weights compute with other channels, or as another model.
+    """
+    meta = _exported_meta(path)
+    if meta is None:
+        logger.warning("%s does not tell the statistics that its weights were trained with; those of this run's "
+                       "training period are taken", path)  # fmt: skip
+        return assets
+    require_same_function(config, meta["config"], path)
+    trained = replace(
+        assets,
+        channels=ChannelMap.from_dict(meta["channels"]),
+        grid=LatLonGrid.from_dict(meta["grid"]),
+        statistics=Statistics.from_dict(meta["statistics"]),
+        attributes=meta["attributes"],
+    )
+    require_same_fields(trained, reader, path)
+    return trained
+
+
+def _exported_meta(path: Path) -> dict[str, Any] | None:
+    """Return what our own export says beside its weights, None for another file."""
+    if path.suffix != ".safetensors":
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            return json.loads((file.metadata() or {}).get("credit", "null"))
+    except (OSError, SafetensorError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read as safetensors ({error})") from error
 
 
 def _plain_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -42,9 +42,9 @@ class MetricsLog:
         self._waiting = bytearray()
         if not enabled:
             return
-        self._open(start_step)
         if tensorboard:
             self._board = _open_tensorboard(folder / "tensorboard", start_step)
+        self._open(start_step)
 
     def _open(self, start_step: int) -> None:
         _cut_rows(self._path, start_step)

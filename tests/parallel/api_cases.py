@@ -152,6 +152,15 @@ def hooked_spectral_norm_in_bfloat16() -> None:
 
 
 @case
+def hooked_spectral_norm_checkpointed() -> None:
+    """A block that runs again computes with the vectors that it had, also behind a second forward."""
+    for conf in ({}, CHECKPOINTED):
+        require_same_gradients(
+            built(with_spectral_norm), None, conf, lambda model, x: squares(model, x) + squares(model, 2 * x)
+        )
+
+
+@case
 def another_order_than_registered() -> None:
     """Nothing gathered in a validation may be used after the weights have changed."""
 

@@ -45,10 +45,10 @@ def state_dict_and_back() -> None:
     together(lambda: require_equal(model.scale, expected["scale"]))  # it was a copy
     require_equal(weights(model), {name: value for name, value in expected.items() if name != "scale"})
     other = fsdp2.apply_fsdp2(built(Net, seed=9), None, {})
-    given = dict(expected) if dist.get_rank() == 0 else {}
+    given = dict(expected) if dist.get_rank() == 0 else None  # the others' argument is not read
     fsdp2.fsdp2_load_state_dict(other, given)
     require_equal(weights(other), {name: value for name, value in expected.items() if name != "scale"})
-    together(lambda: require_equal(given, expected if given else {}))
+    together(lambda: require_equal(given, expected if given else None))
     expected["head.bias"].add_(1.0)
     assert not torch.equal(whole(other.head.bias), expected["head.bias"]), "the model holds the dict's memory"
 
@@ -180,7 +180,7 @@ def wrong_optimizer_states() -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     take_step(model, optimizer, 0)
     saved = fsdp2.fsdp2_optimizer_state_dict(model, optimizer)
-    spoiled = [{}, copy.deepcopy(saved), copy.deepcopy(saved), copy.deepcopy(saved)]
+    spoiled = [None, copy.deepcopy(saved), copy.deepcopy(saved), copy.deepcopy(saved)]
     if dist.get_rank() == 0:
         spoiled[1]["state"]["head.weight"]["exp_avg"] = torch.zeros(4, 8)
         spoiled[2]["state"]["tail"] = spoiled[2]["state"]["head.weight"]

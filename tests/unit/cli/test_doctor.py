@@ -180,6 +180,18 @@ def test_a_file_that_cannot_be_written(patient: Path, capsys: pytest.CaptureFixt
     assert "--output: config.yml/a.txt cannot be written" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("to", ["doctor.txt", "-"])
+def test_names_that_are_no_text(
+    to: str, patient: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an ASCII locale Python keeps the bytes of other names as surrogates."""
+    monkeypatch.setattr(doctor_sections, "write_report", lambda patient: "/runs/fr\udcc3\udcbch\n")
+    assert main._run("doctor", ["config.yml", "--output", to], "credit_doctor") == 0
+    said = capsys.readouterr().out
+    text = said if to == "-" else Path(to).read_text()
+    assert text.startswith("/runs/fr\\udcc3\\udcbch")
+
+
 @pytest.mark.parametrize("name", ["SLURM_JWT", "AWS_SECRET_ACCESS_KEY", "api_token", "DB_PASSWORD", "GIT_AUTH", "sig"])
 def test_names_of_secrets(name: str) -> None:
     assert is_secret(name)

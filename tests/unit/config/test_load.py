@@ -158,3 +158,9 @@ def test_dates_need_no_quotes(written: Path) -> None:
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         load_config(tmp_path / "none.yml")
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "config.yml").write_bytes(b"save_loc: runs/fr\xfch\n")
+    with pytest.raises(ConfigError, match="config.yml: byte 17 is no UTF-8"):
+        load_config(tmp_path / "config.yml")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from credit.cli.main import main
 from credit.config.schema_hpc import PbsConfig, SlurmConfig
 from credit.errors import ConfigError
 from credit.hpc import pbs, slurm
@@ -146,3 +147,19 @@ def test_a_start_that_cannot_be_filled_in(tmp_path: Path) -> None:
     (tmp_path / "here.yml").write_text(text.replace("{ranks_per_node}", "{ppn}"))
     with pytest.raises(ConfigError, match=r"only \{ranks\} and \{ranks_per_node\} can stand in it"):
         render(job(str(tmp_path / "here.yml"), nodes=2))
+
+
+@pytest.mark.parametrize("plugins", [True, False])
+def test_plugins_are_found_in_the_job(
+    plugins: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """PBS starts a job without the environment of its submission."""
+    (tmp_path / "my_plugin_of_a_job.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert main(["init", "quickstart"]) == 0
+    config = tmp_path / "config.yml"
+    config.write_text(capsys.readouterr().out + ("plugins: [my_plugin_of_a_job]\n" if plugins else ""))
+    assert main(["submit", str(config), "--cluster", "pbs", "--dry-run", "pbs.walltime=1h"]) == 0
+    script = capsys.readouterr().out
+    assert (f'[ -n "${{PYTHONPATH+set}}" ] || export PYTHONPATH={tmp_path}' in script) == plugins

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 
 from credit.channels import ChannelMap
+from credit.config import schema_trainer
 from credit.config.schema_trainer import LossConfig
 from credit.errors import ConfigError
 from credit.grid import LatLonGrid
-from credit.losses import build_loss
+from credit.losses import build_loss, pointwise, register_loss
 
 GRID = LatLonGrid.from_coords(np.linspace(90, -90, 13), np.arange(24) * 15.0)[0]
 CHANNELS = ChannelMap.build({"prognostic": {"vars_3D": ["q"], "vars_2D": ["t"]}}, [850, 250])
@@ -77,3 +81,30 @@ def test_masked_cells_do_not_count() -> None:
     error = torch.where(torch.from_numpy(mask), 100.0, 1.0).float()[None, None].expand(1, 3, *GRID.shape)
     loss = loss_of({"scaling": "state"}, masks={"q": mask, "t": mask})(error, torch.zeros_like(error))
     assert loss.item() == pytest.approx(1.0, rel=1e-6)
+
+
+def test_a_loss_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """log cosh: weighted as the others are, with its own gradient, and a name that nobody else has."""
+    monkeypatch.setattr(pointwise, "_KINDS", dict(pointwise._KINDS))
+    monkeypatch.setattr(schema_trainer, "_LOSSES", set(schema_trainer._LOSSES))
+    with pytest.raises(ValidationError, match='is no loss; did you mean "mse"'):
+        LossConfig(kind="mes")
+
+    @register_loss("log_cosh")
+    def log_cosh(error: torch.Tensor) -> torch.Tensor:
+        return error.cosh().log()
+
+    guess = fields([0.5, -1.0, 2.0]).clone().requires_grad_()
+    loss = loss_of({"kind": "log_cosh", "scaling": "state", "weights": {"t": 3.0}})(guess, fields([0.0, 0.0, 0.0]))
+    # channels: t, q850, q250 or as the map orders them; the weights add up to 5
+    weight = {"t": 3.0, "q850": 1.0, "q250": 1.0}
+    value = dict(zip([c.name for c in CHANNELS.output], [0.5, -1.0, 2.0], strict=True))
+    expected = sum(weight[name] * math.log(math.cosh(value[name])) for name in weight) / 5
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+    loss.backward()
+    index = [c.name for c in CHANNELS.output].index("t")
+    total = guess.grad[:, index].sum().item()
+    assert total == pytest.approx(3 / 5 * math.tanh(value["t"]), rel=1e-5), "the derivative of log cosh is tanh"
+    for name in ("log_cosh", "mse", "huber"):
+        with pytest.raises(ConfigError, match="is taken"):
+            register_loss(name)(lambda error: error)

@@ -56,6 +56,33 @@ def test_nothing_is_computed_three_times() -> None:
     assert operations() == kept
 
 
+@pytest.mark.parametrize("mode", [True, "selective"])
+@pytest.mark.parametrize("norm", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm])
+def test_spectral_norm_of_torch_does_not_iterate_again(norm, mode: bool | str) -> None:
+    """Two forwards before the backward pass, two steps: gradients and vectors are those without checkpointing."""
+    found = []
+    for checkpointed in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 8), nn.Sequential(norm(nn.Linear(8, 8)), nn.Tanh(), norm(nn.Linear(8, 8))))
+        model[1]._fsdp2_shard = True
+        if checkpointed:
+            checkpoint_blocks(model, mode)
+        x = torch.randn(5, 3)
+        for _ in range(2):
+            (model(x).square().mean() + model(2 * x).square().mean()).backward()
+        values = {plain_name(name): p.grad for name, p in model.named_parameters()}
+        found.append(values | {plain_name(name): buffer for name, buffer in model.named_buffers()})
+    assert found[0].keys() == found[1].keys() and len(found[0]) == 10
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value, rtol=1e-5, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("mode", ["selectiv", "false", 2, [True]])
+def test_another_mode_is_refused(mode) -> None:
+    with pytest.raises(ConfigError, match="trainer.activation_checkpoint: .* is not one of true, false, selective"):
+        checkpoint_blocks(build(), mode)
+
+
 def test_a_model_without_blocks() -> None:
     with pytest.raises(ConfigError, match="marks no block"):
         checkpoint_blocks(nn.Linear(1, 1))

@@ -14,7 +14,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import Checkpoi
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from credit.errors import ConfigError
+from credit.errors import CheckpointError, ConfigError
 from credit.parallel import fsdp2
 from tests.parallel.outside import (
     Block,
@@ -196,3 +196,59 @@ def test_spectral_norm_buffers() -> None:
     torch.testing.assert_close(model[0].weight_u.float(), before, atol=1e-2, rtol=1e-2)
     assert model[0].weight_orig.dtype == model[1].running_mean.dtype == FP32
     assert "0.weight_u" in model.state_dict()
+
+
+class Strange(Net):
+    """A net with a parameter that FSDP2 cannot shard."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        if kind == "tied":
+            self.blocks[1].expand.weight = self.blocks[0].expand.weight
+        else:
+            self.gain = nn.Parameter(torch.tensor(1.0) if kind == "scalar" else torch.ones(2, dtype=torch.complex64))
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("tied", r"blocks\.0\.expand\.weight and blocks\.1\.expand\.weight: one parameter in two units"),
+        ("scalar", r"gain: FSDP2 cannot shard a scalar.*torch\.ones\(1\)"),
+        ("complex", r"gain: FSDP2 cannot"),
+        ("twice", "Net is sharded already"),
+    ],
+)
+def test_models_that_cannot_be_sharded(kind: str, words: str, no_group: None) -> None:
+    model = fsdp2.apply_fsdp2(built(Net), None, {}) if kind == "twice" else Strange(kind)
+    if kind != "twice":
+        fsdp2.apply_fsdp2(built(Net), None, {})  # makes the process group
+    with pytest.raises(ConfigError, match=words):
+        fsdp2.apply_fsdp2(model, None, {})
+
+
+@pytest.mark.parametrize(
+    ("conf", "words"),
+    [
+        ([1], r"trainer: \[1\] is no section"),
+        ({"trainer": [1]}, r"trainer: \[1\] is no section"),
+        ({"trainer": {"amp": True}, "model": 3}, "model: 3 is no section"),
+        ({"trainer": {"amp": True, "fsdp2_mp_policy": {"param_dtype": ["bfloat16"]}}}, "is no dtype"),
+    ],
+)
+def test_what_is_no_config(conf, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        fsdp2._build_mp_policy(conf)
+
+
+@pytest.mark.parametrize("given", [None, "model.pt", {"head.weight": [1.0]}])
+def test_what_is_no_state_dict(given) -> None:
+    with pytest.raises(CheckpointError, match="in place of a dict|head.weight is no tensor"):
+        fsdp2.fsdp2_load_state_dict(built(Net), given)
+
+
+def test_state_of_a_plain_optimizer_is_refused(no_group: None) -> None:
+    model = fsdp2.apply_fsdp2(built(Net), None, {})
+    plain = built(Net)
+    saved = torch.optim.AdamW(plain.parameters()).state_dict()
+    with pytest.raises(CheckpointError, match="numbers.*fsdp2_optimizer_state_dict"):
+        fsdp2.fsdp2_load_optimizer_state_dict(model, torch.optim.AdamW(model.parameters()), saved)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import resource
+import sys
 from pathlib import Path
 
 import pytest
 
+from credit.errors import ConfigError
 from credit.train.log import MetricsLog, rank_log, write_status
 
 
@@ -77,6 +79,13 @@ def test_tensorboard(tmp_path: Path) -> None:
     log.write({"step": 1, "loss": 0.5, "valid": {"skill": 0.9}})
     log.close()
     assert list((tmp_path / "tensorboard").glob("events.*"))
+
+
+def test_without_tensorboard_no_file_is_left_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ConfigError, match=r"trainer\.tensorboard: true needs the extra"):
+        MetricsLog(tmp_path, 0, enabled=True, tensorboard=True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_status(tmp_path: Path) -> None:

@@ -1,0 +1,72 @@
+"""A run begins with a file of weights: our own export, or what DDP saved of the same model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+# one step that changes nothing
+STILL = ["trainer.max_steps=1", "trainer.learning_rate=1.0e-30", "trainer.weight_decay=0", "trainer.validate_every=1",
+         "trainer.use_ema=false"]  # fmt: skip
+
+
+def statistics(file: Path) -> dict:
+    with safe_open(file, "pt") as opened:
+        return json.loads(opened.metadata()["credit"])["statistics"]
+
+
+@pytest.fixture
+def exported(small_run: Path, command) -> Path:
+    """The weights of a short run, and the same as DDP saves them."""
+    config, file = small_run / "config.yml", small_run / "weights.safetensors"
+    assert command("train", config, "trainer.max_steps=10").returncode == 0
+    assert command("convert", config, "--export", file).returncode == 0
+    torch.save({"model": {f"module.{k}": v for k, v in load_file(file).items()}}, small_run / "ddp.pt")
+    return file
+
+
+def test_the_weights_are_those_of_the_file(small_run: Path, exported: Path, command) -> None:
+    config, again = small_run / "config.yml", small_run / "again.safetensors"
+    # another training period has other statistics; an export says which are its weights' own
+    shorter = "data.splits.train=[2000-01-01, 2000-01-12]"
+    for name, keeps in (("weights.safetensors", True), ("ddp.pt", False)):
+        own = f"save_loc={small_run / Path(name).stem}"
+        started = [config, own, shorter, f"trainer.resume={small_run / name}"]
+        checked = command("check", *started)
+        assert checked.returncode == 0 and f"the run begins with those in {small_run / name}" in checked.stdout
+        trained = command("train", *started, *STILL)
+        assert trained.returncode == 0, trained.stderr
+        assert ("does not tell the statistics" in trained.stderr) != keeps
+        assert command("convert", config, own, "--export", again).returncode == 0
+        before, after = load_file(exported), load_file(again)
+        assert before.keys() == after.keys()
+        for key, value in before.items():
+            # an iteration of the step moves spectral norm's vectors
+            if not key.endswith((".u", ".v")):
+                assert torch.equal(after[key], value), key
+        assert (statistics(again) == statistics(exported)) == keeps
+        # it goes on from its own checkpoints
+        assert command("train", *started, *STILL, "trainer.max_steps=2").returncode == 0
+        rows = (small_run / Path(name).stem / "metrics.jsonl").read_text().splitlines()
+        steps = [json.loads(row)["step"] for row in rows]
+        assert sorted(set(steps)) == [1, 2]
+
+
+def test_weights_of_another_model_are_refused(small_run: Path, exported: Path, command) -> None:
+    new = [small_run / "config.yml", f"save_loc={small_run / 'new'}"]
+    for name, changes, words in (
+        ("ddp.pt", ["model.dim=[16, 32, 64, 128]"], "these weights are of another model"),
+        ("weights.safetensors", ["data.history_len=2"], "data.history_len: 1 in the checkpoint, 2"),
+        ("weights.safetensors", ["data.levels=[850]"], "trained on other channels"),
+        ("config.yml", [], "cannot be read as a torch file"),
+    ):
+        refused = command("train", *new, f"trainer.resume={small_run / name}", *changes)
+        assert refused.returncode != 0 and words in refused.stderr, refused.stderr
+    assert (
+        command("check", *new, f"trainer.resume={small_run / 'ddp.pt'}", "model.dim=[16, 32, 64, 128]").returncode == 2
+    )

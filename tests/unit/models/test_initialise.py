@@ -1,0 +1,135 @@
+"""How models of other people start: every kind of layer, parameters and buffers of any name, the same on any device."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, spectral_norm, weight_norm
+
+from credit.errors import ConfigError
+from credit.models import build_model, register_model, registry
+from credit.models.initialise import initial_values
+from credit.models.wxformer.spectral_norm import apply_spectral_norm
+
+
+class Scaled(nn.Module):
+    """Parameters and buffers of its own, none of them called weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.gamma = nn.Parameter(torch.empty(4))
+        self.register_buffer("window", torch.empty(3))
+        self.register_buffer("count", torch.empty((), dtype=torch.int64))
+
+    def initial_value(self, key: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
+        """Tell how each starts."""
+        if key == "gamma":
+            return torch.randn(shape, generator=generator, device="cpu")
+        return torch.arange(3.0, device="cpu") if key == "window" else torch.zeros(shape, device="cpu")
+
+
+def start(model: nn.Module, seed: int = 1) -> dict[str, Tensor]:
+    return dict(initial_values(model, seed))
+
+
+def on_meta(build) -> nn.Module:
+    with torch.device("meta"):
+        return build()
+
+
+def test_parameters_and_buffers_of_any_name() -> None:
+    model = on_meta(lambda: nn.Sequential(Scaled(), Scaled()))
+    values = start(model)
+    assert values.keys() == model.state_dict().keys()
+    assert torch.equal(values["0.window"], torch.arange(3.0))
+    assert not torch.equal(values["0.gamma"], values["1.gamma"]), "each is drawn from its own name"
+    assert torch.equal(values["1.gamma"], start(nn.Sequential(nn.Identity(), Scaled()))["1.gamma"])
+
+
+KINDS = {
+    "rms": lambda: nn.RMSNorm(8),
+    "prelu": lambda: nn.PReLU(3),
+    "embedding": lambda: nn.Embedding(300, 40),
+    "attention": lambda: nn.MultiheadAttention(8, 2),
+    "conv1d": lambda: nn.Conv1d(6, 50, 3),
+    "conv3d": lambda: nn.Conv3d(2, 50, (1, 3, 3)),
+    "gru": lambda: nn.GRU(5, 16),
+    "norm": lambda: nn.InstanceNorm2d(3, affine=True, track_running_stats=True),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_kinds_of_torch_start_as_torch_says(name: str) -> None:
+    """Bounds and moments are torch's own; the global random state is left alone."""
+    before = torch.get_rng_state()
+    model = on_meta(lambda: nn.Sequential(KINDS[name](), KINDS[name]()))
+    values = start(model)
+    assert torch.equal(torch.get_rng_state(), before)
+    theirs = nn.Sequential(KINDS[name](), KINDS[name]()).state_dict()
+    assert values.keys() == theirs.keys()
+    for key, value in values.items():
+        assert value.shape == theirs[key].shape and value.dtype == theirs[key].dtype and value.isfinite().all()
+        if name in ("rms", "prelu", "norm"):
+            assert torch.equal(value, theirs[key]), "these start as constants"
+    for key in ("weight", "weight_ih_l0", "in_proj_weight"):
+        if f"0.{key}" in values and name not in ("rms", "prelu", "norm"):
+            mine, other = values[f"0.{key}"], theirs[f"0.{key}"]
+            assert math.isclose(mine.std(), other.std(), rel_tol=0.25) and abs(mine.mean()) < 0.2 * mine.std()
+            assert not torch.equal(mine, values[f"1.{key}"]), "each is drawn from its own name"
+            assert torch.equal(mine, start(model)[f"0.{key}"])
+            assert not torch.equal(mine, start(model, seed=2)[f"0.{key}"])
+
+
+def test_what_tells_nothing_is_named() -> None:
+    class Silent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gamma = nn.Parameter(torch.empty(2))
+
+    class Half(Silent):
+        def reset_parameters(self) -> None:
+            """Forget gamma."""
+
+    for kind in (Silent, Half):
+        with pytest.raises(ConfigError, match=rf"model\.type: 1 \({kind.__name__}\).*gamma.*initial_value"):
+            start(nn.Sequential(nn.Linear(1, 1), kind()))
+    with pytest.raises(ConfigError, match=r"0 \(BatchNorm2d\).*GroupNorm"):
+        start(nn.Sequential(nn.BatchNorm2d(2)))
+
+
+@pytest.mark.parametrize(
+    "norm", [spectral_norm, parametrizations.spectral_norm, parametrizations.weight_norm, weight_norm]
+)
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_normalisations_of_torch_are_refused_with_ours(norm) -> None:
+    with pytest.raises(ConfigError, match=r"0 \(.*Linear\).*apply_spectral_norm\(model\)"):
+        start(nn.Sequential(norm(nn.Linear(3, 2))))
+    model = nn.Sequential(nn.Linear(3, 2))
+    apply_spectral_norm(model)
+    assert start(model).keys() == model.state_dict().keys()
+
+
+def test_parameters_that_would_become_others_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_MODELS", {})
+
+    @register_model("strange")
+    class Strange(nn.Module):
+        def __init__(self, *, kind: str) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(2, 2), nn.Linear(2, 2)
+            if kind == "tied":
+                self.b.weight = self.a.weight
+            elif kind == "complex":
+                self.b.weight = nn.Parameter(torch.zeros(2, 2, dtype=torch.complex64))
+            elif kind == "called twice":
+                self.b = nn.Sequential(self.a)
+
+    with pytest.raises(ConfigError, match=r"a\.weight and b\.weight are one parameter"):
+        build_model("strange", kind="tied")
+    with pytest.raises(ConfigError, match=r"b\.weight is complex.*view_as_complex"):
+        build_model("strange", kind="complex")
+    assert start(build_model("strange", kind="called twice")).keys() == {"a.weight", "a.bias"}
