@@ -234,8 +234,7 @@ def assemble_training(
     use_deterministic_algorithms(config.trainer.deterministic)
     mesh = build_mesh(plan_degrees(config.trainer.parallelism, launch.world), launch.rank, device.type)
     reader, splits = open_fields(config)
-    if data.cache == "memory":
-        reader = KeptReader(reader)
+    reader = KeptReader(reader) if data.cache == "memory" else reader
     require_monitor(config, reader.channels)
     origin = find_start(config, Path(config.save_loc))
     base, weights = find_base(config, origin), find_weights(config, origin)
@@ -243,18 +242,15 @@ def assemble_training(
     start = origin if base is None or origin.resolve() != base else None
     if origin is None:
         assets = on_main(lambda: fit_assets(config, reader, splits["train"]))
-        if weights is not None:
-            assets = adopt_assets(config, assets, reader, weights)
+        assets = assets if weights is None else adopt_assets(config, assets, reader, weights)
     else:
         config, assets = take_over(config, reader, mesh, origin, goes_on=start is not None)
     conf = config.trainer
     model, autocast = allocate_network(config, assets, mesh, device)
     if base is not None:
         load_base(model, base, config.seed)
-    elif weights is not None:
-        load_weights(model, weights)
     elif start is None:
-        fill_(model, initial_values(model, config.seed))
+        load_weights(model, weights) if weights else fill_(model, initial_values(model, config.seed))
     model.train()
     stepper = build_stepper(config, assets, model, device, autocast)
     loss = build_run_loss(config, assets, device)
