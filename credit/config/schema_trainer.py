@@ -175,7 +175,9 @@ class TrainerConfig(Section):
     use_ema: bool = Field(True, description="Average the weights; the average validates, forecasts and is `best`.")
     ema_decay: float = Field(0.999, gt=0, lt=1, description="Decay of the average an optimizer step.")
     compile: bool = Field(
-        False, description="torch.compile each block: fewer and longer kernels; not measured on a GPU yet."
+        False,
+        description="torch.compile each block: fewer and longer kernels; not measured on a GPU yet. It needs a C++ "
+        "compiler, on a GPU triton and a C compiler.",
     )
     validate_every: int | None = Field(None, ge=1, description="Steps between validations; default: each epoch.")
     checkpoint_every: int | None = Field(None, ge=1, description="Steps between checkpoints; default: each epoch.")

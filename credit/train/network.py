@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import logging
 import os
+import shutil
+import sys
 from collections.abc import Mapping
 
 import torch
@@ -95,6 +98,8 @@ def allocate_network(config: Config, assets: Assets, mesh: RunMesh, device: torc
         model = build_network(config, assets.channels, assets.grid, assets.attributes)
     if conf.lora is not None:
         apply_lora(model, conf.lora)
+    if conf.compile and device.type != "meta":
+        require_compiler(device)
     if device.type == "cuda":
         use_tf32(conf.tf32)
     sharded = mesh.device_mesh is not None and conf.parallelism.data != "none"
@@ -164,6 +169,24 @@ def build_forecast_mesh(conf: ForecastParallelismConfig, launch: Launch, device_
         )
     degrees = Degrees(shard=groups, tensor=conf.tensor) if conf.shard else Degrees(groups, 1, conf.tensor)
     return build_mesh(degrees, launch.rank, device_type)
+
+
+def require_compiler(device: torch.device) -> None:
+    """Refuse ``trainer.compile`` where torch would fail at the first step, which looks as if another attempt may pass.
+
+    Raises:
+        ConfigError: naming what is missing.
+    """
+    if device.type == "cuda":
+        # triton builds what launches its kernels
+        language, names = "C", [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
+    else:
+        language, names = "C++", [os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")]
+    missing = None if any(map(shutil.which, names)) else f"no {language} compiler is found ({' or '.join(names)})"
+    if device.type == "cuda" and importlib.util.find_spec("triton") is None:
+        missing = "the package triton is missing"
+    if missing is not None:
+        raise ConfigError(f"trainer.compile: true, but {missing}; load or install it, or set trainer.compile to false")
 
 
 def compile_blocks(model: nn.Module, backend: str = "inductor") -> None:

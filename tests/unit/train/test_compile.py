@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,11 +13,16 @@ import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.utils import counters
 
+from credit.cli.plan import blank_assets, build_grid
+from credit.errors import ConfigError
 from credit.models.wxformer import spectral_norm
 from credit.models.wxformer.decoder import UpBlockPS
 from credit.models.wxformer.embed import CrossScaleEmbedding
 from credit.parallel.activation import checkpoint_blocks
+from credit.parallel.mesh import RunMesh
+from credit.train import network
 from credit.train.network import compile_blocks
+from tests.unit.hpc.measured import GRID, small_config
 from tests.unit.models.small import build
 
 pytestmark = [  # torch's own
@@ -32,6 +39,40 @@ def nothing_compiled() -> Iterator[None]:
     with torch._dynamo.config.patch(recompile_limit=torch._dynamo.config.recompile_limit):
         yield
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    ("device", "environment", "missing"),
+    [
+        ("cpu", {}, r"no C\+\+ compiler is found \((g\+\+|clang\+\+)\)"),
+        ("cpu", {"CXX": "/nowhere/cc"}, r"no C\+\+ compiler is found \(/nowhere/cc\)"),
+        ("cuda", {}, "no C compiler is found|the package triton is missing"),
+    ],
+)
+def test_nothing_to_compile_with(
+    device: str, environment: dict[str, str], missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CC", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=f"trainer.compile: true, but .*({missing})"):
+        network.require_compiler(torch.device(device))
+    config = small_config("trainer.compile=true")
+    assets = blank_assets(config, build_grid(GRID), {})
+    with pytest.raises(ConfigError, match="set trainer.compile to false"):
+        network.allocate_network(config, assets, RunMesh(), torch.device(device))
+
+
+def test_a_compiler_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "cc"
+    compiler.touch(mode=0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    network.require_compiler(torch.device("cpu"))
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    network.require_compiler(torch.device("cuda"))
 
 
 def graphs() -> int:
