@@ -18,9 +18,8 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from credit.errors import ConfigError
+from credit.parallel.activation import plain_name
 
-# Activation checkpointing and torch.compile put these into module names, and leave them out of state dicts.
-_WRAPPER_PREFIXES = ("_checkpoint_wrapped_module.", "_orig_mod.")
 _NORMS = (nn.LayerNorm, nn.GroupNorm)
 _KNOWN = (*_NORMS, nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
 _OWN_NORM = (
@@ -133,8 +132,7 @@ def initial_values(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
     """
     links: set[nn.Module] = set()
     for path, module in model.named_modules():
-        for prefix in _WRAPPER_PREFIXES:
-            path = path.replace(prefix, "")
+        path = plain_name(path)
         if isinstance(module, parametrize.ParametrizationList):
             links.update(module)
             continue  # its parameter belongs to the layer above, which is where it is drawn

@@ -73,9 +73,7 @@ def wrapped_modules(model: nn.Module) -> set[int]:
 
 def plain_name(name: str) -> str:
     """Return a parameter's or module's name without what wrappers put into it."""
-    for part in _WRAPPERS:
-        name = name.replace(f"{part}.", "")
-    return name
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def _options(mode: Literal[True, "selective"], block: nn.Module) -> dict[str, Any]:

@@ -247,10 +247,8 @@ def assemble_training(
         config, assets = take_over(config, reader, mesh, origin, goes_on=start is not None)
     conf = config.trainer
     model, autocast = allocate_network(config, assets, mesh, device)
-    if base is not None:
-        load_base(model, base, config.seed)
-    elif start is None:
-        load_weights(model, weights) if weights else fill_(model, initial_values(model, config.seed))
+    if start is None or base is not None:
+        _fill(model, base, weights, config.seed)
     model.train()
     stepper = build_stepper(config, assets, model, device, autocast)
     loss = build_run_loss(config, assets, device)
@@ -294,6 +292,16 @@ def assemble_training(
     if launch.is_main:
         write_config(config, Path(config.save_loc))
     return trainer
+
+
+def _fill(model: nn.Module, base: Path | None, weights: Path | None, seed: int) -> None:
+    """Fill a model: with `base` below new adapters, with the weights in a file, or as `seed` draws them."""
+    if base is not None:
+        load_base(model, base, seed)
+    elif weights is not None:
+        load_weights(model, weights)
+    else:
+        fill_(model, initial_values(model, seed))
 
 
 def build_step(

@@ -13,6 +13,7 @@ from credit.errors import ConfigError
 from credit.models import build_model, register_model, registry
 from credit.models.initialise import initial_values
 from credit.models.wxformer.spectral_norm import apply_spectral_norm
+from credit.parallel.activation import checkpoint_blocks
 
 
 class Scaled(nn.Module):
@@ -48,6 +49,17 @@ def test_parameters_and_buffers_of_any_name() -> None:
     assert torch.equal(values["0.window"], torch.arange(3.0))
     assert not torch.equal(values["0.gamma"], values["1.gamma"]), "each is drawn from its own name"
     assert torch.equal(values["1.gamma"], start(nn.Sequential(nn.Identity(), Scaled()))["1.gamma"])
+
+
+def test_a_checkpointed_block_with_parameters_of_its_own() -> None:
+    """What wrappers put at the end of a path is in no name, and changes no value."""
+    model = nn.Sequential(Scaled(), nn.Linear(4, 4))
+    plain = start(model)
+    model[0]._fsdp2_shard = model[1]._fsdp2_shard = True
+    checkpoint_blocks(model)
+    again = start(model)
+    assert again.keys() == plain.keys() == model.state_dict().keys()
+    assert all(torch.equal(value, plain[name]) for name, value in again.items())
 
 
 KINDS = {
