@@ -278,12 +278,11 @@ def _say_chunks(config: Config, found: DataFound, findings: Findings) -> None:
             f"{told}, and each time that training reads unpacks one whole; set data.store and run credit_preprocess"
         )
         return
-    bytes_a_time = 4 * cells * len(found.channels.stored)
-    length = part_length(bytes_a_time, chunk, config.preprocess.held_bytes)
+    length = part_length(reader.bytes_a_time, chunk, config.preprocess.held_bytes)
     if length < chunk:
         findings.say(
             f"{told}, a part of the store {length}: credit_preprocess unpacks each about {-(-chunk // length)} times; "
-            f"preprocess.memory_gib={math.ceil(10 * chunk * bytes_a_time / 2**30) / 10:g}, in each of "
+            f"preprocess.memory_gib={math.ceil(10 * chunk * reader.bytes_a_time / 2**30) / 10:g}, in each of "
             f"{config.preprocess.workers} processes, unpacks each once or twice"
         )
 

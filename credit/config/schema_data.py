@@ -165,7 +165,7 @@ class PreprocessConfig(Section):
         gt=0,
         description="Of fields that each process reads at once, when a store is begun. A chunk of the sources is "
         "unpacked whole, whatever is wanted of it: where it spans more times than this holds, again and again, and "
-        "`credit check` says what it takes to unpack each once.",
+        "`credit check` says what it takes.",
     )
     compression: Literal["lz4", "none"] = Field(
         "lz4",

@@ -57,7 +57,7 @@ def part_length(bytes_a_time: int, chunk_times: int, held_bytes: int) -> int:
     """Return how many times make a part: as few as 32, so that little is done twice, and no more than may be held.
 
     Args:
-        bytes_a_time: of fields.
+        bytes_a_time: that reading several at once takes for each.
         chunk_times: how many times a chunk of the sources spans: more than in a part, and each is unpacked for several.
         held_bytes: of the fields that are read at once.
     """
@@ -181,21 +181,22 @@ class _Reader:
         Raises:
             DataError: for bad fields that are not to be skipped.
         """
-        sources, left = self._job.sources, times.tolist()
-        try:
-            for values in sources.read_each([sources.index_of(minutes) for minutes in times], self._job.held_bytes):
-                left.pop(0)
-                yield values
-        except DataError:
-            if not self._job.skip_bad:
-                raise
-        # one by one, to know which are bad
-        for minutes in left:
+        sources, held = self._job.sources, self._job.held_bytes
+        at_once = sources.times_at_once(held)
+        for first in range(0, len(times), at_once):
+            indices = [sources.index_of(minutes) for minutes in times[first : first + at_once]]
             try:
-                values = self.read(minutes)
-            except DataError as error:
-                values = error
-            yield values
+                yield from list(sources.read_each(indices, held))
+            except DataError:
+                if not self._job.skip_bad:
+                    raise
+                yield from map(self._read_or_tell, indices)
+
+    def _read_or_tell(self, index: int) -> np.ndarray | DataError:
+        try:
+            return self._job.sources.read(index)
+        except DataError as error:
+            return error
 
     def moments(self, minutes: int, values: np.ndarray | None) -> np.ndarray:
         """Return the moments (10, C) of a time's state and of the change that ends there; of nothing for None."""

@@ -36,11 +36,17 @@ class Series:
     position: np.ndarray
 
     def read(self, files: OpenFiles, places: np.ndarray) -> Iterator[np.ndarray]:
-        """Yield the fields of each of `places`, (levels or 1, H, W), on the run's grid; neighbours are read at once."""
-        together = (np.diff(self.piece[places]) == 0) & (np.diff(self.position[places]) == 1)
-        for run in np.split(places, np.flatnonzero(~together) + 1):
-            first, last = (int(self.position[place]) for place in run[[0, -1]])
-            yield from read_piece(files, self.pieces[self.piece[run[0]]], slice(first, last + 1))
+        """Yield the fields of each of `places`, increasing, (levels or 1, H, W), on the run's grid.
+
+        Neighbours are read at once, and what lies in one chunk of a file, with what lies between: it is unpacked whole.
+        """
+        piece, position = self.piece[places], self.position[places]
+        chunk = position // np.array([one.layout.chunk_times for one in self.pieces])[piece]
+        together = (np.diff(piece) == 0) & ((np.diff(position) == 1) | (np.diff(chunk) == 0))
+        for run in np.split(np.arange(len(places)), np.flatnonzero(~together) + 1):
+            first, last = (int(position[place]) for place in run[[0, -1]])
+            fields = read_piece(files, self.pieces[piece[run[0]]], slice(first, last + 1))
+            yield from (fields[number - first] for number in position[run])
 
     def read_raw(self, files: OpenFiles, place: int) -> np.ndarray:
         """Return the fields of one time, (levels or 1, h, w) on the file's grid."""

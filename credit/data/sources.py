@@ -10,6 +10,7 @@ import numpy as np
 
 from credit.channels import ChannelMap
 from credit.config.schema_data import DataConfig
+from credit.data.cf import Layout
 from credit.data.chunks import copy_fields
 from credit.data.files import OpenFiles
 from credit.data.made import build_made, is_made
@@ -42,7 +43,8 @@ class SourceReader:
 
     Attributes:
         packing_steps: variable -> step of its packed integers, where it is packed.
-        chunk_times: how many times the longest chunk of any variable spans.
+        chunk_times: how many of `times` the longest chunk of any variable spans, at most; 1 without chunks.
+        bytes_a_time: that reading several times at once takes for each.
 
     Raises:
         DataError: for missing values in the static fields, or no time that all variables have.
@@ -71,7 +73,7 @@ class SourceReader:
         steps = {name: max(part.layout.packing_step for part in parts) for name, parts in scan.pieces.items()}
         self.packing_steps = {name: step for name, step in steps.items() if step > 0}
         layouts = [part.layout for parts in (*scan.pieces.values(), *scan.inputs.values()) for part in parts]
-        self.chunk_times = max((layout.chunk_times for layout in layouts if layout.times is not None), default=1)
+        self.chunk_times = max((_spanned(layout, self.times) for layout in layouts), default=1)
         self._files = files
         self._series, self._windows = series, windows
         self._static = self._read_static(scan)
@@ -79,7 +81,7 @@ class SourceReader:
         check_values(self._static, channels.static_stored, self.masks, self.grid, "any time")
         # fields that are read at once, of the run and of a file, where packed ones are float64
         of_files = (_bytes(one) * len(windows[name].terms) for name, one in series.items())
-        self._largest = max(len(channels.stored) * math.prod(self.grid.shape) * 4, *of_files)
+        self.bytes_a_time = len(channels.stored) * math.prod(self.grid.shape) * 4 + max(of_files, default=0)
         self.masks |= find_masks(self._assemble([0], self._series)[0], channels.stored, declared)
 
     def read(self, index: int) -> np.ndarray:
@@ -97,9 +99,13 @@ class SourceReader:
             indices: the times.
             held_bytes: may be held to read a chunk of the files at once.
         """
-        at_once = max(1, _BYTES_AT_ONCE // self._largest, min(self.chunk_times, held_bytes // self._largest))
+        at_once = self.times_at_once(held_bytes)
         for first in range(0, len(indices), at_once):
             yield from self._read_variables(indices[first : first + at_once], set(self._series))
+
+    def times_at_once(self, held_bytes: int) -> int:
+        """Return how many times `read_each` reads at once."""
+        return max(1, _BYTES_AT_ONCE // self.bytes_a_time, min(self.chunk_times, held_bytes // self.bytes_a_time))
 
     def read_into(self, index: int, places: Sequence[np.ndarray | None]) -> None:
         """Bring the fields of one time to their places; see `credit.data.reader.FieldReader`."""
@@ -133,17 +139,21 @@ class SourceReader:
         return fields
 
     def _assemble(self, indices: Sequence[int], names: Collection[str]) -> list[np.ndarray]:
-        parts = [[np.zeros((0, *self.grid.shape), dtype=np.float32)] for _ in indices]
+        rows = sum(channel.variable in names for channel in self.channels.stored)
+        fields = [np.empty((rows, *self.grid.shape), dtype=np.float32) for _ in indices]
+        row = 0
         for name in filter(names.__contains__, self._series):
             terms = [self._windows[name].at(int(self._places[name][index])) for index in indices]
             places = np.unique([place for _, own in terms for place in own])
             read = dict(zip(places.tolist(), self._series[name].read(self._files, places), strict=True))
-            for (weights, own), part in zip(terms, parts, strict=True):
+            levels = len(next(iter(read.values()), ()))
+            for (weights, own), field in zip(terms, fields, strict=True):
                 values = [read[place] for place in own]
                 if len(values) > 1:
                     values = [np.tensordot(weights, np.asarray(values, dtype=np.float64), axes=1)]
-                part += values
-        return [np.concatenate(part, dtype=np.float32, casting="same_kind") for part in parts]
+                field[row : row + levels] = values[0]
+            row += levels
+        return fields
 
     def _read_static(self, scan: Scan) -> np.ndarray:
         names = dict.fromkeys(channel.variable for channel in self.channels.static_stored)
@@ -201,3 +211,11 @@ def open_sources(conf: DataConfig) -> SourceReader:
     problems.raise_any()
     declared = [name for name, field in conf.fields.items() if field.missing == "fill_mean"]
     return SourceReader(channels, scan, series, windows, policies, attributes, files, declared)
+
+
+def _spanned(layout: Layout, times: np.ndarray) -> int:
+    """Return how many of `times` a chunk of the layout's file spans at most."""
+    if layout.chunk_times == 1 or layout.times is None or len(times) < 2 or len(layout.times) < 2:
+        return 1
+    minutes = layout.chunk_times * int(np.diff(layout.times).max())
+    return max(1, -(-minutes // int(np.diff(times).min())))

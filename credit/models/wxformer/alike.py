@@ -26,7 +26,7 @@ def iterate_alike_(matrices: Sequence[Tensor], us: Sequence[Tensor], vs: Sequenc
 
 
 def normalise_alike(weights: Sequence[Tensor], us: Sequence[Tensor], vs: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return W / (u^T W v) for weights W (R, ...), in their dtype; nothing but the results is kept for the backward.
+    """Return W / (u^T W v) for weights W (R, ...), in their dtype; the backward pass keeps little beside W.
 
     Args:
         weights: the first dimension counts outputs.
@@ -45,20 +45,23 @@ def _unit_(vectors: Tensor) -> Tensor:
 class _Normalise(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, u_NR: Tensor, v_NC: Tensor, *weights: Tensor) -> Tensor:
-        weights_NRC = torch.stack(weights).flatten(2).float()
+        weights_NRC = _stacked(weights)
         sigma_N = ((weights_NRC * v_NC[:, None]).sum(2) * u_NR).sum(1)
         reciprocal_N11 = sigma_N.reciprocal()[:, None, None]
-        weights_NRC.mul_(reciprocal_N11)
-        ctx.save_for_backward(weights_NRC, reciprocal_N11, u_NR, v_NC)
-        ctx.shape, ctx.dtype = weights[0].shape, weights[0].dtype
-        return weights_NRC
+        ctx.save_for_backward(reciprocal_N11, u_NR, v_NC, *weights)
+        return weights_NRC.mul_(reciprocal_N11)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: FunctionCtx, gradient_NRC: Tensor) -> tuple[Tensor | None, ...]:
-        # d(W / sigma) / dW of G is (G - <G, W / sigma> u v^T) / sigma, as d sigma / dW = u v^T
-        weights_NRC, reciprocal_N11, u_NR, v_NC = ctx.saved_tensors
-        along_N11 = (gradient_NRC * weights_NRC).sum((1, 2), keepdim=True) * reciprocal_N11
+        # d(W / sigma) / dW of G is (G - <G, W> u v^T / sigma) / sigma, as d sigma / dW = u v^T
+        reciprocal_N11, u_NR, v_NC, *weights = ctx.saved_tensors
+        along_N11 = (gradient_NRC * _stacked(weights)).sum((1, 2), keepdim=True) * reciprocal_N11.square()
         rows_NR1, columns_N1C = along_N11 * u_NR[:, :, None], v_NC[:, None]
         of_weights_NRC = torch.addcmul(gradient_NRC * reciprocal_N11, rows_NR1, columns_N1C, value=-1)
-        return None, None, *of_weights_NRC.unflatten(2, ctx.shape[1:]).to(ctx.dtype).unbind()
+        first = weights[0]
+        return None, None, *of_weights_NRC.unflatten(2, first.shape[1:]).to(first.dtype).unbind()
+
+
+def _stacked(weights: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(weights)).flatten(2).float()

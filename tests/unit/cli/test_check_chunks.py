@@ -25,7 +25,7 @@ from credit.data.sources import SourceReader
 def test_chunks_that_span_many_times(store: str | None, memory: float, chunk_times: int, expected: str | None) -> None:
     said: list[str] = []
     reader = SourceReader.__new__(SourceReader)
-    reader.chunk_times = chunk_times
+    reader.chunk_times, reader.bytes_a_time = chunk_times, 4 * 721 * 1440 * 20
     config = SimpleNamespace(
         data=SimpleNamespace(store=store), preprocess=PreprocessConfig(memory_gib=memory, workers=2)
     )

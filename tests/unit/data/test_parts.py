@@ -11,7 +11,6 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -22,9 +21,8 @@ import xarray as xr
 import zarr
 
 from credit.config.schema_data import DataConfig, PreprocessConfig
-from credit.data import parts
+from credit.data import parts, series
 from credit.data import preprocess as module
-from credit.data import sources as sources_module
 from credit.data.preprocess import preprocess
 from credit.data.reader import open_reader
 from credit.data.sources import open_sources
@@ -104,15 +102,16 @@ def test_a_part_holds_the_sources_chunks_and_reads_them_at_once(
         whole = xr.load_dataset(path, decode_times=False)
         whole.to_netcdf(path, encoding={"t2m": {"chunksizes": (chunk, ROWS, COLUMNS)}})
     lengths: list[int] = []
-    plain = sources_module.SourceReader._read_variables
+    plain = series.read_piece
     conf = make(folder)
 
-    def counted(self: object, indices: Sequence[int], names: object) -> list[np.ndarray]:
-        lengths.append(len(indices))
-        return plain(self, indices, names)
+    def counted(files: object, piece: object, position: slice) -> np.ndarray:
+        lengths.append(position.stop - position.start)
+        return plain(files, piece, position)
 
-    monkeypatch.setattr(sources_module.SourceReader, "_read_variables", counted)
-    preprocess(conf, PreprocessConfig(memory_gib=(held_times * ROWS * COLUMNS * 4 + 1) / 2**30))
+    monkeypatch.setattr(series, "read_piece", counted)
+    held = held_times * open_sources(conf).bytes_a_time
+    preprocess(conf, PreprocessConfig(memory_gib=(held + 1) / 2**30))
     monkeypatch.undo()
     assert [n for n in lengths if n > 1] == reads
     reader, sources = open_reader(conf), open_sources(conf)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
+import xarray as xr
 
 from credit.data import series, sources
 from credit.data.kept import KeptReader
@@ -36,7 +38,7 @@ def reader(tmp_path: Path) -> SourceReader:
 def test_many_times_are_each_as_alone(
     reader: SourceReader, order: list[int], at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "_BYTES_AT_ONCE", at_once * reader._largest)
+    monkeypatch.setattr(sources, "_BYTES_AT_ONCE", at_once * reader.bytes_a_time)
     assert len(reader.times) == 7
     alone = [reader.read(index) for index in order]
     for many in (reader.read_each(order), KeptReader(reader).read_each(order)):
@@ -59,3 +61,51 @@ def test_neighbours_are_read_at_once(reader: SourceReader, monkeypatch: pytest.M
         assert len([*kept.read_each(range(7))]) == 7
     # 6, 12, 18 and 24, 36, 42, 48 h; the windows up to 24 h and from 31 to 48 h; the same times
     assert lengths == {"t": [3, 4], "tp": [24, 18], "sst": [4, 3]}
+
+
+def chunked(folder: Path, step: int, rows: int = H, packed: bool = False) -> SourceReader:
+    """Hourly temperature in chunks of 12 hours, and pressure every `step` hours, the time step of the run."""
+    for name, hours in (("t2m", range(HOURS)), ("msl", range(0, HOURS, step))):
+        fields = random_fields(len(hours), rows, W, seed=len(name))
+        kind = {"dtype": "i2", "scale_factor": 0.01, "_FillValue": -999} if packed else {}
+        xr.Dataset(
+            {name: (("time", "lat", "lon"), fields, {"units": "K" if name == "t2m" else "Pa"})},
+            {
+                "time": ("time", list(hours), {"units": "hours since 2000-01-01"}),
+                "lat": ("lat", 90 - 180 / rows * (np.arange(rows) + 0.5), {"units": "degrees_north"}),
+                "lon": ("lon", np.arange(W) * 360 / W, {"units": "degrees_east"}),
+            },
+        ).to_netcdf(folder / f"{name}.nc", encoding={name: {"chunksizes": (min(12, len(hours)), rows, W)} | kind})
+    return open_sources(make_config([folder / "t2m.nc", folder / "msl.nc"], p2=["t2m", "msl"], timestep=f"{step}h"))
+
+
+@pytest.mark.parametrize(("step", "expected"), [(1, 12), (6, 8)])
+def test_a_chunk_is_read_once_also_where_the_run_takes_every_sixth_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, expected: int
+) -> None:
+    reader = chunked(tmp_path, step)
+    alone = [reader.read(index) for index in range(len(reader.times))]
+    reads: list[int] = []
+    plain = series.read_piece
+
+    def counted(files: object, piece: object, positions: slice) -> np.ndarray:
+        reads.extend([positions.stop - positions.start] * (piece.layout.name == "t2m"))
+        return plain(files, piece, positions)
+
+    monkeypatch.setattr(series, "read_piece", counted)
+    monkeypatch.setattr(sources, "_BYTES_AT_ONCE", 0)
+    for one, fields in zip(alone, reader.read_each(range(len(alone)), 100 * reader.bytes_a_time), strict=True):
+        np.testing.assert_array_equal(one, fields)
+    assert len(reads) == HOURS // 12
+    assert reader.chunk_times == expected
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_memory_is_about_what_is_said(tmp_path: Path, packed: bool) -> None:
+    reader = chunked(tmp_path, 1, 20 * H, packed)
+    [*reader.read_each(range(12), 12 * reader.bytes_a_time)]
+    tracemalloc.start()
+    fields = reader._read_variables(range(36), set(reader._series))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert sum(field.nbytes for field in fields) < peak < 1.7 * 36 * reader.bytes_a_time
