@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from credit.errors import CreditError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
     """Let `write` fill a file beside `path`, then put that in its place.
 
-    For one writer of a path at a time. Nothing is flushed to the disk: after a power cut the old file may be there.
+    For one writer of a path at a time. The file is on the disk before it takes the name; the folder need not be: after
+    a power cut the old file may be there.
 
     Raises:
         CreditError: if it cannot be written; the old file stays.
@@ -20,14 +25,28 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
     beside = path.with_name(f".{path.name}.part")
     try:
         write(beside)
+        _flush(beside)
         os.replace(beside, path)
     except (OSError, RuntimeError) as error:  # the netCDF library raises either
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
         reason = getattr(error, "strerror", None) or error
-        raise CreditError(f"{path}: cannot be written ({reason}); is the disk full?") from error
+        advice = "; is the disk full?" if getattr(error, "errno", None) in _FULL else ""
+        raise CreditError(f"{path}: cannot be written ({reason}){advice}") from error
     return path
 
 
 def write_text_whole(path: Path, text: str) -> Path:
     """Write a text file as `write_whole` does."""
     return write_whole(path, lambda beside: beside.write_text(text, encoding="utf-8"))
+
+
+def _flush(path: Path) -> None:
+    """Wait until the disk has the file; a link has nothing to wait for."""
+    if path.is_symlink():
+        return
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

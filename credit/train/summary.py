@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 
+from credit.errors import CreditError
 from credit.parallel.verdict import rank_of, together
 from credit.train.log import peak_memory_gb
 from credit.train.meter import Meter
 from credit.train.progression import Progression
 from credit.train.record import rows_with
+from credit.whole import write_text_whole
 
 logger = logging.getLogger(__name__)
 
@@ -130,12 +132,10 @@ def describe(summary: Mapping[str, Any], folder: Path, total_steps: int) -> str:
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     """Write summary.json; a disk that takes none gets a warning, as the run itself is whole."""
-    beside = folder / ".summary.part"
     try:
-        beside.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-        beside.replace(folder / "summary.json")
-    except OSError as error:
-        logger.warning("%s: cannot be written (%s)", folder / "summary.json", error.strerror)
+        write_text_whole(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
+    except CreditError as error:
+        logger.warning("%s", error)
 
 
 def _duration(hours: float) -> str:

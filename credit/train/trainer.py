@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,10 +135,12 @@ class Trainer:
                 bar.say(conclude(*self._account()))
         except BaseException as error:
             self._say_why(error)
-            # a GPU that has failed may tell nothing
-            with suppress(RuntimeError):
+            try:
                 if parts.launch.is_main:
                     bar.say(record(*self._account(), peak_memory_gb(parts.device)))
+            except Exception as another:
+                # a GPU that has failed may tell nothing, a network that is not ours may raise anything
+                logger.warning("no summary of the run: %s: %s", type(another).__name__, another)
             raise
         finally:
             bar.close()

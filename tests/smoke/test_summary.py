@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from credit.errors import CreditError, DataError
 from credit.parallel import launch
+from credit.train import trainer
 from tests.smoke.test_early_view import log_of
 
 SHORT = ("trainer.max_steps=20", "trainer.checkpoint_every=10", "trainer.schedule.kind=constant")
@@ -66,6 +68,24 @@ def test_a_run_that_fails_has_a_summary(small_run: Path, command) -> None:
     second = json.loads((folder / "summary.json").read_text())
     assert second["steps"] == 20 and second["wall_hours"] > first["wall_hours"]
     assert min(row["wall_hours"] for row in log_of(folder) if "loss" in row) > first["wall_hours"]
+
+
+@pytest.mark.parametrize("beside", [ValueError("no meta device"), CreditError("no FLOPs")])
+def test_what_a_summary_fails_of_does_not_hide_why_the_run_failed(
+    small_run: Path, command, monkeypatch: pytest.MonkeyPatch, beside: Exception
+) -> None:
+    def fail(*_: object) -> None:
+        raise DataError("the field is gone")
+
+    def fail_too(*_: object) -> None:
+        raise beside
+
+    monkeypatch.setattr(trainer.Trainer, "_take_steps", fail)
+    monkeypatch.setattr(trainer, "record", fail_too)
+    failed = command("train", small_run / "config.yml", *SHORT)
+    assert failed.returncode == 2 and "the field is gone" in failed.stderr.splitlines()[-1], failed.stderr
+    assert json.loads((small_run / "run" / "STATUS").read_text())["reason"] == "the field is gone"
+    assert f"no summary of the run: {type(beside).__name__}: {beside}" in failed.stderr
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from credit.errors import CreditError
 from credit.hpc.chain import JOBS, record
 from credit.train.continuation import write_config
 from credit.train.log import _cut_rows, write_status
+from credit.train.summary import write_summary
 from credit.whole import write_text_whole, write_whole
 from tests.unit.cli.world import CONFIG
 
@@ -69,6 +70,48 @@ def test_a_status_that_finds_no_room_ends_nothing(
     assert "STATUS: cannot be written (No space left on device)" in caplog.text
     assert json.loads((tmp_path / "STATUS").read_text())["step"] == 1
     assert [path.name for path in tmp_path.iterdir()] == ["STATUS"]
+
+
+def test_a_summary_that_finds_no_room_ends_nothing(
+    tmp_path: Path, full: Callable[[], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    write_summary(tmp_path, {"steps": 1})
+    full()
+    with caplog.at_level(logging.WARNING):
+        write_summary(tmp_path, {"steps": 2})
+    assert "summary.json: cannot be written (No space left on device); is the disk full" in caplog.text
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"steps": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_a_place_that_cannot_be_is_no_full_disk(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CreditError, match=r"file/a: cannot be written \(Not a directory\)$"):
+        write_text_whole(tmp_path / "file" / "a", "new")
+
+
+def test_the_disk_has_the_file_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, done = tmp_path / "a", []
+    fsync, replace = os.fsync, os.replace
+
+    def noting_fsync(number: int) -> None:
+        fsync(number)
+        done.append(("on the disk", os.fstat(number).st_ino, os.fstat(number).st_size))
+
+    def noting_replace(beside: Path, target: Path) -> None:
+        done.append(("named", beside.stat().st_ino, beside.stat().st_size))
+        replace(beside, target)
+
+    monkeypatch.setattr(os, "fsync", noting_fsync)
+    monkeypatch.setattr(os, "replace", noting_replace)
+    write_text_whole(path, "new")
+    held = (path.stat().st_ino, 3)
+    assert done == [("on the disk", *held), ("named", *held)]
+
+
+def test_a_link_to_nothing_is_put_in_place(tmp_path: Path) -> None:
+    write_whole(tmp_path / "a", lambda beside: beside.symlink_to("gone"))
+    assert (tmp_path / "a").readlink() == Path("gone")
 
 
 def test_what_is_no_fault_of_the_disk_is_not_called_one(tmp_path: Path) -> None:
