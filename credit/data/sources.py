@@ -26,6 +26,8 @@ from credit.times import Clock
 
 # of the fields that are read at once; a time more or less does not tell beyond it
 _BYTES_AT_ONCE = 2**25
+# of a variable that there are while it is unpacked and put into the grid's order, about
+_COPIES = 3
 
 
 class SourceReader:
@@ -81,7 +83,8 @@ class SourceReader:
         check_values(self._static, channels.static_stored, self.masks, self.grid, "any time")
         # fields that are read at once, of the run and of a file, where packed ones are float64
         of_files = (_bytes(one) * len(windows[name].terms) for name, one in series.items())
-        self.bytes_a_time = len(channels.stored) * math.prod(self.grid.shape) * 4 + max(of_files, default=0)
+        of_run = len(channels.stored) * math.prod(self.grid.shape) * 4
+        self.bytes_a_time = of_run + _COPIES * max(of_files, default=0)
         self.masks |= find_masks(self._assemble([0], self._series)[0], channels.stored, declared)
 
     def read(self, index: int) -> np.ndarray:

@@ -94,13 +94,17 @@ def test_any_order_any_number_of_processes(folder: Path, monkeypatch: pytest.Mon
     assert [int(d) for d in group["digest"][:]] == [parts.digest(reader.read(n)) for n in range(len(reader.times))]
 
 
-@pytest.mark.parametrize(("chunk", "held_times", "reads"), [(20, 60, [20, 20, 8]), (5, 60, [8] * 6), (20, 6, [6] * 8)])
+@pytest.mark.parametrize(
+    ("chunk", "held_times", "reads"),
+    [(20, 60, [16, 4, 16, 4, 8]), (5, 60, [8, 8, 8, 8, 4, 4, 8]), (20, 6, [6, 6, 4, 2] + [6] * 5)],
+)
 def test_a_part_holds_the_sources_chunks_and_reads_them_at_once(
     folder: Path, monkeypatch: pytest.MonkeyPatch, chunk: int, held_times: int, reads: list[int]
 ) -> None:
     for path in folder.glob("*.nc"):
         whole = xr.load_dataset(path, decode_times=False)
         whole.to_netcdf(path, encoding={"t2m": {"chunksizes": (chunk, ROWS, COLUMNS)}})
+    # the store begins at the fifth time; a read ends where a file of 20 does
     lengths: list[int] = []
     plain = series.read_piece
     conf = make(folder)
