@@ -88,9 +88,16 @@ def _reset_values(path: str, module: nn.Module, own: Mapping[str, Tensor], seed:
         )
     if any(isinstance(hook, (SpectralNorm, WeightNorm)) for hook in module._forward_pre_hooks.values()):
         raise ConfigError(f"{where}: {_OWN_NORM}")
-    values = others = _as_reset(module, generator_for(seed, path).initial_seed(), high=False)
-    if not all(_has_nan(tensor.dtype) for tensor in own.values()):
-        others = _as_reset(module, generator_for(seed, path).initial_seed(), high=True)
+    drawn = generator_for(seed, path).initial_seed()
+    try:
+        values = others = _as_reset(module, drawn, high=False)
+        if not all(_has_nan(tensor.dtype) for tensor in own.values()):
+            others = _as_reset(module, drawn, high=True)
+    except (IndexError, RuntimeError) as error:
+        raise ConfigError(
+            f"{where}: its reset_parameters fails where tensors are not set yet ({error}); have it set each before use, "
+            "or give the class a method initial_value(key, shape, generator)"
+        ) from error
     unset = [key for key, value in values.items() if value.isnan().any() or not torch.equal(value, others[key])]
     if unset:
         raise ConfigError(
@@ -101,7 +108,7 @@ def _reset_values(path: str, module: nn.Module, own: Mapping[str, Tensor], seed:
 
 
 def _as_reset(module: nn.Module, seed: int, high: bool) -> dict[str, Tensor]:
-    """Return what `_own_tensors` are on the CPU after a module's ``reset_parameters``, with what it leaves as `_blank`."""
+    """Return a module's own tensors on the CPU after ``reset_parameters``; what that leaves alone is as `_blank`."""
     whole = _unset_copy(module, high)
     reset = getattr(whole, "reset_parameters", None) or getattr(whole, "_reset_parameters", None)
     if reset is not None:

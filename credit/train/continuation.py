@@ -75,6 +75,8 @@ def find_start(config: Config, folder: Path) -> Path | None:
     if resume not in _NAMED:
         elsewhere = Path(resume).resolve().parent != checkpoints.resolve()
         is_file, is_gone = from_main((os.path.isfile(resume), elsewhere and not os.path.exists(resume)))
+        if is_gone and own is not None:
+            logger.warning("trainer.resume: %s is not there; the run goes on from its own %s", resume, own.name)
         if is_file or (is_gone and own is not None):
             return own
     path = checkpoint.resolve_checkpoint(checkpoints, resume)

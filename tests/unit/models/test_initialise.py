@@ -135,6 +135,16 @@ def test_an_index_or_a_mask_is_set_or_named(dtype: torch.dtype) -> None:
     """Nothing but its own code knows the values; zeros in their place would train another model."""
     with pytest.raises(ConfigError, match=r"model\.type: 0 \(Indexed\): nothing tells how order start.*initial_value"):
         start(on_meta(lambda: nn.Sequential(Indexed(dtype, sets=False))))
+
+    class Reads(Indexed):
+        def reset_parameters(self) -> None:
+            super().reset_parameters()
+            if hasattr(self, "order"):
+                self.bias.data = self.bias.data[self.order.long()]
+
+    if dtype == torch.int64:
+        with pytest.raises(ConfigError, match=r"0 \(Reads\): its reset_parameters fails.*initial_value"):
+            start(nn.Sequential(Reads(dtype, sets=False)))
     values = start(nn.Sequential(Indexed(dtype, sets=True)))
     assert torch.equal(values["0.order"], torch.tensor([0, 1, 0]).to(dtype)) and values["0.weight"].isfinite().all()
 
