@@ -95,8 +95,8 @@ def _reset_values(path: str, module: nn.Module, own: Mapping[str, Tensor], seed:
             others = _as_reset(module, drawn, high=True)
     except (IndexError, RuntimeError) as error:
         raise ConfigError(
-            f"{where}: its reset_parameters fails where tensors are not set yet ({error}); have it set each before use, "
-            "or give the class a method initial_value(key, shape, generator)"
+            f"{where}: its reset_parameters fails where tensors are not set yet ({error}); have it set each before "
+            "use, or give the class a method initial_value(key, shape, generator)"
         ) from error
     unset = [key for key, value in values.items() if value.isnan().any() or not torch.equal(value, others[key])]
     if unset:
