@@ -13,18 +13,19 @@ from credit.data.reader import FieldReader
 from credit.errors import CheckpointError, ConfigError
 from credit.parallel.launch import from_main
 from credit.parallel.mesh import RunMesh
+from credit.parallel.verdict import together
 from credit.train import checkpoint
 from credit.train.assets import Assets, require_same_fields
 from credit.whole import write_text_whole
 
 logger = logging.getLogger(__name__)
 
+# of trainer.resume: these are no files, whatever lies in the working folder
+_NAMED = ("auto", "never", "best", "latest")
 # what the weights' function depends on beside their shapes; channels, grid and units are compared elsewhere
 _FUNCTION = ("model", "data.timestep", "data.history_len", "data.solar", "data.transforms")
 # what one run keeps beside it
 _SAME = (*_FUNCTION, "data.splits.train", "trainer.lora")
-# of trainer.resume: these are no files, whatever lies in the working folder
-_NAMED = ("auto", "never", "best", "latest")
 _FREE = ("model.attn_dropout", "model.ff_dropout")
 # what may differ between the parts of one run without making it another
 _UNIMPORTANT = ("data.store", "data.sources", "data.cache", "data.cache_folder", "data.num_workers",
@@ -63,7 +64,7 @@ def find_start(config: Config, folder: Path) -> Path | None:
     resume = config.trainer.resume
     checkpoints = folder / "checkpoints"
     if resume == "never":
-        if checkpoint.list_checkpoints(checkpoints):
+        if together(lambda: checkpoint.list_checkpoints(checkpoints))[0]:
             raise ConfigError(
                 f"trainer.resume: never, but {checkpoints} has checkpoints that would be lost; use auto to continue "
                 "them, another save_loc, or remove them"
