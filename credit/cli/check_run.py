@@ -29,9 +29,9 @@ from credit.parallel.mesh import Degrees, RunMesh, plan_degrees
 from credit.times import format_duration, parse_duration
 from credit.train import checkpoint
 from credit.train.continuation import find_start, find_weights, require_same_run, take_over
-from credit.train.dry_run import Tried
+from credit.train.dry_run import Tried, blank_assets
 from credit.train.fine_tuning import find_base
-from credit.train.foreign import read_state_file
+from credit.train.foreign import adopt_assets, read_state_file
 from credit.train.optim import forecast_len_at
 from credit.train.record import last_rows, read_status
 
@@ -118,6 +118,9 @@ def check_start(
         _name_damaged(folder / "checkpoints", origin, findings)
         base = find_base(config, origin)
         weights = find_weights(config, origin)
+        if weights is not None and found is not None:
+            assets = blank_assets(found.channels, found.grid, found.attributes, found.masks)
+            adopt_assets(config, assets, found, weights)
         if weights is not None and tried is not None:
             shapes = {name: value.shape for name, value in read_state_file(weights).items()}
             checkpoint.require_same(tried.model.state_dict(), shapes, weights)

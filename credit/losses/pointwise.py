@@ -27,10 +27,12 @@ def register_loss(name: str) -> Callable[[Pointwise], Pointwise]:
     """
 
     def register(function: Pointwise) -> Pointwise:
-        other = _KINDS.setdefault(name, function)
+        other = _KINDS.get(name, function)
+        # a plugin that is loaded again brings its function anew
         same = (other.__module__, other.__qualname__) == (function.__module__, function.__qualname__)
-        if name == "huber" or (other is not function and not same):
+        if name == "huber" or not same:
             raise ConfigError(f"loss name {name!r} of {function.__module__} is taken; choose another name")
+        _KINDS[name] = function
         register_loss_kind(name)
         return function
 

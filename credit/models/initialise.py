@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import batchnorm
 from torch.nn.utils import parametrize
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
@@ -77,45 +78,76 @@ def _values(path: str, module: nn.Module, own: Mapping[str, Tensor], seed: int) 
 
 def _reset_values(path: str, module: nn.Module, own: Mapping[str, Tensor], seed: int) -> Iterator[tuple[str, Tensor]]:
     """Yield what a module's own ``reset_parameters`` draws, as torch's kinds of layers have one."""
-    kind, names = type(module).__name__, ", ".join(own)
-    where = f"model.type: {path or 'the model'} ({kind})"
-    if isinstance(module, nn.modules.batchnorm._BatchNorm):
-        raise ConfigError(f"{where}: its statistics are those of one rank's samples; use GroupNorm or InstanceNorm")
+    where = f"model.type: {path or 'the model'} ({type(module).__name__})"
+    if isinstance(module, batchnorm._BatchNorm) or (
+        isinstance(module, batchnorm._NormBase) and module.track_running_stats
+    ):
+        raise ConfigError(
+            f"{where}: its statistics are those of one rank's samples; use GroupNorm, or InstanceNorm without "
+            "track_running_stats"
+        )
     if any(isinstance(hook, (SpectralNorm, WeightNorm)) for hook in module._forward_pre_hooks.values()):
         raise ConfigError(f"{where}: {_OWN_NORM}")
-    whole = _unset_copy(module)
-    reset = getattr(whole, "reset_parameters", None) or getattr(whole, "_reset_parameters", None)
-    if reset is not None:
-        state = torch.get_rng_state()
-        torch.random.default_generator.manual_seed(generator_for(seed, path).initial_seed())
-        try:
-            reset()
-        finally:
-            torch.set_rng_state(state)
-    values = _own_tensors(whole)
-    if reset is None or any(value.isnan().any() for value in values.values()):
+    drawn = generator_for(seed, path).initial_seed()
+    try:
+        values = others = _as_reset(module, drawn, high=False)
+        if not all(_has_nan(tensor.dtype) for tensor in own.values()):
+            others = _as_reset(module, drawn, high=True)
+    except (IndexError, RuntimeError) as error:
         raise ConfigError(
-            f"{where}: nothing tells how {names} start; give the class a method initial_value(key, shape, generator) "
-            "that returns the value of each"
+            f"{where}: its reset_parameters fails where tensors are not set yet ({error}); have it set each before "
+            "use, or give the class a method initial_value(key, shape, generator)"
+        ) from error
+    unset = [key for key, value in values.items() if value.isnan().any() or not torch.equal(value, others[key])]
+    if unset:
+        raise ConfigError(
+            f"{where}: nothing tells how {', '.join(unset)} start: no reset_parameters sets them; give the class a "
+            "method initial_value(key, shape, generator) that returns the value of each of its tensors"
         )
     yield from ((key, value.detach()) for key, value in values.items())
 
 
-def _unset_copy(module: nn.Module) -> nn.Module:
-    """Return a module like `module` on the CPU whose tensors are whole and not set: NaN, or 0 where that is unknown."""
+def _as_reset(module: nn.Module, seed: int, high: bool) -> dict[str, Tensor]:
+    """Return a module's own tensors on the CPU after ``reset_parameters``; what that leaves alone is as `_blank`."""
+    whole = _unset_copy(module, high)
+    reset = getattr(whole, "reset_parameters", None) or getattr(whole, "_reset_parameters", None)
+    if reset is not None:
+        state = torch.get_rng_state()
+        torch.random.default_generator.manual_seed(seed)
+        try:
+            reset()
+        finally:
+            torch.set_rng_state(state)
+    return _own_tensors(whole)
+
+
+def _unset_copy(module: nn.Module, high: bool) -> nn.Module:
+    """Return a module like `module` on the CPU whose tensors are whole and not set, as `_blank` has them."""
     whole = object.__new__(type(module))
     whole.__dict__.update(module.__dict__)
     for kind in ("_parameters", "_buffers"):
-        blank = {key: tensor if tensor is None else _blank(tensor) for key, tensor in getattr(module, kind).items()}
+        blank = {
+            key: tensor if tensor is None else _blank(tensor, high) for key, tensor in getattr(module, kind).items()
+        }
         whole.__dict__[kind] = blank
-    whole.__dict__["_modules"] = {key: child and _unset_copy(child) for key, child in module._modules.items()}
+    whole.__dict__["_modules"] = {key: child and _unset_copy(child, high) for key, child in module._modules.items()}
     return whole
 
 
-def _blank(tensor: Tensor) -> Tensor:
+def _has_nan(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _blank(tensor: Tensor, high: bool) -> Tensor:
+    """Return NaN; where there is none, the highest or the lowest value: what is set does not depend on which."""
     value = torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
-    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+    if _has_nan(tensor.dtype):
         value.fill_(torch.nan)
+    elif tensor.dtype == torch.bool:
+        value.fill_(high)
+    else:
+        info = torch.iinfo(tensor.dtype)
+        value.fill_(info.max if high else info.min)
     return nn.Parameter(value, requires_grad=False) if isinstance(tensor, nn.Parameter) else value
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Literal
 
 from torch import nn
@@ -36,7 +36,7 @@ def checkpoint_blocks(model: nn.Module, mode: Literal[True, "selective"] = True)
 
     What a module inside computes again by itself while its attribute ``saves_memory`` is true, it then keeps: the block
     frees it, and would have it computed twice. torch's own spectral norm iterates in every forward in training; a block
-    that runs again finds the vectors that it had, and leaves the present ones alone.
+    that runs again finds the vectors that it had at each of its calls, and leaves the present ones alone.
 
     Args:
         model: its marked blocks are wrapped; those that are wrapped already stay as they are.
@@ -89,7 +89,7 @@ def _with_vectors(
     iterated: list[_Iterated], others: Callable[[], tuple[AbstractContextManager, AbstractContextManager]] | None
 ) -> tuple[AbstractContextManager, AbstractContextManager]:
     """Return the contexts of one forward, and those of `others`, in one."""
-    vectors: list[dict[str, Any]] = []
+    vectors: list[_Calls] = [[] for _ in iterated]
     first, again = (nullcontext(), nullcontext()) if others is None else others()
     return _both(_remembered(iterated, vectors), first), _both(_recalled(iterated, vectors), again)
 
@@ -102,6 +102,8 @@ def _both(one: AbstractContextManager, other: AbstractContextManager) -> Iterato
 
 # what holds n_power_iterations, the module with the vectors, their names
 _Iterated = tuple[Any, nn.Module, tuple[str, str]]
+# the vectors of one call after the other, by name
+_Calls = list[dict[str, Any]]
 
 
 def _iterated_by_torch(block: nn.Module) -> list[_Iterated]:
@@ -116,22 +118,40 @@ def _iterated_by_torch(block: nn.Module) -> list[_Iterated]:
 
 
 @contextmanager
-def _remembered(iterated: list[_Iterated], vectors: list[dict[str, Any]]) -> Iterator[None]:
-    """Keep the vectors that a forward ends with: it has computed with them."""
-    yield
-    vectors[:] = [{name: module._buffers[name].clone() for name in names} for _, module, names in iterated]
+def _remembered(iterated: list[_Iterated], vectors: list[_Calls]) -> Iterator[None]:
+    """Keep the vectors that each call in a forward computes with; where there is none, those that it ends with."""
+
+    def keep(kept: _Calls, names: tuple[str, str], module: nn.Module, *_: Any) -> None:
+        kept.append({name: module._buffers[name].clone() for name in names})
+
+    with ExitStack() as hooks:
+        for (one, module, names), kept in zip(iterated, vectors, strict=True):
+            # a hook of torch iterates before the layer's forward and before hooks that come later
+            register = module.register_forward_hook if one is module else module.register_forward_pre_hook
+            hooks.enter_context(register(functools.partial(keep, kept, names)))
+        yield
+    for (_, module, names), kept in zip(iterated, vectors, strict=True):
+        if not kept:
+            keep(kept, names, module)
 
 
 @contextmanager
-def _recalled(iterated: list[_Iterated], vectors: list[dict[str, Any]]) -> Iterator[None]:
-    """Put kept vectors in place of the present ones, and do not iterate."""
+def _recalled(iterated: list[_Iterated], vectors: list[_Calls]) -> Iterator[None]:
+    """Put the vectors of each call in place of the present ones, and do not iterate."""
+
+    def place(calls: Iterator[dict[str, Any]], module: nn.Module, *_: Any) -> None:
+        # a last call's vectors stay
+        module._buffers.update(next(calls, {}))
+
     present = [({name: module._buffers[name] for name in names}, one.n_power_iterations)
                for one, module, names in iterated]  # fmt: skip
     try:
-        for (one, module, _), kept in zip(iterated, vectors, strict=True):
-            module._buffers.update(kept)
-            one.n_power_iterations = 0
-        yield
+        with ExitStack() as hooks:
+            for (one, module, _), kept in zip(iterated, vectors, strict=True):
+                one.n_power_iterations = 0
+                before = functools.partial(place, iter(kept))
+                hooks.enter_context(module.register_forward_pre_hook(before, prepend=True))
+            yield
     finally:
         for (one, module, _), (live, iterations) in zip(iterated, present, strict=True):
             module._buffers.update(live)

@@ -34,9 +34,10 @@ from torch.distributed.tensor import DTensor
 
 from credit.errors import CheckpointError, ConfigError, did_you_mean
 from credit.parallel.activation import checkpoint_blocks, plain_name, wrapped_modules
-from credit.parallel.launch import from_main, read_launch
+from credit.parallel.launch import read_launch
 from credit.parallel.optimizer_state import gather_state, scatter_state
 from credit.parallel.reduce import local_part
+from credit.parallel.verdict import on_main
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +139,7 @@ def fsdp2_load_state_dict(model: nn.Module, state_dict: Mapping[str, torch.Tenso
     """
     is_main = not dist.is_initialized() or dist.get_rank() == 0
     # torch would load another shape without a word, and raise for names when it has loaded the rest
-    wrong = from_main(_differences(model, state_dict) if is_main else None)
+    wrong = on_main(lambda: _differences(model, state_dict))
     if wrong:
         raise CheckpointError(f"state dict: {'; '.join(wrong[:5])}{'; ...' if wrong[5:] else ''}; is it of this model?")
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=dist.is_initialized())
@@ -318,6 +319,9 @@ def _differences(model: nn.Module, state_dict: Mapping[str, Any]) -> list[str]:
     """Return in words where a whole state dict does not fit the model."""
     if not isinstance(state_dict, Mapping):
         return [f"{type(state_dict).__name__} in place of a dict from names to tensors"]
+    nameless = [f"the key {key!r} is no name" for key in state_dict if not isinstance(key, str)]
+    if nameless:
+        return nameless
     own_state = model.state_dict()
     tensors = {plain_name(name) for name, value in own_state.items() if isinstance(value, torch.Tensor)}
     strange = [

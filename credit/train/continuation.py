@@ -11,13 +11,17 @@ from typing import Any
 from credit.config import Config, dump_config
 from credit.data.reader import FieldReader
 from credit.errors import CheckpointError, ConfigError
+from credit.parallel.launch import from_main
 from credit.parallel.mesh import RunMesh
+from credit.parallel.verdict import together
 from credit.train import checkpoint
 from credit.train.assets import Assets, require_same_fields
 from credit.whole import write_text_whole
 
 logger = logging.getLogger(__name__)
 
+# of trainer.resume: these are no files, whatever lies in the working folder
+_NAMED = ("auto", "never", "best", "latest")
 # what the weights' function depends on beside their shapes; channels, grid and units are compared elsewhere
 _FUNCTION = ("model", "data.timestep", "data.history_len", "data.solar", "data.transforms")
 # what one run keeps beside it
@@ -55,20 +59,27 @@ def find_start(config: Config, folder: Path) -> Path | None:
     """Return the checkpoint to go on from, None to begin anew.
 
     A path in ``trainer.resume`` is where a run begins, that of a file in `find_weights`; once it has checkpoints of its
-    own, it goes on from those.
+    own, it goes on from those, also if what it began with is gone. Collective.
     """
     resume = config.trainer.resume
     checkpoints = folder / "checkpoints"
     if resume == "never":
-        if checkpoint.list_checkpoints(checkpoints):
+        if together(lambda: checkpoint.list_checkpoints(checkpoints))[0]:
             raise ConfigError(
                 f"trainer.resume: never, but {checkpoints} has checkpoints that would be lost; use auto to continue "
                 "them, another save_loc, or remove them"
             )
         return None
     own = checkpoint.newest_checkpoint(checkpoints)
-    if resume == "auto" or Path(resume).is_file():
+    if resume == "auto":
         return own
+    if resume not in _NAMED:
+        elsewhere = Path(resume).resolve().parent != checkpoints.resolve()
+        is_file, is_gone = from_main((os.path.isfile(resume), elsewhere and not os.path.exists(resume)))
+        if is_gone and own is not None:
+            logger.warning("trainer.resume: %s is not there; the run goes on from its own %s", resume, own.name)
+        if is_file or (is_gone and own is not None):
+            return own
     path = checkpoint.resolve_checkpoint(checkpoints, resume)
     if own is not None and path.parent == checkpoints.resolve() and path != own.resolve():
         raise ConfigError(
@@ -79,9 +90,14 @@ def find_start(config: Config, folder: Path) -> Path | None:
 
 
 def find_weights(config: Config, origin: Path | None) -> Path | None:
-    """Return the file of weights alone with which a new run begins, None where `find_start` found a checkpoint."""
-    path = Path(config.trainer.resume)
-    return path if origin is None and path.is_file() else None
+    """Return the file of weights alone with which a new run begins, None where there is none.
+
+    Args:
+        config: of the run.
+        origin: what `find_start` has found: no checkpoint, where ``trainer.resume`` is a file.
+    """
+    resume = config.trainer.resume
+    return Path(resume) if origin is None and resume not in _NAMED else None
 
 
 def take_over(config: Config, reader: FieldReader, mesh: RunMesh, origin: Path, goes_on: bool) -> tuple[Config, Assets]:

@@ -21,6 +21,7 @@ from credit.data.reader import FieldReader
 from credit.data.statistics import Statistics
 from credit.errors import CheckpointError
 from credit.grid import LatLonGrid
+from credit.parallel.verdict import on_main, together
 from credit.train import checkpoint
 from credit.train.assets import Assets, require_same_fields
 from credit.train.continuation import require_same_function
@@ -60,16 +61,16 @@ def read_state_file(path: Path) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Fill a model, sharded or not, with the weights in a file; every rank reads it.
+    """Collective: fill a model, sharded or not, with the weights in a file; every rank reads it.
 
     Raises:
-        CheckpointError: if they are of another model.
+        CheckpointError: on every rank, if any cannot read it, or the weights are of another model.
     """
-    checkpoint.load_state(model, read_state_file(path), path)
+    together(lambda: checkpoint.load_state(model, read_state_file(path), path))
 
 
 def adopt_assets(config: Config, assets: Assets, reader: FieldReader, path: Path) -> Assets:
-    """Return the assets of a run that begins with the weights in a file.
+    """Collective: return the assets of a run that begins with the weights in a file.
 
     A file that ``credit convert --export`` wrote says with which statistics they were trained; those are kept. Others
     do not tell.
@@ -83,7 +84,7 @@ def adopt_assets(config: Config, assets: Assets, reader: FieldReader, path: Path
     Raises:
         CheckpointError, DataError: if the file says that its weights compute with other channels, or as another model.
     """
-    meta = _exported_meta(path)
+    meta = on_main(lambda: _exported_meta(path))
     if meta is None:
         logger.warning("%s does not tell the statistics that its weights were trained with; those of this run's "
                        "training period are taken", path)  # fmt: skip

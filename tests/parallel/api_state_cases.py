@@ -73,6 +73,7 @@ def wrong_state_dicts() -> None:
         ({"head.weight": None}, ("head.weight is missing",)),
         ({"tail": torch.zeros(2)}, ("tail is unknown",)),
         ({"head.weight": torch.zeros(4, 8)}, ("head.weight is (4, 8), here (8, 8)",)),
+        ({3: torch.zeros(2)}, ("the key 3 is no name",)),
     ):
         state = {name: value for name, value in (whole_state | changes).items() if value is not None}
         said = raised(lambda state=state: fsdp2.fsdp2_load_state_dict(model, state if dist.get_rank() == 0 else {}))

@@ -7,12 +7,14 @@ import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint import DefaultSavePlanner, HuggingFaceStorageReader
 from torch.distributed.device_mesh import init_device_mesh
@@ -22,6 +24,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from credit.errors import CheckpointError
 from credit.train import checkpoint, sharded
+from credit.train.continuation import find_start, find_weights
+from credit.train.foreign import adopt_assets, load_weights
 from credit.train.store import CheckpointStore
 
 RANKS = 4
@@ -210,6 +214,21 @@ def check_damage(folder: Path) -> None:
         dist.barrier()
 
 
+def check_weights_file(folder: Path) -> None:
+    """A file that only rank 0 sees, as on a file system that lags: all ranks decide alike and fail alike."""
+    seen, model = dist.get_rank() == 0, fsdp4()
+    path = folder / ("weights.safetensors" if seen else "absent.pt")
+    if seen:
+        save_file(values(plain()), path)
+    config = SimpleNamespace(trainer=SimpleNamespace(resume=str(path)))
+    assert find_start(config, folder / "new") is None
+    assert find_weights(config, None) == path
+    assert "absent.pt: cannot be read" in error_of(lambda: load_weights(model, path))
+    if seen:
+        path.write_bytes(b"nothing")
+    assert "cannot be read as safetensors" in error_of(lambda: adopt_assets(None, None, None, path))
+
+
 def by_rank_0_alone(*_: Any) -> None:
     raise AssertionError("a thousand ranks would do this, each for all of them")
 
@@ -226,6 +245,7 @@ def main(folder: Path) -> None:
         check_load(folder, kind, expected)
     check_full_disk(folder, expected)
     check_damage(folder)
+    check_weights_file(folder)
     dist.barrier()
     dist.destroy_process_group()
 

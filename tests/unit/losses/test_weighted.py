@@ -108,3 +108,19 @@ def test_a_loss_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("log_cosh", "mse", "huber"):
         with pytest.raises(ConfigError, match="is taken"):
             register_loss(name)(lambda error: error)
+    assert pointwise.pointwise_loss("log_cosh", 1.0) is log_cosh and "huber" not in pointwise._KINDS
+
+
+def test_a_loss_whose_plugin_is_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pointwise, "_KINDS", dict(pointwise._KINDS))
+    monkeypatch.setattr(schema_trainer, "_LOSSES", set(schema_trainer._LOSSES))
+
+    def load(power: int):
+        @register_loss("power")
+        def cost(error: torch.Tensor) -> torch.Tensor:
+            return error.abs() ** power
+
+        return cost
+
+    load(3)
+    assert load(4) is pointwise.pointwise_loss("power", 1.0), "the first one is trained"

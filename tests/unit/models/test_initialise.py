@@ -70,7 +70,7 @@ KINDS = {
     "conv1d": lambda: nn.Conv1d(6, 50, 3),
     "conv3d": lambda: nn.Conv3d(2, 50, (1, 3, 3)),
     "gru": lambda: nn.GRU(5, 16),
-    "norm": lambda: nn.InstanceNorm2d(3, affine=True, track_running_stats=True),
+    "norm": lambda: nn.InstanceNorm2d(3, affine=True),
 }
 
 
@@ -109,8 +109,44 @@ def test_what_tells_nothing_is_named() -> None:
     for kind in (Silent, Half):
         with pytest.raises(ConfigError, match=rf"model\.type: 1 \({kind.__name__}\).*gamma.*initial_value"):
             start(nn.Sequential(nn.Linear(1, 1), kind()))
-    with pytest.raises(ConfigError, match=r"0 \(BatchNorm2d\).*GroupNorm"):
-        start(nn.Sequential(nn.BatchNorm2d(2)))
+    for norm in (nn.BatchNorm2d(2), nn.InstanceNorm2d(2, track_running_stats=True)):
+        with pytest.raises(ConfigError, match=rf"0 \({type(norm).__name__}\).*GroupNorm"):
+            start(nn.Sequential(norm))
+
+
+class Indexed(nn.Linear):
+    """A layer with buffers that have no NaN, which its reset_parameters sets, or does not."""
+
+    def __init__(self, dtype: torch.dtype, sets: bool) -> None:
+        self.sets = sets
+        super().__init__(3, 3)
+        self.register_buffer("order", torch.tensor([0, 1, 0]).to(dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the order beside what Linear sets."""
+        super().reset_parameters()
+        if self.sets and hasattr(self, "order"):
+            self.order.copy_(torch.tensor([0, 1, 0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
+def test_an_index_or_a_mask_is_set_or_named(dtype: torch.dtype) -> None:
+    """Nothing but its own code knows the values; zeros in their place would train another model."""
+    with pytest.raises(ConfigError, match=r"model\.type: 0 \(Indexed\): nothing tells how order start.*initial_value"):
+        start(on_meta(lambda: nn.Sequential(Indexed(dtype, sets=False))))
+
+    class Reads(Indexed):
+        def reset_parameters(self) -> None:
+            super().reset_parameters()
+            if hasattr(self, "order"):
+                self.bias.data = self.bias.data[self.order.long()]
+
+    if dtype == torch.int64:
+        with pytest.raises(ConfigError, match=r"0 \(Reads\): its reset_parameters fails.*initial_value"):
+            start(nn.Sequential(Reads(dtype, sets=False)))
+    values = start(nn.Sequential(Indexed(dtype, sets=True)))
+    assert torch.equal(values["0.order"], torch.tensor([0, 1, 0]).to(dtype)) and values["0.weight"].isfinite().all()
 
 
 @pytest.mark.parametrize(

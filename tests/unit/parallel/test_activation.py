@@ -77,6 +77,32 @@ def test_spectral_norm_of_torch_does_not_iterate_again(norm, mode: bool | str) -
         torch.testing.assert_close(found[1][name], value, rtol=1e-5, atol=1e-7, msg=name)
 
 
+@pytest.mark.parametrize("norm", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm])
+def test_a_normalised_layer_that_a_block_calls_twice(norm) -> None:
+    """Each call iterates, so each has vectors of its own: gradients are those without checkpointing."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self._fsdp2_shard = True
+            self.layer = norm(nn.Linear(8, 8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(self.layer(x).tanh())
+
+    found = []
+    for checkpointed in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 8), Twice(), Twice())
+        if checkpointed:
+            checkpoint_blocks(model)
+        model(torch.randn(5, 3)).square().mean().backward()
+        values = {plain_name(name): p.grad for name, p in model.named_parameters()}
+        found.append(values | {plain_name(name): buffer for name, buffer in model.named_buffers()})
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value, rtol=1e-5, atol=1e-7, msg=name)
+
+
 @pytest.mark.parametrize("mode", ["selectiv", "false", 2, [True]])
 def test_another_mode_is_refused(mode) -> None:
     with pytest.raises(ConfigError, match="trainer.activation_checkpoint: .* is not one of true, false, selective"):

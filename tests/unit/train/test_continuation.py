@@ -1,0 +1,52 @@
+"""Where a run begins: its own checkpoints before anything else, and a file only where a path is meant."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from credit.errors import CheckpointError
+from credit.train.continuation import find_start, find_weights
+from credit.train.store import CheckpointStore
+
+
+def begun(resume: str | Path, folder: Path) -> tuple[Path | None, Path | None]:
+    """The checkpoint and the file that a run begins with."""
+    config = SimpleNamespace(trainer=SimpleNamespace(resume=str(resume)))
+    origin = find_start(config, folder)
+    return origin, find_weights(config, origin)
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    with CheckpointStore(tmp_path / "run" / "checkpoints") as store:
+        return store.save(1, {"model": {"x": torch.ones(2)}}, {}, {})
+
+
+def test_what_a_run_began_with_may_be_gone(tmp_path: Path, own: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("weights.pt", "base/checkpoints/step_00000009"):
+        with caplog.at_level(logging.WARNING):
+            assert begun(tmp_path / name, tmp_path / "run") == (own, None)
+        assert f"{tmp_path / name} is not there; the run goes on from its own {own.name}" in caplog.text
+        with pytest.raises(CheckpointError, match="no such checkpoint"):
+            begun(tmp_path / name, tmp_path / "another")
+    with pytest.raises(CheckpointError, match="step_00000009: no such checkpoint"):
+        begun(own.parent / "step_00000009", tmp_path / "run")
+    file = tmp_path / "weights.pt"
+    file.touch()
+    assert begun(file, tmp_path / "run") == (own, None)
+    assert begun(file, tmp_path / "another") == (None, file)
+
+
+@pytest.mark.parametrize("name", ["auto", "never", "latest"])
+def test_a_word_is_no_file(tmp_path: Path, own: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).touch()
+    if name == "latest":
+        assert begun(name, tmp_path / "run") == (own, None)
+    else:
+        assert begun(name, tmp_path / "another") == (None, None)
