@@ -16,7 +16,6 @@ from credit.config import Config
 from credit.data.climatology_fit import plan_fit
 from credit.data.climatology_store import bytes_of, difference
 from credit.data.loader import PositionSampler
-from credit.data.parts import part_length
 from credit.data.preprocess import bytes_needed, times_within
 from credit.data.sources import SourceReader
 from credit.errors import ConfigError
@@ -281,10 +280,10 @@ def _say_chunks(config: Config, found: DataFound, findings: Findings) -> None:
             f"{told}, and each time that training reads unpacks one whole; set data.store and run credit_preprocess"
         )
         return
-    length = part_length(reader.bytes_a_time, chunk, config.preprocess.held_bytes)
-    if length < chunk:
+    at_once = reader.times_at_once(config.preprocess.held_bytes)
+    if at_once < chunk:
         findings.say(
-            f"{told}, a part of the store {length}: credit_preprocess unpacks each about {-(-chunk // length)} times; "
+            f"{told}; credit_preprocess reads {at_once} at once and unpacks each about {-(-chunk // at_once)} times; "
             f"preprocess.memory_gib={math.ceil(10 * chunk * reader.bytes_a_time / 2**30) / 10:g}, in each of "
             f"{config.preprocess.workers} processes, unpacks each once or twice"
         )

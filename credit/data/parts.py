@@ -28,8 +28,7 @@ from credit.whole import write_text_whole
 WANTED, WRITTEN, BAD = 0, 1, 2
 # of a time: five of its fields, and five of the change that ends there
 MOMENTS = 10
-# of a part whose sources are read time by time
-_TIMES = 32
+_MOST_TIMES, _MOST_BYTES = 32, 2**30
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Writing:
         step_minutes: the time step, over which changes are taken.
         transforms: variable -> its transform, where it has one; for the moments alone.
         skip_bad: note a time whose fields are bad and go on, instead of raising.
-        held_bytes: of the fields that are read at once.
+        held_bytes: may be held to read a chunk of the sources at once.
     """
 
     path: Path
@@ -53,15 +52,16 @@ class Writing:
     held_bytes: int
 
 
-def part_length(bytes_a_time: int, chunk_times: int, held_bytes: int) -> int:
-    """Return how many times make a part: as few as 32, so that little is done twice, and no more than may be held.
+def part_length(bytes_a_time: int, chunk_part: int) -> int:
+    """Return how many times make a part: 32, or fewer if they are more than a GiB, so that little is done twice.
+
+    More where so much of a chunk of the sources is read at once: each part that shares in a chunk unpacks it whole.
 
     Args:
-        bytes_a_time: that reading several at once takes for each.
-        chunk_times: how many times a chunk of the sources spans: more than in a part, and each is unpacked for several.
-        held_bytes: of the fields that are read at once.
+        bytes_a_time: of fields.
+        chunk_part: see `SourceReader.chunk_part`.
     """
-    return max(1, min(max(_TIMES, chunk_times), held_bytes // bytes_a_time))
+    return max(1, min(_MOST_TIMES, _MOST_BYTES // bytes_a_time), chunk_part)
 
 
 def open_parts(marks: np.ndarray, length: int) -> list[int]:

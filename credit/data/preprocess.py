@@ -158,7 +158,8 @@ def _add_arrays(
     _add(group, "masks", np.array(masks, dtype=np.uint8).reshape(-1, *grid.shape), ("masked_variable", *cells))
     _add(group, "static_fields", sources.static(), ("static_channel", *cells))
     count = len(channels.stored)
-    length = parts.part_length(sources.bytes_a_time, sources.chunk_times, settings.held_bytes)
+    bytes_a_time = 4 * count * grid.shape[0] * grid.shape[1]
+    length = parts.part_length(bytes_a_time, sources.chunk_part(settings.held_bytes))
     for name, rest, dtype, dims in (
         ("done", (), np.uint8, ()),
         ("digest", (), np.uint64, ()),

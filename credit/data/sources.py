@@ -107,8 +107,12 @@ class SourceReader:
             yield from self._read_variables(indices[first : first + at_once], set(self._series))
 
     def times_at_once(self, held_bytes: int) -> int:
-        """Return how many times `read_each` reads at once."""
-        return max(1, _BYTES_AT_ONCE // self.bytes_a_time, min(self.chunk_times, held_bytes // self.bytes_a_time))
+        """Return how many times `read_each` reads at once: a few, or as many of a chunk as it may hold."""
+        return max(1, _BYTES_AT_ONCE // self.bytes_a_time, self.chunk_part(held_bytes))
+
+    def chunk_part(self, held_bytes: int) -> int:
+        """Return how many of the times of the longest chunk may be held at once."""
+        return min(self.chunk_times, held_bytes // self.bytes_a_time)
 
     def read_into(self, index: int, places: Sequence[np.ndarray | None]) -> None:
         """Bring the fields of one time to their places; see `credit.data.reader.FieldReader`."""

@@ -16,7 +16,7 @@ from credit.data.sources import SourceReader
     ("store", "memory", "chunk_times", "expected"),
     [
         (None, 1.0, 31, "sources: chunks of files span up to 31 times, and each time that training reads unpacks one"),
-        ("a.zarr", 1.0, 31, "a part of the store 12: credit_preprocess unpacks each about 3 times; "
+        ("a.zarr", 1.0, 31, "credit_preprocess reads 12 at once and unpacks each about 3 times; "
          "preprocess.memory_gib=2.4, in each of 2 processes"),
         ("a.zarr", 2.4, 31, None),
         (None, 1.0, 1, None),
