@@ -120,7 +120,8 @@ def allocate_network(config: Config, assets: Assets, mesh: RunMesh, device: torc
     )
     allocate_(model, device, host_parameters=sharded and conf.parallelism.cpu_offload)
     if device.type != "cpu":
-        normalise_together(model, by_block=sharded or bool(conf.activation_checkpoint))
+        by_block = sharded or bool(conf.activation_checkpoint) or mesh.degrees.tensor > 1
+        normalise_together(model, by_block)
     return model, autocast
 
 
@@ -129,7 +130,8 @@ def normalise_together(model: nn.Module, by_block: bool) -> None:
 
     Args:
         model: a trainer times its iterations.
-        by_block: whether a block's weights are whole, or what is made of them is kept, during its own forward alone.
+        by_block: whether a block's weights are whole, or what is made of them is kept, during its own forward alone, or
+            tensor parallelism has split them, whose sums are a block's.
     """
     blocks = [module for module in model.modules() if is_marked(module)] if by_block else []
     for block in blocks:
