@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -20,8 +20,9 @@ from credit.data.climatology_store import obtain_climatology
 from credit.data.splits import Split
 from credit.grid import LatLonGrid
 from credit.parallel.verdict import together
-from credit.verify.cell_means import CellMeans, Pair
+from credit.verify.cell_means import CellMeans
 from credit.verify.field_sums import Forecast, Moments, ScoredField
+from credit.verify.row_sums import anomaly_sums, damped_sums, product_sums
 
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
@@ -119,12 +120,12 @@ def _products(means: CellMeans, firsts: Sequence[np.ndarray], given: Mapping[str
     """
     later, normal = given.values()
 
-    def pairs(channel: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
-        anomaly = means.apart(later, normal, channel, rows, room[0])
-        for first in firsts:
-            yield first[channel, rows], anomaly
+    def add_up(channel: int, out_KS: np.ndarray) -> None:
+        anomaly = means.cells(later, channel) - means.cells(normal, channel)
+        for number, first in enumerate(firsts):
+            product_sums(first[channel].reshape(-1), anomaly, *means.stretches, out_KS[number : number + 1])
 
-    return means.of_products(len(firsts), pairs, given)[:, :, 0]
+    return means.of_channels(len(firsts), add_up, given)[:, :, 0]
 
 
 def baseline_fields(
@@ -164,76 +165,72 @@ class Beginning:
             DataError: if a value outside the mask is missing.
         """
         fields, normal = given.values()
-        anomaly = np.empty_like(fields)
+        anomaly = np.empty(fields.shape, fields.dtype)
 
-        def pairs(channel: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
-            own = means.apart(fields, normal, channel, rows, room[0])
-            anomaly[channel, rows] = own
-            yield own, None
-            yield own, own
+        def add_up(channel: int, out_KS: np.ndarray) -> None:
+            known = means.cells(fields, channel), means.cells(normal, channel)
+            np.subtract(*known, out=anomaly[channel].reshape(-1))
+            anomaly_sums(*known, *means.stretches, out_KS)
 
-        return cls(fields, anomaly, *means.of_products(2, pairs, given))
+        mean, variance, _ = means.of_channels(3, add_up, given)
+        return cls(fields, anomaly, mean, variance)
 
 
 @dataclass(frozen=True)
 class _Damped:
-    """Climatology and r times the anomaly at the initial time."""
+    """Climatology (C, H, W) and r times the anomaly at the initial time."""
 
+    means: CellMeans
     beginning: Beginning
     normal: np.ndarray
     r_C: np.ndarray
     count = 3
 
-    def values(self, channel: int, rows: slice, out: np.ndarray) -> np.ndarray:
-        out = self._anomaly(channel, rows, out)
-        out += self.normal[channel, rows]
-        return out
+    def values(self, channel: int) -> np.ndarray:
+        return float(self.r_C[channel]) * self._anomaly(channel) + self.means.cells(self.normal, channel)
 
-    def pairs(self, channel: int, rows: slice, true: np.ndarray, room: np.ndarray) -> Iterator[Pair]:
-        yield self.beginning.anomaly[channel, rows], true
-        error = self._anomaly(channel, rows, room)
-        error -= true
-        yield error, error
-        yield np.abs(error, out=error), None
+    def add_up(self, channel: int, truth_P: np.ndarray, normal_P: np.ndarray, out_KS: np.ndarray) -> None:
+        r = float(self.r_C[channel])
+        damped_sums(self._anomaly(channel), r, truth_P, normal_P, *self.means.stretches, out_KS)
 
     def moments(self, truth: Sequence[np.ndarray], own: Sequence[np.ndarray], vectors: Sequence[np.ndarray]) -> Moments:
         (product, squared, absolute), r_C1 = own, self.r_C[:, None]
         anomaly = r_C1 * self.beginning.mean, r_C1**2 * self.beginning.variance, r_C1 * product
         return Moments.of_anomaly(truth, (*anomaly, squared, absolute), vectors)
 
-    def _anomaly(self, channel: int, rows: slice, out: np.ndarray) -> np.ndarray:
-        return np.multiply(self.beginning.anomaly[channel, rows], float(self.r_C[channel]), out=out)
+    def _anomaly(self, channel: int) -> np.ndarray:
+        return self.beginning.anomaly[channel].reshape(-1)
 
 
 @dataclass(frozen=True)
 class _Normal:
-    """The climatology, whose error is the truth's anomaly."""
+    """The climatology (C, H, W), whose error is the truth's anomaly with the other sign."""
 
+    means: CellMeans
     normal: np.ndarray
-    count = 1
+    count = 0
 
-    def values(self, channel: int, rows: slice, out: np.ndarray) -> np.ndarray:
-        return self.normal[channel, rows]
+    def values(self, channel: int) -> np.ndarray:
+        return self.means.cells(self.normal, channel)
 
-    def pairs(self, channel: int, rows: slice, true: np.ndarray, room: np.ndarray) -> Iterator[Pair]:
-        yield np.abs(true, out=room), None
+    def add_up(self, channel: int, truth_P: np.ndarray, normal_P: np.ndarray, out_KS: np.ndarray) -> None:
+        return
 
     def moments(self, truth: Sequence[np.ndarray], own: Sequence[np.ndarray], vectors: Sequence[np.ndarray]) -> Moments:
-        nothing = np.zeros_like(own[0])
-        return Moments.of_anomaly(truth, (nothing, nothing, nothing, truth[1], own[0]), vectors)
+        nothing, (_, square, size) = np.zeros_like(truth[0]), truth
+        return Moments.of_anomaly(truth, (nothing, nothing, nothing, square, size), vectors)
 
 
 def scored_baselines(
-    means: CellMeans, beginning: Beginning, truth: np.ndarray, normal: np.ndarray, damping: np.ndarray
+    means: CellMeans, beginning: Beginning, normal: np.ndarray, damping: np.ndarray
 ) -> dict[str, ScoredField]:
     """Return the baselines of one case and lead time, in the order of `BASELINES`.
 
     Args:
         means: of the C channels.
         beginning: of the case.
-        truth: (C, H, W) at the valid time, whatever where masked.
-        normal: likewise, the climatology.
+        normal: (C, H, W) climatology at the valid time, whatever where masked.
         damping: (C,) r of this lead time.
     """
-    own = Forecast(means, beginning.fields, truth), _Damped(beginning, normal, damping), _Normal(normal)
+    own = Forecast(means, beginning.fields), _Damped(means, beginning, normal, damping), _Normal(means, normal)
     return dict(zip(BASELINES, own, strict=True))

@@ -1,18 +1,20 @@
-"""What is added up of forecasts and baselines at one lead time, of all of them in one pass over the cells.
+"""What is added up of forecasts and baselines at one lead time.
 
-Shapes: C channels, V wind vectors, R regions.
+Shapes: C channels, V wind vectors, R regions, P cells, S stretches of cells.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Protocol, Self
 
 import numpy as np
 
-from credit.verify.cell_means import CellMeans, Pair
+from credit.verify.cell_means import CellMeans
+from credit.verify.row_sums import anomaly_sums, error_sums, length_sums
+
+_OF_TRUTH = 3  # sums of the truth's anomaly
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class Moments:
     """Area means of one field that its planes in `credit.verify.sums.ScoreSums` are made of.
 
     Attributes:
-        truth: mean and mean square of the truth's anomaly, each (C, R).
+        truth: mean, mean square and mean size of the truth's anomaly, each (C, R).
         channels: mean error, absolute and squared error, mean square of the forecast's anomaly and its product with the
             truth's, each (C, R).
         vectors: mean error of the length and length of the error, each (V, R).
@@ -52,44 +54,39 @@ class Moments:
 
 
 class ScoredField(Protocol):
-    """A forecast or baseline of (C, H, W), which tells what is to be added up of some rows of a channel.
+    """A forecast or baseline, which tells what is to be added up of a channel.
 
     Attributes:
-        count: how many means `pairs` is for.
+        count: K, how many sums.
     """
 
     count: int
 
-    def values(self, channel: int, rows: slice, out: np.ndarray) -> np.ndarray:
-        """Return the values, whatever where masked, in `out` if they are not in memory."""
+    def values(self, channel: int) -> np.ndarray:
+        """Return its values, (P,), 0 where masked."""
 
-    def pairs(self, channel: int, rows: slice, true: np.ndarray, room: np.ndarray) -> Iterator[Pair]:
-        """Yield what means are wanted of; `true` is the truth's anomaly, to be left as it is, `room` is for a field."""
+    def add_up(self, channel: int, truth_P: np.ndarray, normal_P: np.ndarray, out_KS: np.ndarray) -> None:
+        """Write the sums of a channel; truth and climatology are 0 where masked."""
 
     def moments(self, truth: Sequence[np.ndarray], own: Sequence[np.ndarray], vectors: Sequence[np.ndarray]) -> Moments:
-        """Return the moments, given the means that `pairs` is for; `truth` and `vectors` are those of `Moments`."""
+        """Return the moments, given the means of what `add_up` writes; `truth` and `vectors` are those of `Moments`."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """A forecast, (C, H, W), beside the truth at its valid time."""
+    """A forecast, (C, H, W) or (C, P), whatever where masked."""
 
     means: CellMeans
     fields: np.ndarray
-    truth: np.ndarray
     count = 4
 
-    def values(self, channel: int, rows: slice, out: np.ndarray) -> np.ndarray:
+    def values(self, channel: int) -> np.ndarray:
         """See `ScoredField`."""
-        return self.fields[channel, rows]
+        return self.means.cells(self.fields, channel)
 
-    def pairs(self, channel: int, rows: slice, true: np.ndarray, room: np.ndarray) -> Iterator[Pair]:
+    def add_up(self, channel: int, truth_P: np.ndarray, normal_P: np.ndarray, out_KS: np.ndarray) -> None:
         """See `ScoredField`."""
-        error = self.means.apart(self.fields, self.truth, channel, rows, room)
-        yield error, None
-        yield error, error
-        yield error, true
-        yield np.abs(error, out=error), None
+        error_sums(self.values(channel), truth_P, normal_P, *self.means.stretches, out_KS)
 
     def moments(self, truth: Sequence[np.ndarray], own: Sequence[np.ndarray], vectors: Sequence[np.ndarray]) -> Moments:
         """See `ScoredField`."""
@@ -105,36 +102,39 @@ def moments_of(
     Args:
         means: of the C channels.
         scored: the fields by name.
-        truth: (C, H, W), whatever where masked.
+        truth: (C, H, W) or (C, P), whatever where masked.
         normal: likewise, the climatology.
-        fields: these and all that the fields are made of, (C, H, W), by what errors call them.
+        fields: these and all that the fields are made of by what errors call them.
 
     Raises:
         DataError: if a value outside the mask is missing.
     """
 
-    def pairs(channel: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
-        true = means.apart(truth, normal, channel, rows, room[0])
-        yield true, None
-        yield true, true
+    def add_up(channel: int, out_KS: np.ndarray) -> None:
+        known = means.cells(truth, channel), means.cells(normal, channel)
+        anomaly_sums(*known, *means.stretches, out_KS[:_OF_TRUTH])
+        first = _OF_TRUTH
         for own in scored.values():
-            yield from own.pairs(channel, rows, true, room[1])
+            own.add_up(channel, *known, out_KS[first : first + own.count])
+            first += own.count
 
-    def lengths(vector: int, rows: slice, room: np.ndarray) -> Iterator[Pair]:
-        channels, spare = means.winds[vector], room[2:]
-        true = [truth[channel, rows] for channel in channels]
-        yield means.length(*true, vector, rows, room), None
-        for field in scored.values():
-            own = [field.values(channel, rows, out) for channel, out in zip(channels, spare, strict=True)]
-            yield means.length(*own, vector, rows, room), None
-            error = [np.subtract(one, other, out=out) for one, other, out in zip(own, true, spare, strict=True)]
-            yield means.length(*error, vector, rows, room), None
+    def lengths(vector: int, out_KS: np.ndarray) -> None:
+        pair = means.winds[vector]
+        true = [means.cells(truth, channel) for channel in pair]
+        scale = _scale_of(true)
+        for number, own in enumerate(scored.values()):
+            length_sums(*map(own.values, pair), *true, scale, *means.stretches, out_KS[2 * number : 2 * number + 2])
 
-    count = 2 + sum(own.count for own in scored.values())
-    mean, square, *rest = means.of_products(count, pairs, fields)
-    true_length, *vectors = means.of_vector_products(1 + 2 * len(scored), lengths, fields)
-    found, lengths_found, moments = iter(rest), iter(vectors), {}
-    for name, own in scored.items():
-        length, away = islice(lengths_found, 2)
-        moments[name] = own.moments((mean, square), list(islice(found, own.count)), (length - true_length, away))
+    found = means.of_channels(_OF_TRUTH + sum(own.count for own in scored.values()), add_up, fields)
+    vectors = means.of_vectors(2 * len(scored), lengths, fields)
+    moments, first = {}, _OF_TRUTH
+    for number, (name, own) in enumerate(scored.items()):
+        moments[name] = own.moments(found[:_OF_TRUTH], found[first : first + own.count], vectors[2 * number :][:2])
+        first += own.count
     return moments
+
+
+def _scale_of(components: Sequence[np.ndarray]) -> np.float32:
+    """Return a power of two that brings fields to about 1, by every sixteenth of their values."""
+    largest = max(np.abs(own[::16]).max() for own in components)
+    return np.float32(np.ldexp(1.0, -np.clip(np.frexp(largest)[1], -120, 120)))

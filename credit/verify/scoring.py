@@ -288,10 +288,10 @@ class _Scorer:
     ) -> None:  # fmt: skip
         """Enter the baselines and the `forecasts` that are like them, (1, C, H, W); see `_score_forecast`."""
         truth, normal = known.values()
-        scored = scored_baselines(self._means, first, truth, normal, self._damping[place[1]])
+        scored = scored_baselines(self._means, first, normal, self._damping[place[1]])
         fields = {"truth at the initial time": first.fields, **known}
         for key, (own,) in forecasts.items():
-            scored[key] = Forecast(self._means, own, truth)
+            scored[key] = Forecast(self._means, own)
             fields[self._contenders[key].describe(initial, int(self._leads[place[1]]))] = own
         for key, moments in moments_of(self._means, scored, truth, normal, fields).items():
             part.sums[key].enter(place, self._means, moments)

@@ -70,14 +70,13 @@ class ScoreSums(CaseSums):
         Raises:
             DataError: if a value outside the mask is missing.
         """
-        forecast, truth, normal = (means.on_grid(own) for own in (forecast, truth, normal))
         fields = dict(zip(names, (forecast, truth, normal), strict=True))
-        moments = moments_of(means, {"forecast": Forecast(means, forecast, truth)}, truth, normal, fields)
+        moments = moments_of(means, {"forecast": Forecast(means, forecast)}, truth, normal, fields)
         self.enter((case, lead), means, moments["forecast"])
 
     def enter(self, place: tuple[int, int], means: CellMeans, moments: Moments) -> None:
         """Enter what was found of one field; `place` is the number of the case and of the lead time."""
-        true, true_true = moments.truth
+        true, true_true, _ = moments.truth
         error, absolute, squared, own_own, product = moments.channels
         self.error[place] = np.concatenate([error, moments.vectors[0]])
         self.absolute[place] = np.concatenate([absolute, moments.vectors[1]])

@@ -44,7 +44,7 @@ def _sums(fields: dict[str, np.ndarray]) -> dict[str, ScoreSums]:
     sums = {name: ScoreSums.empty(np.zeros(1), 1, means) for name in BASELINES}
     start, normal_start, truth, normal = fields.values()
     beginning = Beginning.of(means, {"truth": start, "climatology": normal_start})
-    scored = scored_baselines(means, beginning, truth, normal, DAMPING)
+    scored = scored_baselines(means, beginning, normal, DAMPING)
     given = {"truth at the initial time": start, "later truth": truth, "later climatology": normal}
     for name, moments in moments_of(means, scored, truth, normal, given).items():
         sums[name].enter((0, 0), means, moments)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import xarray as xr
 
+import credit
 from credit.channels import Channel, ChannelMap
 from credit.config.schema_regions import REGIONS
 from credit.errors import DataError
-from credit.verify import cell_means
+from credit.verify import row_sums
 from credit.verify.cell_means import CellMeans, wind_pairs
 from credit.verify.regions import region_weights
 from credit.verify.sums import ScoreSums
@@ -167,13 +174,10 @@ def test_squares_beyond_float32_are_added_up_in_float64(scale: float) -> None:
     np.testing.assert_allclose(metrics["acc"], 1.0, rtol=1e-6)
 
 
-@pytest.mark.parametrize("rows", [None, 7])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_every_region_has_its_own_cells(rows: int | None, dtype: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bands, boxes that overlap, across the meridian of 0 and two in one region; rows in one block and in many."""
+def test_every_region_has_its_own_cells(dtype: type) -> None:
+    """Bands, boxes that overlap, across the meridian of 0 and two in one region."""
     grid = GRIDS["181 x 360 with poles"]
-    if rows is not None:
-        monkeypatch.setattr(cell_means, "_BLOCK_CELLS", rows * 360)
     pair = REGIONS["europe"] + REGIONS["ausnz"]
     weights = region_weights(grid, REGIONS | {"pair": pair, "across a pole": REGIONS["arctic"] + REGIONS["europe"]})
     cases, masks = _cases(grid, True)
@@ -203,6 +207,30 @@ def test_one_channel_beyond_float32_leaves_the_others_as_they_are() -> None:
     for name, own in found.planes().items():
         np.testing.assert_array_equal(own[..., [0, 2], :], plain.planes()[name][..., [0, 2], :], err_msg=name)
     np.testing.assert_allclose(found.metrics()["rmse"][0, 1], 1e-23 * plain.metrics()["rmse"][0, 1], rtol=1e-6)
+
+
+def test_threads_find_the_same_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases, masks = _cases(GRIDS["small"], True)
+    alone = _sums(GRIDS["small"], cases, masks, range(CASES)).planes()
+    monkeypatch.setattr(row_sums, "_LEAST_CELLS", 1)
+    monkeypatch.setattr(row_sums.torch, "get_num_threads", lambda: 2)
+    for name, own in _sums(GRIDS["small"], cases, masks, range(CASES)).planes().items():
+        np.testing.assert_array_equal(own, alone[name], err_msg=name)
+    assert row_sums._pool
+
+
+def test_sums_need_no_folder_that_can_be_written(tmp_path: Path) -> None:
+    """A package in a container that nobody may write to, run by somebody without a home."""
+    package = tmp_path / "credit"
+    shutil.copytree(Path(credit.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__", "*.nc"))
+    code = "import numpy as np\nfrom credit.verify.row_sums import plain_sums\nout = np.zeros((1, 1))\n"
+    code += "plain_sums(np.ones(3), np.zeros(1, int), np.full(1, 3), out)\nprint(credit.verify.__path__, out)"
+    (tmp_path / "__pycache__").touch()
+    (package / "verify" / "__pycache__").touch()  # a file, so that no folder can be made, whoever runs this
+    lost = {"HOME": str(tmp_path / "__pycache__"), "XDG_CACHE_HOME": str(tmp_path / "__pycache__")}
+    command = [sys.executable, "-c", "import credit\n" + code]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | lost, capture_output=True, text=True)
+    assert str(package) in done.stdout and "[[3.]]" in done.stdout, done.stderr
 
 
 def test_the_root_is_taken_last() -> None:
