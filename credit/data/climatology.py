@@ -15,11 +15,13 @@ from functools import lru_cache
 import numpy as np
 
 from credit.errors import DataError
+from credit.threads import in_threads
 from credit.times import Clock
 
 _SHORT_YEARS = 5.0
 # of fields that are kept when they are read as they are asked for, if that is not less than two parts of the year
 KEPT_BYTES = 2**30
+_PART_CELLS = 1 << 18  # that a thread takes at a time
 
 
 class LazyFields:
@@ -83,8 +85,7 @@ class Climatology:
             return self.fields[member, self._clock.datetime(minutes).dayofyr - 1]
         fraction = float(self._clock.year_fraction(np.array(minutes)))
         if self.kind == "harmonic":
-            waves = evaluate_harmonics(fraction, parts).astype(np.float32)
-            return np.tensordot(waves, self.fields[member], axes=1)
+            return _weighted(evaluate_harmonics(fraction, parts).astype(np.float32), self.fields[member])
         position = fraction * parts - 0.5
         below = int(np.floor(position))
         share = np.float32(position - below)
@@ -133,3 +134,16 @@ def evaluate_harmonics(fraction: np.ndarray | float, count: int) -> np.ndarray:
     for wave in range(1, (count + 1) // 2):
         columns += [np.cos(wave * angle), np.sin(wave * angle)]
     return np.stack(columns, axis=-1)
+
+
+def _weighted(weights: np.ndarray, fields: np.ndarray) -> np.ndarray:
+    """Return the sum over the first dimension of `fields` (K, C, H, W) times `weights` (K,), a field's cells apart."""
+    flat, out = fields.reshape(len(weights), -1), np.empty(fields.shape[1:], fields.dtype)
+    parts = range(0, flat.shape[1], _PART_CELLS)
+
+    def weigh(number: int) -> None:
+        cells = slice(parts[number], parts[number] + _PART_CELLS)
+        np.matmul(weights, flat[:, cells], out=out.reshape(-1)[cells])
+
+    in_threads(weigh, len(parts), _PART_CELLS)
+    return out

@@ -12,7 +12,8 @@ import numpy as np
 
 from credit.channels import Channel
 from credit.errors import DataError
-from credit.verify.row_sums import in_threads, plain_sums
+from credit.threads import in_threads
+from credit.verify.row_sums import plain_sums
 
 # number of a channel or vector, room for the K sums that are wanted of it, (K, S)
 AddUp = Callable[[int, np.ndarray], None]

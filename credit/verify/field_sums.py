@@ -135,6 +135,6 @@ def moments_of(
 
 
 def _scale_of(components: Sequence[np.ndarray]) -> np.float32:
-    """Return a power of two that brings fields to about 1, by every sixteenth of their values."""
-    largest = max(np.abs(own[::16]).max() for own in components)
+    """Return a power of two that brings fields to about 1, by some of their values."""
+    largest = max(np.abs(own[::100]).max() for own in components)
     return np.float32(np.ldexp(1.0, -np.clip(np.frexp(largest)[1], -120, 120)))

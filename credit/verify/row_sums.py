@@ -4,25 +4,19 @@ A stretch is a run of cells, one after the other in memory, from the number in `
 Fields are one channel's, (P,) of any float type; differences, squares and sums are float64. Each function writes what
 it finds into the rows of `out`, (K, S) for S stretches; what is not finite makes its sums so.
 
-The functions do not hold the interpreter's lock, so that `in_threads` shares channels among threads. The order in which
-a stretch is added up depends on the processor, not on the number of threads.
+The functions do not hold the interpreter's lock, so that threads can share the channels. The order in which a stretch
+is added up depends on the processor alone.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-import torch
 from numba import njit
 
 logger = logging.getLogger(__name__)
-
-_MOST_THREADS = 16  # more do not read memory faster
-_LEAST_CELLS = 1 << 17  # fewer are added up sooner than shared out
-_pool: list[ThreadPoolExecutor] = []
 
 
 def _compiled(function: Callable) -> Callable:
@@ -131,25 +125,3 @@ def length_sums(
             east, north = east - true_east, north - true_north
             apart += np.float64(np.sqrt(east * east + north * north))
         out[0, s], out[1, s] = longer / scale, apart / scale
-
-
-def in_threads(work: Callable[[int], None], items: int, cells: int) -> None:
-    """Call `work` with each number below `items`, in as many threads as torch computes in.
-
-    Args:
-        work: fills a place of its own; most of its time goes by without the interpreter's lock.
-        items: how many.
-        cells: of one item.
-    """
-
-    def several(numbers: range) -> None:
-        for number in numbers:
-            work(number)
-
-    threads = min(torch.get_num_threads(), _MOST_THREADS, max(1, items * cells // _LEAST_CELLS))
-    if threads > 1 and not _pool:
-        _pool.append(ThreadPoolExecutor(_MOST_THREADS, "sums"))
-    others = [_pool[0].submit(several, range(first, items, threads)) for first in range(1, threads)]
-    several(range(0, items, threads))
-    for other in others:
-        other.result()

@@ -15,7 +15,7 @@ LEVELS = (
     {"models", "losses", "metrics"},
     {"data", "parallel"},
     {"config"},
-    {"channels", "grid", "times", "whole"},
+    {"channels", "grid", "threads", "times", "whole"},
     {"errors"},
     {"__init__"},
 )

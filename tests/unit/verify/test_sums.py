@@ -13,10 +13,10 @@ import pytest
 import xarray as xr
 
 import credit
+from credit import threads
 from credit.channels import Channel, ChannelMap
 from credit.config.schema_regions import REGIONS
 from credit.errors import DataError
-from credit.verify import row_sums
 from credit.verify.cell_means import CellMeans, wind_pairs
 from credit.verify.regions import region_weights
 from credit.verify.sums import ScoreSums
@@ -212,11 +212,11 @@ def test_one_channel_beyond_float32_leaves_the_others_as_they_are() -> None:
 def test_threads_find_the_same_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     cases, masks = _cases(GRIDS["small"], True)
     alone = _sums(GRIDS["small"], cases, masks, range(CASES)).planes()
-    monkeypatch.setattr(row_sums, "_LEAST_CELLS", 1)
-    monkeypatch.setattr(row_sums.torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(threads, "_LEAST_CELLS", 1)
+    monkeypatch.setattr(threads.torch, "get_num_threads", lambda: 2)
     for name, own in _sums(GRIDS["small"], cases, masks, range(CASES)).planes().items():
         np.testing.assert_array_equal(own, alone[name], err_msg=name)
-    assert row_sums._pool
+    assert threads._pool
 
 
 def test_sums_need_no_folder_that_can_be_written(tmp_path: Path) -> None:

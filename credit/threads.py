@@ -1,0 +1,36 @@
+"""Work on large fields shared among threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+_MOST_THREADS = 16  # more do not read memory faster
+_LEAST_CELLS = 1 << 17  # a thread for fewer is not worth its start
+_pool: list[ThreadPoolExecutor] = []
+os.register_at_fork(after_in_child=_pool.clear)  # a forked process has none of its threads
+
+
+def in_threads(work: Callable[[int], None], items: int, cells: int) -> None:
+    """Call `work` with each number below `items`, in at most as many threads as torch computes in.
+
+    Args:
+        work: fills a place of its own; most of its time goes by without the interpreter's lock.
+        items: how many.
+        cells: of one item.
+    """
+
+    def several(numbers: range) -> None:
+        for number in numbers:
+            work(number)
+
+    threads = min(torch.get_num_threads(), _MOST_THREADS, max(1, items * cells // _LEAST_CELLS))
+    if threads > 1 and not _pool:
+        _pool.append(ThreadPoolExecutor(_MOST_THREADS, "fields"))
+    others = [_pool[0].submit(several, range(first, items, threads)) for first in range(1, threads)]
+    several(range(0, items, threads))
+    for other in others:
+        other.result()
