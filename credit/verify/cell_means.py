@@ -93,24 +93,23 @@ class CellMeans:
         return self._over_norm(self._sums(len(self.winds), count, add_up, fields), self._norm_CR[self.u])
 
     def _sums(self, items: int, count: int, add_up: AddUp, fields: Mapping[str, np.ndarray]) -> np.ndarray:
-        along = np.empty((items, count, len(self._weights_SR)))
-        in_threads(lambda item: add_up(item, along[item]), items, self.valid_CP.shape[1])
-        if not np.isfinite(along).all():
+        sums = np.empty((count, items, self.shape[1]))
+
+        def one(item: int) -> None:
+            along_KS = np.empty((count, len(self._weights_SR)))
+            add_up(item, along_KS)
+            with np.errstate(invalid="ignore"):  # it is looked for below
+                np.matmul(along_KS, self._weights_SR, out=sums[:, item])
+
+        in_threads(one, items, self.valid_CP.shape[1])
+        if not np.isfinite(sums).all():
             for what, own in fields.items():
                 self.require_finite(own, what)
-        return (along @ self._weights_SR).swapaxes(0, 1)
-
-    def mean(self, values_CP: np.ndarray) -> np.ndarray:
-        """Return the means over each region, (C, R); `values_CP` must be 0 where masked."""
-        return self._over_norm(self._weighted(values_CP), self._norm_CR)
+        return sums
 
     def means_of_channel(self, values_KP: np.ndarray, channel: int) -> np.ndarray:
         """Return the means over each region of K fields that belong to one channel, (K, R)."""
         return self._over_norm(self._weighted(values_KP), self._norm_CR[channel])
-
-    def vector_mean(self, values_VP: np.ndarray) -> np.ndarray:
-        """Return the means over each region of what belongs to the vectors, (V, R)."""
-        return self._over_norm(self._weighted(values_VP), self._norm_CR[self.u])
 
     def with_vectors(self, means_CR: np.ndarray) -> np.ndarray:
         """Return (X, R): the channels' means, then for each vector the sum of its components'."""

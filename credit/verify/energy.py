@@ -1,46 +1,59 @@
-"""Energy score of vectors, such as the wind: the CRPS of several components at once.
+"""Energy score of an ensemble of wind vectors, summed over stretches of cells: the CRPS of two components at once.
 
-Shapes: M members, D components, N cells.
+With norms for absolute values it is the CRPS of `credit.verify.crps` (Gneiting and Raftery 2007,
+doi:10.1198/016214506000001437)::
 
-With norms for absolute values it is the CRPS of `credit.verify.crps`, which it equals for D = 1 (Gneiting and Raftery
-2007, doi:10.1198/016214506000001437)::
+    ES = mean ||x_i - y|| - D / M^2,          D = sum over pairs i < j of ||x_i - x_j||
 
-    ES = mean ||x_i - y|| - S / M^2,          S = sum over pairs i < j of ||x_i - x_j||
-
-and the fair one has S / (M (M - 1)). Vectors have no order to sort by, so the time is O(M^2).
+and the fair one has D / (M (M - 1)). Vectors have no order to sort by, so the time is O(M^2).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from credit.verify.crps import cell_blocks
+from credit.verify.row_sums import compiled
+
+_CELLS = 64
 
 
-def energy_score(members: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the standard and the fair energy score, in the units of the components; 0 is perfect.
-
-    Beside its results it needs memory for a few thousand cells, of all members.
+@compiled
+def vector_member_sums(
+    members: np.ndarray, pair: tuple[int, int], true_u: np.ndarray, true_v: np.ndarray, valid: np.ndarray,
+    scale: np.float32, firsts: np.ndarray, lasts: np.ndarray, out: np.ndarray,
+) -> None:  # fmt: skip
+    """Write the sums over the members' distances to the true vector, and D; see `credit.verify.row_sums`.
 
     Args:
-        members: (M, D, ...); the D components have one unit, or have been divided by scales that make them alike.
-        truth: (D, ...).
-
-    Returns:
-        Two arrays (...) float64. Of one member the standard score is the length of the error, the fair one NaN.
+        members: (M, C, P), in the order of memory, any float type, whose digits lengths have.
+        pair: the channels of the components.
+        true_u, true_v: (P,) of these.
+        valid: (P,) bool; other cells count nothing, whatever their values.
+        scale: see `length_sums`.
+        firsts, lasts: the stretches.
+        out: (2, S).
     """
-    assert members.shape[1:] == truth.shape, (members.shape, truth.shape)
-    count, shape = len(members), truth.shape[1:]
-    members_MDN, truth_DN = members.reshape(*members.shape[:2], -1), truth.reshape(len(truth), -1)
-    error, distances = np.zeros(truth_DN.shape[1]), np.zeros(truth_DN.shape[1])
-    for cells in cell_blocks(truth_DN.shape[1]):
-        block_MDN = members_MDN[:, :, cells].astype(np.float64)
-        error[cells] = _lengths(block_MDN - truth_DN[:, cells]).mean(axis=0)
-        for number in range(1, count):
-            distances[cells] += _lengths(block_MDN[number:] - block_MDN[number - 1]).sum(axis=0)
-    fair = error - distances / (count * (count - 1)) if count > 1 else np.full_like(error, np.nan)
-    return (error - distances / count**2).reshape(shape), fair.reshape(shape)
-
-
-def _lengths(vectors_MDN: np.ndarray) -> np.ndarray:
-    return np.sqrt(np.einsum("mdn,mdn->mn", vectors_MDN, vectors_MDN))
+    count, nothing = members.shape[0], np.float32(0.0)
+    # values themselves, not their errors: a small difference of two is exact
+    east, north = np.zeros((count, _CELLS), members.dtype), np.zeros((count, _CELLS), members.dtype)
+    for s in range(len(firsts)):
+        error = distances = 0.0
+        for first in range(firsts[s], lasts[s], _CELLS):
+            cells = min(_CELLS, lasts[s] - first)
+            a, b = true_u[first : first + cells], true_v[first : first + cells]
+            there = valid[first : first + cells]
+            for m in range(count):
+                u, v = members[m, pair[0], first : first + cells], members[m, pair[1], first : first + cells]
+                x, y = east[m], north[m]
+                for i in range(cells):
+                    x[i], y[i] = scale * u[i] if there[i] else nothing, scale * v[i] if there[i] else nothing
+                    p = x[i] - (scale * a[i] if there[i] else nothing)
+                    q = y[i] - (scale * b[i] if there[i] else nothing)
+                    error += np.float64(np.sqrt(p * p + q * q))
+            for m in range(1, count):
+                for k in range(m):
+                    x, y, z, w = east[m], north[m], east[k], north[k]
+                    for i in range(cells):
+                        p, q = x[i] - z[i], y[i] - w[i]
+                        distances += np.float64(np.sqrt(p * p + q * q))
+        out[0, s], out[1, s] = error / scale, distances / scale

@@ -11,8 +11,9 @@ import numpy as np
 
 from credit.errors import DataError
 from credit.verify.cell_means import CellMeans
-from credit.verify.crps import crps_of_sorted, sorted_deviations
-from credit.verify.energy import energy_score
+from credit.verify.crps import OF_MEMBERS, crps_of, member_sums
+from credit.verify.energy import vector_member_sums
+from credit.verify.field_sums import scale_of
 from credit.verify.sums import ScoreSums
 
 
@@ -32,10 +33,10 @@ class EnsembleSums(ScoreSums):
 
     def add_members(
         self, case: int, lead: int, means: CellMeans, members_MCP: np.ndarray, truth_CP: np.ndarray, what: str
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> np.ndarray:
         """Enter the members of one field, whose mean goes to `add`.
 
-        Beside its results it needs memory for a few thousand cells of all members.
+        Beside its results it needs memory for a few cells of all members.
 
         Args:
             case: number of the case.
@@ -46,39 +47,30 @@ class EnsembleSums(ScoreSums):
             what: names the forecast and its time.
 
         Returns:
-            How many members lie below the truth and how many equal it, both (C, P), for `RankHistogram`.
+            The frequency of each of the truth's ranks among the members, (C, R, M + 1), for `RankHistogram`.
 
         Raises:
             DataError: if a value outside the mask is missing, or if there are not as many members as in other cases.
         """
         if len(members_MCP) != self.members:
             raise DataError(f"{what}: has {len(members_MCP)} members, other forecasts have {self.members}")
-        variance, crps, crps_fair = (np.empty(truth_CP.size) for _ in range(3))
-        below, equal = (np.empty(truth_CP.size, dtype=np.int32) for _ in range(2))
-        valid = means.valid_CP.reshape(-1)
-        for cells, deviation_nM in sorted_deviations(members_MCP, truth_CP):
-            deviation_nM[~valid[cells]] = 0.0
-            variance[cells] = deviation_nM.var(axis=1, ddof=1)
-            crps[cells], crps_fair[cells] = crps_of_sorted(deviation_nM)
-            below[cells], equal[cells] = (deviation_nM < 0).sum(axis=1), (deviation_nM == 0).sum(axis=1)
-        if not np.isfinite(variance).all():
-            channel = int(np.flatnonzero(~np.isfinite(variance))[0]) // truth_CP.shape[1]
-            raise DataError(f"{what}: a member of {means.names[channel]} is not finite outside its mask")
-        place, shape = (case, lead), truth_CP.shape
-        self.variance[place] = means.with_vectors(means.mean(variance.reshape(shape)))
-        energy, energy_fair = self._energy(means, members_MCP, truth_CP)
-        self.crps[place] = np.concatenate([means.mean(crps.reshape(shape)), energy])
-        self.crps_fair[place] = np.concatenate([means.mean(crps_fair.reshape(shape)), energy_fair])
-        return below.reshape(shape), equal.reshape(shape)
+        members_MCP = np.ascontiguousarray(members_MCP)
+        fields = {f"{what}, member {number}": own for number, own in enumerate(members_MCP)}
 
-    def _energy(self, means: CellMeans, members_MCP: np.ndarray, truth_CP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the standard and the fair energy score of the wind vectors, (V, R) each."""
-        found = []
-        for u, v in zip(means.u.tolist(), means.v.tolist(), strict=True):
-            valid = means.valid_CP[u]
-            scores = energy_score(members_MCP[:, [u, v]][:, :, valid], truth_CP[[u, v]][:, valid])
-            whole = np.zeros((2, len(valid)))
-            whole[:, valid] = scores
-            found.append(whole)
-        both = np.stack(found, axis=1) if found else np.zeros((2, 0, truth_CP.shape[1]))
-        return means.vector_mean(both[0]), means.vector_mean(both[1])
+        def of_channel(channel: int, out_KS: np.ndarray) -> None:
+            valid_P = means.valid_CP[channel]
+            member_sums(members_MCP, channel, truth_CP[channel], valid_P, *means.stretches, out_KS)
+
+        def of_vector(vector: int, out_KS: np.ndarray) -> None:
+            pair = means.winds[vector]
+            true = [means.cells(truth_CP, channel) for channel in pair]
+            known = *true, means.valid_CP[pair[0]], scale_of(true)
+            vector_member_sums(members_MCP, pair, *known, *means.stretches, out_KS)
+
+        found = means.of_channels(OF_MEMBERS + 1 + self.members, of_channel, fields)
+        vectors = means.of_vectors(2, of_vector, fields)
+        scores = zip(crps_of(found, self.members), crps_of(vectors, self.members), strict=True)
+        place = case, lead
+        self.crps[place], self.crps_fair[place] = (np.concatenate(both) for both in scores)
+        self.variance[place] = means.with_vectors(found[2])
+        return np.moveaxis(found[OF_MEMBERS:], 0, -1)

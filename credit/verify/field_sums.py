@@ -121,7 +121,7 @@ def moments_of(
     def lengths(vector: int, out_KS: np.ndarray) -> None:
         pair = means.winds[vector]
         true = [means.cells(truth, channel) for channel in pair]
-        scale = _scale_of(true)
+        scale = scale_of(true)
         for number, own in enumerate(scored.values()):
             length_sums(*map(own.values, pair), *true, scale, *means.stretches, out_KS[2 * number : 2 * number + 2])
 
@@ -134,7 +134,7 @@ def moments_of(
     return moments
 
 
-def _scale_of(components: Sequence[np.ndarray]) -> np.float32:
+def scale_of(components: Sequence[np.ndarray]) -> np.float32:
     """Return a power of two that brings fields to about 1, by some of their values."""
     largest = max(np.abs(own[::100]).max() for own in components)
     return np.float32(np.ldexp(1.0, -np.clip(np.frexp(largest)[1], -120, 120)))

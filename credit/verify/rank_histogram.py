@@ -41,13 +41,9 @@ class RankHistogram(AddableSums):
         shape = (leads, *means.valid_CP.shape[:1], means.shape[1], members + 1)
         return cls(np.zeros(leads, dtype=np.int64), members, np.zeros(shape))
 
-    def add(self, lead: int, means: CellMeans, below_CP: np.ndarray, equal_CP: np.ndarray) -> None:
-        """Add one case at one lead time: how many members lie below the truth, and how many equal it."""
-        share = means.valid_CP / (equal_CP + 1.0)
-        for rank in range(self.members + 1):
-            possible = (below_CP <= rank) & (rank <= below_CP + equal_CP)
-            frequency = means.mean(np.where(possible, share, 0.0))
-            self.ranks[lead, :, :, rank] += np.rint(frequency * _PARTS) / _PARTS
+    def add(self, lead: int, frequency_CRK: np.ndarray) -> None:
+        """Add one case at one lead time: how often the truth has which of the K = M + 1 ranks, adding up to 1."""
+        self.ranks[lead] += np.rint(frequency_CRK * _PARTS) / _PARTS
         self.cases[lead] += 1
 
     def frequencies(self) -> np.ndarray:

@@ -19,7 +19,7 @@ from numba import njit
 logger = logging.getLogger(__name__)
 
 
-def _compiled(function: Callable) -> Callable:
+def compiled(function: Callable) -> Callable:
     """Return `function` compiled at its first call, for later processes, too, where a folder can be written."""
     # sums may be taken apart for the processor's vectors; what is not finite stays so
     options = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}}
@@ -30,7 +30,7 @@ def _compiled(function: Callable) -> Callable:
         return njit(**options)(function)
 
 
-@_compiled
+@compiled
 def plain_sums(values: np.ndarray, firsts: np.ndarray, lasts: np.ndarray, out: np.ndarray) -> None:
     """Write the sums of `values`, which may be bool."""
     for s in range(len(firsts)):
@@ -41,7 +41,7 @@ def plain_sums(values: np.ndarray, firsts: np.ndarray, lasts: np.ndarray, out: n
         out[0, s] = total
 
 
-@_compiled
+@compiled
 def product_sums(x: np.ndarray, y: np.ndarray, firsts: np.ndarray, lasts: np.ndarray, out: np.ndarray) -> None:
     """Write the sums of the products of two fields."""
     for s in range(len(firsts)):
@@ -52,7 +52,7 @@ def product_sums(x: np.ndarray, y: np.ndarray, firsts: np.ndarray, lasts: np.nda
         out[0, s] = total
 
 
-@_compiled
+@compiled
 def anomaly_sums(field: np.ndarray, normal: np.ndarray, firsts: np.ndarray, lasts: np.ndarray, out: np.ndarray) -> None:
     """Write the sums of the anomaly of `field` to the climatology `normal`, of its square and of its size."""
     for s in range(len(firsts)):
@@ -66,7 +66,7 @@ def anomaly_sums(field: np.ndarray, normal: np.ndarray, firsts: np.ndarray, last
         out[0, s], out[1, s], out[2, s] = total, square, size
 
 
-@_compiled
+@compiled
 def error_sums(
     field: np.ndarray, truth: np.ndarray, normal: np.ndarray, firsts: np.ndarray, lasts: np.ndarray, out: np.ndarray
 ) -> None:
@@ -84,7 +84,7 @@ def error_sums(
         out[0, s], out[1, s], out[2, s], out[3, s] = total, square, product, size
 
 
-@_compiled
+@compiled
 def damped_sums(
     first: np.ndarray, r: float, truth: np.ndarray, normal: np.ndarray, firsts: np.ndarray, lasts: np.ndarray,
     out: np.ndarray,
@@ -104,7 +104,7 @@ def damped_sums(
         out[0, s], out[1, s], out[2, s] = product, square, size
 
 
-@_compiled
+@compiled
 def length_sums(
     u: np.ndarray, v: np.ndarray, true_u: np.ndarray, true_v: np.ndarray, scale: np.float32,
     firsts: np.ndarray, lasts: np.ndarray, out: np.ndarray,

@@ -319,8 +319,7 @@ class _Scorer:
         self._thresholds.add(part, key, place, initial + lead, members, truth, own.has)
         if isinstance(sums, EnsembleSums):
             flat, true = (field.reshape(*field.shape[:-2], -1) for field in (members, pick(truth, own.has)))
-            ranks = sums.add_members(*place, own.means, flat, true, what)
-            part.histograms[key].add(place[1], own.means, *ranks)
+            part.histograms[key].add(place[1], sums.add_members(*place, own.means, flat, true, what))
         if key == "model" and is_example:
             self._course.keep(part, lead, truth, members)
         if lead in self._figure_leads:

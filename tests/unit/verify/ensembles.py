@@ -10,6 +10,8 @@ import xarray as xr
 from credit.channels import ChannelMap
 from credit.config.schema_regions import REGIONS
 from credit.verify.cell_means import CellMeans
+from credit.verify.crps import crps_of, member_sums
+from credit.verify.energy import vector_member_sums
 from credit.verify.regions import region_weights
 from tests.unit.analytic_reader import make_grid
 
@@ -68,3 +70,19 @@ def within(estimates: np.ndarray, expected: float, errors: float = 4.0) -> bool:
 def pooled(values: xr.DataArray) -> np.ndarray:
     """Return the area-weighted mean of (case, channel, cell) over cases and cells that are there, (C, R)."""
     return values.weighted(WEIGHTS).mean(["case", "cell"]).transpose("channel", "region").values
+
+
+def crps_by_cell(members: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the standard and the fair CRPS of each cell, of members (M, N) and truth (N,): sums over one cell each."""
+    first, out = np.arange(truth.size), np.empty((4 + len(members), truth.size))
+    valid = np.ones(truth.size, dtype=bool)
+    member_sums(members[:, None], 0, truth, valid, first, first + 1, out)
+    return crps_of(out, len(members))
+
+
+def energy_by_cell(members: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the standard and the fair energy score of each cell, of members (M, 2, N) and truth (2, N)."""
+    first, out = np.arange(truth.shape[1]), np.empty((2, truth.shape[1]))
+    valid = np.ones(truth.shape[1], dtype=bool)
+    vector_member_sums(members, (0, 1), *truth, valid, np.float32(0.125), first, first + 1, out)
+    return crps_of(out, len(members))

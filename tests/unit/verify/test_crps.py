@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit.verify.crps import ensemble_crps
-from tests.unit.verify.ensembles import rainy, within
+from credit.channels import ChannelMap
+from credit.verify.cell_means import CellMeans
+from credit.verify.ensemble_sums import EnsembleSums
+from tests.unit.analytic_reader import make_grid
+from tests.unit.verify.ensembles import crps_by_cell, rainy, within
 
 
 def distance_of_normals(mean: float, deviation: float) -> float:
@@ -21,7 +24,7 @@ def distance_of_normals(mean: float, deviation: float) -> float:
 
 def _fields(members: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
-    values = 5e4 + 100 * rng.standard_normal((members + 1, 3, 1400))  # more cells than a block has
+    values = 5e4 + 100 * rng.standard_normal((members + 1, 4200))
     return values[1:], values[0]
 
 
@@ -35,9 +38,9 @@ def test_the_libraries_agree(count: int, kind: str) -> None:
     members, truth = _fields(count)
     if kind == "ties":
         members, truth = (rainy((values - 5e4) / 100) for values in (members, truth))
-    standard, fair = ensemble_crps(members, truth)
+    standard, fair = crps_by_cell(members, truth)
     tolerance = {"rtol": 1e-9, "atol": 1e-9 * np.abs(members - truth).mean()}
-    labelled = xr.DataArray(members, dims=("member", "channel", "cell")), xr.DataArray(truth, dims=("channel", "cell"))
+    labelled = xr.DataArray(members, dims=("member", "cell")), xr.DataArray(truth, dims="cell")
     for method, ours in (("ecdf", standard), ("fair", fair)):
         theirs = scores.probability.crps_for_ensemble(*labelled, "member", method=method, preserve_dims="all")
         np.testing.assert_allclose(ours, theirs, **tolerance)
@@ -48,29 +51,38 @@ def test_the_libraries_agree(count: int, kind: str) -> None:
 
 def test_the_definition_by_hand() -> None:
     # errors 1, 1, 4; distances 2, 5, 3: a mean error of 2, and 10 over 9 or 6
-    standard, fair = ensemble_crps(np.array([[1.0], [-1.0], [4.0]]), np.array([0.0]))
+    standard, fair = crps_by_cell(np.array([[1.0], [-1.0], [4.0]]), np.array([0.0]))
     assert standard[0] == pytest.approx(2 - 10 / 9)
     assert fair[0] == pytest.approx(2 - 10 / 6)
 
 
 def test_one_member_has_its_absolute_error_and_no_fair_score() -> None:
     members, truth = _fields(1)
-    standard, fair = ensemble_crps(members, truth)
+    standard, fair = crps_by_cell(members, truth)
     np.testing.assert_array_equal(standard, np.abs(members[0] - truth))
     assert np.isnan(fair).all()
 
 
-def test_missing_values_stay_missing() -> None:
+def test_what_is_missing_stays_so() -> None:
     members, truth = _fields(4)
-    members[2, 1, 7] = truth[2, 5] = np.nan
-    for score in ensemble_crps(members, truth):
-        assert np.argwhere(np.isnan(score)).tolist() == [[1, 7], [2, 5]]
+    members[2, 7] = truth[5] = np.nan
+    for score in crps_by_cell(members, truth):
+        assert np.flatnonzero(np.isnan(score)).tolist() == [5, 7]
+
+
+@pytest.mark.parametrize("count", range(1, 34))
+def test_any_number_of_members_is_put_in_order(count: int) -> None:
+    """The sum over pairs of their distances, which a wrong order would change."""
+    values = np.random.default_rng(count).standard_normal((count, 7))
+    standard, _ = crps_by_cell(values, np.zeros(7))
+    distances = np.abs(values[:, None] - values).sum(axis=(0, 1)) / 2
+    np.testing.assert_allclose(standard, np.abs(values).mean(axis=0) - distances / count**2, rtol=1e-12)
 
 
 def test_float32_members_are_scored_in_float64() -> None:
     members, truth = _fields(10)
     rounded = members.astype(np.float32)
-    for ours, exact in zip(ensemble_crps(rounded, truth), ensemble_crps(rounded.astype(float), truth), strict=True):
+    for ours, exact in zip(crps_by_cell(rounded, truth), crps_by_cell(rounded.astype(float), truth), strict=True):
         assert ours.dtype == np.float64
         np.testing.assert_array_equal(ours, exact)
 
@@ -80,7 +92,7 @@ def test_only_the_fair_score_is_that_of_the_distribution(count: int) -> None:
     """Truth N(0, 1), members N(0.3, 1.2): expectations are known; 100 000 draws, 4 standard errors."""
     rng = np.random.default_rng(count)
     truth = rng.standard_normal(100_000)
-    standard, fair = ensemble_crps(0.3 + 1.2 * rng.standard_normal((count, truth.size)), truth)
+    standard, fair = crps_by_cell(0.3 + 1.2 * rng.standard_normal((count, truth.size)), truth)
     between = distance_of_normals(0, 1.2 * math.sqrt(2))
     exact = distance_of_normals(0.3, math.hypot(1, 1.2)) - between / 2
     assert within(fair, exact)
@@ -90,19 +102,23 @@ def test_only_the_fair_score_is_that_of_the_distribution(count: int) -> None:
 
 def test_memory_is_linear_in_members() -> None:
     """All that is held, members included, and without them: a part that does not grow, and one that does so evenly."""
-    cells = 20_000
+    grid = make_grid(100, 200)
+    channels = ChannelMap.build({"prognostic": {"vars_3D": [], "vars_2D": ["t2m"]}}, []).output
+    means, cells = CellMeans(channels, {}, grid.area_weights()[None]), 20_000
 
     def peak(count: int, with_members: bool) -> int:
-        members = np.random.default_rng(0).random((count, cells))
+        members = np.random.default_rng(0).random((count, 1, cells))
+        sums = EnsembleSums.empty(np.zeros(1), 1, means, count)
         tracemalloc.start()
         try:
-            ensemble_crps(members.copy() if with_members else members, np.zeros(cells))
+            own = members.copy() if with_members else members
+            sums.add_members(0, 0, means, own, np.zeros((1, cells)), "test")
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
 
     steps = np.diff([peak(count, with_members=True) for count in (20, 40, 60, 80, 100)])
     np.testing.assert_allclose(steps, steps.mean(), rtol=0.02)
-    assert steps.mean() < 20 * cells * 8 * 1.7
-    # beside them less than one more copy, where pairs would take a hundred
-    assert peak(100, with_members=False) < 100 * cells * 8
+    assert steps.mean() < 20 * cells * 8 * 1.1
+    # beside them less than a tenth of a copy, where pairs would take a hundred
+    assert peak(100, with_members=False) < 10 * cells * 8

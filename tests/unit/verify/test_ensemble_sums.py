@@ -134,7 +134,7 @@ def test_a_member_that_blew_up_is_named_and_a_masked_cell_does_not_matter() -> N
     sums.add_members(0, 0, MEANS, cases.members[0], cases.truth[0], "here")
     np.testing.assert_array_equal(sums.crps[0, 0], clean["crps"][0])
     cases.members[0, 1, 1, 7] = np.nan
-    with pytest.raises(DataError, match="here: a member of t2m is not finite"):
+    with pytest.raises(DataError, match="here, member 1: t2m is not finite outside its mask"):
         sums.add_members(0, 0, MEANS, cases.members[0], cases.truth[0], "here")
 
 

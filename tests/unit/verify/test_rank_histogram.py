@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from credit.verify.ensemble_sums import EnsembleSums
 from credit.verify.rank_histogram import RankHistogram
 from tests.unit.verify.ensembles import MEANS, NAMES, WEIGHTS, Cases, draw_cases, rainy
 
@@ -12,8 +13,9 @@ from tests.unit.verify.ensembles import MEANS, NAMES, WEIGHTS, Cases, draw_cases
 def _rank(cases: Cases, which: range | None = None) -> RankHistogram:
     sums = RankHistogram.zeros(1, MEANS, cases.members.shape[1])
     for case in which or range(len(cases.truth)):
-        members, truth = cases.members[case], cases.truth[case]
-        sums.add(0, MEANS, (members < truth).sum(axis=0), (members == truth).sum(axis=0))
+        members = cases.members[case]
+        found = EnsembleSums.empty(np.zeros(1), 1, MEANS, len(members))
+        sums.add(0, found.add_members(0, 0, MEANS, members, cases.truth[case], "test"))
     return sums
 
 

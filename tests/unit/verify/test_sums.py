@@ -193,7 +193,7 @@ def test_every_region_has_its_own_cells(dtype: type) -> None:
             found = [plane[0, 0, channel, region] for plane in (sums.error, sums.squared, sums.absolute)]
             expected = [np.average(values[channel], **over) for values in (error, error**2, np.abs(error))]
             np.testing.assert_allclose(found, expected, rtol=1e-6)
-    flat = means.mean(means.flatten(forecast, "forecast"))
+    flat = means.means_of_channel(means.flatten(forecast, "forecast")[:1], 0)
     np.testing.assert_allclose(flat[0], [np.average(forecast[0], weights=own) for own in weights], rtol=1e-12)
 
 
@@ -249,7 +249,7 @@ def test_a_pole_row_counts_as_the_half_cell_that_it_is() -> None:
     field = np.zeros((1, *grid.shape))
     field[0, 0] = 1.0
     expected = (1 - np.sin(np.deg2rad(89.5))) / 2
-    assert means.mean(means.flatten(field, "pole"))[0, 0] == pytest.approx(expected, rel=1e-9)
+    assert means.means_of_channel(means.flatten(field, "pole"), 0)[0, 0] == pytest.approx(expected, rel=1e-9)
 
 
 def test_a_forecast_that_is_not_finite_is_refused() -> None:
