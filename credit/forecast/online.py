@@ -70,7 +70,8 @@ class OnlineForecasts(Forecasts):
         self._group: list[int] = []
         self._batches: list[tuple[list[Start], Iterator[Tensor]]] = []
         self._taken = 0
-        self._made: dict[tuple[int, int], dict[int, np.ndarray]] = {}  # initial and lead time -> member -> fields
+        # initial and lead time -> member -> output of its batch, its row there
+        self._made: dict[tuple[int, int], dict[int, tuple[np.ndarray, int]]] = {}
 
     def groups(self) -> list[list[int]]:
         """Return the initial times that are forecast side by side."""
@@ -89,7 +90,10 @@ class OnlineForecasts(Forecasts):
         while len(self._made.get(key, ())) < members:
             self._advance(after=key[1])
         made = self._made.pop(key)
-        return np.stack([made[member] for member in range(members)]) if members > 1 else made[0][None]
+        outputs, rows = zip(*(made[member] for member in range(members)), strict=True)
+        if all(output is outputs[0] for output in outputs) and list(rows) == list(range(rows[0], rows[0] + members)):
+            return outputs[0][rows[0] : rows[0] + members]  # side by side in one batch
+        return np.stack([output[row] for output, row in zip(outputs, rows, strict=True)])
 
     def keep_company(self, leads: Sequence[int]) -> None:
         """Make the forecasts of a group for nobody, where other ranks need this one's weights for theirs."""
@@ -123,4 +127,4 @@ class OnlineForecasts(Forecasts):
             for row, start in enumerate(batch):
                 lead = start.analysis + self._taken * self._step - start.initial
                 if lead in wanted and lead >= after:
-                    self._made.setdefault((start.initial, lead), {})[start.member] = fields[row]
+                    self._made.setdefault((start.initial, lead), {})[start.member] = fields, row
