@@ -68,7 +68,8 @@ def on_main(what: Callable[[], T]) -> T:
         return what()
     results: list[T] = []
     together(lambda: results.append(what()) if rank_of() == 0 else None)
-    return from_main(results[0] if results else None)
+    with _connected():
+        return from_main(results[0] if results else None)
 
 
 def dealt_by_main(offer: T, deal: Callable[[list[T]], list[U]], group: dist.ProcessGroup | None = None) -> U:

@@ -122,7 +122,10 @@ def describe(summary: Mapping[str, Any], folder: Path, total_steps: int) -> str:
             lines["computed"] += f", MFU {one('mfu'):.1%} of {one('device')}"
     lines["memory"] = f"{one('peak_memory_gb'):.3g} GB at most"
     if one("energy_kwh"):
-        lines["energy"] = f"{one('energy_kwh'):.4g} kWh, {one('kwh_per_1000_samples'):.3g} kWh a 1000 samples"
+        lines["energy"] = f"{one('energy_kwh'):.4g} kWh"
+        # there are no samples where a run fails before its first step
+        if one("kwh_per_1000_samples"):
+            lines["energy"] += f", {one('kwh_per_1000_samples'):.3g} kWh a 1000 samples"
     if best := one("best"):
         lines["best"] = f"{best['metric']} {best['value']:.4f} at step {best['step']}, {folder}/checkpoints/best"
     if one("counted_since_step"):

@@ -2,11 +2,11 @@
 
     python -m tests.faults.campaign --kills 200
 
-Each round starts the run where it stands, waits for a first new step, and then, after a random time or as soon as a
-checkpoint is being written, sends a random signal (KILL, TERM, USR1) to a random rank or to all. Killed ranks leave the
-others waiting: they must end by themselves. Then every checkpoint that counts as whole is read. At the end the rows of
-the run must be those of the undisturbed one: equal on one process, to 1e-4 on several, where another order of arrival
-changes sums.
+Each round starts the run where it stands and sends a random signal (KILL, TERM, USR1) to a random rank or to all: while
+they start, a random time after a first new step, or as soon as a checkpoint is being written after that. Killed ranks
+leave the others waiting: they must end by themselves. Then every checkpoint that counts as whole is read. At the end
+the rows of the run must be those of the undisturbed one: equal on one process, to 1e-4 on several, where another order
+of arrival changes sums.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Findings:
     """What a campaign has seen."""
 
     kills: Counter = field(default_factory=Counter)
+    in_starts: int = 0
     inside_saves: int = 0
     runs: int = 0
     lost: list[str] = field(default_factory=list)
@@ -48,20 +49,27 @@ class Findings:
 def campaign(folder: Path, kills: int, ranks: int, steps: int, draw: random.Random) -> Findings:
     """Disturb runs of `steps` steps on `ranks` ranks until `kills` signals were sent."""
     found = Findings()
+    began = time.monotonic()
     undisturbed = train(folder, "undisturbed", ranks, steps)
+    while not newest_row(folder / "undisturbed") and all(process.poll() is None for process in undisturbed):
+        time.sleep(0.01)
+    start_seconds = time.monotonic() - began
     assert wait_for_end(undisturbed, 600) == [0] * ranks, "the undisturbed run failed"
     expected = rows(folder / "undisturbed")
     while sum(found.kills.values()) < kills:
         name = f"run{found.runs}"
         for _ in range(MOST_STARTS):
             processes = train(folder, name, ranks, steps)
-            disturbed = sum(found.kills.values()) < kills and disturb(folder / name, processes, found, draw)
-            began = time.monotonic()
-            codes = wait_for_end(processes, ORPHAN_SECONDS if disturbed else 600)
+            disturbed = sum(found.kills.values()) < kills and disturb(
+                folder / name, processes, found, draw, start_seconds
+            )
+            # of ranks that start, those that are left come to wait for the others first
+            began, limit = time.monotonic(), ORPHAN_SECONDS + start_seconds if disturbed else 600
+            codes = wait_for_end(processes, limit)
             waited = time.monotonic() - began
             if disturbed:
                 found.slowest_end = max(found.slowest_end, waited)
-            if waited >= (ORPHAN_SECONDS if disturbed else 600):
+            if waited >= limit:
                 found.lost.append(f"{name}: a rank did not end by itself, exit codes {codes}")
             inspect(folder / name, found)
             status = read_status(folder / name)
@@ -84,11 +92,14 @@ def train(folder: Path, name: str, ranks: int, steps: int) -> list:
     return start(arguments, ranks, log=folder / f"{name}.log")
 
 
-def disturb(folder: Path, processes: list, found: Findings, draw: random.Random) -> bool:
-    """Wait for a new step or a save, and send a signal; return whether it came before the end of the run."""
+def disturb(folder: Path, processes: list, found: Findings, draw: random.Random, start_seconds: float) -> bool:
+    """Wait for a moment of the start, a new step or a save, and send a signal; return whether the run had not ended."""
     before = newest_row(folder)
-    in_save = draw.random() < 0.4
-    deadline = time.monotonic() + 120
+    moment = draw.random()
+    in_start, in_save = moment < 0.2, moment > 0.6
+    if in_start:
+        time.sleep(draw.random() * start_seconds)
+    deadline = time.monotonic() + (0 if in_start else 120)
     while all(process.poll() is None for process in processes) and time.monotonic() < deadline:
         if in_save and any(folder.glob("checkpoints/.step_*.part")) and newest_row(folder) > before:
             break
@@ -98,6 +109,7 @@ def disturb(folder: Path, processes: list, found: Findings, draw: random.Random)
         time.sleep(0.002)
     if any(process.poll() is not None for process in processes):
         return False
+    found.in_starts += newest_row(folder) <= before
     found.inside_saves += any(folder.glob("checkpoints/.step_*.part"))
     number = draw.choice(SIGNALS)
     # a request to stop that only one rank hears is agreed by all
@@ -167,8 +179,9 @@ def main() -> int:
                 world(folder), -(-asked.kills // len(asked.ranks)), ranks, asked.steps, random.Random(asked.seed)
             )
             print(
-                f"{ranks} ranks: {dict(found.kills)}, {found.inside_saves} inside a save, {found.runs} runs, "
-                f"slowest end {found.slowest_end:.1f} s, lost: {found.lost or 'nothing'}",
+                f"{ranks} ranks: {dict(found.kills)}, {found.in_starts} before a new step, "
+                f"{found.inside_saves} inside a save, {found.runs} runs, slowest end {found.slowest_end:.1f} s, "
+                f"lost: {found.lost or 'nothing'}",
                 flush=True,
             )
             lost += len(found.lost)

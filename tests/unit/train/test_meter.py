@@ -108,6 +108,17 @@ def test_a_checkpoint_of_an_older_version_counts_from_there(clock: SimpleNamespa
     assert "since step 500" in describe(found, Path("run"), 501)
 
 
+def test_a_run_that_fails_before_its_first_step_has_no_energy_a_sample(clock: SimpleNamespace) -> None:
+    meter = meter_of()
+    # an earlier part was killed before its first checkpoint
+    meter.resume(0, {}, [{"wall_hours": 1.0, "gpu_hours": 8.0, "energy_kwh": 2.0}])
+    clock.seconds += 36
+    meter.state()
+    found = summarise(meter_on_cpu_name(meter), Progression(), "skill", 1, [], 1.0)
+    assert found["energy_kwh"] == 2.0 and "kwh_per_1000_samples" not in found
+    assert "2 kWh" in describe(found, Path("run"), 20)
+
+
 def meter_on_cpu_name(meter: Meter) -> Meter:
     """Return a GPU's meter for a summary here, where there is none whose name could be asked for."""
     meter.device = CPU
