@@ -37,7 +37,7 @@ from credit.parallel.activation import checkpoint_blocks, plain_name, wrapped_mo
 from credit.parallel.launch import read_launch
 from credit.parallel.optimizer_state import gather_state, scatter_state
 from credit.parallel.reduce import local_part
-from credit.parallel.verdict import on_main
+from credit.parallel.verdict import on_main, rank_of
 
 logger = logging.getLogger(__name__)
 
@@ -137,14 +137,13 @@ def fsdp2_load_state_dict(model: nn.Module, state_dict: Mapping[str, torch.Tenso
     Raises:
         CheckpointError: on every rank, for missing or unexpected names and other shapes; the model is as it was.
     """
-    is_main = not dist.is_initialized() or dist.get_rank() == 0
     # torch would load another shape without a word, and raise for names when it has loaded the rest
     wrong = on_main(lambda: _differences(model, state_dict))
     if wrong:
         raise CheckpointError(f"state dict: {'; '.join(wrong[:5])}{'; ...' if wrong[5:] else ''}; is it of this model?")
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=dist.is_initialized())
     # set_model_state_dict turns the dict that it is given into DTensors
-    set_model_state_dict(model, dict(state_dict) if is_main else {}, options=options)
+    set_model_state_dict(model, dict(state_dict) if rank_of() == 0 else {}, options=options)
 
 
 def fsdp2_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -28,6 +29,8 @@ _LAUNCHERS = {
 }  # fmt: skip
 _ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 _PORTS = range(20000, 60000)
+# open files of a process beside its connections; groups of all ranks, with some to spare
+_FILES, _GROUPS = 1024, 8
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,7 @@ def process_group(launch: Launch, device: torch.device, timeout_minutes: int) ->
     if launch.world == 1:
         yield None
         return
+    _allow_open_files(launch.world)
     # torch's record of the last collectives, which tells who is missing when one does not end
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     if device.type == "cpu" and hasattr(os, "SCHED_BATCH"):
@@ -137,6 +141,18 @@ def process_group(launch: Launch, device: torch.device, timeout_minutes: int) ->
         dist.barrier()
     finally:
         dist.destroy_process_group()
+
+
+def _allow_open_files(world: int) -> None:
+    """Let this process open as many files as its groups need: gloo connects each rank of a group with every other.
+
+    The usual limit of a shell, 1024, would end a start on a few hundred ranks.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES + _GROUPS * world
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        within = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (within, hard))
 
 
 @contextmanager
@@ -199,4 +215,4 @@ def first_host(nodes: str) -> str:
     if not bracket or "," in head:
         return nodes.split(",")[0]
     numbers, _, tail = rest.partition("]")
-    return head + numbers.split(",")[0].split("-")[0] + tail.split(",")[0]
+    return head + numbers.split(",")[0].split("-")[0] + first_host(tail)

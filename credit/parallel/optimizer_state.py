@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor
 
 from credit.errors import CheckpointError, ConfigError
 from credit.parallel.activation import plain_name
-from credit.parallel.launch import from_main
 from credit.parallel.materialise import part_of
+from credit.parallel.verdict import on_main, rank_of
 
 
 def gather_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def gather_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str
         {**copy.deepcopy(_settings(group)), "params": [names[p] for p in group["params"]]}
         for group in optimizer.param_groups
     ]
-    return {"state": state, "param_groups": groups} if _is_main() else {}
+    return {"state": state, "param_groups": groups} if rank_of() == 0 else {}
 
 
 def scatter_state(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
@@ -53,17 +53,13 @@ def scatter_state(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Map
         CheckpointError: on every rank, if the state is of other parameters.
     """
     names = _names(model, optimizer)
-    complete = _is_main() and isinstance(saved, Mapping) and {"state", "param_groups"} <= saved.keys()
-    outline = from_main((_outline(saved["state"]), saved["param_groups"]) if complete else None)
-    if outline is None:
-        raise CheckpointError("optimizer state: rank 0 has no dict with state and param_groups")
-    entries, saved_groups = outline
+    entries, saved_groups = on_main(lambda: (_outline(saved), saved["param_groups"]))
     _require_same(entries, saved_groups, names)
     pattern = next(iter(entries.values()), {})
     state = {}
     for index, (parameter, name) in enumerate(names.items()):
         if name in entries:
-            whole = saved["state"][name] if _is_main() else {}
+            whole = saved["state"][name] if rank_of() == 0 else {}
             state[index] = {key: _part(value, whole.get(key), parameter) for key, value in entries[name].items()}
         else:
             state[index] = {key: _zero(value, parameter) for key, value in pattern.items()}
@@ -95,8 +91,16 @@ def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key != "params"}
 
 
-def _outline(state: Mapping[Any, Mapping[str, Any]]) -> dict[Any, dict[str, Any]]:
-    """Return the state with shapes in place of the tensors that have one."""
+def _outline(saved: Any) -> dict[Any, dict[str, Any]]:
+    """Return the saved state of the parameters with shapes in place of the tensors that have one."""
+    if not (isinstance(saved, Mapping) and {"state", "param_groups"} <= saved.keys()):
+        raise CheckpointError("optimizer state: rank 0 has no dict with state and param_groups")
+    state = saved["state"]
+    if not isinstance(state, Mapping):
+        raise CheckpointError(f"optimizer state: state is a {type(state).__name__} in place of a dict by parameter")
+    wrong = [name for name, entry in state.items() if not isinstance(entry, Mapping)]
+    if wrong:
+        raise CheckpointError(f"optimizer state: {wrong[0]} has a {type(state[wrong[0]]).__name__} in place of a dict")
 
     def outline(value: Any) -> Any:
         return value.to("meta") if isinstance(value, Tensor) and value.dim() else value
@@ -134,7 +138,7 @@ def _whole_on_main(value: Any) -> Any:
     if isinstance(value, DTensor):
         # state in host memory is gathered where the mesh is
         value = value.to(value.device_mesh.device_type).full_tensor()
-    if not _is_main():
+    if rank_of() > 0:
         return None
     return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else copy.deepcopy(value)
 
@@ -168,7 +172,3 @@ def _zero(value: Any, parameter: nn.Parameter) -> Any:
     if not isinstance(value, Tensor):
         return type(value)()
     return torch.zeros_like(parameter, dtype=value.dtype) if value.is_meta else torch.zeros_like(value)
-
-
-def _is_main() -> bool:
-    return not dist.is_initialized() or dist.get_rank() == 0

@@ -22,7 +22,7 @@ from credit.parallel.mesh import RunMesh
 from credit.parallel.verdict import together
 from credit.train import checkpoint
 from credit.train.assets import Assets
-from credit.train.network import build_network
+from credit.train.network import build_network, use_tf32
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +109,7 @@ def load_forecast_network(
         model = build_network(config, assets.channels, assets.grid, assets.attributes)
     if lora is not None:
         apply_lora(model, lora)
+    use_tf32(config.trainer.tf32, device)
     parallelize(model, mesh, shard=config.inference.parallelism.shard)
     allocate_(model, device)
     if lora is not None:

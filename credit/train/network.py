@@ -45,13 +45,14 @@ def use_deterministic_algorithms(on: bool) -> None:
         torch.use_deterministic_algorithms(on)
 
 
-def use_tf32(on: bool) -> None:
-    """Have GPUs compute float32 products and convolutions in TF32, or neither; torch by itself does so with the latter.
+def use_tf32(on: bool, device: torch.device) -> None:
+    """Have a GPU compute float32 products and convolutions in TF32, or neither; torch by itself does the latter.
 
     Spectral norm's products with vectors have no such kernel, and budgets are float64.
     """
-    torch.set_float32_matmul_precision("high" if on else "highest")
-    torch.backends.cudnn.allow_tf32 = on
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high" if on else "highest")
+        torch.backends.cudnn.allow_tf32 = on
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
@@ -100,8 +101,7 @@ def allocate_network(config: Config, assets: Assets, mesh: RunMesh, device: torc
         apply_lora(model, conf.lora)
     if conf.compile and device.type != "meta":
         require_compiler(device)
-    if device.type == "cuda":
-        use_tf32(conf.tf32)
+    use_tf32(conf.tf32, device)
     sharded = mesh.device_mesh is not None and conf.parallelism.data != "none"
     policy = build_policy(conf, sharded)
     autocast = conf.amp and policy is None

@@ -68,7 +68,8 @@ class StopRequest:
     def _look(self, ahead_seconds: float) -> str | None:
         if self._signal is not None:
             return f"signal {self._signal}"
-        if self._file is not None and self._file.exists():
+        # not `Path.exists`, which raises where a file system fails for a moment
+        if self._file is not None and os.path.exists(self._file):
             self._file.unlink(missing_ok=True)
             return "file STOP"
         if self._end is not None and self._end[1] - time.monotonic() < ahead_seconds + _MARGIN_SECONDS:

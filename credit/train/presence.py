@@ -95,8 +95,9 @@ class Presence:
     ) -> None:
         self._over.set()
         self._thread.join()
-        if self._is_mine():
-            self._path.unlink(missing_ok=True)
+        with suppress(OSError):
+            if self._is_mine():
+                self._path.unlink(missing_ok=True)
 
     def _take(self) -> bool:
         """Make the file if there is none; of two jobs that try, one succeeds."""
@@ -125,13 +126,15 @@ class Presence:
 
     def _live(self) -> None:
         while not self._over.wait(self._beat):
-            if not self._is_mine():
-                self._lost.set()
-                return
-            self._facts["beat"] += 1
-            # in place and of one length, so that a full disk takes it, too
-            with suppress(OSError), self._path.open("r+b") as file:
-                file.write(self._bytes())
+            # a file system that fails for a moment ends no beat
+            with suppress(OSError):
+                if not self._is_mine():
+                    self._lost.set()
+                    return
+                self._facts["beat"] += 1
+                # in place and of one length, so that a full disk takes it, too
+                with self._path.open("r+b") as file:
+                    file.write(self._bytes())
 
     def _is_mine(self) -> bool:
         found = self._read()

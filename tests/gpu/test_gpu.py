@@ -21,7 +21,7 @@ import torch
 from credit.cli.plan import blank_assets, build_grid
 from credit.parallel.mesh import RunMesh
 from credit.parallel.transfer import Fetched, to_device
-from credit.train import network, trainer
+from credit.train import fine_tuning, network, trainer
 from tests.gpu.worker import BUDGETS, FORECASTS, SINGLE, SPLIT, TRAINING, WRONG
 from tests.unit.hpc.measured import small_config
 
@@ -91,14 +91,24 @@ def test_deterministic_products_are_possible_on_a_gpu(monkeypatch: pytest.Monkey
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
 
+@pytest.mark.parametrize("forecasts", [False, True])
 @pytest.mark.parametrize("on", [True, False])
-def test_tf32_is_for_products_and_convolutions_or_for_neither(on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "allocate_", lambda *_, **__: None)
+def test_tf32_is_for_products_and_convolutions_or_for_neither(
+    on: bool, forecasts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (network, fine_tuning):
+        monkeypatch.setattr(module, "allocate_", lambda *_, **__: None)
+    monkeypatch.setattr(fine_tuning.checkpoint, "load_into", lambda *_: None)
+    monkeypatch.setattr(fine_tuning, "require_filled", lambda model: None)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", torch.backends.cudnn.allow_tf32)
     before = torch.get_float32_matmul_precision()
-    config = small_config(f"trainer.tf32={on}")
+    config, gpu = small_config(f"trainer.tf32={on}"), torch.device("cuda")
+    assets = blank_assets(config, build_grid("32x64"), {})
     try:
-        network.allocate_network(config, blank_assets(config, build_grid("32x64"), {}), RunMesh(), torch.device("cuda"))
+        if forecasts:
+            fine_tuning.load_forecast_network(config, None, assets, Path(), gpu, RunMesh())
+        else:
+            network.allocate_network(config, assets, RunMesh(), gpu)
         assert torch.backends.cuda.matmul.allow_tf32 is on
         assert torch.backends.cudnn.allow_tf32 is on
     finally:

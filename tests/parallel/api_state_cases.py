@@ -181,13 +181,22 @@ def wrong_optimizer_states() -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     take_step(model, optimizer, 0)
     saved = fsdp2.fsdp2_optimizer_state_dict(model, optimizer)
-    spoiled = [None, copy.deepcopy(saved), copy.deepcopy(saved), copy.deepcopy(saved)]
+    spoiled = [None, *(copy.deepcopy(saved) for _ in range(5))]
     if dist.get_rank() == 0:
         spoiled[1]["state"]["head.weight"]["exp_avg"] = torch.zeros(4, 8)
         spoiled[2]["state"]["tail"] = spoiled[2]["state"]["head.weight"]
         spoiled[3]["param_groups"][0]["params"].remove("head.bias")
+        spoiled[4]["state"] = [*saved["state"]]
+        spoiled[5]["state"]["head.weight"] = torch.zeros(8, 8)
     shapes = "head.weight/exp_avg is (4, 8), here (8, 8)"
-    words = ["no dict with", shapes, "tail is not optimized", "head.bias is in none"]
+    words = [
+        "no dict with",
+        shapes,
+        "tail is not optimized",
+        "head.bias is in none",
+        "a list in place",
+        "head.weight has a",
+    ]
     for state, word in zip(spoiled, words, strict=True):
         said = raised(lambda state=state: fsdp2.fsdp2_load_optimizer_state_dict(model, optimizer, state))
         assert said.startswith(CheckpointError.__name__) and word in said, said

@@ -80,6 +80,8 @@ def test_what_runs_on_one_process_says_so(monkeypatch: pytest.MonkeyPatch) -> No
         ("n1", "n1"),
         ("a,b[1-2]", "a"),
         ("rack[2,4]-hsn", "rack2-hsn"),
+        ("rack[2,4]node[007-009],login[1-2]", "rack2node007"),
+        ("gpu[1-2],cpu[1-2]", "gpu1"),
     ],
 )
 def test_first_host(nodes: str, host: str) -> None:

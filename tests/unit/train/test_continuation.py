@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 from credit.errors import CheckpointError
-from credit.train.continuation import find_start, find_weights
+from credit.train.continuation import find_start, find_weights, prepare_folder
 from credit.train.store import CheckpointStore
 
 
@@ -50,3 +52,15 @@ def test_a_word_is_no_file(tmp_path: Path, own: Path, monkeypatch: pytest.Monkey
         assert begun(name, tmp_path / "run") == (own, None)
     else:
         assert begun(name, tmp_path / "another") == (None, None)
+
+
+def test_ranks_of_one_number_on_many_hosts_try_the_folder_at_once(tmp_path: Path) -> None:
+    """Threads have one process number, as processes on several hosts may have."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(lambda _: prepare_folder(tmp_path / "run"), range(4000)))
+    finally:
+        sys.setswitchinterval(before)
+    assert not list((tmp_path / "run").iterdir())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -72,3 +73,17 @@ def test_it_leaves_time_to_save(tmp_path: Path, handlers: None, by: str) -> None
 def test_an_end_that_is_no_time(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="CREDIT_JOB_END='tomorrow' is no time; the job script sets it"):
         StopRequest(tmp_path, None, {"CREDIT_JOB_END": "tomorrow"})
+
+
+def test_a_file_system_that_fails_for_a_moment_ends_no_run(
+    tmp_path: Path, handlers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stale(*_: object, **__: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with StopRequest(tmp_path, None, {}) as stop:
+        (tmp_path / "STOP").touch()
+        with monkeypatch.context() as failing:
+            failing.setattr(os, "stat", stale)
+            assert stop.reason(0) is None
+        assert stop.reason(0) == "file STOP"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -100,3 +101,21 @@ def test_half_a_file_is_no_sign_of_life(tmp_path: Path) -> None:
     (tmp_path / "heartbeat.json").write_text('{"host": "el')
     with Presence(tmp_path, **QUICK):
         assert beat_of(tmp_path)["pid"] == os.getpid()
+
+
+def test_a_file_system_that_fails_for_a_moment_ends_no_beat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Presence(tmp_path, **QUICK) as presence:
+        with monkeypatch.context() as failing:
+            failing.setattr(Path, "read_bytes", stale)
+            time.sleep(0.3)
+        before = beat_of(tmp_path)["beat"]
+        time.sleep(0.3)
+        assert beat_of(tmp_path)["beat"] > before, "others would take the folder from a job that lives"
+        presence.require()
+    with pytest.raises(KeyError), Presence(tmp_path, **QUICK):
+        monkeypatch.setattr(Path, "read_bytes", stale)
+        raise KeyError("what ends the run is not hidden")
+
+
+def stale(path: Path) -> bytes:
+    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
