@@ -267,8 +267,8 @@ class _Maker:
             own = next((place for place in reversed(places) if place.filename == file), None)
             line = f", line {own.lineno}" if own else ""
             raise DataError(
-                f"{self.where}: {what} fails ({type(error).__name__}: {error}); look at data.sources.N.options, or "
-                f"correct {self._class.__qualname__} in {file or self._class.__module__}{line}"
+                f"{self.where}: {what} fails ({type(error).__name__}: {error}); look at "
+                f"{self.where.split()[0]}.options, or correct {self._class.__qualname__} in {file or self._class.__module__}{line}"
             ) from error
 
     def __getstate__(self) -> dict[str, object]:
