@@ -115,7 +115,10 @@ def load_without_places(path: str, overrides: Sequence[str]) -> Config:
     raw = {key: value for key, value in raw.items() if key not in ("pbs", "slurm")} | {"save_loc": "."}
     data = raw.get("data")
     if isinstance(data, dict) and isinstance(data.get("sources"), list):
-        sources = [source | {"path": "."} if isinstance(source, dict) else source for source in data["sources"]]
+        sources = [
+            {**source, "path": ".", "type": None, "options": {}} if isinstance(source, dict) else source
+            for source in data["sources"]
+        ]
         raw["data"] = data | {"sources": sources, "store": None, "coefficients": None}
         if isinstance(data.get("grid"), dict) and "like" in data["grid"]:
             raw["data"]["grid"] = data["grid"] | {"like": "."}

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import inspect
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from credit.config.base import Section
+from credit.errors import did_you_mean
+
+_TYPES: dict[str, inspect.Signature] = {}
+
+
+def register_source_type(name: str, options: inspect.Signature) -> None:
+    """Let ``data.sources.N.type`` be `name`; `credit.data.registry.register_source` calls it.
+
+    Args:
+        name: of the type.
+        options: which ``data.sources.N.options`` it takes.
+    """
+    _TYPES[name] = options
 
 
 class VerticalConfig(Section):
@@ -24,13 +38,16 @@ class VerticalConfig(Section):
 
 
 class SourceConfig(Section):
-    """One set of files that hold some or all of the variables."""
+    """One set of files, or one source that a plugin registers, with some or all of the variables."""
 
-    path: str | list[str] = Field(
+    path: str | list[str] | None = Field(
+        None,
         description="A file, a zarr store (on a disk, or s3://, gs://, https://), a glob, a strftime pattern "
         "(era5_%Y%m.nc), or a list of these. "
-        "`sample:NAME` finds data that ships with the package. `$VAR` is expanded."
+        "`sample:NAME` finds data that ships with the package. `$VAR` is expanded.",
     )
+    type: str | None = Field(None, description="Instead of `path`: a source that a plugin registers, by its name.")
+    options: dict[str, Any] = Field({}, description="What the class of `type` is called with.")
     format: Literal["auto", "netcdf", "zarr", "grib"] = Field(
         "auto", description="By default from the name's ending and the first bytes."
     )
@@ -54,6 +71,34 @@ class SourceConfig(Section):
     storage_options: dict[str, bool | int | float | str] = Field(
         {}, description="How to reach a remote zarr store, for example `{anon: true}`; keys belong in the environment."
     )
+
+    @model_validator(mode="after")
+    def _files_or_a_type(self) -> SourceConfig:
+        if (self.path is None) == (self.type is None):
+            raise ValueError("name files (path), or a source that a plugin registers (type), one of the two")
+        if self.type is None:
+            if self.options:
+                raise ValueError(f"options: {self.options} are for a source with a type; for files there is format")
+            return self
+        if self.type not in _TYPES:
+            hint = did_you_mean(self.type, _TYPES) or "; no plugin has registered one: name its module in plugins"
+            raise ValueError(f'type: "{self.type}" is no source{hint}')
+        for key in ("format", "select", "storage_options"):
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"{key} is for files; a source with a type has options")
+        self._check_options(_TYPES[self.type])
+        return self
+
+    def _check_options(self, signature: inspect.Signature) -> None:
+        known = signature.parameters.values()
+        if not any(one.kind is one.VAR_KEYWORD for one in known):
+            for name in set(self.options) - set(signature.parameters):
+                hint = did_you_mean(name, signature.parameters) or "; it takes none"
+                raise ValueError(f'options: "{name}" is none of {self.type}{hint}')
+        try:
+            signature.bind(**self.options)
+        except TypeError as error:
+            raise ValueError(f"options: {error}; {self.type} takes {signature}") from error
 
 
 class GridConfig(Section):

@@ -1,4 +1,4 @@
-"""From the paths of a config to open files: globs, date patterns, the package's samples, a bounded set of handles."""
+"""From the sources of a config to open files: globs, date patterns, the package's samples, a bounded set of handles."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import xarray as xr
 from credit.config.schema_source import SourceConfig
 from credit.data.classic import missing_bytes
 from credit.data.grib import open_grib
+from credit.data.registry import open_registered
 from credit.data.remote import is_remote, open_remote, remote_fingerprint
 from credit.data.select import select_positions
 from credit.errors import ConfigError, DataError, did_you_mean
@@ -32,7 +33,7 @@ _KINDS = {"netcdf": "netCDF file", "zarr": "zarr store"}
 def expand_paths(source: SourceConfig, key: str) -> list[Path | str]:
     """Return the files and zarr stores of a source, each once; a pattern's matches are in order of name.
 
-    Remote stores are URLs, as text.
+    Remote stores are URLs, as text; a source of a plugin is one file, whose name is its place in the config.
 
     Args:
         source: the source.
@@ -42,6 +43,8 @@ def expand_paths(source: SourceConfig, key: str) -> list[Path | str]:
         ConfigError: for a date part that is not supported.
         DataError: where nothing is found.
     """
+    if source.type is not None:
+        return [f"{key} ({source.type})"]
     patterns = [source.path] if isinstance(source.path, str) else source.path
     found: dict[Path | str, None] = {}
     for pattern in patterns:
@@ -141,6 +144,8 @@ def open_file(path: Path | str, source: SourceConfig) -> xr.Dataset:
     Raises:
         DataError: if it is missing or unreadable, or lacks what is selected.
     """
+    if source.type is not None:
+        return open_registered(source, str(path))
     options = {"decode_times": False, "decode_timedelta": False, "chunks": None, "cache": False}
     if is_remote(path):
         return select_positions(open_remote(path, source.storage_options, **options), source.select, path)
@@ -189,13 +194,13 @@ def _unreadable(path: Path, file_format: str, error: Exception) -> DataError:
 
 
 class OpenFiles:
-    """Keeps what was learnt of the files that were used last, of at most `most`, and what GRIB files hold, always.
+    """Keeps what was learnt of the files that were used last, of at most `most`; of GRIB files and plugins, always.
 
     Of a netCDF file that is some 100 kB. Its handle may be closed meanwhile: xarray keeps those of 128 files and opens
     others again, in about half of the time that looking at a file takes.
 
     After a fork, and after unpickling in a worker, files are opened anew: handles must not be shared by processes.
-    GRIB files have no handles between reads.
+    GRIB files have no handles between reads, and sources of plugins see to theirs.
 
     Args:
         sources: the sources of the config.
@@ -207,21 +212,21 @@ class OpenFiles:
         self._most = most
         self._owner = os.getpid()
         self._open: OrderedDict[tuple[Path | str, int], xr.Dataset] = OrderedDict()
-        self._grib: dict[tuple[Path | str, int], xr.Dataset] = {}
+        self._lasting: dict[tuple[Path | str, int], xr.Dataset] = {}
 
     def get(self, path: Path | str, number: int) -> xr.Dataset:
         """Return a file of source `number`, open."""
         if self._owner != os.getpid():
             self._owner, self._open = os.getpid(), OrderedDict()
         key, source = (path, number), self._sources[number]
-        if key in self._grib:
-            return self._grib[key]
+        if key in self._lasting:
+            return self._lasting[key]
         if key in self._open:
             self._open.move_to_end(key)
             return self._open[key]
         dataset = open_file(path, source)
-        if not is_remote(path) and format_of(path, source.format) == "grib":
-            self._grib[key] = dataset
+        if source.type is not None or (not is_remote(path) and format_of(path, source.format) == "grib"):
+            self._lasting[key] = dataset
             return dataset
         self._open[key] = dataset
         while len(self._open) > self._most:
@@ -229,7 +234,9 @@ class OpenFiles:
         return dataset
 
     def fingerprint(self, path: Path | str, number: int) -> list[int]:
-        """Return two numbers that are others when the file is; of a zarr store, when its description is."""
+        """Return two numbers that are others when the file is; of a zarr store or a plugin, when its description is."""
+        if self._sources[number].type is not None:
+            return self.get(path, number).encoding["fingerprint"]
         if is_remote(path):
             return remote_fingerprint(path, self._sources[number].storage_options)
         file = next((path / name for name in _ZARR_MARKS if (path / name).exists()), path)

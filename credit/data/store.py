@@ -253,7 +253,9 @@ def _regridding(conf: DataConfig, fields: Mapping[str, FieldConfig]) -> dict[str
 def _identity_of(source: SourceConfig) -> dict[str, Any]:
     # stores that were made before there were these do not have them
     unset = {
-        key for key in ("select", "times", "vertical") if getattr(source, key) == SourceConfig.model_fields[key].default
+        key
+        for key in ("select", "times", "vertical", "type", "options")
+        if getattr(source, key) == SourceConfig.model_fields[key].default
     }
     return source.model_dump(mode="json", exclude={"storage_options"} | unset)
 

@@ -64,8 +64,9 @@ def describe_data(conf: DataConfig) -> list[str]:
 
 
 def describe_truth(conf: DataConfig) -> str:
-    """Return the paths of the sources as the config has them."""
-    paths = [[source.path] if isinstance(source.path, str) else source.path for source in conf.sources]
+    """Return the paths of the sources, and the types of those of plugins, as the config has them."""
+    named = [source.type or source.path for source in conf.sources]
+    paths = [[one] if isinstance(one, str) else one for one in named]
     return "; ".join(path for own in paths for path in own)
 
 

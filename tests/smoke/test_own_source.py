@@ -1,0 +1,115 @@
+"""The example of docs/data.md: a source that a plugin registers goes through every command as a file does."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+import yaml
+
+from credit.config import schema_source
+from credit.data import registry
+from tests.smoke.test_train import rows
+
+PAGE = Path(__file__).parents[2] / "docs" / "data.md"
+SHORT = ("trainer.max_steps=3", "trainer.validate_every=3", "trainer.checkpoint_every=3", "trainer.log_every=1",
+         "inference.initial_times=['2000-02-08', '2000-02-09']", "model.attn_dropout=0")  # fmt: skip
+
+
+def write_archive(folder: Path) -> None:
+    """Write the fields of data.nc as the page's class reads them, its module, and a config that names it."""
+    with xr.open_dataset(folder / "data.nc") as data:
+        archive = folder / "archive"
+        archive.mkdir()
+        np.savez(archive / "constant.npz", latitude=data.latitude, longitude=data.longitude, land=data.land)
+        for place, time in enumerate(data.time.values):
+            name = np.datetime_as_string(time, "h").translate(str.maketrans("", "", "-T"))
+            np.savez(archive / f"{name}.npz", **{one: data[one][place] for one in ("z", "t2m", "rain", "sst")})
+    section = PAGE.read_text(encoding="utf-8").split("### Sources of your own")[1]
+    blocks = dict(re.findall(r"```(python|yaml)\n(.*?)```", section, re.DOTALL))
+    (folder / "lab_archive.py").write_text(blocks["python"])
+    raw, own = yaml.safe_load((folder / "config.yml").read_text()), yaml.safe_load(blocks["yaml"])
+    raw |= {"plugins": own["plugins"], "data": raw["data"] | own["data"]}
+    (folder / "own.yml").write_text(yaml.safe_dump(raw))
+
+
+@pytest.fixture
+def own_run(small_run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The small world, with its fields in an archive of npz files as well."""
+    write_archive(small_run)
+    monkeypatch.syspath_prepend(small_run)
+    monkeypatch.setattr(registry, "_SOURCES", dict(registry._SOURCES))
+    monkeypatch.setattr(schema_source, "_TYPES", dict(schema_source._TYPES))
+    yield small_run
+    sys.modules.pop("lab_archive", None)
+
+
+def test_the_source_of_the_page_is_as_good_as_a_file(own_run: Path, command) -> None:
+    done = command("check", "own.yml")
+    assert done.returncode == 0 and "no problem found" in done.stdout, done.stdout
+    for name in ("config", "own"):
+        assert command("preprocess", f"{name}.yml", f"data.store={name}.zarr").returncode == 0
+        assert command("train", f"{name}.yml", f"save_loc={name}", *SHORT).returncode == 0
+        assert command("rollout", f"{name}.yml", f"save_loc={name}", *SHORT).returncode == 0
+    chunks = [file.relative_to("config.zarr") for file in Path("config.zarr").rglob("c/*") if file.is_file()]
+    assert len(chunks) > 5
+    for chunk in chunks:
+        assert ("own.zarr" / chunk).read_bytes() == ("config.zarr" / chunk).read_bytes(), chunk
+    theirs, ours = (
+        json.loads(Path(f"{name}.zarr/zarr.json").read_text())["attributes"]["credit"] for name in ("config", "own")
+    )
+    for key in ("content", "statistics", "channels", "masked_variables", "grid"):
+        assert ours[key] == theirs[key], key
+    # from the source itself, and then from the store
+    assert rows(Path("own")) == rows(Path("config"))
+    more = command("train", "own.yml", "save_loc=own", *SHORT, "trainer.max_steps=5", "data.store=own.zarr")
+    assert more.returncode == 0 and len(rows(Path("own"))) == 5, more.stderr
+    forecasts = sorted(Path("config/forecasts").glob("*.nc"))
+    assert len(forecasts) == 2
+    for file in forecasts:
+        with xr.open_dataset(file) as theirs, xr.open_dataset(Path("own/forecasts") / file.name) as ours:
+            xr.testing.assert_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (["data.sources.0.options={}"], ["data.sources.0", "missing a required argument: 'folder'"]),
+        (["data.sources.0.options={foldr: archive}"], ['"foldr" is none of npz_archive', 'did you mean "folder"']),
+        (["data.sources.0.type=npz_archiv"], ['type: "npz_archiv" is no source', 'did you mean "npz_archive"']),
+        (["data.sources.0.path=data.nc"], ["data.sources.0", "path", "type", "one of the two"]),
+        (["data.sources.0.format=grib"], ["data.sources.0", "format is for files"]),
+        (["data.sources.0.options.folder=nowhere"],
+         ["data.sources.0 (npz_archive)", "FileNotFoundError", "lab_archive.py, line"]),
+        (["data.variables.prognostic.vars_2D=[t2m, ssr]"], ['"ssr" is in no file of data.sources']),
+        (["data.levels=[850, 700]"], ["data.sources.0 (npz_archive)", "z has no level 700 hPa; it has 850, 500 hPa"]),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said(own_run: Path, command, change: list[str], words: list[str]) -> None:
+    done = command("check", "own.yml", *change)
+    assert done.returncode == 2, done.stdout
+    for word in words:
+        assert word in done.stdout + done.stderr
+
+
+def test_a_time_that_cannot_be_read(own_run: Path, command) -> None:
+    """It is named with source, variable and line, and left out where that is allowed."""
+    (own_run / "archive" / "2000011006.npz").write_bytes(b"PK")
+    arguments = ("preprocess", "own.yml", "data.store=own.zarr")
+    said = command(*arguments).stderr
+    for word in (
+        "data.sources.0 (npz_archive)",
+        "read('z', 2000-01-10 06:00:00, (850.0, 500.0))",
+        "lab_archive.py, line",
+    ):
+        assert word in said, said
+    done = command(*arguments, "data.bad_times=skip", "preprocess.workers=2")
+    assert done.returncode == 0, done.stderr
+    described = json.loads(Path("own.zarr/zarr.json").read_text())["attributes"]["credit"]
+    assert list(described["bad_times"]) == ["2000-01-10T06:00"]
