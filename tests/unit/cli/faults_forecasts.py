@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.unit.cli.fault import Fault
-from tests.unit.cli.world import climatology, others, others_with_a_hole
+from tests.unit.cli.world import climatology, held, others, others_with_a_hole
 from tests.unit.data.files_on_the_fly import random_fields, write_file
 
 OTHERS = "verification.other_forecasts={ifs: others.zarr}"
@@ -70,6 +70,14 @@ FORECASTS = [
           [OTHERS], spoil=others_with_a_hole),
     Fault("everything wrong with forecasts to compare with", ["its grid is not that of the data"],
           [OTHERS], spoil=others(rows=8, t="degC", t2m="degC", lead=24, start="2001-01-08"), count=5),
+    Fault("a store beside files of another run",
+          ["inference.format: zarr is asked for", "run/forecasts/forecast_2000-01-08T00.nc", "inference.folder"],
+          ["inference.format=zarr"], spoil=held("forecasts/forecast_2000-01-08T00.nc")),
+    Fault("files beside a store of another run",
+          ["inference.format: netcdf is asked for", "run/old/forecasts.zarr", "inference.folder"],
+          ["inference.folder=old"], spoil=held("old/forecasts.zarr")),
+    Fault("files that were cut otherwise", ["inference.split: lead is asked for", "with day", "inference.folder"],
+          ["inference.split=lead"], spoil=held("forecasts/forecast_2000-01-08T00_2000-01-08.nc")),
     Fault("a variable that is made of what there is not", ["inference.derive.w: u is no output", "inputs"],
           ["inference.derive={w: {kind: wind_speed}}"]),
     Fault("a level that is not predicted", ["inference.levels: 700: no output is on it"], ["inference.levels=[700]"]),
