@@ -24,6 +24,7 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
     """
     beside = path.with_name(f".{path.name}.part")
     try:
+        beside.unlink(missing_ok=True)  # a killed process may have left it
         write(beside)
         _flush(beside)
         os.replace(beside, path)

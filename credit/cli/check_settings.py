@@ -21,6 +21,7 @@ from credit.forecast.initial_times import choose_initial_times, choose_leads, ev
 from credit.forecast.layout import build_layout
 from credit.forecast.noise import find_blocks
 from credit.forecast.products import Products
+from credit.forecast.writer import require_alike
 from credit.losses import build_loss
 from credit.train.assemble import require_monitor
 from credit.train.assets import _LEAST_CLIMATOLOGY_MINUTES
@@ -85,6 +86,8 @@ def check_forecasts(config: Config, found: DataFound, findings: Findings) -> int
     elif chosen_by_split:
         with findings.collect():
             every_minutes(conf.initial_times, step)
+    with findings.collect():
+        require_alike(Path(config.save_loc) / conf.folder, conf.format, conf.split)
     written: list[str] = []
     with findings.collect():
         written = _find_written(config, found, int(leads[-1]))

@@ -10,20 +10,20 @@ from credit.channels import COMPUTED_DYNAMIC, COMPUTED_STATIC, DERIVED_FROM, Cha
 from credit.config.base import Section
 from credit.config.schema_source import GridConfig, SourceConfig
 from credit.errors import ConfigError
-from credit.times import parse_duration
+from credit.times import format_duration, parse_duration
 
 
-def _check_duration(value: object) -> object:
+def _canonical_duration(value: object) -> object:
+    """Return the one spelling of a duration, so that configs that mean the same are equal."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return value
     try:
-        parse_duration(value)
+        return format_duration(parse_duration(value))
     except ConfigError as error:
         raise ValueError(str(error).split(": ", 1)[1]) from error
-    return str(value)
 
 
-Duration = Annotated[str, BeforeValidator(_check_duration)]
+Duration = Annotated[str, BeforeValidator(_canonical_duration)]
 Hour = Annotated[int, Field(ge=0, le=23)]
 Level = Annotated[float, Field(gt=0)]
 

@@ -46,11 +46,11 @@ class OfLogarithm:
 
 
 def find_conversion(have: str, wanted: str, name: str, where: str) -> Conversion | None:
-    """Return the conversion of a variable to the units of the config, None where nothing changes.
+    """Return the conversion of a variable to the units of the run's data, None where nothing changes.
 
     Args:
         have: its units in the file, empty where the file has none.
-        wanted: ``data.fields.NAME.units``.
+        wanted: those of the data, which ``data.fields.NAME.units`` sets.
         name: the variable.
         where: the file.
 
@@ -66,7 +66,8 @@ def find_conversion(have: str, wanted: str, name: str, where: str) -> Conversion
         )
     if plain(have) == plain(wanted):
         return None
-    there, here = _parse(have, key), _parse(wanted, key)
+    what = f'{where}: {name} is in "{have}", not "{wanted}" ({key})'
+    there, here = _parse(have, what), _parse(wanted, what)
     if here is None:
         raise ConfigError(f'{key}: "{wanted}" is no unit that UDUNITS knows; write for example K, Pa, m s-1 or kg m-2')
     if there is None or not there.is_convertible(here):
@@ -83,13 +84,13 @@ def find_conversion(have: str, wanted: str, name: str, where: str) -> Conversion
     return None if (zero, one) == (0.0, 1.0) else Conversion(one - zero, zero)
 
 
-def _parse(units: str, key: str) -> Any | None:
-    """Return a unit of cf-units, None where UDUNITS does not know it."""
+def _parse(units: str, what: str) -> Any | None:
+    """Return a unit of cf-units, None where UDUNITS does not know it; `what` says what is to be converted."""
     try:
         import cf_units
     except ImportError as error:
         raise ConfigError(
-            f"{key}: converting units needs the package cf-units, which is not installed; pip install 'credit[units]'"
+            f"{what}; converting units needs the package cf-units, which is not installed: pip install 'credit[units]'"
         ) from error
     try:
         with cf_units.suppress_errors():

@@ -18,7 +18,7 @@ from credit.forecast.archive_fields import ArchiveFields, Source
 from credit.forecast.forecasts import Forecasts
 from credit.forecast.layout import INITIAL_FIELDS
 from credit.forecast.netcdf_files import LEADS, PREFIX
-from credit.forecast.zarr_store import WRITTEN
+from credit.forecast.zarr_store import STORE, WRITTEN
 from credit.times import Clock
 
 
@@ -237,7 +237,7 @@ def open_forecasts(
 def _find(path: Path) -> tuple[list[Path], list[Path]]:
     """Return stores and files of a folder or store, one of them empty."""
     marks = "zarr.json", ".zgroup"
-    stores = [one for one in (path, path / "forecasts.zarr") if any((one / mark).exists() for mark in marks)]
+    stores = [one for one in (path, path / STORE) if any((one / mark).exists() for mark in marks)]
     files = sorted(path.glob(f"{PREFIX}*.nc")) if path.is_dir() else []
     if stores and files:
         raise DataError(f"{path}: holds netCDF files and a zarr store; remove one of them")

@@ -13,7 +13,7 @@ from pathlib import Path
 import netCDF4
 import numpy as np
 
-from credit.errors import ConfigError, CreditError
+from credit.errors import CreditError
 from credit.forecast.layout import (
     HOURS,
     INITIAL_FIELDS,
@@ -82,7 +82,6 @@ class NetcdfFiles:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CreditError(f"{folder}: cannot be made ({error.strerror}); choose another save_loc") from error
-        _require_split(folder, split)
 
     def is_complete(self, initial_minutes: int) -> bool:
         """Return whether the files are there and as they would be written; they got their names when they were whole.
@@ -210,16 +209,11 @@ class _Piece:
             self.path.unlink(missing_ok=True)
 
 
-def _require_split(folder: Path, split: str | None) -> None:
-    """Refuse a folder whose forecasts are cut otherwise, which nobody could read beside these."""
-    for path in sorted(folder.glob(f"{PREFIX}*.nc")):
-        _, _, suffix = path.stem.removeprefix(PREFIX).partition("_")
-        theirs = next((name for name, pattern in SPLITS.items() if re.fullmatch(pattern, suffix)), None)
-        if theirs != split and (theirs is not None or not suffix):
-            raise ConfigError(
-                f"inference.split: {split or 'none'} is asked for, and {path} is there of a run with "
-                f"{theirs or 'none'}; choose another inference.folder, or remove what is there"
-            )
+def split_of(path: Path) -> str | None:
+    """Return how the forecast that a file is of was split, by the file's name; ``other`` where it is none of ours."""
+    _, _, suffix = path.stem.removeprefix(PREFIX).partition("_")
+    known = (name for name, pattern in SPLITS.items() if re.fullmatch(pattern, suffix))
+    return next(known, "other" if suffix else None)
 
 
 def _begin_to_store(path: Path) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from credit.channels import ChannelMap
+from credit.errors import ConfigError
 from credit.forecast.layout import build_layout
-from credit.forecast.netcdf_files import NetcdfFiles
-from credit.forecast.zarr_store import ZarrStore
+from credit.forecast.netcdf_files import PREFIX, NetcdfFiles, split_of
+from credit.forecast.zarr_store import STORE, ZarrStore
 from credit.grid import LatLonGrid
 from credit.times import Clock
 
@@ -45,7 +46,8 @@ class ForecastWriter:
             with another is not taken as done.
 
     Raises:
-        ConfigError: if `variables` names something that is no output, or a store holds other forecasts.
+        ConfigError: if `variables` names something that is no output, or the folder holds other forecasts that these
+            cannot replace (a store of others, files of another `format` or `split`).
         CreditError: if the folder cannot be written.
     """
 
@@ -79,11 +81,11 @@ class ForecastWriter:
             members, keep_bits, compression, masks, global_attributes, windows,
         )  # fmt: skip
         self._shape = (len(channels.output), *grid.shape)
+        require_alike(Path(folder), format, split)
         if format == "netcdf":
             self._backend: NetcdfFiles | ZarrStore = NetcdfFiles(Path(folder), self.layout, split, started_from)
         else:
-            path = Path(folder) / "forecasts.zarr"
-            self._backend = ZarrStore(path, self.layout, initial_minutes, layout, started_from)
+            self._backend = ZarrStore(Path(folder) / STORE, self.layout, initial_minutes, layout, started_from)
 
     def is_complete(self, initial_minutes: int) -> bool:
         """Return whether the same run's forecast from this initial time is already on disk."""
@@ -117,3 +119,31 @@ class ForecastWriter:
     def close(self) -> None:
         """Finish; what is half written is removed, and nothing can be written afterwards."""
         self._backend.close()
+
+
+def require_alike(folder: Path, format: str, split: str | None) -> None:
+    """Refuse a folder whose forecasts are in another format or cut otherwise, which nobody could read beside these.
+
+    Args:
+        folder: where forecasts are to be written; need not be there.
+        format: ``netcdf`` or ``zarr``.
+        split: of netCDF files, as in `ForecastWriter`.
+
+    Raises:
+        ConfigError: naming the key and the file that is there.
+    """
+    way_out = "choose another inference.folder, or remove what is there"
+    store, files = folder / STORE, sorted(folder.glob(f"{PREFIX}*.nc"))
+    found = files[:1] if format == "zarr" else [store] if store.exists() else []
+    if found:
+        raise ConfigError(
+            f"inference.format: {format} is asked for, and {found[0]} is there of a run with "
+            f"{'netcdf' if format == 'zarr' else 'zarr'}; {way_out}"
+        )
+    for path in files:
+        theirs = split_of(path)
+        if theirs not in (split, "other"):
+            raise ConfigError(
+                f"inference.split: {split or 'none'} is asked for, and {path} is there of a run with "
+                f"{theirs or 'none'}; {way_out}"
+            )

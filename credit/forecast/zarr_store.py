@@ -35,6 +35,7 @@ from credit.forecast.layout import (
     window_bounds,
 )
 
+STORE = "forecasts.zarr"
 _NAMES = {
     "cf": {"init": "init_time", "lead": "lead_time"},
     "weatherbench2": {"init": "time", "lead": "prediction_timedelta"},

@@ -26,11 +26,12 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor
 
-from credit.errors import CheckpointError
+from credit.errors import CheckpointError, CreditError
 from credit.parallel.materialise import part_of
 from credit.parallel.reduce import local_part
 from credit.parallel.verdict import on_main, rank_of, together
 from credit.train import sharded
+from credit.whole import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -47,14 +48,15 @@ def step_folder(folder: Path, step: int) -> Path:
 
 
 def point(folder: Path, name: str, target: Path) -> None:
-    """Move the link `name` (``latest`` or ``best``) to `target` atomically."""
-    beside = folder / f".{name}.part"
+    """Move the link `name` (``latest`` or ``best``) to `target` atomically.
+
+    Raises:
+        CheckpointError: if it cannot be moved; it points to where it did.
+    """
     try:
-        beside.unlink(missing_ok=True)
-        beside.symlink_to(target.name)
-        beside.replace(folder / name)
-    except OSError as error:
-        raise CheckpointError(f"{folder / name}: the link cannot be moved ({error.strerror}); free space") from error
+        write_whole(folder / name, lambda beside: beside.symlink_to(target.name))
+    except CreditError as error:
+        raise CheckpointError(str(error)) from error
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from credit.errors import CheckpointError, ConfigError
 from credit.parallel.launch import from_main
 from credit.parallel.mesh import RunMesh
 from credit.parallel.verdict import together
+from credit.times import parse_duration
 from credit.train import checkpoint
 from credit.train.assets import Assets, require_same_fields
 from credit.whole import write_text_whole
@@ -184,7 +185,17 @@ def _changes(config: Config, trained: Mapping[str, Any]) -> list[tuple[str, Any,
     """Return (key, value in the checkpoint, value now) of what differs."""
     before, now = _flatten(trained), _flatten(config.model_dump(mode="json"))
     keys = sorted(before.keys() | now.keys())
-    return [(key, before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)]
+    return [(key, before.get(key), now.get(key)) for key in keys if not _mean_the_same(before.get(key), now.get(key))]
+
+
+def _mean_the_same(before: Any, now: Any) -> bool:
+    """Return whether two values are equal; checkpoints before version 0.13 keep durations as they were written."""
+    if isinstance(before, str) and isinstance(now, str) and before != now:
+        try:
+            return parse_duration(before) == parse_duration(now)
+        except ConfigError:
+            return False
+    return before == now
 
 
 def _is_below(key: str, prefixes: tuple[str, ...]) -> bool:

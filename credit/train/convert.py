@@ -29,6 +29,7 @@ from credit.train.network import build_network
 from credit.train.optim import build_optimizer, optimizer_tensors
 from credit.train.progression import Progression, checkpoint_meta
 from credit.train.store import CheckpointStore
+from credit.whole import write_whole
 
 # the name of solar radiation in the published statistics
 DEFAULT_RENAME = {"toa_incident_solar_radiation": "tsi"}
@@ -91,18 +92,22 @@ def import_checkpoint(config: Config, files: PublishedFiles) -> Path:
 
 
 def export_weights(config: Config, which: str, target: Path) -> Path:
-    """Write the weights that forecast as one safetensors file, with config, channels and statistics as metadata."""
+    """Write the weights that forecast as one safetensors file, with config, channels and statistics as metadata.
+
+    Raises:
+        CreditError: if it cannot be written; an old file stays.
+    """
     path = checkpoint.resolve_checkpoint(Path(config.save_loc) / "checkpoints", which)
     meta = (path / "meta.json").read_text(encoding="utf-8")
     weights = _forecast_weights(config, path)
-    beside = target.with_name(f".{target.name}.part")
+    return write_whole(target, lambda beside: _save(weights, meta, beside))
+
+
+def _save(weights: Mapping[str, Tensor], meta: str, path: Path) -> None:
     try:
-        save_file(weights, beside, metadata={"credit": meta})
-        beside.replace(target)
-    except (OSError, SafetensorError) as error:
-        beside.unlink(missing_ok=True)
-        raise CheckpointError(f"{target}: cannot be written ({error})") from error
-    return target
+        save_file(dict(weights), path, metadata={"credit": meta})
+    except SafetensorError as error:  # what it makes of the system's errors
+        raise OSError(str(error)) from error
 
 
 def _forecast_weights(config: Config, path: Path) -> dict[str, Tensor]:

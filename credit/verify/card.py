@@ -1,4 +1,4 @@
-"""The rows of a scorecard: RMSE of channels and wind vectors, SEEPS of precipitation, Brier scores of events."""
+"""The rows of a scorecard: RMSE and CRPS of channels and winds, SEEPS of precipitation, Brier scores of events."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from credit.verify.comparison import comparison_name
 from credit.verify.table import SEEPS, ScoreTable
 
 
@@ -16,38 +17,42 @@ class CardRow:
 
     Attributes:
         name: for people.
-        score: as in scores.csv: ``rmse``, of winds, too, ``seeps``, ``brier:NAME``.
+        score: as in scores.csv, of winds as of channels: ``rmse``, ``crps``, ``seeps``, ``brier:NAME``.
         row: number of its channel or, behind all channels, of its wind.
-        prefix: of its variables in scores.nc, in which RMSE has none.
-        place: along their dimension channel, wind or event.
+        place: along its dimension channel, wind or event.
+        of_wind: whether that is wind.
     """
 
     name: str
     score: str
     row: int
-    prefix: str
     place: int
+    of_wind: bool = False
 
     def values(self, table: ScoreTable, what: str) -> np.ndarray:
         """Return one of `credit.verify.comparison.COMPARED` or ``significant``, (references, seasons, L, R)."""
-        rmse = "rmse_" if what == "difference" and self.score == "rmse" else ""
-        return table.dataset[self.prefix + rmse + what].values[:, :, self.place]
+        name = comparison_name(self.score.partition(":")[0], what)
+        return table.dataset[f"wind_{name}" if self.of_wind else name].values[:, :, self.place]
 
 
 def card_rows(table: ScoreTable) -> list[CardRow]:
-    """Return the rows in their order."""
+    """Return the rows in their order; those of RMSE come first, in the order of channels and winds."""
     data, channels = table.dataset, table.channels
-    rows = [CardRow(name, "rmse", number, "", number) for number, name in enumerate(channels)]
+    winds: list[str] = []
     if "wind" in data.dims:
         levels = ["" if np.isnan(level) else f" {level:g}" for level in data["wind_level"].values]
-        names = [f"{name}{level}" for name, level in zip(data["wind_variable"].values, levels, strict=True)]
-        rows += [CardRow(name, "rmse", len(channels) + place, "wind_", place) for place, name in enumerate(names)]
+        winds = [f"{name}{level}" for name, level in zip(data["wind_variable"].values, levels, strict=True)]
+    rows = []
+    for score, of_channel, of_wind in (("rmse", "", ""), ("crps", ": CRPS", ": energy score")):
+        if f"{score}_difference" in data:
+            rows += [CardRow(f"{name}{of_channel}", score, n, n) for n, name in enumerate(channels)]
+            rows += [CardRow(f"{name}{of_wind}", score, len(channels) + n, n, True) for n, name in enumerate(winds)]
     if f"{SEEPS}_difference" in data:
         known = np.isfinite(data[f"{SEEPS}_difference"].values).any(axis=(0, 1, 3, 4))
-        rows += [CardRow(f"{channels[n]}: SEEPS", SEEPS, n, f"{SEEPS}_", n) for n in np.flatnonzero(known).tolist()]
+        rows += [CardRow(f"{channels[n]}: SEEPS", SEEPS, n, n) for n in np.flatnonzero(known).tolist()]
     for number, event in enumerate(table.events):
         row = channels.index(str(data["event_channel"].values[number]))
-        rows.append(CardRow(f"{event}: Brier score", f"brier:{event}", row, "brier_", number))
+        rows.append(CardRow(f"{event}: Brier score", f"brier:{event}", row, number))
     return rows
 
 

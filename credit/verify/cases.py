@@ -10,7 +10,7 @@ import numpy as np
 
 from credit.data.problems import Problems
 from credit.data.splits import Split
-from credit.data.units import plain
+from credit.data.units import Conversion, find_conversion
 from credit.errors import DataError
 from credit.forecast.forecasts import Forecasts
 
@@ -28,7 +28,8 @@ def call(name: str, archive: Forecasts) -> str:
 
 
 def require_comparable(name: str, archive: Forecasts, reader: FieldReader, regridded: bool) -> None:
-    """Refuse forecasts of other variables, calendar or units or, unless all are `regridded`, on another grid.
+    """Refuse forecasts of other variables, of another calendar, in units that cannot be converted to the data's or,
+    unless all are `regridded`, on another grid.
 
     Raises:
         DataError: with everything that does not fit.
@@ -51,15 +52,22 @@ def require_comparable(name: str, archive: Forecasts, reader: FieldReader, regri
     scored = [channel for channel in outputs if channel.name in archive.channel_names]
     for variable in dict.fromkeys(channel.variable for channel in scored):
         ours = reader.attributes.get(variable, {}).get("units")
-        theirs = archive.units.get(variable)
-        if ours and theirs is None:
+        if ours and archive.units.get(variable) is None:
             logger.warning("%s: %s has no units and is taken to be in %s, as the data", where, variable, ours)
-        elif ours and plain(ours) != plain(theirs):
-            problems.add(
-                f"{where}: {variable} is in {theirs}, the data in {ours}; write the forecasts in the data's units, or "
-                f"set data.fields.{variable}.units"
-            )
+        with problems.collect():
+            conversion_of(name, archive, reader, variable)
     problems.raise_any()
+
+
+def conversion_of(name: str, archive: Forecasts, reader: FieldReader, variable: str) -> Conversion | None:
+    """Return the conversion of a variable of a forecast to the units of the data, None where nothing changes.
+
+    Raises:
+        DataError: if the units measure different quantities.
+        ConfigError: if cf-units is needed and not installed.
+    """
+    ours, theirs = reader.attributes.get(variable, {}).get("units"), archive.units.get(variable)
+    return find_conversion(theirs, ours, variable, call(name, archive)) if ours and theirs else None
 
 
 def common_leads(archives: Mapping[str, Forecasts]) -> np.ndarray:

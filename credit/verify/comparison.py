@@ -20,6 +20,11 @@ JUDGED = ("p_adjusted", "significant")
 Sums = TypeVar("Sums", bound=CaseSums)
 
 
+def comparison_name(score: str, what: str) -> str:
+    """Return what scores.nc calls one of `COMPARED` or `JUDGED` of a score: of RMSE only the difference names it."""
+    return what if score == "rmse" and what != "difference" else f"{score}_{what}"
+
+
 def references(forecasts: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Return reference -> the forecasts of which the best, score by score, is the model's opponent."""
     others = [name for name in forecasts if name not in OWN_NAMES]

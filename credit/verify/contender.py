@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from credit.channels import pick
+from credit.data.units import Conversion
 from credit.forecast.forecasts import Forecasts
 from credit.verify.cell_means import CellMeans
 from credit.verify.ensemble_sums import EnsembleSums
@@ -24,6 +25,7 @@ class Contender:
         places: where they lie in its archive.
         rows: which rows of the table its sums are: its channels and the winds of which it has both components.
         means: area means of its channels and winds.
+        conversions: number of a channel -> its conversion to the units of the data, of those that are in others.
         bring: brings its fields to the grid of the scores.
         is_alike: whether it is single and has all channels, so that the baselines' pass over the cells can take it.
     """
@@ -33,13 +35,18 @@ class Contender:
     places: list[int]
     rows: list[int]
     means: CellMeans
+    conversions: Mapping[int, Conversion]
     bring: Callable[[np.ndarray], np.ndarray]
     is_alike: bool
 
     def read(self, initial: int, lead: int) -> np.ndarray:
-        """Return the members' scored channels, (M, C, H, W) float32; M is 1 of a single forecast."""
+        """Return the members' scored channels, (M, C, H, W) float32, in the data's units; M is 1 of a single one."""
         number = self.archive.lead_minutes.tolist().index(lead)
-        return self.bring(pick(self.archive.read_members(initial, number), self.places))
+        fields = pick(self.archive.read_members(initial, number), self.places)
+        fields = fields.copy() if self.conversions else fields  # it may be the forecast's own memory
+        for channel, conversion in self.conversions.items():
+            fields[:, channel] = conversion.apply(fields[:, channel])
+        return self.bring(fields)
 
     def sums(self, cases: np.ndarray, leads: int) -> ScoreSums:
         """Return room for its sums."""

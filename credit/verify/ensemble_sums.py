@@ -31,6 +31,14 @@ class EnsembleSums(ScoreSums):
     crps: np.ndarray
     crps_fair: np.ndarray
 
+    def crps_of_cases(self) -> np.ndarray:
+        """See `ScoreSums.crps_of_cases`."""
+        return self.crps
+
+    def crps_fair_of_cases(self) -> np.ndarray:
+        """See `ScoreSums.crps_fair_of_cases`."""
+        return self.crps_fair
+
     def add_members(
         self, case: int, lead: int, means: CellMeans, members_MCP: np.ndarray, truth_CP: np.ndarray, what: str
     ) -> np.ndarray:

@@ -150,9 +150,9 @@ TERMS = (
     ),
     (
         "Stars and hatching",
-        "The difference to the reference is significant: squared errors of the same cases (or their Brier scores, or "
-        "penalties of SEEPS) are subtracted and the means over blocks tested. A scorecard has hundreds of tests, some "
-        "of which look significant by chance; the marks are set so that about 5 % of them are false.",
+        "The difference to the reference is significant: squared errors of the same cases (or their CRPS, Brier "
+        "scores, or penalties of SEEPS) are subtracted and the means over blocks tested. A scorecard has hundreds of "
+        "tests, some of which look significant by chance; the marks are set so that about 5 % of them are false.",
     ),
     (
         "Reliability diagram",

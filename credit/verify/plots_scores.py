@@ -85,9 +85,9 @@ def draw_curve(
 def scorecard(table: ScoreTable, reference: str) -> Figure:
     """Relative difference of the model's RMSE to that of a reference, a row a channel or wind, a column a lead time.
 
-    Below stand SEEPS of precipitation and Brier scores of events, where there are any. Hatched where it is significant;
-    a panel each for the globe, the northern extratropics, the tropics and the southern extratropics, as far as they are
-    scored.
+    Below stand CRPS where a forecast is an ensemble, SEEPS of precipitation and Brier scores of events, where there are
+    any. Hatched where it is significant; a panel each for the globe, the northern extratropics, the tropics and the
+    southern extratropics, as far as they are scored.
     """
     regions = [name for name in _CARD_REGIONS if name in table.regions]
     rows, place = card_rows(table), (table.dataset["reference"].values.tolist().index(reference), 0)

@@ -29,6 +29,8 @@ _LONG_NAMES = {
     "n_blocks": "number of blocks of days",
     "n_eff": "number of independent cases whose mean would be as uncertain",
     "rmse_difference": "RMSE of the model over that of the reference, less 1",
+    "crps_difference": "CRPS of the model over that of the reference, less 1",
+    "crps_fair_difference": "fair CRPS of the model over that of the reference, less 1",
     "p_value": "p-value of the paired difference of squared errors",
     "p_adjusted": "p-value adjusted for the false discovery rate of the scorecard",
     "significant": "whether the difference is significant",

@@ -31,7 +31,7 @@ from credit.verify.baselines import (
     fit_damping,
     scored_baselines,
 )
-from credit.verify.cases import common_cases, common_leads, require_comparable
+from credit.verify.cases import common_cases, common_leads, conversion_of, require_comparable
 from credit.verify.cell_means import CellMeans, wind_pairs
 from credit.verify.contender import Contender
 from credit.verify.course import Course, CourseKeeper
@@ -159,7 +159,7 @@ class _Scorer:
         self._weights = region_weights(reader.grid, self._regions)
         self._winds = wind_pairs(channels, reader.attributes, reader.masks)
         self._means = CellMeans(channels, reader.masks, self._weights, [(u, v) for u, v, _ in self._winds])
-        self._contenders = {key: self._contender(archive) for key, archive in archives.items()}
+        self._contenders = {key: self._contender(key, archive, data) for key, archive in archives.items()}
         self._thresholds = ThresholdScorer(
             conf, reader, channels, self._means, self._truth, train, cases, leads, groups
         )
@@ -175,7 +175,7 @@ class _Scorer:
         what = channels, reader.masks, leads.tolist(), self._shown, animate, conf.hovmoeller_band
         self._course = CourseKeeper(reader.grid, *what)
 
-    def _contender(self, archive: Forecasts) -> Contender:
+    def _contender(self, key: str, archive: Forecasts, data: FieldReader) -> Contender:
         names = [c.name for c in self._channels]
         has = [i for i, name in enumerate(names) if name in archive.channel_names]
         if not has:
@@ -185,12 +185,14 @@ class _Scorer:
             )
         winds = [(number, u, v) for number, (u, v, _) in enumerate(self._winds) if {u, v} <= set(has)]
         own = [(has.index(u), has.index(v)) for _, u, v in winds]
+        converted = {n: conversion_of(key, archive, data, self._channels[i].variable) for n, i in enumerate(has)}
         return Contender(
             archive=archive,
             has=has,
             places=[archive.channel_names.index(names[i]) for i in has],
             rows=has + [len(names) + number for number, *_ in winds],
             means=CellMeans([self._channels[i] for i in has], self._reader.masks, self._weights, own),
+            conversions={number: found for number, found in converted.items() if found is not None},
             bring=self._reader.bring([self._channels[i] for i in has], archive.grid),
             is_alike=len(has) == len(names) and (archive.members or 1) == 1,
         )

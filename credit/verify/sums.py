@@ -150,6 +150,14 @@ class ScoreSums(CaseSums):
                 "rmse_member": np.sqrt(squared + variance * (self.members - 1) / self.members),
             }
 
+    def crps_of_cases(self) -> np.ndarray:
+        """Return the CRPS of each case, (N, L, X, R): the absolute error of a single forecast."""
+        return self.absolute
+
+    def crps_fair_of_cases(self) -> np.ndarray:
+        """Return the fair CRPS of each case, (N, L, X, R): NaN of a single forecast, which has none."""
+        return np.full_like(self.absolute, np.nan)
+
     def contributions(
         self, cases: Mapping[str, np.ndarray], means: Mapping[str, np.ndarray], metrics: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:

@@ -53,11 +53,11 @@ class ScoreTable:
             lead, region), and those of wind vectors over wind instead of channel; physical units; NaN where there is no
             score. ``rmse_low`` and ``rmse_high`` are the ends of the 95 % interval. What
             `credit.verify.comparison.compare` finds has reference instead of forecast: of RMSE ``rmse_difference``,
-            ``p_value``, ..., of events ``brier_difference``, ``brier_p_value``, ..., and so of SEEPS. Of ensembles
-            ``ranks``, the rank histogram, is over (forecast, channel, lead, region, rank), and `RANK_METRICS` without
-            rank. `SEEPS` is of the channels that are precipitation; `EVENT_METRICS` have event instead of channel, and
-            the reliability diagram, ``forecast_frequency`` and ``observed_frequency``, is over (forecast, event, lead,
-            region, members_beyond). What `credit.verify.facts.describe_forecasts` tells is over forecast.
+            ``p_value``, ..., of events ``brier_difference``, ``brier_p_value``, ..., and so of CRPS and SEEPS. Of
+            ensembles ``ranks``, the rank histogram, is over (forecast, channel, lead, region, rank), and `RANK_METRICS`
+            without rank. `SEEPS` is of the channels that are precipitation; `EVENT_METRICS` have event instead of
+            channel, and the reliability diagram, ``forecast_frequency`` and ``observed_frequency``, is over (forecast,
+            event, lead, region, members_beyond). What `credit.verify.facts.describe_forecasts` tells is over forecast.
         forecasts: names of the forecasts.
         channels: names of the channels.
         lead_hours: lead times.
@@ -136,7 +136,8 @@ class ScoreTable:
     def compared(self, what: str, channel: str, reference: str = BEST_BASELINE, region: str = "global") -> np.ndarray:
         """Return ``rmse_difference``, ``p_value``, ``n_eff`` or ``significant`` at every lead time, (L,).
 
-        Those of SEEPS and Brier scores are called ``seeps_p_value`` and, with the event, ``brier_p_value:NAME``.
+        Those of CRPS, SEEPS and Brier scores are called ``crps_p_value``, ``seeps_p_value`` and, with the event,
+        ``brier_p_value:NAME``.
         """
         what, _, event = what.partition(":")
         number = self.dataset["reference"].values.tolist().index(reference)

@@ -10,7 +10,7 @@ import xarray as xr
 
 from credit.channels import Channel
 from credit.verify.blocks import number_of_blocks, seasonal_scores
-from credit.verify.comparison import compare_all, judge, references
+from credit.verify.comparison import compare_all, comparison_name, judge, references
 from credit.verify.facts import describe_forecasts
 from credit.verify.rank_histogram import RankHistogram
 from credit.verify.sums import ScoreSums
@@ -74,29 +74,13 @@ def build_table(
     for name in CORRELATIONS:
         scores[name][list(sums).index("climatology")] = np.nan
     blocks = [[number_of_blocks(initial[chosen], lead) for lead in leads.tolist()] for chosen in seasons.values()]
-    of_squares = compare_all(sums, seasons, leads, lambda own, chosen: own.squared[chosen], power=0.5)
-    of_thresholds = thresholds.compare(list(sums), len(rows.channels), leads, seasons)
-    tests = [of_squares, *(found for _, found in of_thresholds.values())]
-    compared, *others = (
-        found | own
-        for found, own in zip(tests, judge([own["p_value"] for own in tests], np.array(blocks)), strict=True)
-    )
-    compared["rmse_difference"] = compared.pop("difference")
-    of_thresholds = {score: (dim, own) for (score, (dim, _)), own in zip(of_thresholds.items(), others, strict=True)}
-    fair = thresholds.compare_fair(list(sums), leads, seasons)
-    if fair is not None:  # beside the scorecard, with a false discovery rate of its own
-        of_thresholds["brier_fair"] = "event", fair | judge([fair["p_value"]], np.array(blocks))[0]
     channels, winds = slice(len(rows.channels)), slice(len(rows.channels), None)
     dims = ("season", "channel", "lead", "region")
     data = {name: (("forecast", *dims), values[:, :, channels]) for name, values in scores.items()}
-    data |= {name: (("reference", *dims), values[:, :, channels]) for name, values in compared.items()}
     if rows.winds:
         dims = ("season", "wind", "lead", "region")
         data |= {WIND_NAMES[name]: (("forecast", *dims), values[:, :, winds]) for name, values in scores.items()}
-        data |= {f"wind_{name}": (("reference", *dims), values[:, :, winds]) for name, values in compared.items()}
-    for score, (dim, found) in of_thresholds.items():
-        dims = ("reference", "season", dim, "lead", "region")
-        data |= {f"{score}_{name}": (dims, values) for name, values in found.items()}
+    data |= _comparisons(sums, rows, thresholds, leads, seasons, np.array(blocks))
     if histograms:
         data |= _ranks(histograms, sums, len(rows.channels), len(seasons))
     data |= thresholds.variables(list(sums), len(rows.channels), leads, seasons)
@@ -114,6 +98,50 @@ def build_table(
         **thresholds.coordinates(rows.channels),
     }
     return ScoreTable(xr.Dataset(data, coords, dict(facts)))
+
+
+def _comparisons(
+    sums: Mapping[str, tuple[ScoreSums, Sequence[int]]],
+    rows: Rows,
+    thresholds: ThresholdResults,
+    leads: np.ndarray,
+    seasons: Mapping[str, np.ndarray],
+    n_blocks: np.ndarray,
+) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
+    """Return the paired tests of the model: those of the scorecard, and of the fair scores beside it.
+
+    A fair score says of ensembles of equal size what the plain one says, so each has a false discovery rate of its own.
+    """
+    count = len(rows.channels)
+    card = {"rmse": ("row", compare_all(sums, seasons, leads, lambda own, chosen: own.squared[chosen], power=0.5))}
+    beside = {}
+    if any(own.members > 1 for own, _ in sums.values()):
+        card["crps"] = "row", compare_all(sums, seasons, leads, lambda own, chosen: own.crps_of_cases()[chosen])
+        fair = compare_all(sums, seasons, leads, lambda own, chosen: own.crps_fair_of_cases()[chosen])
+        if np.isfinite(fair["difference"]).any():
+            beside["crps_fair"] = "row", fair
+    card |= thresholds.compare(list(sums), count, leads, seasons)
+    brier_fair = thresholds.compare_fair(list(sums), leads, seasons)
+    if brier_fair is not None:
+        beside["brier_fair"] = "event", brier_fair
+    data = {}
+    for together in (card, *({score: own} for score, own in beside.items())):
+        verdicts = judge([found["p_value"] for _, found in together.values()], n_blocks)
+        for (score, (dim, found)), verdict in zip(together.items(), verdicts, strict=True):
+            for name, values in {**found, **verdict}.items():
+                data |= _by_place(comparison_name(score, name), dim, values, count)
+    return data
+
+
+def _by_place(name: str, dim: str, values: np.ndarray, channels: int) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
+    """Return the variables that (references, seasons, X, L, R) make; rows are channels, then winds."""
+    parts = {name: (dim, values)}
+    if dim == "row":
+        parts = {name: ("channel", values[:, :, :channels]), f"wind_{name}": ("wind", values[:, :, channels:])}
+    return {
+        own: (("reference", "season", along, "lead", "region"), part)
+        for own, (along, part) in parts.items() if part.shape[2]
+    }  # fmt: skip
 
 
 def _ranks(

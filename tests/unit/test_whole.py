@@ -8,15 +8,20 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+from safetensors import safe_open
 
 from credit.config import build_config
 from credit.data.parts import _note
-from credit.errors import CreditError
+from credit.errors import CheckpointError, CreditError
 from credit.hpc.chain import JOBS, record
+from credit.train import checkpoint, convert
 from credit.train.continuation import write_config
 from credit.train.log import _cut_rows, write_status
+from credit.train.store import CheckpointStore
 from credit.train.summary import write_summary
 from credit.whole import write_text_whole, write_whole
 from tests.unit.cli.world import CONFIG
@@ -112,6 +117,41 @@ def test_the_disk_has_the_file_before_it_has_its_name(tmp_path: Path, monkeypatc
 def test_a_link_to_nothing_is_put_in_place(tmp_path: Path) -> None:
     write_whole(tmp_path / "a", lambda beside: beside.symlink_to("gone"))
     assert (tmp_path / "a").readlink() == Path("gone")
+
+
+def test_what_a_killed_process_has_left_is_in_nobodys_way(tmp_path: Path) -> None:
+    for name in ("link", "file"):
+        (tmp_path / f".{name}.part").symlink_to("gone")
+    checkpoint.point(tmp_path, "link", tmp_path / "step_00000002")
+    write_text_whole(tmp_path / "file", "new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]
+    assert (tmp_path / "link").readlink() == Path("step_00000002") and (tmp_path / "file").read_text() == "new"
+
+
+def test_a_link_that_cannot_be_moved_stays(tmp_path: Path, full: Callable[[], None]) -> None:
+    checkpoint.point(tmp_path, "latest", tmp_path / "step_00000001")
+    full()
+    with pytest.raises(CheckpointError, match=r"latest: cannot be written \(No space .* is the disk full"):
+        checkpoint.point(tmp_path, "latest", tmp_path / "step_00000002")
+    assert [(path.name, str(path.readlink())) for path in tmp_path.iterdir()] == [("latest", "step_00000001")]
+
+
+def test_an_export_that_cannot_be_written(tmp_path: Path, full: Callable[[], None]) -> None:
+    """The run is one of a checkpoint with a single tensor."""
+    with CheckpointStore(tmp_path / "checkpoints") as store:
+        path = store.save(3, {"forecast": {"x": torch.arange(3.0)}}, {}, {"note": "its own"}, links=("latest",))
+    config = SimpleNamespace(save_loc=str(tmp_path))
+    target = convert.export_weights(config, "latest", tmp_path / "out.safetensors")
+    with safe_open(target, "pt") as file:
+        assert file.get_tensor("x").tolist() == [0, 1, 2] and json.loads(file.metadata()["credit"])["step"] == 3
+    old = target.read_bytes()
+    with pytest.raises(CreditError, match=r"none/out.safetensors: cannot be written \(.*No such file"):
+        convert.export_weights(config, "latest", tmp_path / "none" / "out.safetensors")
+    full()
+    with pytest.raises(CreditError, match=r"out.safetensors: cannot be written \(No space"):
+        convert.export_weights(config, "latest", target)
+    assert target.read_bytes() == old
+    assert sorted(own.name for own in tmp_path.iterdir()) == ["checkpoints", "out.safetensors"] and path.is_dir()
 
 
 def test_what_is_no_fault_of_the_disk_is_not_called_one(tmp_path: Path) -> None:

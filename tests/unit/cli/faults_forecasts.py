@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.unit.cli.fault import Fault
-from tests.unit.cli.world import climatology, others, others_with_a_hole
+from tests.unit.cli.world import climatology, held, others, others_with_a_hole
 from tests.unit.data.files_on_the_fly import random_fields, write_file
 
 OTHERS = "verification.other_forecasts={ifs: others.zarr}"
@@ -51,9 +51,12 @@ FORECASTS = [
     Fault("forecasts to compare with on another grid",
           ["verification.other_forecasts.ifs: others.zarr", "16 x 32 cells against 8 x 16", "verification.grid"],
           [OTHERS], spoil=others(rows=8)),
-    Fault("forecasts to compare with in other units",
-          ["verification.other_forecasts.ifs: others.zarr: t2m is in degC, the data in K", "data.fields.t2m.units"],
-          [OTHERS], spoil=others(t2m="degC")),
+    Fault("forecasts to compare with in units of something else",
+          ['verification.other_forecasts.ifs: others.zarr: t2m is in "hPa"', '"K"', "data.fields.t2m.units",
+           "different quantities"], [OTHERS], spoil=others(t2m="hPa")),
+    Fault("forecasts to compare with in other units without cf-units",
+          ['verification.other_forecasts.ifs: others.zarr: t2m is in "degC", not "K"', "credit[units]"],
+          [OTHERS], spoil=others(t2m="degC"), absent="cf_units"),
     Fault("forecasts to compare with on other levels",
           ["others.zarr: has none of the channels that the run writes (t500, t850)", "inference.variables"],
           [OTHERS, "inference.variables=[t]"], spoil=others(levels=(300.0, 700.0))),
@@ -69,7 +72,15 @@ FORECASTS = [
     Fault("forecasts to compare with that have holes", ["others.zarr", "2000-01-08T00:00 at 6 h: t2m not finite"],
           [OTHERS], spoil=others_with_a_hole),
     Fault("everything wrong with forecasts to compare with", ["its grid is not that of the data"],
-          [OTHERS], spoil=others(rows=8, t="degC", t2m="degC", lead=24, start="2001-01-08"), count=5),
+          [OTHERS], spoil=others(rows=8, t="hPa", t2m="hPa", lead=24, start="2001-01-08"), count=5),
+    Fault("a store beside files of another run",
+          ["inference.format: zarr is asked for", "run/forecasts/forecast_2000-01-08T00.nc", "inference.folder"],
+          ["inference.format=zarr"], spoil=held("forecasts/forecast_2000-01-08T00.nc")),
+    Fault("files beside a store of another run",
+          ["inference.format: netcdf is asked for", "run/old/forecasts.zarr", "inference.folder"],
+          ["inference.folder=old"], spoil=held("old/forecasts.zarr")),
+    Fault("files that were cut otherwise", ["inference.split: lead is asked for", "with day", "inference.folder"],
+          ["inference.split=lead"], spoil=held("forecasts/forecast_2000-01-08T00_2000-01-08.nc")),
     Fault("a variable that is made of what there is not", ["inference.derive.w: u is no output", "inputs"],
           ["inference.derive={w: {kind: wind_speed}}"]),
     Fault("a level that is not predicted", ["inference.levels: 700: no output is on it"], ["inference.levels=[700]"]),

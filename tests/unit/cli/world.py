@@ -117,6 +117,17 @@ def overlapping(folder: Path) -> None:
     write_half(folder, 2, hours=[hours(1)[-1], *hours(2)[1:]])
 
 
+def held(name: str) -> Callable[[Path], None]:
+    """Leave something, as another run would, in the run's folder."""
+
+    def spoil(folder: Path) -> None:
+        path = folder / "run" / name
+        path.parent.mkdir(parents=True)
+        path.mkdir() if path.suffix == ".zarr" else path.touch()
+
+    return spoil
+
+
 def climatology(rows: int = H, columns: int = W) -> Callable[[Path], None]:
     """Write a climatology by day of the year, clim.nc."""
 

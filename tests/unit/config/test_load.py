@@ -57,6 +57,23 @@ def test_round_trip_through_yaml(written: Path) -> None:
     assert build_config(yaml.safe_load(dump_config(config))) == config
 
 
+@pytest.mark.parametrize(
+    ("key", "spellings"),
+    [
+        ("data.timestep", [6, "6", "6h", "6 h", "360min", " 360 min", 0.25 * 24, "0.25d"]),
+        ("data.split_gap", ["10d", "240h", 240]),
+        ("inference.lead_times", [["30h", "2d"], [30, "48 h"], ["1.25d", "2880min"]]),
+        ("inference.ensemble", [{"members": 2, "lagged": 6}, {"members": 2, "lagged": "6h"}]),
+        ("verification.figure_leads", [["24h"], ["1d"], [24]]),
+        ("trainer.walltime", ["90min", 1.5, "1.5h"]),
+    ],
+)
+def test_a_duration_has_one_form(key: str, spellings: list) -> None:
+    configs = [build_config(with_key(key, spelling)) for spelling in spellings]
+    assert len({dump_config(config) for config in configs}) == 1
+    assert all(config == configs[0] for config in configs)
+
+
 def test_frozen(written: Path) -> None:
     with pytest.raises(ValidationError, match="frozen"):
         load_config(written).trainer.max_steps = 5

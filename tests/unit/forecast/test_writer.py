@@ -162,6 +162,18 @@ def test_levels_to_keep(tmp_path: Path) -> None:
         _writer(tmp_path, levels=[500, 501])
 
 
+def test_one_folder_holds_one_format(tmp_path: Path) -> None:
+    _writer(tmp_path / "files").write(Clock().parse(INITIAL[0]), _fields())
+    held = r"inference.format: zarr is asked for, and .*forecast_2001-04-01T00.nc is there .* another inference.folder"
+    with pytest.raises(ConfigError, match=held):
+        _writer(tmp_path / "files", format="zarr")
+    assert [path.name for path in (tmp_path / "files").iterdir()] == ["forecast_2001-04-01T00.nc"]
+    _writer(tmp_path / "store", format="zarr").close()
+    with pytest.raises(ConfigError, match=r"inference.format: netcdf is asked for, and .*forecasts.zarr is there"):
+        _writer(tmp_path / "store")
+    _writer(tmp_path / "store", format="zarr").close()
+
+
 @pytest.mark.parametrize(
     ("split", "names"),
     [("day", ["2001-04-01", "2001-04-02"]), ("month", ["2001-04"]), ("lead", ["006h", "012h", "024h"])],

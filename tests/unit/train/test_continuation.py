@@ -11,9 +11,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from credit.config import build_config
 from credit.errors import CheckpointError
-from credit.train.continuation import find_start, find_weights, prepare_folder
+from credit.train.continuation import find_start, find_weights, prepare_folder, require_same_run
 from credit.train.store import CheckpointStore
+from tests.unit.config.test_load import MINIMAL
 
 
 def begun(resume: str | Path, folder: Path) -> tuple[Path | None, Path | None]:
@@ -64,3 +66,19 @@ def test_ranks_of_one_number_on_many_hosts_try_the_folder_at_once(tmp_path: Path
     finally:
         sys.setswitchinterval(before)
     assert not list((tmp_path / "run").iterdir())
+
+
+def test_a_duration_written_otherwise_is_no_change(caplog: pytest.LogCaptureFixture) -> None:
+    config = build_config(MINIMAL)
+    before = config.model_dump(mode="json")
+    older = {**before, "data": {**before["data"], "timestep": "360 min", "split_gap": "10d"}}
+    with caplog.at_level(logging.WARNING):
+        require_same_run(config, older, Path("step_00000001"))
+    assert not caplog.text
+    other = {**before, "data": {**before["data"], "timestep": "12h"}}
+    with pytest.raises(CheckpointError, match="data.timestep: 12h in the checkpoint, 6h in the config"):
+        require_same_run(config, other, Path("step_00000001"))
+    longer = {**before, "data": {**before["data"], "split_gap": "11d"}}
+    with caplog.at_level(logging.WARNING):
+        require_same_run(config, longer, Path("step_00000001"))
+    assert "data.split_gap (11d before, 240h now)" in caplog.text

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
+import netCDF4
 import numpy as np
 import pytest
 import xarray as xr
@@ -230,6 +232,40 @@ def test_a_masked_output_is_scored_over_its_valid_cells(tmp_path: Path) -> None:
     assert not found.spectra and np.isnan(found.maps["sst", 1440][0]).sum() == 4
 
 
+def in_other_units(folder: Path, **said: tuple[str, float, float]) -> OtherForecastsConfig:
+    """Change units and values of all files of a forecast: variable -> units, scale and offset."""
+    for path in folder.glob("*.nc"):
+        with netCDF4.Dataset(path, "a") as file:
+            for name, (units, scale, offset) in said.items():
+                file[name].units = units
+                file[name][:] = file[name][:] * scale + offset
+    return OtherForecastsConfig(path=str(folder))
+
+
+def test_other_forecasts_in_other_units(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have the scores of the same forecasts in the data's units, also where they have a part of the channels."""
+    for name in ("same", "other"):
+        options = {"variables": ["u", "v", "t2m"]}
+        write_forecasts(tmp_path / name, run.reader, ["2001-03-04T06:00", "2001-03-07T12:00"], 1.5, **options)
+    others = {
+        "same": {"path": str(tmp_path / "same")},
+        "other": in_other_units(tmp_path / "other", t2m=("degF", 1.8, -459.67), u=("km h-1", 3.6, 0.0)).model_dump(),
+    }
+    config = make_config(tmp_path, other_forecasts=others)
+    found = score_forecasts(config, run.reader, run.archive)
+    for channel in ("t2m", "u500", "v500"):
+        assert found.table.value("same", channel, 24) == pytest.approx(1.5, rel=1e-4)
+        for metric in ("rmse", "bias", "acc"):
+            same, other = (found.table.curve(name, channel, metric) for name in ("same", "other"))
+            np.testing.assert_allclose(other, same, rtol=1e-3)
+    power = found.table.dataset["power"].sel(spectrum_channel="t2m", spectrum_lead=24)
+    np.testing.assert_allclose(power.sel(forecast="other"), power.sel(forecast="same"), rtol=1e-3, atol=1e-6)
+    monkeypatch.setitem(sys.modules, "cf_units", None)
+    missing = r'2 problems(.|\n)*other_forecasts.other: .*u is in "km h-1", not "m s-1"(.|\n)*credit\[units\]'
+    with pytest.raises(DataError, match=missing):
+        score_forecasts(config, run.reader, run.archive)
+
+
 def test_what_does_not_belong_together_is_refused(run: Run, tmp_path: Path) -> None:
     other = AnalyticReader(
         run.reader.channels, make_grid(10, 24), run.reader.clock, run.reader.times, lambda *_: np.zeros(1)
@@ -239,9 +275,9 @@ def test_what_does_not_belong_together_is_refused(run: Run, tmp_path: Path) -> N
     late = write_forecasts(tmp_path / "late", run.reader, ["2001-02-03"])
     with pytest.raises(DataError, match="of 1 initial times that all forecasts have, none has truth"):
         score_forecasts(run.config, run.reader, late)
-    run.reader.attributes["t2m"] = {"units": "degC"}
+    run.reader.attributes["t2m"] = {"units": "Pa"}
     try:
-        with pytest.raises(DataError, match="t2m is in K, the data in degC"):
+        with pytest.raises(DataError, match='t2m is in "K" and cannot be converted to "Pa" .data.fields.t2m.units.'):
             score_forecasts(run.config, run.reader, run.archive)
     finally:
         run.reader.attributes["t2m"] = make_reader(STEP).attributes["t2m"]
