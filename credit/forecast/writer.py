@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from credit.channels import ChannelMap
+from credit.errors import ConfigError
 from credit.forecast.layout import build_layout
-from credit.forecast.netcdf_files import NetcdfFiles
+from credit.forecast.netcdf_files import PREFIX, NetcdfFiles
 from credit.forecast.zarr_store import ZarrStore
 from credit.grid import LatLonGrid
 from credit.times import Clock
@@ -45,7 +46,8 @@ class ForecastWriter:
             with another is not taken as done.
 
     Raises:
-        ConfigError: if `variables` names something that is no output, or a store holds other forecasts.
+        ConfigError: if `variables` names something that is no output, a store holds other forecasts, or the folder has
+            forecasts of the other format.
         CreditError: if the folder cannot be written.
     """
 
@@ -79,11 +81,12 @@ class ForecastWriter:
             members, keep_bits, compression, masks, global_attributes, windows,
         )  # fmt: skip
         self._shape = (len(channels.output), *grid.shape)
+        store = Path(folder) / "forecasts.zarr"
+        _require_format(format, store)
         if format == "netcdf":
             self._backend: NetcdfFiles | ZarrStore = NetcdfFiles(Path(folder), self.layout, split, started_from)
         else:
-            path = Path(folder) / "forecasts.zarr"
-            self._backend = ZarrStore(path, self.layout, initial_minutes, layout, started_from)
+            self._backend = ZarrStore(store, self.layout, initial_minutes, layout, started_from)
 
     def is_complete(self, initial_minutes: int) -> bool:
         """Return whether the same run's forecast from this initial time is already on disk."""
@@ -117,3 +120,14 @@ class ForecastWriter:
     def close(self) -> None:
         """Finish; what is half written is removed, and nothing can be written afterwards."""
         self._backend.close()
+
+
+def _require_format(format: str, store: Path) -> None:
+    """Refuse a folder with forecasts of the other format, as nobody could tell which of them count."""
+    others = [store] if format == "netcdf" else sorted(store.parent.glob(f"{PREFIX}*.nc"))
+    for path in others[:1]:
+        if path.exists():
+            raise ConfigError(
+                f"inference.format: {format} is asked for, and {path} is there; choose another inference.folder, or "
+                "remove what is there"
+            )

@@ -146,9 +146,9 @@ def test_a_file_of_another_run_is_not_taken_as_done(tmp_path: Path) -> None:
     assert not _writer(tmp_path, lead_minutes=[360, 720, 1080]).is_complete(first)
     (tmp_path / "forecast_2001-04-01T00.nc").write_bytes(b"CDF is not here")
     assert not _writer(tmp_path).is_complete(first)
-    _writer(tmp_path, format="zarr")
+    _writer(tmp_path / "store", format="zarr")
     with pytest.raises(ConfigError, match="in global attribute checkpoint_step, global attribute title; .*folder"):
-        _writer(tmp_path, format="zarr", global_attributes={"title": "other"})
+        _writer(tmp_path / "store", format="zarr", global_attributes={"title": "other"})
 
 
 def test_levels_to_keep(tmp_path: Path) -> None:
@@ -203,6 +203,15 @@ def test_rounded_mantissas_compress(tmp_path: Path, format: str) -> None:
         files = [path for path in (tmp_path / str(bits)).rglob("*") if path.is_file()]
         sizes[bits] = sum(path.stat().st_size for path in files)
     assert sizes[7] < sizes[23]
+
+
+@pytest.mark.parametrize("formats", [("netcdf", "zarr"), ("zarr", "netcdf")])
+def test_a_folder_has_forecasts_of_one_format(tmp_path: Path, formats: tuple[str, str]) -> None:
+    there, wanted = formats
+    path = _writer(tmp_path, format=there).write(Clock().parse(INITIAL[0]), _fields())
+    with pytest.raises(ConfigError, match=rf"inference.format: {wanted} is asked for, and {path} .*inference.folder"):
+        _writer(tmp_path, format=wanted)
+    assert [one.name for one in tmp_path.iterdir() if not one.name.startswith(".")] == [path.name]
 
 
 def test_rounding_is_to_the_nearest() -> None:
