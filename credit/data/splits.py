@@ -12,6 +12,7 @@ from credit.times import Clock, format_duration, parse_duration
 
 SPLITS = ("train", "valid", "test")
 _DAY = 1440
+_MONTH = (28 * _DAY, 31 * _DAY)
 
 
 @dataclass(frozen=True)
@@ -112,8 +113,19 @@ def require_samples(times: np.ndarray, split: Split, clock: Clock, conf: DataCon
     raise DataError(
         f"{split.describe(clock)}: {len(inside)} times but not one whole sample: history_len {history_len} and "
         f"{forecast_len} steps of {format_duration(step)} need {history_len + forecast_len} times in a row without a "
-        f"gap; {describe_gaps(inside, clock, step)}; name more files in data.sources, or a longer period"
+        f"gap; {describe_gaps(inside, clock, step)}; {_way_out(inside, step)}"
     )
+
+
+def _way_out(times: np.ndarray, step: int) -> str:
+    """Return what helps where `times` hold no sample: mostly another time step."""
+    apart = np.diff(times)
+    if len(apart) and _MONTH[0] <= apart.min() < apart.max() <= _MONTH[1]:
+        return "months are not of one length as steps are: give the data the calendar 360_day, one step of 30d a month"
+    usual = int(np.median(apart)) if len(apart) else step
+    if usual != step:
+        return f"most of them are {format_duration(usual)} apart: set data.timestep to that, or name more files"
+    return "name more files in data.sources, or a longer period"
 
 
 def _chosen(initial: np.ndarray, split: Split, conf: DataConfig) -> np.ndarray:

@@ -239,6 +239,7 @@ def _forecasts(table: ScoreTable) -> list[dict[str, Any]]:
             "colour": style["color"],
             "dash": _DASHES[style.get("linestyle", "-")],
             "width": style["linewidth"],
+            "layer": style.get("zorder", 2),
         }
         for name, style in styles_of(table).items()
     ]

@@ -142,15 +142,16 @@ class EventSums(CaseSums):
         - ``brier``: mean of (p - o)^2.
         - ``brier_fair``: less the mean of p (1 - p) / (M - 1), so that its expectation does not depend on M (Ferro
           2014, doi:10.1002/qj.2270); NaN of one member.
-        - ``brier_skill``, ``brier_skill_fair``: 1 - score / score of the climatological probability.
+        - ``brier_skill``, ``brier_skill_fair``: 1 - score / score of the climatological probability; NaN where that is
+          never wrong, as of an event that neither the climate nor the cases have.
         """
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return {
-                "brier": means["brier"],
-                "brier_fair": means["brier_fair"],
-                "brier_skill": 1 - means["brier"] / means["reference"],
-                "brier_skill_fair": 1 - means["brier_fair"] / means["reference"],
-            }
+        reference = np.where(means["reference"] > 0, means["reference"], np.nan)
+        return {
+            "brier": means["brier"],
+            "brier_fair": means["brier_fair"],
+            "brier_skill": 1 - means["brier"] / reference,
+            "brier_skill_fair": 1 - means["brier_fair"] / reference,
+        }
 
     def contributions(
         self, cases: Mapping[str, np.ndarray], means: Mapping[str, np.ndarray], metrics: Mapping[str, np.ndarray]

@@ -16,6 +16,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
+from credit.config.schema_forecast import OWN_NAMES
+from credit.config.schema_regions import REGIONS
 from credit.whole import write_whole
 
 STYLE = {
@@ -59,8 +61,8 @@ def pretty_units(units: str, power: int = 1) -> str:
 
 
 def label(name: str) -> str:
-    """Return a forecast's name for people."""
-    return name.replace("_", " ").capitalize()
+    """Return the name of a forecast or region for people: ours in words, a user's as it was written."""
+    return name.replace("_", " ").capitalize() if name in OWN_NAMES or name in REGIONS else name
 
 
 def loss_curve(train: Sequence[tuple[int, float]], valid: Sequence[tuple[int, float]]) -> Figure:

@@ -10,6 +10,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from credit.config.schema_forecast import BEST_BASELINE
 from credit.verify.card import card_rows, card_values
 from credit.verify.plots import LEAST_WIDTH, label, new_figure, pretty_units
 from credit.verify.table import ScoreTable
@@ -22,6 +23,7 @@ _STYLES = {
 }
 _OTHER_COLOURS = ("#009E73", "#CC79A7", "#56B4E9")
 _OTHER_LINES = ("-", "--", ":")
+_OTHER = {"linewidth": 1.1, "zorder": 6}  # thinner than the model and above it: runs that hardly differ are both seen
 _CARD_REGIONS = ("global", "extratropics_north", "tropics", "extratropics_south")
 
 
@@ -54,7 +56,7 @@ def styles_of(table: ScoreTable) -> dict[str, dict]:
     styles = {}
     for name in table.forecasts:
         line, colour = ("", "") if name in _STYLES else next(others)
-        styles[name] = _STYLES.get(name) or {"color": colour, "linestyle": line, "linewidth": 1.8}
+        styles[name] = _STYLES.get(name) or {"color": colour, "linestyle": line, **_OTHER}
     return styles
 
 
@@ -114,7 +116,8 @@ def scorecard(table: ScoreTable, reference: str) -> Figure:
     what = "RMSE" if rows[-1].score == "rmse" else "RMSE or score named"
     figure.colorbar(mesh, ax=axes, label=f"{what}, difference (%)", extend="both", aspect=15, pad=0.01)
     hatching = "hatched: significant" if significant.any() else "nothing is significant"
-    figure.suptitle(f"Model against {label(reference).lower()} (blue: better; {hatching})")
+    against = "best baseline" if reference == BEST_BASELINE else label(reference)
+    figure.suptitle(f"Model against {against} (blue: better; {hatching})")
     return figure
 
 

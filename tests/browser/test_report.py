@@ -101,6 +101,15 @@ def test_what_is_drawn_is_what_was_scored(
     check_curves(browser, table, {name: curves[name] for name in set(curves) - {OTHER}})
 
 
+def test_another_forecast_is_drawn_above_the_model(browser: Chromium, page: Path) -> None:
+    """It is the thinner of the two, so that both are seen where they hardly differ."""
+    browser.open(page)
+    read = "(own) => [own.dataset.forecast, own.getAttribute('stroke-width')]"
+    curves = browser.evaluate(f"[...document.querySelectorAll('#chart .curve')].map({read})")
+    (below, thick), (above, thin) = curves[-2:]
+    assert (below, above) == ("model", OTHER) and float(thin) < float(thick)
+
+
 def test_intervals_and_wind_vectors(browser: Chromium, page: Path, table: ScoreTable) -> None:
     browser.open(page)
     browser.choose("#choose-variable", "wind (vector)")
@@ -251,7 +260,7 @@ def test_the_address_brings_a_view_back(browser: Chromium, page: Path) -> None:
 def test_names_are_text_and_never_markup(browser: Chromium, page: Path) -> None:
     browser.open(page)
     assert NASTY in shown_texts(browser, "#scorecard tbody th")
-    assert OTHER.capitalize() in shown_texts(browser, "#choose-against option")
+    assert OTHER in shown_texts(browser, "#choose-against option")
     assert browser.evaluate("document.querySelectorAll('main b, main i').length") == 0
     members, notice = shown_texts(browser, ".notice")
     assert f"the model 5, {OTHER} 1." in members and notice == "A <short> notice & more"

@@ -5,7 +5,8 @@ function drawChart(svg, scores, place, curves) {
   const frame = frameOf(svg, scores, place, curves);
   svg.setAttribute("viewBox", `0 0 ${frame.width} ${frame.height}`);
   svg.replaceChildren(...drawAxes(frame, scores, place));
-  for (const own of [...curves].reverse()) svg.append(...drawCurve(frame, own));
+  const layers = [...curves].reverse().sort((one, other) => one.layer - other.layer);
+  for (const own of layers) svg.append(...drawCurve(frame, own));
   svg.append(make("line", { class: "cursor", y1: frame.top, y2: frame.bottom }, null, "svg"));
   moveCursor(svg, frame, place.lead);
   return frame;

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from credit.config.schema_data import DataConfig
-from credit.data.splits import build_splits, initial_times, require_samples
+from credit.data.splits import Split, build_splits, initial_times, require_samples
 from credit.errors import ConfigError, DataError
 from credit.times import Clock
 
@@ -61,8 +61,22 @@ def test_no_sample_says_why() -> None:
     times = split.first + 720 * np.arange(30)
     with pytest.raises(DataError, match=r"need 2 times in a row.*29 gaps: 2000-01-01T00:00 to 2000-01-01T12:00"):
         require_samples(times, split, CLOCK, conf(), 1)
+    with pytest.raises(DataError, match=r"most of them are 12h apart: set data.timestep to that"):
+        require_samples(times, split, CLOCK, conf(), 1)
+    with pytest.raises(DataError, match="need 32 times in a row.*; name more files in data.sources, or"):
+        require_samples(split.first + 360 * np.arange(30), split, CLOCK, conf(), 31)
     with pytest.raises(DataError, match="no data in this period; the data have 1999"):
         require_samples(np.array([CLOCK.parse("1999-01-01")]), split, CLOCK, conf(), 1)
+
+
+@pytest.mark.parametrize("calendar", ["standard", "noleap"])
+def test_months_are_no_time_steps(calendar: str) -> None:
+    clock = Clock(calendar)
+    months = np.array([clock.parse(f"2000-{month:02d}-01") for month in range(1, 13)])
+    year = Split("train", int(months[0]), int(months[-1]))
+    for timestep in ("30d", "31d"):
+        with pytest.raises(DataError, match="months are not of one length.*calendar 360_day"):
+            require_samples(months, year, clock, conf(timestep=timestep), 3)
 
 
 def test_samples_begin_where_they_are_asked_to() -> None:

@@ -124,9 +124,9 @@ def test_what_was_written_with_other_settings_is_not_taken_as_done(
     _writer(tmp_path, **before).write(FIRST, _fields())
     assert _writer(tmp_path, **before).is_complete(FIRST)
     assert not _writer(tmp_path, **now).is_complete(FIRST)
-    _writer(tmp_path, format="zarr", **before)
+    _writer(tmp_path / "store", format="zarr", **before)
     with pytest.raises(ConfigError, match=rf"zarr: differs .*{says}.*; choose another inference.folder"):
-        _writer(tmp_path, format="zarr", **now)
+        _writer(tmp_path / "store", format="zarr", **now)
 
 
 def test_pieces_of_other_lead_times_are_replaced(tmp_path: Path) -> None:

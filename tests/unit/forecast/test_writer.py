@@ -146,9 +146,9 @@ def test_a_file_of_another_run_is_not_taken_as_done(tmp_path: Path) -> None:
     assert not _writer(tmp_path, lead_minutes=[360, 720, 1080]).is_complete(first)
     (tmp_path / "forecast_2001-04-01T00.nc").write_bytes(b"CDF is not here")
     assert not _writer(tmp_path).is_complete(first)
-    _writer(tmp_path, format="zarr")
+    _writer(tmp_path / "store", format="zarr")
     with pytest.raises(ConfigError, match="in global attribute checkpoint_step, global attribute title; .*folder"):
-        _writer(tmp_path, format="zarr", global_attributes={"title": "other"})
+        _writer(tmp_path / "store", format="zarr", global_attributes={"title": "other"})
 
 
 def test_levels_to_keep(tmp_path: Path) -> None:

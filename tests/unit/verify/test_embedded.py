@@ -12,7 +12,7 @@ import pytest
 from credit.channels import Channel
 from credit.verify.embedded import encode, pack_curves, page_scores, raised
 from credit.verify.meanings import MEANINGS
-from credit.verify.plots_scores import styles_of
+from credit.verify.plots_scores import scorecard, styles_of
 from credit.verify.table import ScoreTable
 from tests.browser.pages import make_table
 
@@ -64,6 +64,15 @@ def test_everything_small_is_there(table: ScoreTable) -> None:
             for region in range(values.shape[-1]):
                 own = scores["curves"][name][season][forecast][channel][region]
                 np.testing.assert_allclose(unpack(own, 6), values[place][:, region], rtol=1e-3)
+
+
+def test_names_of_a_user_are_shown_as_they_were_written() -> None:
+    table = make_table([Channel("t500", "t", 500.0, "prognostic")], "IFS_hres")
+    scores, _ = page_scores(table, "t500")
+    labels = {own["name"]: own["label"] for own in scores["forecasts"]}
+    assert labels["IFS_hres"] == "IFS_hres" and labels["damped_persistence"] == "Damped persistence"
+    assert scorecard(table, "IFS_hres").get_suptitle().startswith("Model against IFS_hres ")
+    assert scorecard(table, "best_baseline").get_suptitle().startswith("Model against best baseline ")
 
 
 def test_events_and_precipitation_have_one_row() -> None:

@@ -162,6 +162,19 @@ def test_one_member_has_no_fair_score() -> None:
     assert np.isfinite(metrics["brier"]).all()
 
 
+def test_there_is_no_skill_against_a_climatology_that_is_never_wrong() -> None:
+    """What never happens, forecast by some members: a Brier score, but no skill, no interval of it and no infinity."""
+    cases = draw_cases(48, 4)
+    never = np.full((1, len(CHANNELS), 1), cases.truth.max() + 1.0)
+    cases.members[:, 0] = never[0, :, 0].max() + 1.0
+    sums = _events(cases, never, np.zeros((1, len(CHANNELS), 1)))
+    metrics, ends = sums.metrics(), intervals(sums, 0, 1440)
+    np.testing.assert_allclose(metrics["brier"], 1 / 16, rtol=1e-12)
+    np.testing.assert_allclose(ends["brier"], 1 / 16, rtol=1e-9)
+    for name in ("brier_skill", "brier_skill_fair"):
+        assert np.isnan(metrics[name]).all() and np.isnan(ends[name]).all()
+
+
 def test_quantiles_of_each_cell_have_the_skill_of_the_climatology() -> None:
     """A large ensemble of the climatology has no skill, and one that knows the cell's centre has some."""
     rng = np.random.default_rng(1)
