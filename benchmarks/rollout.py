@@ -2,14 +2,15 @@
 
 The 1 degree starter (80 channels in, 84 out: 5 variables on 16 levels and 4 at the surface) with random weights
 forecasts from a random state. Bare is the network and nothing else; every other case makes the same forecast by the
-package's own road, with another way of writing, or scores it as `credit_verify --online` does, with the three
-baselines, in the five default regions, 16 winds among the channels. Reading the truth costs nothing here. Cases
-alternate, each in a process of its own, so that peak memory (resident set) is its own; the ratios are medians over the
-rounds, of time and, for a machine that others use, of processor time.
+package's own road: for nobody, which shows what laying inputs together, adding the change and decoding take; with
+another way of writing; or scored as `credit_verify --online` does, with the three baselines, in the five default
+regions, 16 winds among the channels. Reading the truth costs nothing here. Cases alternate, each in a process of its
+own, so that peak memory (resident set) is its own; the ratios are medians over the rounds, of time and, for a machine
+that others use, of processor time.
 
     python benchmarks/rollout.py [--threads 2] [--steps 40] [--rounds 3] [--members 1] [--amp] [--cases zarr scored]
 
---cases measures, beside the bare network, only the cases of which the name has one of these words in it.
+--cases measures, beside the first two, only the cases of which the name has one of these words in it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
@@ -46,9 +48,10 @@ from credit.times import Clock
 from credit.verify.scoring import score_forecasts
 
 STEP = 360
-SCORED = "scored beside the baselines"
-CASES: dict[str, dict[str, object] | None] = {
-    "bare network": None,
+BARE, ALONE, SCORED = "bare network", "forecast alone", "scored beside the baselines"
+CASES: dict[str, dict[str, object]] = {
+    BARE: {},
+    ALONE: {},
     "netCDF": {},
     "netCDF, zlib 1, 12 bits": {"compression": 1, "keep_bits": 12},
     "zarr": {"format": "zarr"},
@@ -128,7 +131,9 @@ def measure(case: str, steps: int, members: int, amp: bool) -> dict[str, float]:
         stepper.step(state, forcing)
         if case == SCORED:
             taken = _score(stepper, frames, channels, grid, steps, members)
-        elif options is None:
+        elif case == ALONE:
+            taken = _consume(forecast(stepper, frames, starts, steps, STEP, 1), steps)
+        elif case == BARE:
             x = torch.cat([state, torch.zeros(members, 0, 1, *grid.shape)], dim=1)
             began = _now()
             for _ in range(steps):
@@ -144,6 +149,13 @@ def measure(case: str, steps: int, members: int, amp: bool) -> dict[str, float]:
 def _now() -> np.ndarray:
     """Return the time and the processor time of this process, seconds."""
     return np.array([time.perf_counter(), time.process_time()])
+
+
+def _consume(outputs: Iterator[torch.Tensor], steps: int) -> np.ndarray:
+    began = _now()
+    for _ in outputs:
+        pass
+    return (_now() - began) / steps
 
 
 def _score(stepper, frames, channels, grid, steps: int, members: int) -> np.ndarray:
@@ -200,8 +212,8 @@ def main() -> None:
         print(json.dumps(measure(asked.case, asked.steps, asked.members, asked.amp)))
         return
     set_environment()  # of the processes that are started here
-    wanted = ["bare network", *(case for case in list(CASES)[1:] if any(word in case for word in asked.cases))]
-    if len(wanted) == 1:
+    wanted = [BARE, ALONE, *(case for case in list(CASES)[2:] if any(word in case for word in asked.cases))]
+    if len(wanted) == 2:
         parser.error(f"--cases {' '.join(asked.cases)}: no case has that in its name; there are {', '.join(CASES)}")
     found: dict[str, list[dict[str, float]]] = {case: [] for case in wanted}
     for _ in range(asked.rounds):
@@ -211,11 +223,16 @@ def main() -> None:
             if done.returncode:
                 sys.exit(f"{case}: {done.stderr[-2000:]}")
             found[case].append(json.loads(done.stdout))
-    print("| case | s a step | over the bare network | processor time over the bare network | peak memory [GB] |")
-    print("|---|---|---|---|---|")
-    bare = found["bare network"]
+    print(
+        "| case | s a step | over the bare network | its processor time | over the forecast alone | its processor time "
+        "| peak memory [GB] |\n|---|---|---|---|---|---|---|"
+    )
     for case, rounds in found.items():
-        ratios = (median(own[key] / one[key] for own, one in zip(rounds, bare, strict=True)) for key in ("time", "cpu"))
+        ratios = [
+            median(own[key] / one[key] for own, one in zip(rounds, found[other], strict=True))
+            for other in (BARE, ALONE)
+            for key in ("time", "cpu")
+        ]
         seconds, peak = (median(own[key] for own in rounds) for key in ("time", "peak"))
         print(f"| {case} | {seconds:.3f} | " + "".join(f"{ratio:.2f} | " for ratio in ratios) + f"{peak:.2f} |")
 
