@@ -99,7 +99,7 @@ def disturb(folder: Path, processes: list, found: Findings, draw: random.Random,
     in_start, in_save = moment < 0.2, moment > 0.6
     if in_start:
         time.sleep(draw.random() * start_seconds)
-    deadline = time.monotonic() + (0 if in_start else 120)
+    deadline = time.monotonic() + (0 if in_start else 60 + 3 * start_seconds)
     while all(process.poll() is None for process in processes) and time.monotonic() < deadline:
         if in_save and any(folder.glob("checkpoints/.step_*.part")) and newest_row(folder) > before:
             break

@@ -11,6 +11,7 @@ import pytest
 from tests.faults.ranks import REPOSITORY, free_port
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["on_main", "dealt_by_main"])
 def test_a_rank_that_is_left_alone_says_so(how: str) -> None:
     environ = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2",
