@@ -14,7 +14,7 @@ from credit.data.reader import FieldReader
 from credit.errors import CheckpointError, ConfigError
 from credit.parallel.launch import from_main
 from credit.parallel.mesh import RunMesh
-from credit.parallel.verdict import together
+from credit.parallel.verdict import on_main
 from credit.train import checkpoint
 from credit.train.assets import Assets, require_same_fields
 from credit.whole import write_text_whole
@@ -65,7 +65,7 @@ def find_start(config: Config, folder: Path) -> Path | None:
     resume = config.trainer.resume
     checkpoints = folder / "checkpoints"
     if resume == "never":
-        if together(lambda: checkpoint.list_checkpoints(checkpoints))[0]:
+        if on_main(lambda: checkpoint.list_checkpoints(checkpoints)):
             raise ConfigError(
                 f"trainer.resume: never, but {checkpoints} has checkpoints that would be lost; use auto to continue "
                 "them, another save_loc, or remove them"
