@@ -12,19 +12,15 @@ from __future__ import annotations
 
 import argparse
 import functools
-import sys
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from live_memory import LiveMemory
+from networks import PUBLISHED, STARTER
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
-
-sys.path.insert(0, str(Path(__file__).parent))
-from live_memory import LiveMemory
-from memory import PUBLISHED
 
 from credit.models.registry import build_model
 from credit.models.wxformer.attention import TransformerLayer
@@ -35,11 +31,6 @@ from credit.parallel.activation import checkpoint_blocks
 from credit.parallel.reduce import local_part
 from credit.parallel.tensor_parallel import apply_tensor_parallel
 
-STARTER = {
-    "image_height": 181, "image_width": 360, "in_channels": 80, "out_channels": 84, "dim": [32, 64, 128, 256],
-    "depth": [2, 2, 8, 2], "dim_head": 32, "global_window_size": [8, 4, 2, 1], "local_window_size": 4,
-    "padding": {"mode": "earth", "lat": [37, 38], "lon": [12, 12]}, "decoder": "pixel_shuffle",
-}  # fmt: skip
 PARTS = {TransformerLayer: "layers", CrossScaleEmbedding: "embeddings", Decoder: "decoder", SpectralNorm: "weights"}
 
 

@@ -29,10 +29,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from networks import STARTER
 from options import add_counts, add_reference
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
-from wxformer import INPUTS, OUTPUTS, REPOSITORY, STARTER, build_reference, mean_square
+from wxformer import REPOSITORY, build_reference, mean_square, random_sample
 
 PRECISIONS = {
     "float32": ("trainer.amp=false", "trainer.tf32=false"),
@@ -101,10 +102,7 @@ def build_reference_step(half: bool, device: torch.device) -> tuple[Callable[[],
     """Return a step of the published package's network with torch's defaults, as `build_step` does."""
     model = build_reference().to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
-    x, target = (
-        torch.randn(1, channels, 1, STARTER["image_height"], STARTER["image_width"], device=device)
-        for channels in (INPUTS, OUTPUTS)
-    )
+    x, target = random_sample(STARTER, device)
 
     def step() -> Tensor:
         with torch.autocast(device.type, torch.bfloat16, enabled=half):

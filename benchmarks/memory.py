@@ -13,6 +13,7 @@ import argparse
 
 import torch
 import torch.distributed as dist
+from networks import PUBLISHED
 
 from credit.config.schema_trainer import ParallelismConfig, TrainerConfig
 from credit.models.initialise import initial_values
@@ -24,12 +25,6 @@ from credit.parallel.mesh import RunMesh, build_mesh, plan_degrees
 from credit.parallel.reduce import local_part
 from credit.train.optim import build_optimizer
 
-PUBLISHED = {
-    "image_height": 640, "image_width": 1280, "in_channels": 74, "out_channels": 71,
-    "dim": [128, 256, 512, 1024], "depth": [2, 2, 8, 2], "dim_head": 32,
-    "global_window_size": [10, 5, 2, 1], "local_window_size": 10, "interp": False,
-    "padding": {"mode": "earth", "lat": [80, 80], "lon": [80, 80]},
-}  # fmt: skip
 MESHES = [
     {"data": "ddp"},
     {"data": "fsdp2"},
@@ -44,7 +39,7 @@ MESHES = [
 def held_bytes(mesh: RunMesh, data: str, decoder: str) -> tuple[int, int]:
     """Return the parameters of the model and the bytes that this rank holds."""
     with torch.device("meta"):
-        model = build_model("wxformer", **PUBLISHED, decoder=decoder)
+        model = build_model("wxformer", **PUBLISHED | {"decoder": decoder})
     parameters = sum(p.numel() for p in model.parameters())
     parallelize(model, mesh, shard=data != "none")
     allocate_(model, torch.device("cpu"))

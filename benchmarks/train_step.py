@@ -24,11 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from networks import STARTER
 from options import add_counts, add_reference
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
-from wxformer import INPUTS, OUTPUTS, STARTER, build_ours, build_reference, mean_square, prepare, run_script
+from wxformer import build_ours, build_reference, mean_square, prepare, random_sample, run_script
 
 OTHER, OPTIMIZER = "other", "optimizer"
 # part -> its modules
@@ -133,9 +134,8 @@ def measure(who: str, dtype: str, steps: int) -> dict[str, Any]:
     torch.manual_seed(0)
     model = build_ours() if who == "ours" else build_reference()
     if who == "ours":
-        prepare(model, "train")
-    x = torch.randn(1, INPUTS, 1, STARTER["image_height"], STARTER["image_width"])
-    target = torch.randn(1, OUTPUTS, 1, *x.shape[-2:])
+        prepare(model, "train", dtype)
+    x, target = random_sample(STARTER)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     parts = Parts(model.train(), PARTS[who])
 

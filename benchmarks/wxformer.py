@@ -29,41 +29,19 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from networks import PUBLISHED, REFERENCE_STARTER, STARTER
 from options import add_counts, add_reference
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 REPOSITORY = Path(__file__).parents[1]
-STARTER = {
-    "image_height": 181,
-    "image_width": 360,
-    "dim": [32, 64, 128, 256],
-    "depth": [2, 2, 8, 2],
-    "dim_head": 32,
-    "global_window_size": [8, 4, 2, 1],
-    "local_window_size": 4,
-}
-INPUTS, OUTPUTS = 80, 84
-STARTER_ONLY = {"decoder": "pixel_shuffle", "padding": {"mode": "mirror", "lat": [37, 38], "lon": [12, 12]}}
-PUBLISHED = {
-    "image_height": 640,
-    "image_width": 1280,
-    "dim": [128, 256, 512, 1024],
-    "depth": [2, 2, 8, 2],
-    "dim_head": 32,
-    "global_window_size": [10, 5, 2, 1],
-    "local_window_size": 10,
-    "decoder": "transposed",
-    "padding": {"mode": "earth", "lat": [80, 80], "lon": [80, 80], "pole": "published"},
-}
-# model -> its settings and channels in and out
-MODELS = {"starter": ({**STARTER, **STARTER_ONLY}, INPUTS, OUTPUTS), "published": (PUBLISHED, 74, 71)}
+MODELS = {"starter": STARTER, "published": PUBLISHED}
 SHARED = ("eval", "train")
 ROLLOUTS = ("rollout", "rollout-kept")
 MODES = (*SHARED, "checkpoint", *ROLLOUTS)
@@ -75,8 +53,7 @@ def build_ours(model: str = "starter") -> nn.Module:
     from credit.models import build_model
 
     set_environment()
-    settings, inputs, outputs = MODELS[model]
-    return build_model("wxformer", **settings, in_channels=inputs, out_channels=outputs)
+    return build_model("wxformer", **MODELS[model])
 
 
 def build_reference() -> nn.Module:
@@ -86,11 +63,14 @@ def build_reference() -> nn.Module:
     sys.modules |= {"credit.postblock": types.ModuleType("credit.postblock"), post.__name__: post}
     from credit.models.wxformer.crossformer import CrossFormer
 
-    padding = {"activate": True, "mode": "mirror", "pad_lat": [37, 38], "pad_lon": [12, 12]}
-    return CrossFormer(
-        **STARTER, frames=1, channels=4, levels=18, surface_channels=4, input_only_channels=4, output_only_channels=8,
-        cross_embed_strides=(2, 2, 2, 2), padding_conf=padding,
-    )  # fmt: skip
+    return CrossFormer(**REFERENCE_STARTER)
+
+
+def random_sample(settings: Mapping[str, Any], device: str | torch.device = "cpu") -> tuple[Tensor, Tensor]:
+    """Return an input and a target of a network."""
+    cells = settings["image_height"], settings["image_width"]
+    x, target = (torch.randn(1, settings[key], 1, *cells, device=device) for key in ("in_channels", "out_channels"))
+    return x, target
 
 
 def measure(who: str, mode: str, dtype: str, steps: int, size: str = "starter") -> dict[str, float]:
@@ -99,9 +79,7 @@ def measure(who: str, mode: str, dtype: str, steps: int, size: str = "starter") 
 
     torch.manual_seed(0)
     model = build_ours(size) if who == "ours" else build_reference()
-    settings, inputs, outputs = MODELS[size]
-    x = torch.randn(1, inputs, 1, settings["image_height"], settings["image_width"])
-    target = torch.randn(1, outputs, 1, *x.shape[-2:])
+    x, target = random_sample(MODELS[size])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     model.train(mode != "eval")
     if who == "ours":
@@ -119,7 +97,7 @@ def measure(who: str, mode: str, dtype: str, steps: int, size: str = "starter") 
 
         again = mode == "rollout"
         first = checkpoint(model, x, use_reentrant=False, context_fn=recalling) if again else model(x)
-        second = model(first[:, :inputs])
+        second = model(first[:, : x.shape[1]])
         return mean_square(first, target) + mean_square(second, target)
 
     def step() -> None:

@@ -171,15 +171,6 @@ def fake_ranks(world: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def from_main(value):
-    """Return rank 0's `value`, any object, on every rank; collective. What files tell must not differ by rank."""
-    if not dist.is_initialized():
-        return value
-    box = [value]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
-
-
 def _whole(environ: Mapping[str, str], name: str) -> int:
     try:
         return int(environ[name])

@@ -10,7 +10,6 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 
 from credit.errors import CheckpointError, CreditError
-from credit.parallel.launch import from_main
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -55,8 +54,9 @@ def together(what: Callable[[], T], group: dist.ProcessGroup | None = None) -> l
 def on_main(what: Callable[[], T]) -> T:
     """Collective: call `what` on the main process alone and return its result on every rank.
 
-    The result may be large: it is sent to each rank once. `together` would give every rank room for the largest result
-    times the number of ranks.
+    What files tell must not differ by rank, and a thousand ranks that ask are a load for a file system. The result may
+    be large: it is sent to each rank once. `together` would give every rank room for the largest times the number of
+    ranks.
 
     Args:
         what: has no collectives in it; its result can be pickled.
@@ -68,8 +68,10 @@ def on_main(what: Callable[[], T]) -> T:
         return what()
     results: list[T] = []
     together(lambda: results.append(what()) if rank_of() == 0 else None)
+    box = [results[0] if results else None]
     with _connected():
-        return from_main(results[0] if results else None)
+        dist.broadcast_object_list(box, src=0)
+    return box[0]
 
 
 def dealt_by_main(offer: T, deal: Callable[[list[T]], list[U]], group: dist.ProcessGroup | None = None) -> U:

@@ -114,7 +114,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 def newest_checkpoint(folder: Path, at_most: int | None = None) -> Path | None:
     """Collective: return the newest whole checkpoint, of step `at_most` at the latest; damaged ones are skipped with a
     warning."""
-    for path in reversed(together(lambda: list_checkpoints(folder))[0]):
+    for path in reversed(on_main(lambda: list_checkpoints(folder))):
         if at_most is not None and step_of(path) > at_most:
             continue
         problem = find_damage(path)

@@ -12,9 +12,8 @@ from typing import Any
 from credit.config import Config, dump_config
 from credit.data.reader import FieldReader
 from credit.errors import CheckpointError, ConfigError
-from credit.parallel.launch import from_main
 from credit.parallel.mesh import RunMesh
-from credit.parallel.verdict import together
+from credit.parallel.verdict import on_main
 from credit.times import parse_duration
 from credit.train import checkpoint
 from credit.train.assets import Assets, require_same_fields
@@ -66,7 +65,7 @@ def find_start(config: Config, folder: Path) -> Path | None:
     resume = config.trainer.resume
     checkpoints = folder / "checkpoints"
     if resume == "never":
-        if together(lambda: checkpoint.list_checkpoints(checkpoints))[0]:
+        if on_main(lambda: checkpoint.list_checkpoints(checkpoints)):
             raise ConfigError(
                 f"trainer.resume: never, but {checkpoints} has checkpoints that would be lost; use auto to continue "
                 "them, another save_loc, or remove them"
@@ -77,7 +76,7 @@ def find_start(config: Config, folder: Path) -> Path | None:
         return own
     if resume not in _NAMED:
         elsewhere = Path(resume).resolve().parent != checkpoints.resolve()
-        is_file, is_gone = from_main((os.path.isfile(resume), elsewhere and not os.path.exists(resume)))
+        is_file, is_gone = on_main(lambda: (os.path.isfile(resume), elsewhere and not os.path.exists(resume)))
         if is_gone and own is not None:
             logger.warning("trainer.resume: %s is not there; the run goes on from its own %s", resume, own.name)
         if is_file or (is_gone and own is not None):

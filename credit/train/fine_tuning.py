@@ -19,7 +19,7 @@ from credit.models.lora import apply_lora, base_state, initial_adapters, merge_a
 from credit.parallel.apply import parallelize
 from credit.parallel.materialise import allocate_, fill_, require_filled
 from credit.parallel.mesh import RunMesh
-from credit.parallel.verdict import together
+from credit.parallel.verdict import on_main
 from credit.train import checkpoint
 from credit.train.assets import Assets
 from credit.train.network import build_network, use_tf32
@@ -80,7 +80,7 @@ def locate_base(recorded: Mapping[str, str], resume: str, origin: Path) -> Path:
             f"(checksum {recorded['weights']}); put it back, or give its new place as trainer.resume"
         )
 
-    base = together(look)[0]
+    base = on_main(look)
     return checkpoint.resolve_checkpoint(base.parent, str(base))
 
 

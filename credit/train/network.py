@@ -46,7 +46,7 @@ def use_deterministic_algorithms(on: bool) -> None:
 
 
 def use_tf32(on: bool, device: torch.device) -> None:
-    """Have a GPU compute float32 products and convolutions in TF32, or neither; torch by itself does the latter.
+    """Have a GPU compute float32 products and convolutions in TF32, or neither; by itself torch does convolutions so.
 
     Spectral norm's products with vectors have no such kernel, and budgets are float64.
     """

@@ -1,23 +1,25 @@
 """A plugin (``plugins: [tests.parallel.frugal]``): refuses what a thousand ranks cannot afford.
 
 What `all_gather_object` gathers, each rank receives from every rank, in the size of the largest: no fields. Every
-source file is opened by rank 0 alone to see what is in it.
+source file is opened by rank 0 alone to see what is in it, and it alone lists the checkpoints.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch.distributed as dist
 
 from credit.data import sources
+from credit.train import checkpoint
 
 MOST_NUMBERS = 500  # a field of the small world has 512
 
-_gather, _scan = dist.all_gather_object, sources.scan_sources
+_gather = dist.all_gather_object
 
 
 class _Looks(pickle.Pickler):
@@ -34,9 +36,15 @@ def _gather_objects(gathered: list, mine: Any, group: dist.ProcessGroup | None =
 dist.all_gather_object = _gather_objects
 
 
-def _scan_sources(*arguments: Any) -> Any:
-    assert not dist.is_initialized() or dist.get_rank() == 0, "looks at all source files"
-    return _scan(*arguments)
+def _on_main_alone(module: ModuleType, name: str) -> None:
+    function = getattr(module, name)
+
+    def called(*arguments: Any, **named: Any) -> Any:
+        assert not dist.is_initialized() or dist.get_rank() == 0, f"{name} on rank {dist.get_rank()}"
+        return function(*arguments, **named)
+
+    setattr(module, name, called)
 
 
-sources.scan_sources = _scan_sources
+_on_main_alone(sources, "scan_sources")
+_on_main_alone(checkpoint, "list_checkpoints")

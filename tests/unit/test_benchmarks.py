@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -43,3 +44,11 @@ def test_what_measures_nothing_is_refused(arguments: str, repository: Path, tmp_
 def test_the_command_says_what_is_wrong_with_its_config(repository: Path) -> None:
     done = run(repository, "run.py", "nowhere.yml", "--rounds", "1")
     assert done.returncode and "nowhere.yml" in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.slow
+def test_a_step_is_measured_part_by_part(repository: Path) -> None:
+    done = run(repository, "train_step.py", "--case", "ours", "float32", "--steps", "1")
+    assert not done.returncode, done.stderr
+    found = json.loads(done.stdout)
+    assert found["forward"].keys() & found["backward"].keys() >= {"embedding", "attention", "feed-forward", "head"}
