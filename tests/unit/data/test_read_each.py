@@ -120,10 +120,9 @@ def on_hybrid_levels(folder: Path, levels_a_chunk: int) -> SourceReader:
         encoding = {name: {"_FillValue": None} for name in data.variables}
         for name in ("t", "u", "v", "q"):
             shape = (12, levels_a_chunk, hybrid_on_the_fly.H, hybrid_on_the_fly.W)
-            step = float(data[name].max() - data[name].min()) / 6e4
-            offset = float(data[name].mean())
-            packed = {"dtype": "i2", "scale_factor": step, "add_offset": offset, "_FillValue": -32768}
-            encoding[name] = {"chunksizes": shape} | packed
+            low, high = float(data[name].min()), float(data[name].max())
+            packed = {"scale_factor": (high - low) / 6e4, "add_offset": 0.5 * (low + high), "_FillValue": -32768}
+            encoding[name] = {"dtype": "i2", "chunksizes": shape} | packed
         encoding["lnsp"] = {"chunksizes": (12, *shape[2:])}
         data.to_netcdf(folder / "chunks.nc", encoding=encoding)
     ground = GROUND | {"surface_pressure": "lnsp"}
