@@ -93,20 +93,21 @@ class Layout:
         """
         return self.to_run(self.orientation.apply(self._values(dataset, position, self.level_rows)))
 
-    def read_raw(self, dataset: xr.Dataset, position: int) -> np.ndarray:
-        """Return the fields of one time for formulas, (levels or 1, h, w), on the file's grid, in `to_si`'s units."""
+    def read_raw(self, dataset: xr.Dataset, position: int | slice) -> np.ndarray:
+        """Return fields for formulas, ([T,] levels or 1, h, w), on the file's grid, in `to_si`'s units; see `read`."""
         rows = self.level_rows
         if rows is None or "level" not in self.dims:
             return self._raw(dataset, position, rows)
         chunk = dataset.variables[self.name].encoding.get("preferred_chunks", {}).get(self.dims["level"], 1)
         at_once = -(-_ROWS_AT_ONCE // chunk) * chunk
-        fields = np.empty((len(rows), *self.grid.shape), dtype=np.float32)
+        times = (position.stop - position.start,) if isinstance(position, slice) else ()
+        fields = np.empty((*times, len(rows), *self.grid.shape), dtype=np.float32)
         for first in range(0, len(rows), at_once):
             part = slice(first, first + at_once)
-            fields[part] = self._raw(dataset, position, rows[part])
+            fields[..., part, :, :] = self._raw(dataset, position, rows[part])
         return fields
 
-    def _raw(self, dataset: xr.Dataset, position: int, rows: tuple[int, ...] | None) -> np.ndarray:
+    def _raw(self, dataset: xr.Dataset, position: int | slice, rows: tuple[int, ...] | None) -> np.ndarray:
         values = self.orientation.apply(self._values(dataset, position, rows))
         return values if self.to_si is None else self.to_si.apply(values)
 

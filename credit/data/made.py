@@ -44,13 +44,20 @@ class MadeSeries(Series):
         Raises:
             DataError: see `credit.data.recipes.make`.
         """
-        return (self._make(files, int(place)) for place in places)
+        parts = {FIELD: self.read_raw(files, places)}
+        for role, (series, theirs) in self.inputs.items():
+            parts[role] = series.read_raw(files, theirs[places])
+        for place, *fields in zip(places, *parts.values(), strict=True):
+            yield self._make(self.pieces[self.piece[place]], dict(zip(parts, fields, strict=True)))
 
-    def _make(self, files: OpenFiles, place: int) -> np.ndarray:
-        layout = self.pieces[self.piece[place]].layout
-        fields = {FIELD: self.read_raw(files, place)}
-        for role, (series, places) in self.inputs.items():
-            fields[role] = series.read_raw(files, int(places[place]))
+    def _make(self, piece: Piece, fields: dict[str, np.ndarray]) -> np.ndarray:
+        """Return the fields of one time.
+
+        Args:
+            piece: the main input in its file.
+            fields: role -> what was read of it.
+        """
+        layout = piece.layout
         if SURFACE_PRESSURE in fields:
             fields[SURFACE_PRESSURE] = fields[SURFACE_PRESSURE][0].astype(np.float64)
         if self.ground is not None:
@@ -60,7 +67,7 @@ class MadeSeries(Series):
         try:
             return layout.to_run(make(self.kind, quantity, layout.column, fields, back))
         except DataError as error:
-            raise DataError(f"{self.pieces[self.piece[place]].path}: {self.name}: {error}") from error
+            raise DataError(f"{piece.path}: {self.name}: {error}") from error
 
 
 def is_made(name: str, pieces: list[Piece], conf: DataConfig) -> bool:

@@ -265,10 +265,10 @@ class _Maker:
             file = getattr(sys.modules.get(self._class.__module__), "__file__", None)
             places = traceback.extract_tb(error.__traceback__)
             own = next((place for place in reversed(places) if place.filename == file), None)
-            line = f", line {own.lineno}" if own else ""
+            there = f"{file}, line {own.lineno}" if own else self._class.__module__
             raise DataError(
                 f"{self.where}: {what} fails ({type(error).__name__}: {error}); look at "
-                f"{self.where.split()[0]}.options, or correct {self._class.__qualname__} in {file or self._class.__module__}{line}"
+                f"{self.where.split()[0]}.options, or correct {self._class.__qualname__} in {there}"
             ) from error
 
     def __getstate__(self) -> dict[str, object]:

@@ -36,7 +36,15 @@ class Series:
     position: np.ndarray
 
     def read(self, files: OpenFiles, places: np.ndarray) -> Iterator[np.ndarray]:
-        """Yield the fields of each of `places`, increasing, (levels or 1, H, W), on the run's grid.
+        """Yield the fields of each of `places`, increasing, (levels or 1, H, W), on the run's grid."""
+        return self._each(files, places, raw=False)
+
+    def read_raw(self, files: OpenFiles, places: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield the fields of each of `places`, increasing, (levels or 1, h, w) on the file's grid, for formulas."""
+        return self._each(files, places, raw=True)
+
+    def _each(self, files: OpenFiles, places: np.ndarray, raw: bool) -> Iterator[np.ndarray]:
+        """Yield the fields of each place.
 
         Neighbours are read at once, and what lies in one chunk of a file, with what lies between: it is unpacked whole.
         """
@@ -45,12 +53,8 @@ class Series:
         together = (np.diff(piece) == 0) & ((np.diff(position) == 1) | (np.diff(chunk) == 0))
         for run in np.split(np.arange(len(places)), np.flatnonzero(~together) + 1):
             first, last = (int(position[place]) for place in run[[0, -1]])
-            fields = read_piece(files, self.pieces[piece[run[0]]], slice(first, last + 1))
+            fields = read_piece(files, self.pieces[piece[run[0]]], slice(first, last + 1), raw)
             yield from (fields[number - first] for number in position[run])
-
-    def read_raw(self, files: OpenFiles, place: int) -> np.ndarray:
-        """Return the fields of one time, (levels or 1, h, w) on the file's grid."""
-        return read_piece(files, self.pieces[self.piece[place]], int(self.position[place]), raw=True)
 
 
 def read_piece(files: OpenFiles, piece: Piece, position: int | slice, raw: bool = False) -> np.ndarray:
@@ -59,8 +63,8 @@ def read_piece(files: OpenFiles, piece: Piece, position: int | slice, raw: bool 
     Args:
         files: opens the file.
         piece: the variable in its file.
-        position: of the time in it, or of several, of which raw fields are not read.
-        raw: on the file's grid, for formulas.
+        position: of the time in it, or of several.
+        raw: (..., h, w) on the file's grid, for formulas.
 
     Raises:
         DataError: if the file cannot be read there.

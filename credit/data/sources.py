@@ -13,7 +13,7 @@ from credit.config.schema_data import DataConfig
 from credit.data.cf import Layout
 from credit.data.chunks import copy_fields
 from credit.data.files import OpenFiles
-from credit.data.made import build_made, is_made
+from credit.data.made import MadeSeries, build_made, is_made
 from credit.data.missing import check_values, find_masks
 from credit.data.problems import Problems
 from credit.data.scan import Scan, scan_sources
@@ -81,10 +81,10 @@ class SourceReader:
         self._static = self._read_static(scan)
         self.masks = find_masks(self._static, channels.static_stored, declared)
         check_values(self._static, channels.static_stored, self.masks, self.grid, "any time")
-        # fields that are read at once, of the run and of a file, where packed ones are float64
+        # fields that are read at once, of the run and of files
         of_files = (_bytes(one) * len(windows[name].terms) for name, one in series.items())
         of_run = len(channels.stored) * math.prod(self.grid.shape) * 4
-        self.bytes_a_time = of_run + _COPIES * max(of_files, default=0)
+        self.bytes_a_time = of_run + max(of_files, default=0)
         self.masks |= find_masks(self._assemble([0], self._series)[0], channels.stored, declared)
 
     def read(self, index: int) -> np.ndarray:
@@ -171,9 +171,15 @@ class SourceReader:
 
 
 def _bytes(series: Series) -> int:
-    """Return the memory that a time of a variable takes while it is read."""
+    """Return the memory that a time of a variable takes while it is read: float64, where it is packed."""
+    inputs = [one for one, _ in series.inputs.values()] if isinstance(series, MadeSeries) else []
+    # what a variable is made of is there at once, float32
+    return 8 * _COPIES * _values(series) + 4 * sum(map(_values, inputs))
+
+
+def _values(series: Series) -> int:
     layout = series.pieces[0].layout
-    return 8 * len(layout.level_rows or (0,)) * math.prod(layout.grid.shape)
+    return len(layout.level_rows or (0,)) * math.prod(layout.grid.shape)
 
 
 def open_sources(conf: DataConfig) -> SourceReader:

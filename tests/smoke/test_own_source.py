@@ -103,11 +103,8 @@ def test_a_time_that_cannot_be_read(own_run: Path, command) -> None:
     (own_run / "archive" / "2000011006.npz").write_bytes(b"PK")
     arguments = ("preprocess", "own.yml", "data.store=own.zarr")
     said = command(*arguments).stderr
-    for word in (
-        "data.sources.0 (npz_archive)",
-        "read('z', 2000-01-10 06:00:00, (850.0, 500.0))",
-        "lab_archive.py, line",
-    ):
+    call = "data.sources.0 (npz_archive): read('z', 2000-01-10 06:00:00, (850.0, 500.0)) fails"
+    for word in (call, "data.sources.0.options", "lab_archive.py, line"):
         assert word in said, said
     done = command(*arguments, "data.bad_times=skip", "preprocess.workers=2")
     assert done.returncode == 0, done.stderr

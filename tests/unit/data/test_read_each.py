@@ -12,7 +12,9 @@ import xarray as xr
 from credit.data import series, sources
 from credit.data.kept import KeptReader
 from credit.data.sources import SourceReader, open_sources
+from tests.unit.data import hybrid_on_the_fly
 from tests.unit.data.files_on_the_fly import make_config, random_fields, write_file
+from tests.unit.data.hybrid_on_the_fly import DERIVED, GROUND, fields_of
 
 H, W = 8, 16
 HOURS = 48
@@ -51,9 +53,9 @@ def test_neighbours_are_read_at_once(reader: SourceReader, monkeypatch: pytest.M
     lengths: dict[str, list[int]] = {"t": [], "tp": [], "sst": []}
     plain = series.read_piece
 
-    def counted(files: object, piece: object, positions: slice) -> np.ndarray:
+    def counted(files: object, piece: object, positions: slice, raw: bool) -> np.ndarray:
         lengths[piece.layout.name].append(positions.stop - positions.start)
-        return plain(files, piece, positions)
+        return plain(files, piece, positions, raw)
 
     monkeypatch.setattr(series, "read_piece", counted)
     kept = KeptReader(reader)
@@ -88,9 +90,9 @@ def test_a_chunk_is_read_once_also_where_the_run_takes_every_sixth_time(
     reads: list[int] = []
     plain = series.read_piece
 
-    def counted(files: object, piece: object, positions: slice) -> np.ndarray:
+    def counted(files: object, piece: object, positions: slice, raw: bool) -> np.ndarray:
         reads.extend([positions.stop - positions.start] * (piece.layout.name == "t2m"))
-        return plain(files, piece, positions)
+        return plain(files, piece, positions, raw)
 
     monkeypatch.setattr(series, "read_piece", counted)
     monkeypatch.setattr(sources, "_BYTES_AT_ONCE", 0)
@@ -103,6 +105,57 @@ def test_a_chunk_is_read_once_also_where_the_run_takes_every_sixth_time(
 @pytest.mark.parametrize("packed", [False, True])
 def test_memory_is_about_what_is_said(tmp_path: Path, packed: bool) -> None:
     reader = chunked(tmp_path, 1, 20 * H, packed)
+    [*reader.read_each(range(12), 12 * reader.bytes_a_time)]
+    tracemalloc.start()
+    fields = reader._read_variables(range(36), set(reader._series))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert sum(field.nbytes for field in fields) < peak < 1.3 * 36 * reader.bytes_a_time
+
+
+def on_hybrid_levels(folder: Path, levels_a_chunk: int) -> SourceReader:
+    """Interpolated and derived variables of packed columns, in chunks of 12 times and some levels."""
+    path = hybrid_on_the_fly.write(folder / "plain.nc", "ecmwf", fields_of("t", "u", "v", "q", "lnsp", "zs"))
+    with xr.open_dataset(path, decode_times=False) as data:
+        encoding = {name: {"_FillValue": None} for name in data.variables}
+        for name in ("t", "u", "v", "q"):
+            shape = (12, levels_a_chunk, hybrid_on_the_fly.H, hybrid_on_the_fly.W)
+            low, high = float(data[name].min()), float(data[name].max())
+            packed = {"scale_factor": (high - low) / 6e4, "add_offset": 0.5 * (low + high), "_FillValue": -32768}
+            encoding[name] = {"dtype": "i2", "chunksizes": shape} | packed
+        encoding["lnsp"] = {"chunksizes": (12, *shape[2:])}
+        data.to_netcdf(folder / "chunks.nc", encoding=encoding)
+    ground = GROUND | {"surface_pressure": "lnsp"}
+    options = {"p3": ["t", "q", "z", "ws"], "p2": ["msl"], "fields": {n: DERIVED[n] for n in ("z", "ws", "msl")}}
+    return open_sources(hybrid_on_the_fly.config(folder / "chunks.nc", ground, **options))
+
+
+@pytest.mark.parametrize("levels_a_chunk", [1, hybrid_on_the_fly.K])
+def test_what_is_made_is_read_by_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, levels_a_chunk: int) -> None:
+    """The same bits in other portions; each chunk of each input is read once for each variable that is made of it."""
+    reader = on_hybrid_levels(tmp_path, levels_a_chunk)
+    monkeypatch.setattr(sources, "_BYTES_AT_ONCE", 0)
+    alone = [*reader.read_each(range(40), 0)]
+    reads: list[tuple[str, int]] = []
+    plain = series.read_piece
+
+    def counted(files: object, piece: object, position: slice, raw: bool) -> np.ndarray:
+        reads.append((piece.layout.name, position.stop - position.start))
+        return plain(files, piece, position, raw)
+
+    monkeypatch.setattr(series, "read_piece", counted)
+    assert reader.chunk_times == 12
+    for one, fields in zip(alone, reader.read_each(range(40), 12 * reader.bytes_a_time), strict=True):
+        np.testing.assert_array_equal(one, fields)
+    of = {name: [times for other, times in reads if other == name] for name, _ in reads}
+    # t: itself, geopotential, pressure at sea level; q: itself, geopotential; lnsp: all five
+    assert {name: sorted(times) for name, times in of.items()} == {
+        name: [4] * n + [12] * 3 * n for name, n in (("t", 3), ("q", 2), ("u", 1), ("v", 1), ("lnsp", 5))
+    }
+
+
+def test_memory_of_what_is_made_is_about_what_is_said(tmp_path: Path) -> None:
+    reader = on_hybrid_levels(tmp_path, hybrid_on_the_fly.K)
     [*reader.read_each(range(12), 12 * reader.bytes_a_time)]
     tracemalloc.start()
     fields = reader._read_variables(range(36), set(reader._series))

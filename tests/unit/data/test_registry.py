@@ -21,6 +21,7 @@ from credit.data.files import OpenFiles
 from credit.data.registry import SourceVariable, register_source
 from credit.data.sources import SourceReader, open_sources
 from credit.errors import ConfigError, DataError
+from tests.unit.data import hybrid_on_the_fly as world
 from tests.unit.data.files_on_the_fly import make_config, random_fields, write_file
 
 H, W = 8, 16
@@ -137,6 +138,28 @@ def test_what_is_done_to_files(tmp_path: Path, options: dict[str, Any]) -> None:
     same(
         opened(made, source=source, **options),
         opened(SimpleReader(), sources=[{"path": str(file)} | source], **options),
+    )
+
+
+def test_columns_on_hybrid_levels(tmp_path: Path) -> None:
+    """Numbers of model levels, their coefficients in a table: interpolated, and integrated to geopotential."""
+    fields = world.fields_of("t", "q", "sp", "zs", times=3)
+    a, b = world.half_levels()
+    rows = [f"{n},{one:.9f},{other:.12f}" for n, (one, other) in enumerate(zip(a, b, strict=True))]
+    (tmp_path / "table.csv").write_text("\n".join(["n,a,b", *rows]))
+    vertical = {"vertical": world.GROUND | {"coefficients": str(tmp_path / "table.csv")}}
+    numbers = range(1, world.K + 1)
+    variables = {
+        name: SourceVariable(world.UNITS[name], numbers if name in "tq" else None, "1", is_static=name == "zs")
+        for name in fields
+    }
+    made = Memory(world.HOURS[:3], latitude=world.LAT, longitude=world.LON, variables=variables, fields=fields)
+    path = world.write(tmp_path / "ml.nc", "no", fields, world.HOURS[:3])
+    options = {"p3": ["t", "z"], "p2": ["msl"], "levels": world.LEVELS}
+    options["fields"] = {name: world.DERIVED[name] for name in ("z", "msl")}
+    same(
+        opened(made, source=vertical, **options),
+        opened(SimpleReader(), sources=[{"path": str(path)} | vertical], **options),
     )
 
 
