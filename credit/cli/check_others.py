@@ -12,7 +12,7 @@ from credit.config import Config
 from credit.errors import DataError
 from credit.forecast.archive import ForecastArchive, open_other_forecasts
 from credit.times import Clock
-from credit.verify.cases import call, common_cases, common_leads, require_comparable
+from credit.verify.cases import call, common_cases, common_leads, lacking_channels, require_comparable
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,11 @@ def check_others(config: Config, found: DataFound, planned: Planned, findings: F
         with findings.collect():
             require_comparable(name, archive, found, config.verification.grid is not None)
         with findings.collect():
-            _compare_channels(name, archive, found, planned, findings)
+            lacking = lacking_channels(name, archive, found, planned.channel_names)
+            if lacking and len(findings.messages) == before:
+                findings.say(
+                    f"verification.other_forecasts.{name}: no scores of {', '.join(lacking)}, which it does not have"
+                )
         leads, cases = _compare_times({"model": planned, name: archive}, found, findings)
         if len(leads) and len(cases):
             with findings.collect():
@@ -64,22 +68,6 @@ def check_others(config: Config, found: DataFound, planned: Planned, findings: F
             f"verification.other_forecasts: {', '.join(list(fitting)[1:])}: scored are what all forecasts have, "
             f"initial times: {len(cases) or 'not known'}, lead times: {len(leads)}"
         )
-
-
-def _compare_channels(
-    name: str, archive: ForecastArchive, found: DataFound, planned: Planned, findings: Findings
-) -> None:
-    """Say which of the channels that will be scored another forecast lacks."""
-    scored = [channel.name for channel in found.channels.output if channel.name in planned.channel_names]
-    lacking = [channel for channel in scored if channel not in archive.channel_names]
-    has_outputs = any(channel.name in archive.channel_names for channel in found.channels.output)
-    if scored and has_outputs and len(lacking) == len(scored):
-        raise DataError(
-            f"{call(name, archive)}: has none of the channels that the run writes ({', '.join(scored)}); write others "
-            "(inference.variables, levels), or leave these forecasts out"
-        )
-    if lacking and has_outputs:
-        findings.say(f"verification.other_forecasts.{name}: no scores of {', '.join(lacking)}, which it does not have")
 
 
 def _compare_times(

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from credit.forecast.forecasts import Forecasts
     from credit.parallel.launch import Launch
     from credit.parallel.mesh import RunMesh
+    from credit.times import Clock
     from credit.verify.share import Share
 
 HELP = """Score the forecasts in save_loc/forecasts (inference.folder) against the data of the test period.
@@ -51,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     overrides = [text for text in arguments.rest if "=" in text]
     config = load_config(arguments.config, overrides)
-    config, other = _compared(config, [text for text in arguments.rest if "=" not in text])
+    config, other, second = _compared(config, [text for text in arguments.rest if "=" not in text])
     folder = Path(config.save_loc) / (f"against_{other}" if other else "")
     launch = read_launch()
     device = choose_device(config.trainer.device if arguments.online else "cpu", launch.local_rank)
@@ -59,6 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
         timeout = parse_duration(config.trainer.parallelism.timeout)
         held.enter_context(process_group(launch, device, timeout))
         reader, forecasts, share = _open(config, arguments.online, launch, device.type)
+        if second is not None:
+            _require_unseen(config, other, second, reader.clock)
         table = verify(config, reader, forecasts, folder, share, other)
     if table is not None:
         print(table.format(other))
@@ -68,8 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _compared(config: Config, others: list[str]) -> tuple[Config, str | None]:
-    """Return the config with the second run's forecasts among those to score, and its name.
+def _compared(config: Config, others: list[str]) -> tuple[Config, str | None, Config | None]:
+    """Return the config with the second run's forecasts among those to score, its name, and its own config.
 
     Raises:
         ConfigError: if there are several, or its name is taken.
@@ -79,7 +82,7 @@ def _compared(config: Config, others: list[str]) -> tuple[Config, str | None]:
     from credit.errors import ConfigError
 
     if not others:
-        return config, None
+        return config, None, None
     if len(others) > 1:
         raise ConfigError(
             f"{', '.join(others)}: one run is compared with one other; name more in verification.other_forecasts"
@@ -94,7 +97,25 @@ def _compared(config: Config, others: list[str]) -> tuple[Config, str | None]:
         name: OtherForecastsConfig(path=str(folder / second.inference.folder))
     }
     verification = config.verification.model_copy(update={"other_forecasts": known})
-    return config.model_copy(update={"verification": verification}), name
+    return config.model_copy(update={"verification": verification}), name, second
+
+
+def _require_unseen(config: Config, name: str, second: Config, clock: Clock) -> None:
+    """Refuse to score a second run in a period that it was trained or chosen on.
+
+    Raises:
+        ConfigError: naming the periods.
+    """
+    from credit.data.splits import build_splits
+    from credit.errors import ConfigError
+
+    test, theirs = build_splits(config.data, clock)["test"], build_splits(second.data, clock)
+    for own in (theirs["train"], theirs["valid"]):
+        if own.first <= test.last and test.first <= own.last:
+            raise ConfigError(
+                f"{test.describe(clock)}: {name} has seen a part of this period, its {own.describe(clock)}; score both "
+                "runs where neither has learnt or was chosen: data.splits.test=[FIRST,LAST] on the command line"
+            )
 
 
 def _open(config: Config, online: bool, launch: Launch, device_type: str) -> tuple[FieldReader, Forecasts, Share]:

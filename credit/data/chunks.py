@@ -34,19 +34,19 @@ class ChunkFiles:
     Args:
         array: the array, on a disk; its codecs are bytes, perhaps Blosc, perhaps CRC32C.
         folder: where it lies.
-        copies: through which to read; None reads the files themselves.
 
     Attributes:
         checked: whether the chunks end with a checksum, which is verified.
+        copies: through which to read; None reads the files themselves.
     """
 
-    def __init__(self, array: zarr.Array, folder: Path, copies: LocalCopies | None = None) -> None:
+    def __init__(self, array: zarr.Array, folder: Path) -> None:
         _, self._channels, *self._cells = array.chunks
         kinds = [type(codec) for codec in array.metadata.codecs[1:]]
         assert kinds in ([], [Crc32cCodec], [BloscCodec], [BloscCodec, Crc32cCodec]), kinds
         self._compressed, self.checked = BloscCodec in kinds, Crc32cCodec in kinds
         self._key = str(folder / "c" / "{}" / "0" / "0" / "0")
-        self._copies = copies
+        self.copies: LocalCopies | None = None
 
     def read(self, number: int, places: Sequence[np.ndarray | None]) -> None:
         """Read the fields of one time.
@@ -61,10 +61,10 @@ class ChunkFiles:
         """
         assert len(places) == self._channels
         path = self._key.format(number)
-        if self._copies is None:
+        if self.copies is None:
             self._read_file(path, places)
         else:
-            self._copies.read(str(number), path, lambda one: self._read_file(one, places))
+            self.copies.read(str(number), path, lambda one: self._read_file(one, places))
 
     def _read_file(self, path: str, places: Sequence[np.ndarray | None]) -> None:
         file = os.open(path, os.O_RDONLY)

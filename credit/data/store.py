@@ -55,7 +55,6 @@ class StoreReader:
         path: the store.
         meta: its description, from `read_description`.
         channels: the channels to present; their stored and static ones must be those of the store.
-        copies: copies of its chunks on a nearer disk, through which to read.
 
     Attributes:
         path: the store.
@@ -64,14 +63,8 @@ class StoreReader:
 
     is_thread_safe = True
 
-    def __init__(
-        self,
-        path: Path,
-        meta: Mapping[str, Any],
-        channels: ChannelMap | None = None,
-        copies: LocalCopies | None = None,
-    ) -> None:
-        self.path = path
+    def __init__(self, path: Path, meta: Mapping[str, Any], channels: ChannelMap | None = None) -> None:
+        self.path, self._content = path, meta.get("content")
         self.channels = channels or ChannelMap.from_dict(meta["channels"])
         self.grid = LatLonGrid.from_dict(meta["grid"])
         self.clock = Clock(meta["calendar"])
@@ -83,8 +76,22 @@ class StoreReader:
         self.times: np.ndarray = group["time"][:][self._places]
         masked = meta["masked_variables"]
         self.masks = {name: mask.astype(bool) for name, mask in zip(masked, group["masks"][:], strict=True)}
-        self._fields = ChunkFiles(group["fields"], path / "fields", copies)
+        self._fields = ChunkFiles(group["fields"], path / "fields")
         self._static: np.ndarray = group["static_fields"][:]
+
+    def copy_to(self, folder: str | None) -> None:
+        """Read through copies of the chunks in a folder from now on, by default in the system's for temporary files.
+
+        Raises:
+            DataError: if the store has no checksum of its content.
+        """
+        if self._content is None:
+            raise DataError(
+                f"data.cache: disk tells copies of a store from those of another by its checksum, which {self.path} of "
+                f"an earlier version does not have; {WAY_OUT}"
+            )
+        name = f"credit_{self.path.name}_{self._content[:16]}"
+        self._fields.copies = LocalCopies(Path(folder or tempfile.gettempdir()) / name)
 
     def read(self, index: int) -> np.ndarray:
         """Return the fields of one time, (C, H, W) float32 in the order of ``channels.stored``; NaN where masked.
@@ -174,19 +181,10 @@ def open_configured_store(conf: DataConfig) -> StoreReader:
             f"data.store: the statistics of {path} are others: {'; '.join(changes)}; run credit_preprocess CONFIG "
             "again, it keeps the fields"
         )
-    return StoreReader(path, meta, conf.channel_map(), _local_copies(conf, path, meta))
-
-
-def _local_copies(conf: DataConfig, path: Path, meta: Mapping[str, Any]) -> LocalCopies | None:
-    if conf.cache != "disk":
-        return None
-    if "content" not in meta:
-        raise DataError(
-            f"data.cache: disk tells copies of a store from those of another by its checksum, which {path} (format "
-            f"{meta['format']}) does not have; {WAY_OUT}"
-        )
-    folder = Path(conf.cache_folder or tempfile.gettempdir())
-    return LocalCopies(folder / f"credit_{path.name}_{meta['content'][:16]}")
+    reader = StoreReader(path, meta, conf.channel_map())
+    if conf.cache == "disk":
+        reader.copy_to(conf.cache_folder)
+    return reader
 
 
 def period(splits: Mapping[str, Split]) -> tuple[int, int]:

@@ -10,14 +10,18 @@ from credit.config import Config
 from credit.config.schema_data import DataConfig
 from credit.data.reader import FieldReader, open_reader
 from credit.data.splits import Split, build_splits, describe_gaps
+from credit.data.store import StoreReader
 from credit.parallel.verdict import on_main
 
 logger = logging.getLogger(__name__)
 
 
 def open_for_all(conf: DataConfig) -> FieldReader:
-    """Open the data; collective. Rank 0 looks at source files for all: a thousand ranks would open each of them."""
-    return open_reader(conf) if conf.store is not None else on_main(lambda: open_reader(conf))
+    """Open the data; collective. Rank 0 looks at the store or at source files for all, or each rank would open them."""
+    reader = on_main(lambda: open_reader(conf))
+    if isinstance(reader, StoreReader) and conf.cache == "disk":
+        reader.copy_to(conf.cache_folder)  # this rank's, whose name may come from its own environment
+    return reader
 
 
 def open_fields(config: Config) -> tuple[FieldReader, dict[str, Split]]:

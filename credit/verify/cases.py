@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +13,7 @@ from credit.data.splits import Split
 from credit.data.units import Conversion, find_conversion
 from credit.errors import DataError
 from credit.forecast.forecasts import Forecasts
+from credit.parallel.verdict import rank_of
 
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
@@ -25,6 +26,58 @@ _REAL_CALENDARS = {"standard", "proleptic_gregorian"}  # the same since 1582
 def call(name: str, archive: Forecasts) -> str:
     """Return what errors call a forecast: the key of another one, and where it is."""
     return str(archive.origin) if name == "model" else f"verification.other_forecasts.{name}: {archive.origin}"
+
+
+def agree(
+    archives: Mapping[str, Forecasts], reader: FieldReader, regridded: bool, test: Split
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the lead times and the initial times that are scored, and log what each other forecast has of them.
+
+    Args:
+        archives: name -> forecasts, the run's own as ``model``.
+        reader: the data.
+        regridded: whether all are brought to one grid.
+        test: the test period.
+
+    Raises:
+        DataError: with everything that keeps the forecasts from being scored together.
+    """
+    problems, lacking = Problems(), {}
+    leads, cases = np.zeros(1, dtype=np.int64), np.empty(0, dtype=np.int64)
+    for name, own in archives.items():
+        with problems.collect():
+            require_comparable(name, own, reader, regridded)
+        with problems.collect():
+            lacking[name] = lacking_channels(name, own, reader, archives["model"].channel_names)
+    with problems.collect():
+        leads = common_leads(archives)
+    with problems.collect():
+        cases = common_cases(archives, reader, leads, test)
+    problems.raise_any()
+    for name in [name for name in archives if name != "model" and rank_of() == 0]:
+        logger.info(
+            "%s: scored are %d of the model's %d initial times and %d of its %d lead times, which all forecasts have%s",
+            name, len(cases), len(archives["model"].initial_minutes), len(leads), len(archives["model"].lead_minutes),
+            f"; no scores of {', '.join(lacking[name])}, which it does not have" if lacking[name] else "",
+        )  # fmt: skip
+    return leads, cases
+
+
+def lacking_channels(name: str, archive: Forecasts, reader: FieldReader, written: Sequence[str]) -> list[str]:
+    """Return the channels that the run has `written` and a forecast lacks.
+
+    Raises:
+        DataError: if these are all of them although it has others of the outputs.
+    """
+    outputs = [channel.name for channel in reader.channels.output]
+    scored = [channel for channel in outputs if channel in written]
+    lacking = [channel for channel in scored if channel not in archive.channel_names]
+    if scored and len(lacking) == len(scored) and {*outputs} & {*archive.channel_names}:
+        raise DataError(
+            f"{call(name, archive)}: has none of the channels that the run writes ({', '.join(scored)}); write others "
+            "(inference.variables, levels), or leave these forecasts out"
+        )
+    return lacking
 
 
 def require_comparable(name: str, archive: Forecasts, reader: FieldReader, regridded: bool) -> None:

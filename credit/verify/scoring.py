@@ -16,9 +16,9 @@ from credit.channels import Channel, figure_channels, pick
 from credit.config import Config
 from credit.config.schema_forecast import BASELINES
 from credit.data.climatology import Climatology
+from credit.data.problems import Problems
 from credit.data.scan import load_grid
 from credit.data.splits import Split, build_splits
-from credit.errors import DataError
 from credit.forecast.archive import open_other_forecasts
 from credit.forecast.forecasts import Forecasts
 from credit.forecast.initial_times import deal
@@ -31,7 +31,7 @@ from credit.verify.baselines import (
     fit_damping,
     scored_baselines,
 )
-from credit.verify.cases import common_cases, common_leads, conversion_of, require_comparable
+from credit.verify.cases import agree, conversion_of
 from credit.verify.cell_means import CellMeans, wind_pairs
 from credit.verify.contender import Contender
 from credit.verify.course import Course, CourseKeeper
@@ -101,19 +101,19 @@ def score_forecasts(
         What was found, on the first rank, None on the others.
 
     Raises:
-        DataError: if forecasts and truth differ in grid, calendar or units, or have no case in common.
+        DataError: if forecasts and truth differ in grid, calendar or quantities, or have no case in common: with
+            everything that does not fit, before anything is computed.
         ConfigError: if the climatology cannot be made.
     """
     share = share or Share()
-    archives = {"model": archive}
-    for name, other in config.verification.other_forecasts.items():
-        archives[name] = open_other_forecasts(name, other, config.data.level_units)
-    for name, own in archives.items():
-        require_comparable(name, own, reader, config.verification.grid is not None)
-    channels = [c for c in reader.channels.output if c.name in archive.channel_names]
-    leads = common_leads(archives)
     splits = build_splits(config.data, reader.clock)
-    cases = common_cases(archives, reader, leads, splits["test"])
+    archives, problems = {"model": archive}, Problems()
+    for name, other in config.verification.other_forecasts.items():
+        with problems.collect():
+            archives[name] = open_other_forecasts(name, other, config.data.level_units)
+    problems.raise_any()
+    leads, cases = agree(archives, reader, config.verification.grid is not None, splits["test"])
+    channels = [c for c in reader.channels.output if c.name in archive.channel_names]
     known = set(cases.tolist())
     groups = [kept for own in archive.groups() if (kept := [minutes for minutes in own if minutes in known])]
     scorer = _Scorer(config, reader, archives, channels, cases, leads, splits["train"], groups)
@@ -152,6 +152,7 @@ class _Scorer:
         self._config, self._reader, self._channels, self._leads = config, reader, channels, leads
         self._shown = figure_channels(config.verification.figure_channels, channels, "verification.figure_channels")
         self._figure_leads = _figure_leads(config, leads)
+        animate = figure_channels(conf.animate, channels, "verification.animate")
         names = [c.name for c in channels]
         stored = [c.name for c in reader.channels.stored]
         self._stored = [stored.index(name) for name in names]
@@ -171,18 +172,12 @@ class _Scorer:
         self._damping = fit_damping(self._truth, reader.times, self._normal, train, leads, globe)
         origins = [data.grid, *(own.grid for own in archives.values())]
         self._spectrum = SphericalSpectrum(reader.grid, origins)
-        animate = figure_channels(conf.animate, channels, "verification.animate")
         what = channels, reader.masks, leads.tolist(), self._shown, animate, conf.hovmoeller_band
         self._course = CourseKeeper(reader.grid, *what)
 
     def _contender(self, key: str, archive: Forecasts, data: FieldReader) -> Contender:
         names = [c.name for c in self._channels]
         has = [i for i, name in enumerate(names) if name in archive.channel_names]
-        if not has:
-            raise DataError(
-                f"{archive.origin}: has none of the channels {', '.join(names)}, but "
-                f"{', '.join(archive.channel_names)}; levels and names must be those of the data"
-            )
         winds = [(number, u, v) for number, (u, v, _) in enumerate(self._winds) if {u, v} <= set(has)]
         own = [(has.index(u), has.index(v)) for _, u, v in winds]
         converted = {n: conversion_of(key, archive, data, self._channels[i].variable) for n, i in enumerate(has)}

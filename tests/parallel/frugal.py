@@ -1,7 +1,7 @@
 """A plugin (``plugins: [tests.parallel.frugal]``): refuses what a thousand ranks cannot afford.
 
 What `all_gather_object` gathers, each rank receives from every rank, in the size of the largest: no fields. Every
-source file is opened by rank 0 alone to see what is in it, and it alone lists the checkpoints.
+source file and the store's description are opened by rank 0 alone, and it alone lists the checkpoints.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from credit.data import sources
+from credit.data import sources, store
 from credit.train import checkpoint
 
 MOST_NUMBERS = 500  # a field of the small world has 512
@@ -47,4 +47,5 @@ def _on_main_alone(module: ModuleType, name: str) -> None:
 
 
 _on_main_alone(sources, "scan_sources")
+_on_main_alone(store, "read_description")
 _on_main_alone(checkpoint, "list_checkpoints")

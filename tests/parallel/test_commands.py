@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -43,6 +43,18 @@ def train(folder: Path, ranks: int, *overrides: str) -> str:
 def test_start_is_frugal_enough_for_a_thousand_ranks(small_run: Path) -> None:
     train(small_run, 2, "trainer.max_steps=1", "plugins=[tests.parallel.frugal]", f"save_loc={small_run}/run")
     assert len(rows(small_run / "run")) == 1
+
+
+def test_rank_0_looks_at_the_store_and_each_copies_to_its_own_disk(small_run: Path, command: Callable) -> None:
+    store = f"data.store={small_run}/store.zarr"
+    done = command("preprocess", small_run / "config.yml", store)
+    assert done.returncode == 0, done.stderr
+    near = ("data.cache=disk", f"data.cache_folder={small_run}/near_$RANK")
+    train(small_run, 2, store, *near, "trainer.max_steps=1", "plugins=[tests.parallel.frugal]",
+          f"save_loc={small_run}/run")  # fmt: skip
+    assert len(rows(small_run / "run")) == 1
+    copies = [{path.name for path in (small_run / f"near_{rank}").glob("credit_store.zarr_*/*")} for rank in (0, 1)]
+    assert all(copies) and copies[0] != copies[1]
 
 
 def test_a_run_wanders_over_meshes(small_run: Path) -> None:

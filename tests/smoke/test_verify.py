@@ -61,6 +61,16 @@ def test_without_files_and_against_another_run(small_run: Path, capsys: pytest.C
             assert np.isfinite(difference).any()
     assert "second_try" in (run / "against_second_try" / "report.html").read_text()
 
+    # a run that was trained on what is to be scored
+    raw = yaml.safe_load((small_run / "second" / "config.yml").read_text())
+    raw["data"]["splits"] = {"train": ["2000-01-01", "2000-02-10"], "valid": ["2000-02-12", "2000-02-15"],
+                             "test": ["2000-02-17", "2000-02-19"]}  # fmt: skip
+    (small_run / "third.yml").write_text(yaml.safe_dump({**raw, "experiment": "third"}))
+    assert main(["verify", config, str(small_run / "third.yml"), "--online"]) == 2
+    said = capsys.readouterr().err
+    assert "third has seen a part of this period, its data.splits.train 2000-01-01T00:00..2000-02-10T23:59" in said
+    assert "data.splits.test 2000-02-08T00:00" in said and "data.splits.test=[FIRST,LAST]" in said
+
     assert main(["verify", config, str(small_run / "second"), str(run)]) == 2
     assert "one run is compared with one other" in capsys.readouterr().err
     assert main(["verify", config, str(small_run / "second"), "verification.other_forecasts={second_try: x}"]) == 2

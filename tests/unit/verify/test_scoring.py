@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from scipy import special
 from credit.config import build_config
 from credit.config.schema_forecast import OtherForecastsConfig
 from credit.errors import ConfigError, DataError
-from credit.forecast.archive import open_other_forecasts
+from credit.forecast.archive import open_forecasts, open_other_forecasts
 from credit.verify.scoring import Verification, score_forecasts
 from credit.verify.table import SHORT_WAVES, WIND
 from tests.unit.analytic_reader import AnalyticReader, make_grid
@@ -264,6 +265,41 @@ def test_other_forecasts_in_other_units(run: Run, tmp_path: Path, monkeypatch: p
     missing = r'2 problems(.|\n)*other_forecasts.other: .*u is in "km h-1", not "m s-1"(.|\n)*credit\[units\]'
     with pytest.raises(DataError, match=missing):
         score_forecasts(config, run.reader, run.archive)
+
+
+def test_everything_that_does_not_fit_is_told_before_anything_is_read(run: Run, tmp_path: Path) -> None:
+    """Of two forecasts at once, and what no forecasts have in common."""
+    reader = make_reader()
+    times = ["2001-03-04T06:00", "2001-03-07T12:00"]
+    for name, leads, variables in (("early", [360], ["z", "t2m"]), ("late", [720], ["u"])):
+        write_forecasts(tmp_path / name, run.reader, times, 1.0, leads, variables=variables)
+    write_forecasts(tmp_path / "winds", run.reader, times, 1.0, [360], variables=["z"])
+    early = in_other_units(tmp_path / "early", t2m=("Pa", 1.0, 0.0)).model_dump()
+    config = make_config(tmp_path, other_forecasts={"early": early, "late": str(tmp_path / "late")})
+    with pytest.raises(DataError) as caught:
+        score_forecasts(config, reader, open_forecasts(tmp_path / "winds"))
+    said = str(caught.value)
+    assert said.startswith("3 problems") and reader.reads == 0
+    assert f'other_forecasts.early: {tmp_path}/early: t2m is in "Pa" and cannot be converted' in said
+    assert f"other_forecasts.late: {tmp_path}/late: has none of the channels that the run writes (z500)" in said
+    assert "there is no lead time in common" in said and f"{tmp_path}/late has 12 h" in said
+    nowhere = make_config(tmp_path, other_forecasts={"a": "/nowhere/a", "b": "/nowhere/b"})
+    with pytest.raises(DataError, match=r"2 problems(.|\n)*/nowhere/a: there are no forecasts(.|\n)*/nowhere/b: there"):
+        score_forecasts(nowhere, reader, run.archive)
+    with pytest.raises(ConfigError, match="verification.animate"):
+        score_forecasts(make_config(tmp_path, animate=["z50"]), reader, run.archive)
+    assert reader.reads == 0
+
+
+def test_what_is_scored_is_said_first(run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_forecasts(tmp_path / "other", run.reader, ["2001-03-04T06:00"], 1.0, [720, 1440], variables=["z", "t2m"])
+    with caplog.at_level(logging.INFO):
+        score_forecasts(make_config(tmp_path, other_forecasts={"b": str(tmp_path / "other")}), run.reader, run.archive)
+    said = (
+        "b: scored are 1 of the model's 4 initial times and 2 of its 3 lead times, which all forecasts have; no scores "
+        "of u500, v500, tp, which it does not have"
+    )
+    assert caplog.messages[0] == said
 
 
 def test_what_does_not_belong_together_is_refused(run: Run, tmp_path: Path) -> None:
