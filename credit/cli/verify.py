@@ -75,7 +75,7 @@ def _compared(config: Config, others: list[str]) -> tuple[Config, str | None, Co
     """Return the config with the second run's forecasts among those to score, its name, and its own config.
 
     Raises:
-        ConfigError: if there are several, or its name is taken.
+        ConfigError: if there are several, if it is no run, or if its name is taken.
     """
     from credit.config import load_config
     from credit.config.schema_forecast import OtherForecastsConfig, is_own_name
@@ -88,11 +88,17 @@ def _compared(config: Config, others: list[str]) -> tuple[Config, str | None, Co
             f"{', '.join(others)}: one run is compared with one other; name more in verification.other_forecasts"
         )
     path = Path(others[0])
+    if path.is_dir() and not (path / "config.yml").exists():
+        raise ConfigError(
+            f"{path}: has no config.yml, so it is no run's folder (save_loc); forecasts alone are compared by "
+            f"verification.other_forecasts={{NAME: {path}}}"
+        )
     second = load_config(path / "config.yml" if path.is_dir() else path, [])
     folder = Path(second.save_loc) if not path.is_dir() else path
-    name = "".join(c if c.isalnum() or c in "-_." else "_" for c in second.experiment)
+    called = second.experiment if second.experiment != config.experiment else folder.resolve().name
+    name = "".join(c if c.isalnum() or c in "-_." else "_" for c in called)
     if is_own_name(name) or name in config.verification.other_forecasts:
-        raise ConfigError(f"{others[0]}: experiment: {name} is the name of another forecast here; choose another")
+        raise ConfigError(f"{others[0]}: {name} is the name of another forecast here; give the run another experiment")
     known = config.verification.other_forecasts | {
         name: OtherForecastsConfig(path=str(folder / second.inference.folder))
     }

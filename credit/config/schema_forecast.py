@@ -269,7 +269,9 @@ class VerificationConfig(Section):
         description="Grid of the scores, to which truth, forecasts and climatology are brought conservatively; "
         "WeatherBench 2's is {rows: 121, columns: 240, poles: true}. Default: that of the data.",
     )
-    regions: list[str] = Field(DEFAULT_REGIONS, description=f"Regions of the scores, among {', '.join(REGIONS)}.")
+    regions: list[str] = Field(
+        DEFAULT_REGIONS, description=f"Regions of the scores, global and others, among {', '.join(REGIONS)}."
+    )
     boxes: dict[str, BoxConfig] = Field({}, description="Name -> a region of your own, scored beside `regions`.")
     events: dict[str, EventConfig] = Field(
         {}, description="Name -> an event whose probability is scored (Brier score, reliability)."
@@ -303,7 +305,7 @@ class VerificationConfig(Section):
             if name not in REGIONS:
                 raise ValueError(f'regions: "{name}" is not known; your own go into boxes{did_you_mean(name, REGIONS)}')
         if "global" not in self.regions or len(set(self.regions)) < len(self.regions):
-            raise ValueError("regions: must have global, which the report shows, and each once")
+            raise ValueError(f"regions: {self.regions} must have global, which tables and figures show, and each once")
         for name in self.boxes:
             if name in REGIONS:
                 raise ValueError(f'boxes: "{name}" is the name of one of the regions; take another name')

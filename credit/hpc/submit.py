@@ -58,7 +58,8 @@ def cancel(folder: Path, kind: str) -> list[str]:
     """
     jobs = read_jobs(folder)
     if kind not in jobs:
-        raise ConfigError(f"{folder}: no job of the kind {kind} was submitted from here; there are {list(jobs)}")
+        others = ", ".join(jobs) or "none"
+        raise ConfigError(f"{folder}: no job of the kind {kind} was submitted from here; {others} was")
     delete_all(jobs[kind]["scheduler"], jobs[kind]["ids"])
     return jobs[kind]["ids"]
 

@@ -236,7 +236,8 @@ class ScoreTable:
         """Return how many blocks and independent cases there are, what stars mean, and why there may be none."""
         fewest, most = min(self.n_blocks), max(self.n_blocks)
         made = f"{most}" if fewest == most else f"{most} (first lead) to {fewest} (last lead)"
-        text = f"The initial times make {made} blocks, each of at least 5 days and of the lead time and 2 days more"
+        made += " block" if made == "1" else " blocks"
+        text = f"The initial times make {made}, each of at least 5 days and of the lead time and 2 days more"
         n_eff = self.dataset["n_eff"].sel(reference=reference, season=ALL, region="global").values
         if np.isfinite(n_eff).any():
             text += f"; for the global differences they are worth {np.nanmin(n_eff):.0f} to {np.nanmax(n_eff):.0f} "

@@ -22,6 +22,15 @@ from credit.verify.whole import replaced_together
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
 
+# all that a verification may draw: what is left of the last one would be taken for this one's; others' figures stay
+_FIGURES = tuple(
+    f"figures/{name}"
+    for name in (
+        "skill.png", "spread.png", "ranks.png", "reliability.png", "scorecard*.png", "spectra.png", "loss.png",
+        "maps_*.png", "hovmoeller_*.png", "animation_*.gif",
+    )
+)  # fmt: skip
+
 
 def verify(
     config: Config, reader: FieldReader, archive: Forecasts, folder: str | os.PathLike, share: Share | None = None,
@@ -59,7 +68,7 @@ def verify(
     from credit.verify.report import write_report
 
     log = read_training_log(folder / "metrics.jsonl")
-    with replaced_together(folder) as beside:
+    with replaced_together(folder, _FIGURES) as beside:
         found.table.write(beside)
         (beside / "figures").mkdir()
         figures = _draw(found, reader, log, beside / "figures")

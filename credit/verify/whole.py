@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,10 +17,11 @@ _UNFINISHED = ".unfinished."
 
 
 @contextmanager
-def replaced_together(folder: Path) -> Iterator[Path]:
+def replaced_together(folder: Path, last: Iterable[str] = ()) -> Iterator[Path]:
     """Yield a folder to write into; when all is written, each file takes its place in `folder`, or none does.
 
-    The old files are copied before the first is replaced, and put back if one cannot be. Every run has an own folder
+    Files that one of the patterns `last` fits and that were not written again are of the last time, and removed. The
+    old files are copied before the first is replaced, and put back if one cannot be. Every run has an own folder
     ``.unfinished.*`` in `folder`, so two at once leave each other's alone: of a file the last stays. It is removed at
     the end; that of a run that was killed is left, as none can tell it from one that is being written, or from one with
     the only copies of old files. It can be deleted when nothing writes there.
@@ -38,14 +39,20 @@ def replaced_together(folder: Path) -> Iterator[Path]:
             new.mkdir()
         yield new
         names = sorted(path.relative_to(new) for path in new.rglob("*") if path.is_file())
-        for name in names:
+        gone = sorted({path.relative_to(folder) for kind in last for path in folder.glob(kind)} - set(names))
+        for name in (*names, *gone):
             _keep(folder / name, old / name)
         try:
             for name in names:
                 _put(new / name, folder / name)
+            for name in gone:
+                with _named_errors(folder / name):
+                    (folder / name).unlink(missing_ok=True)
         except BaseException as error:
             # what is no longer among the new has taken its place
-            lost += [folder / name for name in names if not (new / name).exists() and not _undo(old, folder, name)]
+            changed = [name for name in names if not (new / name).exists()]
+            changed += [name for name in gone if not (folder / name).exists()]
+            lost += [folder / name for name in changed if not _undo(old, folder, name)]
             if lost:
                 raise CreditError(
                     f"{', '.join(map(str, lost))}: new already, and the old cannot be put back; it is in {old} "

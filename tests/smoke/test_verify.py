@@ -75,5 +75,10 @@ def test_without_files_and_against_another_run(small_run: Path, capsys: pytest.C
     assert "one run is compared with one other" in capsys.readouterr().err
     assert main(["verify", config, str(small_run / "second"), "verification.other_forecasts={second_try: x}"]) == 2
     assert "is the name of another forecast here" in capsys.readouterr().err
+    namesake = f"experiment={yaml.safe_load((small_run / 'second' / 'config.yml').read_text())['experiment']}"
+    assert main(["verify", config, str(small_run / "second"), "--online", namesake]) == 0
+    assert (run / "against_second" / "scores.csv").exists()
+    assert main(["verify", config, str(small_run / "second" / "made")]) == 2
+    assert "no run's folder" in (said := capsys.readouterr().err) and "verification.other_forecasts" in said
     assert main(["verify", config, str(small_run / "nowhere.yml")]) == 2
     assert "nowhere.yml" in capsys.readouterr().err

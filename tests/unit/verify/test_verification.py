@@ -27,6 +27,9 @@ def table(run: Run) -> ScoreTable:
     rows.insert(30, {"step": 30, "valid": {"loss": 0.05, "rmse/z500/6h": 1.0}})
     text = "\n".join(json.dumps(row) for row in rows) + '\n{"step": 61, "lo'  # torn by a crash
     (run.folder / "metrics.jsonl").write_text(text)
+    (run.folder / "figures").mkdir()
+    for name in ("ranks.png", "scorecard_1.png", "maps_q700.png", "animation_z500.gif", "early_rmse.png"):
+        (run.folder / "figures" / name).write_text("of another verification, or of the training")
     return verify(run.config, run.reader, run.archive, run.folder)
 
 
@@ -37,7 +40,7 @@ def test_every_file_is_there_and_nothing_else(run: Run, table: ScoreTable) -> No
     assert {path.name for path in (run.folder / "figures").iterdir()} == {
         "skill.png", "scorecard.png", "spectra.png", "loss.png", "maps_z500.png", "maps_t2m.png", "maps_tp.png",
         "hovmoeller_z500.png", "hovmoeller_t2m.png", "hovmoeller_tp.png", "animation_t2m.gif",
-        *(f"hovmoeller_latitude_{name}.png" for name in ("z500", "t2m", "tp")),
+        *(f"hovmoeller_latitude_{name}.png" for name in ("z500", "t2m", "tp")), "early_rmse.png",
     }  # fmt: skip
 
 

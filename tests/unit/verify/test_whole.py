@@ -127,3 +127,23 @@ def test_figures_on_another_disk(folder: Path, other_disk: Path, monkeypatch: py
     with pytest.raises(CreditError, match="scores.csv: cannot"), replaced_together(folder) as beside:
         _write(beside)
     assert _content(folder) == before and (folder / "figures").is_symlink()
+
+
+def test_what_is_left_of_the_last_time_goes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = _content(folder) | {"figures/early_rmse.png": "a run's"}
+    (folder / "figures/early_rmse.png").write_text("a run's")
+    last = ("figures/maps*.png", "figures/loss.png")
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", _stuck)
+        with pytest.raises(CreditError, match="loss.png"), replaced_together(folder, last) as beside:
+            _write(beside)
+    assert _content(folder) == before, "all or nothing"
+    with replaced_together(folder, last) as beside:
+        _write(beside)
+    assert _content(folder) == {name: f"new {name}" for name in NAMES} | {"figures/early_rmse.png": "a run's"}
+
+
+def _stuck(path: Path, missing_ok: bool = False) -> None:
+    if path.name == "loss.png":
+        raise PermissionError(errno.EACCES, "Permission denied")
+    os.unlink(path)
