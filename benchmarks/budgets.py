@@ -21,7 +21,6 @@ from torch import nn
 from credit.config.load import build_config, read_yaml
 from credit.grid import LatLonGrid
 from credit.train.assemble import build_stepper
-from credit.train.assets import find_run_layers
 from credit.train.dry_run import blank_assets
 from credit.train.network import build_network
 
@@ -61,7 +60,7 @@ def measure(post: list | None, device: torch.device, network: bool, train: bool,
     config = build_config(raw)
     channels, grid = config.data.channel_map(), LatLonGrid.equiangular(181, 360, poles=True)
     attributes = {name: {"units": units} for name, units in UNITS.items()}
-    assets = replace(blank_assets(channels, grid, attributes, {}), layers=find_run_layers(config))
+    assets = blank_assets(config, grid, attributes)
     mean = assets.statistics.mean.copy()
     for number, name in enumerate(assets.statistics.names):
         mean[number] = 1e5 if name == "sp" else 250.0 if name[0] == "t" and name[1:].isdigit() else 0.001

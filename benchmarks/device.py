@@ -57,7 +57,7 @@ def build_step(
     config: str, grid: str, settings: Sequence[str], device: torch.device
 ) -> tuple[Callable[[], object], int, float | None, float | None]:
     """Return what takes a step, its samples, its TFLOP and the seconds of these at the device's peak, where known."""
-    from credit.cli.plan import blank_assets, build_grid, load_without_places
+    from credit.cli.plan import build_grid, load_without_places
     from credit.data.batch import Batch
     from credit.hpc.gpus import reported_peaks
     from credit.models.hardware import keep_freed_memory
@@ -66,6 +66,7 @@ def build_step(
     from credit.parallel.mesh import RunMesh
     from credit.train import assemble
     from credit.train.cost import NetworkCost
+    from credit.train.dry_run import blank_assets
     from credit.train.ema import WeightAverage
     from credit.train.network import allocate_network
     from credit.train.optim import build_optimizer

@@ -130,8 +130,8 @@ def _try_network(config: Config, found: DataFound, degrees: Degrees, findings: F
     from credit.train.dry_run import blank_assets, try_bfloat16, try_mesh, try_step
 
     tried = None
-    assets = blank_assets(found.channels, found.grid, found.attributes, found.masks)
     with findings.collect():
+        assets = blank_assets(config, found.grid, found.attributes, found.masks)
         tried = try_step(config, assets)
         findings.say(
             f"model: {config.model.type}, {tried.parameters:,} parameters, {tried.trained_parameters:,} of them train, "

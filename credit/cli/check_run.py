@@ -118,7 +118,7 @@ def check_start(
         base = find_base(config, origin)
         weights = find_weights(config, origin)
         if weights is not None and found is not None:
-            assets = blank_assets(found.channels, found.grid, found.attributes, found.masks)
+            assets = blank_assets(config, found.grid, found.attributes, found.masks)
             adopt_assets(config, assets, found, weights)
         if weights is not None and tried is not None:
             shapes = {name: value.shape for name, value in read_state_file(weights).items()}

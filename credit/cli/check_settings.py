@@ -24,7 +24,7 @@ from credit.forecast.products import Products
 from credit.forecast.writer import require_alike
 from credit.losses import build_loss
 from credit.train.assemble import require_monitor
-from credit.train.assets import _LEAST_CLIMATOLOGY_MINUTES
+from credit.train.assets import LEAST_CLIMATOLOGY_MINUTES
 from credit.train.early_view import plan_early_view
 from credit.train.optim import build_optimizer
 from credit.verify.cases import cases_with_truth
@@ -58,10 +58,10 @@ def check_training(config: Config, found: DataFound, findings: Findings) -> None
     train = found.splits.get("train")
     for channel in found.channels.group("dynamic_forcing"):
         wants = channel.source == "data" and config.data.field(channel.variable).in_forecast == "climatology"
-        if wants and train is not None and train.last - train.first < _LEAST_CLIMATOLOGY_MINUTES:
+        if wants and train is not None and train.last - train.first < LEAST_CLIMATOLOGY_MINUTES:
             findings.add(
                 f"data.fields.{channel.variable}.in_forecast: climatology cannot be fitted to data.splits.train, which "
-                f"has {(train.last - train.first) / 1440:.0f} days and needs {_LEAST_CLIMATOLOGY_MINUTES // 1440}; use "
+                f"has {(train.last - train.first) / 1440:.0f} days and needs {LEAST_CLIMATOLOGY_MINUTES // 1440}; use "
                 "persist"
             )
 

@@ -9,7 +9,7 @@ import argparse
 import importlib
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from credit import __version__
 from credit.cli.environment import set_environment
@@ -68,64 +68,22 @@ def _run(command: str, arguments: Sequence[str], program: str) -> int:
         return 1
 
 
-def _entry(command: str) -> int:
-    return _run(command, sys.argv[1:], f"credit_{command}")
+def _entry(command: str) -> Callable[[], int]:
+    """Return the entry point of ``credit_COMMAND``."""
+    return lambda: _run(command, sys.argv[1:], f"credit_{command}")
 
 
-def init() -> int:
-    """Entry point of ``credit_init``."""
-    return _entry("init")
-
-
-def check() -> int:
-    """Entry point of ``credit_check``."""
-    return _entry("check")
-
-
-def plan() -> int:
-    """Entry point of ``credit_plan``."""
-    return _entry("plan")
-
-
-def preprocess() -> int:
-    """Entry point of ``credit_preprocess``."""
-    return _entry("preprocess")
-
-
-def train() -> int:
-    """Entry point of ``credit_train``."""
-    return _entry("train")
-
-
-def rollout() -> int:
-    """Entry point of ``credit_rollout``."""
-    return _entry("rollout")
-
-
-def verify() -> int:
-    """Entry point of ``credit_verify``."""
-    return _entry("verify")
-
-
-def submit() -> int:
-    """Entry point of ``credit_submit``."""
-    return _entry("submit")
-
-
-def checkpoint() -> int:
-    """Entry point of ``credit_checkpoint``."""
-    return _entry("checkpoint")
-
-
-def doctor() -> int:
-    """Entry point of ``credit_doctor``."""
-    return _entry("doctor")
-
-
-def convert() -> int:
-    """Entry point of ``credit_convert``."""
-    return _entry("convert")
-
+init = _entry("init")
+check = _entry("check")
+plan = _entry("plan")
+preprocess = _entry("preprocess")
+train = _entry("train")
+rollout = _entry("rollout")
+verify = _entry("verify")
+submit = _entry("submit")
+checkpoint = _entry("checkpoint")
+doctor = _entry("doctor")
+convert = _entry("convert")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -89,6 +89,7 @@ def gather(path: str, overrides: Sequence[str], grid: str | None) -> tuple[Confi
     from credit.config import load_config
     from credit.data.splits import build_splits, require_samples
     from credit.times import Clock
+    from credit.train.dry_run import blank_assets
     from credit.train.fields import open_fields
 
     if grid is not None:
@@ -140,22 +141,6 @@ def build_grid(text: str) -> LatLonGrid:
     return LatLonGrid.equiangular(rows, columns, poles=bool(rows % 2))
 
 
-def blank_assets(config: Config, grid: LatLonGrid, attributes: dict) -> Assets:
-    """Return assets with the shapes of the run's: their values decide nothing."""
-    import numpy as np
-
-    from credit.data.statistics import Statistics
-    from credit.train.assets import Assets, find_run_layers
-
-    channels = config.data.channel_map()
-    names = tuple(c.name for c in (*channels.stored, *channels.static_stored))
-    zero, one = np.zeros(len(names)), np.ones(len(names))
-    statistics = Statistics(names, zero, one, zero, one, zero, one, one)
-    static = np.zeros((len(channels.group("static")), *grid.shape), dtype=np.float32)
-    masks = {c.variable: np.zeros(grid.shape, dtype=bool) for c in channels.input if c.source == "mask"}
-    return Assets(channels, grid, statistics, attributes, static, masks, None, find_run_layers(config))
-
-
 class RunRehearsal:
     """The run's own network and training step, for `credit.hpc.plan_mesh`."""
 
@@ -163,6 +148,7 @@ class RunRehearsal:
         import torch
 
         from credit.train.assemble import build_run_loss
+        from credit.train.dry_run import blank_assets
 
         self._config, self._assets = config, assets
         # on the run's own grid its weights would take gigabytes of this machine's memory

@@ -149,7 +149,7 @@ def _open_writer(
         keep_bits=conf.keep_bits,
         compression=conf.compression,
         masks=made.assets.masks,
-        global_attributes=describe_run(made, reader) | products.described,
+        global_attributes=describe_run(made) | products.described,
         windows=products.windows,
         started_from=checksums(made.frames, lags, step, history),
     )

@@ -182,6 +182,6 @@ def _open_online(config: Config, launch: Launch, mesh: RunMesh) -> tuple[FieldRe
         grid=made.assets.grid,
         clock=reader.clock,
         attributes=made.assets.attributes,
-        described=describe_run(made, reader),
+        described=describe_run(made),
     )
     return reader, forecasts

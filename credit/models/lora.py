@@ -43,9 +43,9 @@ class Lora(nn.Module):
         self._split: int | None = None
         self._common: Callable[[Tensor], Tensor] | None = None
 
-    def initial_value(self, key: str, generator: torch.Generator) -> Tensor:
+    def initial_value(self, key: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
         """Return the whole initial value of `a` or `b`, on the CPU: uniform in +-1/sqrt(inputs), and zeros."""
-        value = torch.zeros(getattr(self, key).shape, device="cpu")
+        value = torch.zeros(shape, device="cpu")
         bound = value.shape[1] ** -0.5
         return value.uniform_(-bound, bound, generator=generator) if key == "a" else value
 
@@ -125,9 +125,9 @@ def initial_adapters(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]
     Works on the meta device and after sharding, where only names and whole shapes are read.
     """
     for path, _, adapter in _adapted(model):
-        for key in ("a", "b"):
+        for key, own in adapter.named_parameters():
             name = f"{path}.parametrizations.weight.0.{key}"
-            yield name, adapter.initial_value(key, generator_for(seed, name))
+            yield name, adapter.initial_value(key, own.shape, generator_for(seed, name))
 
 
 def saved_state(model: nn.Module) -> dict[str, Tensor]:

@@ -191,7 +191,7 @@ def as_trained(config: Config, trained: Config) -> Config:
     return config.model_copy(update={"model": model, "data": data})
 
 
-def describe_run(made: Forecaster, reader: FieldReader) -> dict[str, str | int]:
+def describe_run(made: Forecaster) -> dict[str, str | int]:
     """Return the global attributes of this model's forecast files; they tell one run's files from another's."""
     forcing = []
     for channel in made.assets.channels.group("dynamic_forcing"):

@@ -30,7 +30,7 @@ from credit.grid import LatLonGrid
 logger = logging.getLogger(__name__)
 
 # a harmonic year cannot be told from less than about a year of data
-_LEAST_CLIMATOLOGY_MINUTES = 350 * 1440
+LEAST_CLIMATOLOGY_MINUTES = 350 * 1440
 _FORCING_CLIMATOLOGY = ClimatologyConfig(method="harmonic", harmonics=1, by_hour=False)
 
 
@@ -111,7 +111,7 @@ def fit_assets(config: Config, reader: FieldReader, train: Split) -> Assets:
     statistics = center_vectors(statistics, config.data, reader)
     climatology = None
     forcing = [c.name for c in reader.channels.group("dynamic_forcing") if c.source == "data"]
-    if forcing and train.last - train.first >= _LEAST_CLIMATOLOGY_MINUTES:
+    if forcing and train.last - train.first >= LEAST_CLIMATOLOGY_MINUTES:
         climatology = obtain_climatology(reader, forcing, train, _FORCING_CLIMATOLOGY)
     elif forcing:
         logger.info("the training period is under a year: %s persist unchanged in forecasts", ", ".join(forcing))

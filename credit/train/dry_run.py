@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -72,14 +72,27 @@ class Tried:
 
 
 def blank_assets(
-    channels: ChannelMap, grid: LatLonGrid, attributes: Mapping[str, Mapping[str, str]], masks: Mapping[str, np.ndarray]
+    config: Config,
+    grid: LatLonGrid,
+    attributes: Mapping[str, Mapping[str, str]],
+    masks: Mapping[str, np.ndarray] | None = None,
 ) -> Assets:
-    """Return the assets of a try: in it only shapes count, so statistics and static fields stand for any."""
+    """Return the assets of a try: in it only shapes count, so statistics and static fields stand for any.
+
+    Args:
+        config: the run's.
+        grid: of the data.
+        attributes: variable -> units, standard_name, long_name.
+        masks: variable -> (H, W) bool, True where missing; None where the data are not known.
+    """
+    channels = config.data.channel_map()
     names = tuple(c.name for c in channels.stored + channels.static_stored)
     zero, one = np.zeros(len(names)), np.ones(len(names))
     statistics = Statistics(names, zero, one, zero, one, zero, one, one.astype(np.int64))
     static = np.zeros((len(channels.group("static")), *grid.shape), dtype=np.float32)
-    return Assets(channels, grid, statistics, attributes, static, masks, None)
+    if masks is None:
+        masks = {c.variable: np.zeros(grid.shape, dtype=bool) for c in channels.input if c.source == "mask"}
+    return Assets(channels, grid, statistics, attributes, static, masks, None, find_run_layers(config))
 
 
 def try_step(config: Config, assets: Assets) -> Tried:
@@ -103,7 +116,7 @@ def try_step(config: Config, assets: Assets) -> Tried:
         checkpoint_blocks(model, trainer.activation_checkpoint)
     model.train()
     # building it checks what else depends on the grid and on units
-    build_stepper(config, replace(assets, layers=find_run_layers(config)), model, _META, amp=False)
+    build_stepper(config, assets, model, _META, amp=False)
     with np.errstate(invalid="ignore"):
         loss = build_run_loss(config, assets, _META)
     spectral_norm.iterate_per_step(model)
@@ -129,7 +142,7 @@ def try_bfloat16(config: Config, assets: Assets) -> None:
     cpu = torch.device("cpu")
     with _META:
         model = build_network(config, assets.channels, assets.grid, assets.attributes).eval()
-    stepper = build_stepper(config, replace(assets, layers=find_run_layers(config)), model, cpu, amp=True)
+    stepper = build_stepper(config, assets, model, cpu, amp=True)
     channels, batch, frames = assets.channels, config.trainer.train_batch_size, config.data.history_len
     # the meta device has no autocast; tensors of this mode are the meta device's and pass for another's
     with fake_tensor.FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():

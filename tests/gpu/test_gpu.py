@@ -18,10 +18,11 @@ import numpy as np
 import pytest
 import torch
 
-from credit.cli.plan import blank_assets, build_grid
+from credit.cli.plan import build_grid
 from credit.parallel.mesh import RunMesh
 from credit.parallel.transfer import Fetched, to_device
 from credit.train import fine_tuning, network, trainer
+from credit.train.dry_run import blank_assets
 from tests.gpu.worker import BUDGETS, FORECASTS, SINGLE, SPLIT, TRAINING, WRONG
 from tests.unit.hpc.measured import small_config
 

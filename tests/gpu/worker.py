@@ -18,7 +18,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from credit.cli.plan import blank_assets, build_grid
+from credit.cli.plan import build_grid
 from credit.config import Config
 from credit.config.schema_forecast import EnsembleConfig
 from credit.data.batch import Batch
@@ -35,6 +35,7 @@ from credit.parallel.reduce import gradient_norm
 from credit.parallel.transfer import Fetched
 from credit.train.assemble import build_run_loss, build_step, build_stepper, cell_weights
 from credit.train.assets import Assets
+from credit.train.dry_run import blank_assets
 from credit.train.ema import WeightAverage
 from credit.train.network import allocate_network, build_network
 from credit.train.optim import build_optimizer

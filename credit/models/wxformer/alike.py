@@ -16,12 +16,17 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 EPS = 1e-12
 
 
+def unit_(vectors: Tensor) -> Tensor:
+    """Scale a vector, or each row, to length 1 in place and return it."""
+    return vectors.div_(torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).clamp_(min=EPS))
+
+
 @torch.no_grad()
 def iterate_alike_(matrices: Sequence[Tensor], us: Sequence[Tensor], vs: Sequence[Tensor]) -> None:
     """Take one power iteration on each of the float32 matrices (R, C) from its u (R,), in `us` and `vs` (C,)."""
     matrices_NRC = torch.stack(list(matrices))
-    v_NC = _unit_((matrices_NRC * torch.stack(list(us))[:, :, None]).sum(1))
-    u_NR = _unit_((matrices_NRC * v_NC[:, None]).sum(2))
+    v_NC = unit_((matrices_NRC * torch.stack(list(us))[:, :, None]).sum(1))
+    u_NR = unit_((matrices_NRC * v_NC[:, None]).sum(2))
     torch._foreach_copy_([*us, *vs], [*u_NR.unbind(), *v_NC.unbind()])
 
 
@@ -35,11 +40,6 @@ def normalise_alike(weights: Sequence[Tensor], us: Sequence[Tensor], vs: Sequenc
     """
     matrices_NRC = _Normalise.apply(torch.stack(list(us)), torch.stack(list(vs)), *weights)
     return matrices_NRC.to(weights[0].dtype).unflatten(2, weights[0].shape[1:]).unbind()
-
-
-def _unit_(vectors: Tensor) -> Tensor:
-    """Scale each row to length 1 in place and return them."""
-    return vectors.div_(torch.linalg.vector_norm(vectors, dim=1, keepdim=True).clamp_(min=EPS))
 
 
 class _Normalise(torch.autograd.Function):

@@ -1,8 +1,7 @@
 """WXFormer: a CrossFormer encoder and a convolutional U-Net decoder on a global latitude-longitude grid.
 
 CrossFormer: Wang et al. 2021, arXiv 2108.00154. WXFormer: Schreck et al. 2025, npj Clim. Atmos. Sci. 8:239. With
-    default options
-this computes the function that the published weights were trained for.
+default options this computes the function that the published weights were trained for.
 
 Shape suffixes: B batch, C channels, T time frames, H and W latitude rows and longitude columns.
 """

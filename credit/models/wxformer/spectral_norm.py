@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from credit.models.hardware import takes_cpu_way
-from credit.models.wxformer.alike import EPS, iterate_alike_, normalise_alike
+from credit.models.wxformer.alike import EPS, iterate_alike_, normalise_alike, unit_
 from credit.parallel.reduce import local
 
 SETTLE_ITERATIONS = 15  # leaves sigma of a random matrix a few per cent low
@@ -46,11 +46,6 @@ def power_iteration_(matrix: Tensor, u: Tensor, v: Tensor) -> None:
     """Take one power iteration on `matrix` (out, rest) from `u` (out,), in `u` and `v` (rest,)."""
     unit_(torch.mv(matrix.t(), u, out=v))
     unit_(torch.mv(matrix, v, out=u))
-
-
-def unit_(vector: Tensor) -> Tensor:
-    """Scale `vector` to length 1 in place and return it."""
-    return vector.div_(torch.linalg.vector_norm(vector).clamp_(min=EPS))
 
 
 class SpectralNorm(nn.Module):

@@ -139,7 +139,7 @@ def test_sizes_are_those_of_the_checkpoint(worlds: Callable[[str], Path]) -> Non
     with chdir(worlds("run")):
         config = load_config("config.yml")
         reader = open_sources(config.data)
-        tried = try_step(config, blank_assets(reader.channels, reader.grid, reader.attributes, reader.masks))
+        tried = try_step(config, blank_assets(config, reader.grid, reader.attributes, reader.masks))
         written = steps = 0
         for file in Path("run/checkpoints/step_00000002").glob("*/*.safetensors"):
             with safe_open(file, "pt") as tensors:

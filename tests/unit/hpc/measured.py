@@ -13,13 +13,14 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from credit.cli.init import templates
-from credit.cli.plan import RunRehearsal, blank_assets, build_grid
+from credit.cli.plan import RunRehearsal, build_grid
 from credit.config import Config, build_config
 from credit.config.load import _StrictLoader, apply_overrides
 from credit.hpc.plan_trace import Trace, trace_step
 from credit.models.initialise import initial_values
 from credit.parallel.materialise import allocate_, fill_
 from credit.parallel.mesh import RunMesh
+from credit.train.dry_run import blank_assets
 
 # few weights on many cells, so that activations are most of the memory
 SMALL = [

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.utils import counters
 
-from credit.cli.plan import blank_assets, build_grid
+from credit.cli.plan import build_grid
 from credit.errors import ConfigError
 from credit.models.wxformer import spectral_norm
 from credit.models.wxformer.decoder import UpBlockPS
@@ -21,6 +21,7 @@ from credit.models.wxformer.embed import CrossScaleEmbedding
 from credit.parallel.activation import checkpoint_blocks
 from credit.parallel.mesh import RunMesh
 from credit.train import network
+from credit.train.dry_run import blank_assets
 from credit.train.network import compile_blocks
 from tests.unit.hpc.measured import GRID, small_config
 from tests.unit.models.small import build

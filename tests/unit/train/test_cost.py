@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from credit.cli.plan import blank_assets, build_grid
+from credit.cli.plan import build_grid
 from credit.config import Config
 from credit.models.hardware import as_on_gpu
 from credit.train import cost
 from credit.train.cost import NetworkCost
+from credit.train.dry_run import blank_assets
 from tests.unit.hpc.measured import GRID, counted_flops, small_config, traced
 
 BATCH, CELLS, WIDE, OUT = 2, 48 * 96, 32, 6
