@@ -194,7 +194,7 @@ def test_a_network_that_runs_away_has_curves_and_no_map(tmp_path: Path, caplog: 
     ("early", "error", "says"),
     [
         ({"channels": ["z50"]}, ConfigError, 'trainer.early_view.channels: "z50" is not scored; did you mean "z500"'),
-        ({"lead_time": "30d"}, DataError, "trainer.early_view.lead_time: 30d: data.splits.valid"),
+        ({"lead_time": "30d"}, DataError, "trainer.early_view.lead_time: 720h: data.splits.valid"),
     ],
 )
 def test_what_cannot_be_forecast_is_refused(early: dict, error: type[Exception], says: str) -> None:
