@@ -230,5 +230,6 @@ def _spanned(layout: Layout, times: np.ndarray) -> int:
     """Return how many of `times` a chunk of the layout's file spans at most."""
     if layout.chunk_times == 1 or layout.times is None or len(times) < 2 or len(layout.times) < 2:
         return 1
-    minutes = layout.chunk_times * int(np.diff(layout.times).max())
-    return max(1, -(-minutes // int(np.diff(times).min())))
+    ends = np.minimum(np.arange(len(layout.times)) + layout.chunk_times, len(layout.times)) - 1
+    spanned = np.searchsorted(times, layout.times[ends], "right") - np.searchsorted(times, layout.times)
+    return max(1, int(spanned.max()))

@@ -113,7 +113,7 @@ def test_wrong_keys_are_named_before_training(runs: Path, capsys: pytest.Capture
     config = str(runs / "config.yml")
     for override, says in (
         ("trainer.early_view={lead_time: 7h}", "trainer.early_view.lead_time: 7h is not a multiple of data.timestep"),
-        ("trainer.early_view={lead_time: 10d}", "trainer.early_view.lead_time: 10d: data.splits.valid"),
+        ("trainer.early_view={lead_time: 10d}", "trainer.early_view.lead_time: 240h: data.splits.valid"),
         ("trainer.early_view={channels: [t2n]}", 'trainer.early_view.channels: "t2n" is not scored; did you mean'),
         ("trainer.early_view={case: 3}", 'did you mean "cases"'),
     ):

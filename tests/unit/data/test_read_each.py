@@ -81,6 +81,17 @@ def chunked(folder: Path, step: int, rows: int = H, packed: bool = False) -> Sou
     return open_sources(make_config([folder / "t2m.nc", folder / "msl.nc"], p2=["t2m", "msl"], timestep=f"{step}h"))
 
 
+def test_a_gap_makes_no_chunk_longer(tmp_path: Path) -> None:
+    """Two summers of six-hourly fields in chunks of 8 times, in one file."""
+    hours = [*range(0, 120, 6), *range(8760, 8880, 6)]
+    fields = {"t2m": random_fields(len(hours), H, W)}
+    write_file(tmp_path / "a.nc", fields, hours)
+    with xr.open_dataset(tmp_path / "a.nc", decode_times=False) as dataset:
+        dataset.to_netcdf(tmp_path / "b.nc", encoding={"t2m": {"chunksizes": (8, H, W)}})
+    reader = open_sources(make_config(tmp_path / "b.nc", p2=["t2m"], timestep="6h"))
+    assert len(reader.times) == 40 and reader.chunk_times == 8
+
+
 @pytest.mark.parametrize(("step", "expected"), [(1, 12), (6, 8)])
 def test_a_chunk_is_read_once_also_where_the_run_takes_every_sixth_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, expected: int

@@ -30,7 +30,7 @@ def conf(**changes: object) -> DataConfig:
 def test_whole_days_and_the_gap() -> None:
     splits = build_splits(conf(), CLOCK)
     assert CLOCK.format(splits["train"].last) == "2000-01-31T23:59"
-    with pytest.raises(ConfigError, match="split_gap 10d"):
+    with pytest.raises(ConfigError, match="split_gap 240h"):
         build_splits(conf(split_gap="10d"), CLOCK)
 
 
