@@ -111,6 +111,10 @@ def score_forecasts(
     for name, own in archives.items():
         require_comparable(name, own, reader, config.verification.grid is not None)
     channels = [c for c in reader.channels.output if c.name in archive.channel_names]
+    unknown = [name for name in archive.channel_names if name not in {channel.name for channel in channels}]
+    if unknown and share.number == 0:
+        few = f"{', '.join(unknown[:20])}{', ...' if len(unknown) > 20 else ''}"
+        logger.info("not scored, as data.variables predict nothing of these names and levels: %s", few)
     leads = common_leads(archives)
     splits = build_splits(config.data, reader.clock)
     cases = common_cases(archives, reader, leads, splits["test"])

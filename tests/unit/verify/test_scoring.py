@@ -12,7 +12,7 @@ from scipy import special
 from credit.config import build_config
 from credit.config.schema_forecast import OtherForecastsConfig
 from credit.errors import ConfigError, DataError
-from credit.forecast.archive import open_other_forecasts
+from credit.forecast.archive import open_forecasts, open_other_forecasts
 from credit.verify.scoring import Verification, score_forecasts
 from credit.verify.table import SHORT_WAVES, WIND
 from tests.unit.analytic_reader import AnalyticReader, make_grid
@@ -150,6 +150,18 @@ def test_every_time_is_read_once(run: Run) -> None:
     reader = make_reader()
     score_forecasts(run.config, reader, run.archive)
     assert reader.reads <= len(reader.times)
+
+
+def test_forecasts_without_truth_are_named(run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Derived variables, and levels that forecasts were brought to."""
+    for path in (run.folder / "forecasts").glob("*.nc"):
+        with xr.open_dataset(path) as own:
+            own.assign(gust=own["t2m"]).to_netcdf(tmp_path / path.name)
+    with caplog.at_level("INFO"):
+        score_forecasts(run.config, run.reader, run.archive)
+        assert "not scored" not in caplog.text
+        score_forecasts(run.config, run.reader, open_forecasts(tmp_path))
+    assert "not scored, as data.variables predict nothing of these names and levels: gust" in caplog.text
 
 
 def test_other_forecasts_share_the_cases(run: Run, tmp_path: Path) -> None:
