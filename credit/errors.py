@@ -6,6 +6,7 @@ A message names the key or file, the value, the rule and a way out. Anything els
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable
 
 
@@ -34,7 +35,10 @@ class CheckpointError(CreditError):
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """Return ``'; did you mean "x"?'`` for the choice nearest to `name`, or the list of choices where none is near."""
     names = sorted({str(choice) for choice in choices})
-    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(str(name), names, n=max(len(names), 1), cutoff=0.6)
     if near:
-        return f'; did you mean "{near[0]}"?'
+        # of those that share as many letters, such as z850 and z500 with z501, the one that begins alike for longest
+        alike = {one: difflib.SequenceMatcher(None, one, str(name)).ratio() for one in near}
+        nearest = max(near, key=lambda one: (alike[one], len(os.path.commonprefix([one, str(name)]))))
+        return f'; did you mean "{nearest}"?'
     return f"; choices are {', '.join(names)}" if names else ""

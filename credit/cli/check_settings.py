@@ -16,7 +16,9 @@ from credit.config import Config
 from credit.config.schema_forecast import InitialTimesConfig
 from credit.data.climatology_file import load_climatology
 from credit.data.climatology_fit import plan_fit
+from credit.data.scan import load_grid
 from credit.errors import ConfigError
+from credit.forecast.ensemble import enable_dropout
 from credit.forecast.initial_times import choose_initial_times, choose_leads, every_minutes
 from credit.forecast.layout import build_layout
 from credit.forecast.noise import find_blocks
@@ -29,6 +31,7 @@ from credit.train.early_view import plan_early_view
 from credit.train.optim import build_optimizer
 from credit.verify.cases import cases_with_truth
 from credit.verify.limits import find_events, find_precipitation
+from credit.verify.regions import region_weights, scored_regions
 
 
 def check_training(config: Config, found: DataFound, findings: Findings) -> None:
@@ -95,6 +98,10 @@ def check_forecasts(config: Config, found: DataFound, findings: Findings) -> int
         wanted = config.verification.figure_channels
         figure_channels(wanted, found.channels.output, "verification.figure_channels")
     with findings.collect():
+        onto = config.verification.grid
+        grid = found.grid if onto is None else load_grid(onto, "verification.grid")
+        region_weights(grid, scored_regions(config.verification))
+    with findings.collect():
         find_events(config.verification.events, found.channels.output, found.attributes)
     with findings.collect():
         find_precipitation(config.verification.seeps, found.channels.output, found.attributes)
@@ -111,10 +118,15 @@ def check_forecasts(config: Config, found: DataFound, findings: Findings) -> int
 
 
 def check_ensemble(config: Config, model: nn.Module, findings: Findings) -> None:
-    """See whether the network has the blocks that get noise."""
+    """See whether the network has the blocks that get noise, and dropout where that is to stay on."""
     conf = config.inference.ensemble
     # another run's network is not this one
-    if conf is not None and conf.noise is not None and config.inference.checkpoint in ("best", "latest"):
+    if conf is None or config.inference.checkpoint not in ("best", "latest"):
+        return
+    if conf.dropout:
+        with findings.collect():
+            enable_dropout(model)
+    if conf.noise is not None:
         with findings.collect():
             names = find_blocks(model, conf.noise.where)
             findings.say(f"inference.ensemble.noise: after {', '.join(names)}")

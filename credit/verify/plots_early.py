@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from credit.data.reader import FieldReader
 from credit.verify.plots import LEAST_WIDTH, draw, new_figure, pretty_units
 from credit.verify.plots_maps import Background, maps
-from credit.verify.plots_scores import lead_unit
+from credit.verify.plots_scores import lead_unit, tick_leads
 
 Scores = Mapping[str, float | None]
 _MOST_EARLIER = 6  # curves of a panel that can be told apart
@@ -79,6 +79,7 @@ def rmse_history(history: Mapping[int, Scores], units: Mapping[str, str], cases:
         axis.set_xlim(0, longest / hours * 1.03)
         axis.set_title(channel)
         axis.set_xlabel(f"Lead time ({unit_of_time})")
+        tick_leads(axis, longest / hours, unit_of_time)
         axis.set_ylabel(f"RMSE ({pretty_units(unit)})")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4))

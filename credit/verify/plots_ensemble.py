@@ -9,7 +9,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from credit.verify.plots import LEAST_WIDTH, label, new_figure, pretty_units
-from credit.verify.plots_scores import draw_curve, lead_axis, styles_of
+from credit.verify.plots_scores import draw_curve, lead_axis, styles_of, tick_leads
 from credit.verify.table import ScoreTable
 
 
@@ -32,6 +32,7 @@ def spread_and_skill(table: ScoreTable, channels: Sequence[str]) -> Figure:
         lower.set_ylim(bottom=0, top=max(1.2, lower.dataLim.y1 * 1.05))
         lower.set_ylabel("Spread / error of the mean")
         lower.set_xlabel(f"Lead time ({unit})")
+        tick_leads(lower, leads[-1], unit)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
     figure.suptitle(f"Global scores of {table.n_cases} forecasts from {table.dataset.attrs['initial_times']}")

@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MultipleLocator
 
 from credit.config.schema_forecast import BEST_BASELINE
 from credit.verify.card import card_rows, card_values
@@ -44,6 +45,7 @@ def skill_curves(table: ScoreTable, channels: Sequence[str]) -> Figure:
         axes[1, column].set_ylim(min(0.55, axes[1, column].dataLim.y0), 1.005)
         axes[1, column].set_ylabel("Anomaly correlation")
         axes[1, column].set_xlabel(f"Lead time ({unit})")
+        tick_leads(axes[1, column], leads[-1], unit)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
     figure.suptitle(f"Global scores of {table.n_cases} forecasts from {table.dataset.attrs['initial_times']}")
@@ -69,6 +71,13 @@ def lead_axis(table: ScoreTable) -> tuple[np.ndarray, str]:
 def lead_unit(longest: float) -> tuple[str, float]:
     """Return the unit that suits lead times up to `longest` hours, and its length in hours."""
     return ("days", 24.0) if longest > 48 else ("hours", 1.0)
+
+
+def tick_leads(axis: Axes, longest: float, unit: str) -> None:
+    """Put the ticks of lead times in hours where a day is divided evenly; days are divided as other numbers are."""
+    if unit == "hours":
+        step = next(step for step in (1, 2, 3, 6) if longest <= 8 * step)
+        axis.xaxis.set_major_locator(MultipleLocator(step))
 
 
 def draw_curve(

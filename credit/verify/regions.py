@@ -33,7 +33,7 @@ def region_weights(grid: LatLonGrid, regions: Mapping[str, Sequence[BoxConfig]])
         if not inside.any():
             raise ConfigError(
                 f"verification: region {describe_regions({name: boxes})} has no cell on the grid of "
-                f"{grid.shape[0]} x {grid.shape[1]} cells; leave it out of verification.regions, or make the box larger"
+                f"{grid.shape[0]} x {grid.shape[1]} cells; leave it out, or make the box larger"
             )
         weights.append(np.where(inside, area, 0.0) / area[inside].sum())
     return np.stack(weights)

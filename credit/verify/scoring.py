@@ -114,6 +114,10 @@ def score_forecasts(
     problems.raise_any()
     leads, cases = agree(archives, reader, config.verification.grid is not None, splits["test"])
     channels = [c for c in reader.channels.output if c.name in archive.channel_names]
+    unknown = [name for name in archive.channel_names if name not in {channel.name for channel in channels}]
+    if unknown and share.number == 0:
+        few = f"{', '.join(unknown[:20])}{', ...' if len(unknown) > 20 else ''}"
+        logger.info("not scored, as data.variables predict nothing of these names and levels: %s", few)
     known = set(cases.tolist())
     groups = [kept for own in archive.groups() if (kept := [minutes for minutes in own if minutes in known])]
     scorer = _Scorer(config, reader, archives, channels, cases, leads, splits["train"], groups)

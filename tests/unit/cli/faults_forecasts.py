@@ -96,5 +96,9 @@ FORECASTS = [
           ["verification.events={warm: {channel: t2n, above: 290}}"]),
     Fault("precipitation that is none", ["verification.seeps", "t2m is no sum over the step"],
           ["verification.seeps=[t2m]"]),
+    Fault("a box between the cells", ["region alps: lat 47.1 to 47.2", "has no cell on the grid", "larger"],
+          ["verification.boxes={alps: {lat: [47.1, 47.2], lon: [8.1, 8.2]}}"]),
+    Fault("dropout of a network that has none", ["inference.ensemble.dropout", "model.ff_dropout"],
+          ["inference.ensemble={members: 2, dropout: true}"]),
     Fault("an animation of what is not predicted", ["verification.animate", "z500"], ["verification.animate=[z500]"]),
 ]  # fmt: skip

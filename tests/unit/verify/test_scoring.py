@@ -155,6 +155,18 @@ def test_every_time_is_read_once(run: Run) -> None:
     assert reader.reads <= len(reader.times)
 
 
+def test_forecasts_without_truth_are_named(run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Derived variables, and levels that forecasts were brought to."""
+    for path in (run.folder / "forecasts").glob("*.nc"):
+        with xr.open_dataset(path) as own:
+            own.assign(gust=own["t2m"]).to_netcdf(tmp_path / path.name)
+    with caplog.at_level("INFO"):
+        score_forecasts(run.config, run.reader, run.archive)
+        assert "not scored" not in caplog.text
+        score_forecasts(run.config, run.reader, open_forecasts(tmp_path))
+    assert "not scored, as data.variables predict nothing of these names and levels: gust" in caplog.text
+
+
 def test_other_forecasts_share_the_cases(run: Run, tmp_path: Path) -> None:
     write_forecasts(tmp_path / "other", run.reader, ["2001-03-04T06:00"], 1.0, [720, 1440], format="zarr",
                     variables=["z", "t2m"])  # fmt: skip

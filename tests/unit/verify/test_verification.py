@@ -10,12 +10,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import xarray as xr
 
 from credit.errors import CreditError
 from credit.verify.facts import describe_data, read_training_log
 from credit.verify.plots import pretty_units
+from credit.verify.plots_scores import skill_curves
 from credit.verify.table import COLUMNS, FACTS, ScoreTable
 from credit.verify.verification import verify
 from tests.unit.verify.conftest import MODEL_ERROR, Run
@@ -107,6 +109,13 @@ def test_the_report_is_one_file_that_says_what_it_must(run: Run, table: ScoreTab
         "total wavenumbers 7 to 8,",
     ):  # fmt: skip
         assert wanted in text, wanted
+
+
+def test_hours_are_ticked_as_a_day_is_divided(table: ScoreTable) -> None:
+    assert table.lead_hours[-1] <= 48
+    axis = skill_curves(table, ["t2m"]).axes[-1]
+    shown = [tick for tick in axis.get_xticks() if 0 <= tick <= table.lead_hours[-1]]
+    assert len(shown) > 3 and all(24 % step == 0 for step in np.diff(shown))
 
 
 def test_the_terminals_table(table: ScoreTable) -> None:
