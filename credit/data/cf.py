@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,7 +46,7 @@ _HIGHEST_HPA = 1100.0
 # files made from GRIB have the initial time as dimension time, and this beside it; both say that they are time
 _VALID_TIME = "valid_time"
 # of a column; packed values are float64 while they are unpacked
-_ROWS_AT_ONCE = 16
+_FIELDS_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -98,9 +99,10 @@ class Layout:
         rows = self.level_rows
         if rows is None or "level" not in self.dims:
             return self._raw(dataset, position, rows)
-        chunk = dataset.variables[self.name].encoding.get("preferred_chunks", {}).get(self.dims["level"], 1)
-        at_once = -(-_ROWS_AT_ONCE // chunk) * chunk
         times = (position.stop - position.start,) if isinstance(position, slice) else ()
+        chunk = dataset.variables[self.name].encoding.get("preferred_chunks", {}).get(self.dims["level"], 1)
+        # a few fields at once are unpacked in the same memory again and again; for all, the system would give new memory
+        at_once = -(-_FIELDS_AT_ONCE // (chunk * math.prod(times))) * chunk
         fields = np.empty((*times, len(rows), *self.grid.shape), dtype=np.float32)
         for first in range(0, len(rows), at_once):
             part = slice(first, first + at_once)

@@ -109,9 +109,9 @@ def test_a_part_holds_the_sources_chunks_and_reads_them_at_once(
     plain = series.read_piece
     conf = make(folder)
 
-    def counted(files: object, piece: object, position: slice) -> np.ndarray:
+    def counted(files: object, piece: object, position: slice, raw: bool) -> np.ndarray:
         lengths.append(position.stop - position.start)
-        return plain(files, piece, position)
+        return plain(files, piece, position, raw)
 
     monkeypatch.setattr(series, "read_piece", counted)
     held = held_times * open_sources(conf).bytes_a_time
