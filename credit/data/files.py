@@ -212,12 +212,14 @@ class OpenFiles:
         self._most = most
         self._owner = os.getpid()
         self._open: OrderedDict[tuple[Path | str, int], xr.Dataset] = OrderedDict()
+        self._before = self._open
         self._lasting: dict[tuple[Path | str, int], xr.Dataset] = {}
 
     def get(self, path: Path | str, number: int) -> xr.Dataset:
         """Return a file of source `number`, open."""
         if self._owner != os.getpid():
-            self._owner, self._open = os.getpid(), OrderedDict()
+            # what was open before a fork stays referred to: its connections are the parent's, not to be ended here
+            self._owner, self._before, self._open = os.getpid(), self._open, OrderedDict()
         key, source = (path, number), self._sources[number]
         if key in self._lasting:
             return self._lasting[key]
@@ -244,4 +246,4 @@ class OpenFiles:
         return [status.st_size, status.st_mtime_ns]
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"_owner": -1, "_open": OrderedDict()}
+        return self.__dict__ | {"_owner": -1, "_open": OrderedDict(), "_before": OrderedDict()}

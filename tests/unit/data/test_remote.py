@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import gc
 import pickle
 import threading
+import weakref
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,6 +18,8 @@ import xarray as xr
 from fsspec.registry import known_implementations
 
 from credit.config.schema_data import DataConfig
+from credit.config.schema_source import SourceConfig
+from credit.data.files import OpenFiles
 from credit.data.preprocess import preprocess
 from credit.data.reader import open_reader
 from credit.data.sources import open_sources
@@ -68,6 +72,17 @@ def test_over_http(store: Path, server: str) -> None:
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(far)).read(5), near.read(5))
     with pytest.raises(DataError, match="b.zarr: there is no zarr store"):
         open_sources(config(f"{server}/b.zarr"))
+
+
+def test_what_was_open_before_a_fork_is_not_ended_by_a_worker(store: Path) -> None:
+    """An S3 session that a worker drops is told as an error, although it is the parent's."""
+    files = OpenFiles([SourceConfig(path=str(store))])
+    before = weakref.ref(files.get(store, 0))
+    files._owner = -1  # as in a worker
+    assert files.get(store, 0) is not before()
+    gc.collect()
+    assert before() is not None
+    assert not pickle.loads(pickle.dumps(files))._before
 
 
 def test_in_memory_and_into_the_training_store(store: Path, tmp_path: Path) -> None:
