@@ -135,4 +135,4 @@ def test_no_other_forecast_is_scored_under_a_name_of_ours(
         text = dump_config(config.model_copy(update={"experiment": experiment}))
         (Path(config.save_loc) / "config.yml").write_text(text)
     assert main(["verify", str(tmp_path / "own" / "config.yml"), str(tmp_path / "other")]) == 2
-    assert "is the name of another forecast here; choose another" in capsys.readouterr().err
+    assert "is the name of another forecast here; give the run another experiment" in capsys.readouterr().err
