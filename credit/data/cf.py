@@ -45,7 +45,7 @@ _LEVEL_TOLERANCE = 1e-5
 _HIGHEST_HPA = 1100.0
 # files made from GRIB have the initial time as dimension time, and this beside it; both say that they are time
 _VALID_TIME = "valid_time"
-# of a column; packed values are float64 while they are unpacked
+# of columns, of one time or several; packed values are float64 while they are unpacked
 _FIELDS_AT_ONCE = 16
 
 
@@ -101,7 +101,7 @@ class Layout:
             return self._raw(dataset, position, rows)
         times = (position.stop - position.start,) if isinstance(position, slice) else ()
         chunk = dataset.variables[self.name].encoding.get("preferred_chunks", {}).get(self.dims["level"], 1)
-        # a few fields at once are unpacked in the same memory again and again; for all, the system would give new memory
+        # a few fields at once are unpacked in the same memory; for all of them the system would give new memory
         at_once = -(-_FIELDS_AT_ONCE // (chunk * math.prod(times))) * chunk
         fields = np.empty((*times, len(rows), *self.grid.shape), dtype=np.float32)
         for first in range(0, len(rows), at_once):
