@@ -32,6 +32,7 @@ _LONG_NAMES = {
     "crps_difference": "CRPS of the model over that of the reference, less 1",
     "crps_fair_difference": "fair CRPS of the model over that of the reference, less 1",
     "p_value": "p-value of the paired difference of squared errors",
+    "crps_p_value": "p-value of the paired difference of CRPS",
     "p_adjusted": "p-value adjusted for the false discovery rate of the scorecard",
     "significant": "whether the difference is significant",
     "members": "number of members, 1 of a single forecast",
