@@ -6,15 +6,15 @@ import logging
 import os
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from credit.config import Config, dump_config
+from credit.config import Config, build_config, dump_config
 from credit.data.reader import FieldReader
 from credit.errors import CheckpointError, ConfigError
 from credit.parallel.mesh import RunMesh
 from credit.parallel.verdict import on_main
-from credit.times import parse_duration
 from credit.train import checkpoint
 from credit.train.assets import Assets, require_same_fields
 from credit.whole import write_text_whole
@@ -182,19 +182,11 @@ def require_same_function(
 
 def _changes(config: Config, trained: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """Return (key, value in the checkpoint, value now) of what differs."""
+    with suppress(ConfigError):  # what an earlier version wrote: as it is read now, with new keys at their defaults
+        trained = build_config(trained).model_dump(mode="json")
     before, now = _flatten(trained), _flatten(config.model_dump(mode="json"))
     keys = sorted(before.keys() | now.keys())
-    return [(key, before.get(key), now.get(key)) for key in keys if not _mean_the_same(before.get(key), now.get(key))]
-
-
-def _mean_the_same(before: Any, now: Any) -> bool:
-    """Return whether two values are equal; checkpoints before version 0.13 keep durations as they were written."""
-    if isinstance(before, str) and isinstance(now, str) and before != now:
-        try:
-            return parse_duration(before) == parse_duration(now)
-        except ConfigError:
-            return False
-    return before == now
+    return [(key, before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)]
 
 
 def _is_below(key: str, prefixes: tuple[str, ...]) -> bool:
