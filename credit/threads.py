@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import torch
 
@@ -18,9 +18,9 @@ def in_threads(work: Callable[[int], None], items: int, cells: int) -> None:
     """Call `work` with each number below `items`, in at most as many threads as torch computes in.
 
     Args:
-        work: fills a place of its own; most of its time goes by without the interpreter's lock.
+        work: fills a place of its own, most of the time without the interpreter's lock; does not call this itself.
         items: how many.
-        cells: of one item.
+        cells: how many an item goes through, once for each pass.
     """
 
     def several(numbers: range) -> None:
@@ -31,6 +31,9 @@ def in_threads(work: Callable[[int], None], items: int, cells: int) -> None:
     if threads > 1 and not _pool:
         _pool.append(ThreadPoolExecutor(_MOST_THREADS, "fields"))
     others = [_pool[0].submit(several, range(first, items, threads)) for first in range(1, threads)]
-    several(range(0, items, threads))
+    try:
+        several(range(0, items, threads))
+    finally:
+        wait(others)
     for other in others:
         other.result()

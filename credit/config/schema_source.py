@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -10,17 +11,17 @@ from pydantic import Field, model_validator
 from credit.config.base import Section
 from credit.errors import did_you_mean
 
-_TYPES: dict[str, inspect.Signature] = {}
+_TYPES: dict[str, type] = {}
 
 
-def register_source_type(name: str, options: inspect.Signature) -> None:
+def register_source_type(name: str, cls: type) -> None:
     """Let ``data.sources.N.type`` be `name`; `credit.data.registry.register_source` calls it.
 
     Args:
         name: of the type.
-        options: which ``data.sources.N.options`` it takes.
+        cls: what takes ``data.sources.N.options``.
     """
-    _TYPES[name] = options
+    _TYPES[name] = cls
 
 
 class VerticalConfig(Section):
@@ -86,19 +87,34 @@ class SourceConfig(Section):
         for key in ("format", "select", "storage_options"):
             if getattr(self, key) != type(self).model_fields[key].default:
                 raise ValueError(f"{key} is for files; a source with a type has options")
-        self._check_options(_TYPES[self.type])
+        self._check_options(inspect.signature(_TYPES[self.type]))
         return self
 
     def _check_options(self, signature: inspect.Signature) -> None:
+        odd = [name for name, value in self.options.items() if not _is_plain(value)]
+        if odd:
+            raise ValueError(
+                f"options: {odd[0]} is {self.options[odd[0]]!r}; the config that is kept with the run holds "
+                "text, finite numbers, true, false, null, and lists and mappings (with names of text) of these"
+            )
         known = signature.parameters.values()
         if not any(one.kind is one.VAR_KEYWORD for one in known):
-            for name in set(self.options) - set(signature.parameters):
+            for name in [own for own in self.options if own not in signature.parameters]:
                 hint = did_you_mean(name, signature.parameters) or "; it takes none"
                 raise ValueError(f'options: "{name}" is none of {self.type}{hint}')
         try:
             signature.bind(**self.options)
         except TypeError as error:
             raise ValueError(f"options: {error}; {self.type} takes {signature}") from error
+
+
+def _is_plain(value: object) -> bool:
+    """Return whether a value of the config is read again as it is when it has been written."""
+    if isinstance(value, dict):
+        return all(isinstance(name, str) and _is_plain(one) for name, one in value.items())
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
 
 
 class GridConfig(Section):

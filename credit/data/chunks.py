@@ -36,6 +36,7 @@ class ChunkFiles:
         folder: where it lies.
 
     Attributes:
+        folder: the same; may be changed to where another host has the same chunks.
         checked: whether the chunks end with a checksum, which is verified.
         copies: through which to read; None reads the files themselves.
     """
@@ -45,7 +46,7 @@ class ChunkFiles:
         kinds = [type(codec) for codec in array.metadata.codecs[1:]]
         assert kinds in ([], [Crc32cCodec], [BloscCodec], [BloscCodec, Crc32cCodec]), kinds
         self._compressed, self.checked = BloscCodec in kinds, Crc32cCodec in kinds
-        self._key = str(folder / "c" / "{}" / "0" / "0" / "0")
+        self.folder = folder
         self.copies: LocalCopies | None = None
 
     def read(self, number: int, places: Sequence[np.ndarray | None]) -> None:
@@ -60,7 +61,7 @@ class ChunkFiles:
             ValueError, RuntimeError: if it is damaged.
         """
         assert len(places) == self._channels
-        path = self._key.format(number)
+        path = f"{self.folder}/c/{number}/0/0/0"
         if self.copies is None:
             self._read_file(path, places)
         else:

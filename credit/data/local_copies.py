@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,7 +50,7 @@ class LocalCopies:
         return None
 
     def _add(self, copy: Path, origin: str) -> None:
-        beside = copy.with_name(f".{copy.name}.{os.getpid()}.partial")
+        beside = copy.with_name(f".{copy.name}.{os.getpid()}.{threading.get_ident()}.partial")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             disk = shutil.disk_usage(self.folder)

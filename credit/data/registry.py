@@ -6,7 +6,6 @@ that does so makes the source anew, from the options of the config.
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import sys
@@ -89,7 +88,7 @@ def register_source(name: str) -> Callable[[SourceClass], SourceClass]:
                 f"source name {name!r} of {cls.__module__} is taken by {other.__module__}; choose another name"
             )
         _SOURCES[name] = cls
-        register_source_type(name, inspect.signature(cls))
+        register_source_type(name, cls)
         return cls
 
     return register
@@ -108,6 +107,7 @@ def open_registered(source: SourceConfig, where: str) -> xr.Dataset:
         DataError: if it cannot be made, or does not say what it has.
     """
     maker = _Maker(where, _SOURCES[source.type], source.options)
+    maker.require_importable()
     said = maker.describe()
     variables = {
         "time": xr.Variable(
@@ -133,7 +133,11 @@ def open_registered(source: SourceConfig, where: str) -> xr.Dataset:
         dims = [*([] if one.is_static else ["time"]), *([] if one.levels is None else [axes[_axis_of(one)]])]
         fields = _Fields(maker, name, one, None if one.is_static else said.times, said.shape)
         kept = {key: getattr(one, key) for key in ("units", "standard_name", "long_name", "cell_methods")}
-        encoding = {"dtype": np.dtype(np.int32), "scale_factor": one.packing_step} if one.packing_step else {}
+        encoding: dict[str, object] = {}
+        if one.packing_step:
+            encoding = {"dtype": np.dtype(np.int32), "scale_factor": float(one.packing_step)}
+        if one.levels is not None:  # all are asked for at once
+            encoding["preferred_chunks"] = {axes[_axis_of(one)]: len(one.levels)}
         variables[name] = xr.Variable(
             (*dims, "latitude", "longitude"),
             indexing.LazilyIndexedArray(fields),
@@ -174,11 +178,11 @@ class _Said:
 
     def fingerprint(self) -> list[int]:
         """Return length and checksum of what is said."""
-        arrays = (self.latitude, self.longitude, self.minutes)
+        arrays = (self.latitude, self.longitude, np.sort(self.minutes))
         said = [self.version, self.calendar, *(array.tolist() for array in arrays)]
         described = {name: {**asdict(one), "levels": None} for name, one in self.variables.items()}
         levels = {name: _axis_of(one)[0] for name, one in self.variables.items() if one.levels is not None}
-        text = json.dumps([*said, described, levels], sort_keys=True).encode()
+        text = json.dumps([*said, described, levels], sort_keys=True, default=float).encode()
         return [len(text), zlib.crc32(text)]
 
 
@@ -193,7 +197,16 @@ class _Maker:
 
     def __init__(self, where: str, cls: type, options: Mapping[str, Any]) -> None:
         self.where, self._class, self._options = where, cls, dict(options)
-        self._made, self._owner = None, -1
+        self._made, self._before, self._owner = None, None, -1
+
+    def require_importable(self) -> None:
+        """Refuse a class in whose place another process would find another one under its name."""
+        name, module = self._class.__qualname__, sys.modules.get(self._class.__module__)
+        if getattr(module, name, self._class) is not self._class:
+            raise self.wrong(
+                f"{name} of {self._class.__module__} is another class than the registered one; write register_source "
+                "above all other decorators"
+            )
 
     def get(self) -> Any:
         """Return the source.
@@ -202,7 +215,9 @@ class _Maker:
             DataError: if it cannot be made.
         """
         if self._owner != os.getpid():
-            with self.asking(f"{self._class.__name__}({', '.join(f'{k}={v!r}' for k, v in self._options.items())})"):
+            # what was made before a fork stays referred to: its connections are the parent's, not to be ended here
+            self._before = self._made
+            with self.asking(f"{self._class.__name__}({', '.join(f'{name}=...' for name in self._options)})"):
                 self._made = self._class(**self._options)
             self._owner = os.getpid()
         return self._made
@@ -225,14 +240,24 @@ class _Maker:
         if not fits or not variables:
             raise self.wrong(f"variables must map names to SourceVariable(units, ...); is {variables!r}")
         for name, one in variables.items():
+            if not isinstance(one.units, str):
+                raise self.wrong(f"the units of {name} must be a text, such as K; is {one.units!r}")
             if one.levels is not None:
                 levels = self._numbers(f"the levels of {name}", one.levels)
                 if len(np.unique(levels)) < len(levels):
                     raise self.wrong(f"the levels of {name} hold a value twice; is {one.levels!r}")
         latitude, longitude = (self._numbers(name, given[name]) for name in ("latitude", "longitude"))
         bounds = given.get("latitude_bounds")
-        if bounds is not None and np.shape(bounds) != (len(latitude), 2):
-            raise self.wrong(f"latitude_bounds must be ({len(latitude)}, 2) numbers; has the shape {np.shape(bounds)}")
+        if bounds is not None:
+            with self.asking("latitude_bounds"):
+                bounds = np.asarray(bounds, dtype=np.float64)
+            if bounds.shape != (len(latitude), 2):
+                raise self.wrong(f"latitude_bounds must be ({len(latitude)}, 2) numbers; has the shape {bounds.shape}")
+        version, attributes = given.get("version", ""), given.get("attributes", {})
+        if not isinstance(version, str | int | float):
+            raise self.wrong(f"version must be a text or a number; is {version!r}")
+        if not isinstance(attributes, Mapping):
+            raise self.wrong(f"attributes must map names to texts; is {attributes!r}")
         with self.asking("times"):
             times = np.asarray(given["times"])
             minutes, calendar = _encode(times)
@@ -240,9 +265,9 @@ class _Maker:
             odd = times[minutes != np.rint(minutes)][:1].tolist()
             raise self.wrong(f"times must be at least one date of whole minutes; is {odd or 'empty'}")
         return _Said(
-            latitude, longitude, None if bounds is None else np.asarray(bounds, dtype=np.float64), times,
-            minutes.astype(np.int64), calendar, {str(name): one for name, one in variables.items()},
-            str(given.get("version", "")), {str(k): str(v) for k, v in given.get("attributes", {}).items()},
+            latitude, longitude, bounds, times, minutes.astype(np.int64), calendar,
+            {str(name): one for name, one in variables.items()},
+            str(version), {str(k): str(v) for k, v in attributes.items()},
         )  # fmt: skip
 
     def _numbers(self, what: str, values: Any) -> np.ndarray:
@@ -272,7 +297,7 @@ class _Maker:
             ) from error
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"_made": None, "_owner": -1}
+        return self.__dict__ | {"_made": None, "_before": None, "_owner": -1}
 
 
 def _encode(times: np.ndarray) -> tuple[np.ndarray, str]:

@@ -82,7 +82,9 @@ class SourceReader:
         self.masks = find_masks(self._static, channels.static_stored, declared)
         check_values(self._static, channels.static_stored, self.masks, self.grid, "any time")
         # fields that are read at once, of the run and of files
-        of_files = (_bytes(one) * len(windows[name].terms) for name, one in series.items())
+        of_files = (
+            _bytes(one) * max(len(windows[name].terms), _between(one, self.times)) for name, one in series.items()
+        )
         of_run = len(channels.stored) * math.prod(self.grid.shape) * 4
         self.bytes_a_time = of_run + max(of_files, default=0)
         self.masks |= find_masks(self._assemble([0], self._series)[0], channels.stored, declared)
@@ -175,6 +177,18 @@ def _bytes(series: Series) -> int:
     inputs = [one for one, _ in series.inputs.values()] if isinstance(series, MadeSeries) else []
     # what a variable is made of is there at once, float32
     return 8 * _COPIES * _values(series) + 4 * sum(map(_values, inputs))
+
+
+def _between(series: Series, times: np.ndarray) -> int:
+    """Return how many times of a file are read for each of `times`, as those of a chunk come with all between them."""
+    inputs = [one for one, _ in series.inputs.values()] if isinstance(series, MadeSeries) else []
+    layouts = [piece.layout for one in (series, *inputs) for piece in one.pieces]
+    between = 1
+    for layout in layouts:
+        if layout.chunk_times > 1 and layout.times is not None and min(len(times), len(layout.times)) > 1:
+            apart = int(np.diff(times).min()) // int(np.diff(layout.times).min())
+            between = max(between, min(apart, layout.chunk_times))
+    return between
 
 
 def _values(series: Series) -> int:

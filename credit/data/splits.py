@@ -123,7 +123,7 @@ def _way_out(times: np.ndarray, step: int) -> str:
     if len(apart) and _MONTH[0] <= apart.min() < apart.max() <= _MONTH[1]:
         return "months are not of one length as steps are: give the data the calendar 360_day, one step of 30d a month"
     usual = int(np.median(apart)) if len(apart) else step
-    if usual != step:
+    if step % usual:
         return f"most of them are {format_duration(usual)} apart: set data.timestep to that, or name more files"
     return "name more files in data.sources, or a longer period"
 

@@ -23,6 +23,7 @@ transforms. It is replaced in one rename, after everything it speaks of is there
 
 from __future__ import annotations
 
+import socket
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -79,19 +80,27 @@ class StoreReader:
         self._fields = ChunkFiles(group["fields"], path / "fields")
         self._static: np.ndarray = group["static_fields"][:]
 
-    def copy_to(self, folder: str | None) -> None:
-        """Read through copies of the chunks in a folder from now on, by default in the system's for temporary files.
+    def find_here(self, conf: DataConfig) -> None:
+        """Read the store, and copies of its chunks, where this process's own config and environment have them.
 
         Raises:
-            DataError: if the store has no checksum of its content.
+            DataError: if the store is not there, or, for copies, has no checksum of its content.
         """
+        self.path = Path(conf.store)
+        if not self.path.is_dir():
+            raise DataError(
+                f"data.store: {self.path} is not there on {socket.gethostname()}; every host must see the store"
+            )
+        self._fields.folder = self.path / "fields"
+        if conf.cache != "disk":
+            return
         if self._content is None:
             raise DataError(
                 f"data.cache: disk tells copies of a store from those of another by its checksum, which {self.path} of "
                 f"an earlier version does not have; {WAY_OUT}"
             )
         name = f"credit_{self.path.name}_{self._content[:16]}"
-        self._fields.copies = LocalCopies(Path(folder or tempfile.gettempdir()) / name)
+        self._fields.copies = LocalCopies(Path(conf.cache_folder or tempfile.gettempdir()) / name)
 
     def read(self, index: int) -> np.ndarray:
         """Return the fields of one time, (C, H, W) float32 in the order of ``channels.stored``; NaN where masked.
@@ -182,8 +191,7 @@ def open_configured_store(conf: DataConfig) -> StoreReader:
             "again, it keeps the fields"
         )
     reader = StoreReader(path, meta, conf.channel_map())
-    if conf.cache == "disk":
-        reader.copy_to(conf.cache_folder)
+    reader.find_here(conf)
     return reader
 
 

@@ -130,11 +130,16 @@ def require_alike(folder: Path, format: str, split: str | None) -> None:
         split: of netCDF files, as in `ForecastWriter`.
 
     Raises:
-        ConfigError: naming the key and the file that is there.
+        ConfigError: naming the key and the file that is there, or for a folder that cannot be looked into.
     """
     way_out = "choose another inference.folder, or remove what is there"
-    store, files = folder / STORE, sorted(folder.glob(f"{PREFIX}*.nc"))
-    found = files[:1] if format == "zarr" else [store] if store.exists() else []
+    try:
+        store, files = folder / STORE, sorted(folder.glob(f"{PREFIX}*.nc"))
+        found = files[:1] if format == "zarr" else [store] if store.exists() else []
+    except OSError as error:
+        raise ConfigError(
+            f"inference.folder: {folder} cannot be looked into ({error.strerror}); choose another, or another save_loc"
+        ) from error
     if found:
         raise ConfigError(
             f"inference.format: {format} is asked for, and {found[0]} is there of a run with "

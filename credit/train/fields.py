@@ -11,7 +11,7 @@ from credit.config.schema_data import DataConfig
 from credit.data.reader import FieldReader, open_reader
 from credit.data.splits import Split, build_splits, describe_gaps
 from credit.data.store import StoreReader
-from credit.parallel.verdict import on_main
+from credit.parallel.verdict import on_main, together
 
 logger = logging.getLogger(__name__)
 
@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 def open_for_all(conf: DataConfig) -> FieldReader:
     """Open the data; collective. Rank 0 looks at the store or at source files for all, or each rank would open them."""
     reader = on_main(lambda: open_reader(conf))
-    if isinstance(reader, StoreReader) and conf.cache == "disk":
-        reader.copy_to(conf.cache_folder)  # this rank's, whose name may come from its own environment
+    if isinstance(reader, StoreReader):  # a host may have a store of its own, by a path from its environment
+        together(lambda: reader.find_here(conf))
     return reader
 
 

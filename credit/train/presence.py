@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 BEAT_SECONDS = 10.0
 SILENCE_SECONDS = 60.0
 _LENGTH = 1024
+_UNREADABLE: dict[str, Any] = {"host": "", "pid": 0, "started": None, "job_id": "", "beat": -1}
 
 
 class Presence:
@@ -96,7 +97,7 @@ class Presence:
         self._over.set()
         self._thread.join()
         with suppress(OSError):
-            if self._is_mine():
+            if self._is_mine(self._read()):
                 self._path.unlink(missing_ok=True)
 
     def _take(self) -> bool:
@@ -128,7 +129,9 @@ class Presence:
         while not self._over.wait(self._beat):
             # a file system that fails for a moment ends no beat
             with suppress(OSError):
-                if not self._is_mine():
+                found = self._read()
+                # what a failing file system left of our own cannot be read, and is written again
+                if found is not _UNREADABLE and not self._is_mine(found):
                     self._lost.set()
                     return
                 self._facts["beat"] += 1
@@ -136,8 +139,7 @@ class Presence:
                 with self._path.open("r+b") as file:
                     file.write(self._bytes())
 
-    def _is_mine(self) -> bool:
-        found = self._read()
+    def _is_mine(self, found: dict[str, Any] | None) -> bool:
         return found is not None and all(found[key] == self._facts[key] for key in ("host", "pid", "started"))
 
     def _read(self) -> dict[str, Any] | None:
@@ -150,7 +152,7 @@ class Presence:
             except ValueError:
                 # caught in the middle of a beat
                 time.sleep(0.05)
-        return {"host": "", "pid": 0, "started": None, "job_id": "", "beat": -1}
+        return _UNREADABLE
 
     def _bytes(self) -> bytes:
         self._facts["time"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -13,7 +13,7 @@ import numpy as np
 from credit.channels import Channel
 from credit.errors import DataError
 from credit.threads import in_threads
-from credit.verify.row_sums import plain_sums
+from credit.verify.row_sums import plain_sums, weigh
 
 # number of a channel or vector, room for the K sums that are wanted of it, (K, S)
 AddUp = Callable[[int, np.ndarray], None]
@@ -98,10 +98,9 @@ class CellMeans:
         def one(item: int) -> None:
             along_KS = np.empty((count, len(self._weights_SR)))
             add_up(item, along_KS)
-            with np.errstate(invalid="ignore"):  # it is looked for below
-                np.matmul(along_KS, self._weights_SR, out=sums[:, item])
+            weigh(along_KS, self._weights_SR, sums[:, item])
 
-        in_threads(one, items, self.valid_CP.shape[1])
+        in_threads(one, items, count * self.valid_CP.shape[1])
         if not np.isfinite(sums).all():
             for what, own in fields.items():
                 self.require_finite(own, what)
@@ -120,7 +119,9 @@ class CellMeans:
         along = np.empty((len(values_KP), 1, len(self._weights_SR)))
         for values_P, out in zip(values_KP, along, strict=True):
             plain_sums(values_P, *self.stretches, out)
-        return along[:, 0] @ self._weights_SR
+        sums = np.empty((len(values_KP), self.shape[1]))
+        weigh(along[:, 0], self._weights_SR, sums)
+        return sums
 
     @staticmethod
     def _over_norm(sums: np.ndarray, norm: np.ndarray) -> np.ndarray:

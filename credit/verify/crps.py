@@ -15,8 +15,9 @@ Of sorted values, D = sum over k = 1 .. M of (2 k - M - 1) x_(k), so that no pai
 from __future__ import annotations
 
 import numpy as np
+from numba import njit
 
-from credit.verify.row_sums import compiled
+from credit.verify.row_sums import OPTIONS, compiled
 
 OF_MEMBERS = 3  # sums before those of the ranks
 _CELLS = 64  # that are sorted side by side; of 50 members they are 26 kB
@@ -32,7 +33,7 @@ def member_sums(
     A truth that equals t members has t + 1 possible ranks, each of which gets 1 / (t + 1).
 
     Args:
-        members: (M, C, P), in the order of memory, any float type.
+        members: (M, C, P), in the order of memory.
         channel: which of C.
         truth: (P,) of that channel.
         valid: (P,) bool; other cells count nothing, whatever their values.
@@ -75,7 +76,7 @@ def member_sums(
                         out[3 + k, s] += 1.0 / (ties + 1)
 
 
-@compiled
+@njit(**OPTIONS)
 def _sort_columns(values: np.ndarray, cells: int) -> None:
     """Sort the first columns of `values` (M, N), by Batcher's merge exchange (Knuth, vol. 3, 5.2.2, algorithm M).
 

@@ -25,7 +25,7 @@ def vector_member_sums(
     """Write the sums over the members' distances to the true vector, and D; see `credit.verify.row_sums`.
 
     Args:
-        members: (M, C, P), in the order of memory, any float type, whose digits lengths have.
+        members: (M, C, P), in the order of memory; lengths have its digits.
         pair: the channels of the components.
         true_u, true_v: (P,) of these.
         valid: (P,) bool; other cells count nothing, whatever their values.

@@ -5,6 +5,7 @@ Shapes: N cases, L lead times, C channels, V wind vectors, X = C + V rows, R reg
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,13 +45,14 @@ class EnsembleSums(ScoreSums):
     ) -> np.ndarray:
         """Enter the members of one field, whose mean goes to `add`.
 
-        Beside its results it needs memory for a few cells of all members.
+        Beside its results it needs memory for a channel of all members in each thread, where they do not lie side by
+        side in memory.
 
         Args:
             case: number of the case.
             lead: number of the lead time.
             means: of the C channels.
-            members_MCP: any float type, whatever where masked.
+            members_MCP: whatever where masked.
             truth_CP: whatever where masked.
             what: names the forecast and its time.
 
@@ -62,18 +64,21 @@ class EnsembleSums(ScoreSums):
         """
         if len(members_MCP) != self.members:
             raise DataError(f"{what}: has {len(members_MCP)} members, other forecasts have {self.members}")
-        members_MCP = np.ascontiguousarray(members_MCP)
         fields = {f"{what}, member {number}": own for number, own in enumerate(members_MCP)}
 
         def of_channel(channel: int, out_KS: np.ndarray) -> None:
-            valid_P = means.valid_CP[channel]
-            member_sums(members_MCP, channel, truth_CP[channel], valid_P, *means.stretches, out_KS)
+            own_MCP, (place,) = _in_order(members_MCP, [channel])
+            member_sums(own_MCP, place, truth_CP[channel], means.valid_CP[channel], *means.stretches, out_KS)
 
         def of_vector(vector: int, out_KS: np.ndarray) -> None:
             pair = means.winds[vector]
+            own_MCP, places = _in_order(members_MCP, pair)
             true = [means.cells(truth_CP, channel) for channel in pair]
-            known = *true, means.valid_CP[pair[0]], scale_of(true)
-            vector_member_sums(members_MCP, pair, *known, *means.stretches, out_KS)
+            valid = means.valid_CP[pair[0]]
+            vector_member_sums(own_MCP, places, *true, valid, scale_of(true), *means.stretches, out_KS)
+            if not np.isfinite(out_KS).all():  # float32 may not hold it
+                own, true = own_MCP[:, list(places)].astype(np.float64), [one.astype(np.float64) for one in true]
+                vector_member_sums(own, (0, 1), *true, valid, scale_of(true), *means.stretches, out_KS)
 
         found = means.of_channels(OF_MEMBERS + 1 + self.members, of_channel, fields)
         vectors = means.of_vectors(2, of_vector, fields)
@@ -82,3 +87,12 @@ class EnsembleSums(ScoreSums):
         self.crps[place], self.crps_fair[place] = (np.concatenate(both) for both in scores)
         self.variance[place] = means.with_vectors(found[2])
         return np.moveaxis(found[OF_MEMBERS:], 0, -1)
+
+
+def _in_order(members_MCP: np.ndarray, channels: Sequence[int]) -> tuple[np.ndarray, tuple[int, ...]]:
+    """Return members in the order of memory, of `channels` alone where they have to be copied, and their places."""
+    if members_MCP.flags.c_contiguous:
+        return members_MCP, tuple(channels)
+    return np.ascontiguousarray(np.stack([members_MCP[:, channel] for channel in channels], 1)), tuple(
+        range(len(channels))
+    )

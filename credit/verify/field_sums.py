@@ -122,8 +122,12 @@ def moments_of(
         pair = means.winds[vector]
         true = [means.cells(truth, channel) for channel in pair]
         scale = scale_of(true)
-        for number, own in enumerate(scored.values()):
-            length_sums(*map(own.values, pair), *true, scale, *means.stretches, out_KS[2 * number : 2 * number + 2])
+        for number, field in enumerate(scored.values()):
+            own, out = [field.values(channel) for channel in pair], out_KS[2 * number : 2 * number + 2]
+            length_sums(*own, *true, scale, *means.stretches, out)
+            if not np.isfinite(out).all():  # float32 may not hold it
+                double = [one.astype(np.float64) for one in (*own, *true)]
+                length_sums(*double, scale, *means.stretches, out)
 
     found = means.of_channels(_OF_TRUTH + sum(own.count for own in scored.values()), add_up, fields)
     vectors = means.of_vectors(2 * len(scored), lengths, fields)
@@ -135,6 +139,6 @@ def moments_of(
 
 
 def scale_of(components: Sequence[np.ndarray]) -> np.float32:
-    """Return a power of two that brings fields to about 1, by some of their values."""
-    largest = max(np.abs(own[::100]).max() for own in components)
+    """Return a power of two that brings the largest of fields to about 1."""
+    largest = max(max(own.max(), -own.min()) for own in components)
     return np.float32(np.ldexp(1.0, -np.clip(np.frexp(largest)[1], -120, 120)))

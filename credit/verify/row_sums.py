@@ -1,8 +1,9 @@
 """The loops over cells in which scores spend their time: sums over stretches of cells, compiled by numba.
 
 A stretch is a run of cells, one after the other in memory, from the number in `firsts` to before that in `lasts`.
-Fields are one channel's, (P,) of any float type; differences, squares and sums are float64. Each function writes what
-it finds into the rows of `out`, (K, S) for S stretches; what is not finite makes its sums so.
+Fields are one channel's, (P,) of native float32 or float64; differences, squares and sums are float64, but for lengths
+of vectors. Each function writes what it finds into the rows of `out`, (K, S) for S stretches; what is not finite makes
+its sums so.
 
 The functions do not hold the interpreter's lock, so that threads can share the channels. The order in which a stretch
 is added up depends on the processor alone.
@@ -10,6 +11,7 @@ is added up depends on the processor alone.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 
@@ -19,15 +21,42 @@ from numba import njit
 logger = logging.getLogger(__name__)
 
 
+# sums may be taken apart for the processor's vectors; what is not finite stays so
+OPTIONS = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}}
+
+
 def compiled(function: Callable) -> Callable:
     """Return `function` compiled at its first call, for later processes, too, where a folder can be written."""
-    # sums may be taken apart for the processor's vectors; what is not finite stays so
-    options = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}}
     try:
-        return njit(cache=True, **options)(function)
+        called = njit(cache=True, **OPTIONS)(function)
     except RuntimeError:  # neither the package's folder nor a home can be written
-        logger.debug("%s: compiled for this process alone", function.__name__)
-        return njit(**options)(function)
+        called = njit(**OPTIONS)(function)
+
+    @functools.wraps(function)
+    def call(*arguments: object) -> None:
+        try:
+            called(*arguments)
+        except OSError as error:  # a full disk; what was compiled is there all the same
+            logger.debug("%s: compiled for this process alone (%s)", function.__name__, error)
+            called(*arguments)
+
+    return call
+
+
+@compiled
+def weigh(sums: np.ndarray, weights: np.ndarray, out: np.ndarray) -> None:
+    """Write the sums over all stretches, (K, S), each times its weight in each region, (S, R), in their order.
+
+    A stretch that is outside of a region does not count there, whatever it holds. No library's product of matrices, as
+    its last digits depend on K and on threads.
+    """
+    for k in range(len(sums)):
+        row = out[k]
+        row[:] = 0.0
+        for s in range(len(weights)):
+            value, own = sums[k, s], weights[s]
+            for r in range(len(own)):
+                row[r] += value * own[r] if own[r] != 0.0 else 0.0
 
 
 @compiled
@@ -112,7 +141,7 @@ def length_sums(
     """Write the sums of a wind's length less the true wind's, and of the length of the vector between them.
 
     Lengths have the digits of the fields, as roots of float64 take most of the time; `scale`, a power of two, brings
-    winds to where float32 holds their squares.
+    winds to where float32 holds their squares. What it does not hold makes the sums infinite.
     """
     for s in range(len(firsts)):
         x, y = u[firsts[s] : lasts[s]], v[firsts[s] : lasts[s]]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -157,10 +159,12 @@ def test_columns_on_hybrid_levels(tmp_path: Path) -> None:
     path = world.write(tmp_path / "ml.nc", "no", fields, world.HOURS[:3])
     options = {"p3": ["t", "z"], "p2": ["msl"], "levels": world.LEVELS}
     options["fields"] = {name: world.DERIVED[name] for name in ("z", "msl")}
-    same(
-        opened(made, source=vertical, **options),
-        opened(SimpleReader(), sources=[{"path": str(path)} | vertical], **options),
-    )
+    ours = opened(made, source=vertical, **options)
+    same(ours, opened(SimpleReader(), sources=[{"path": str(path)} | vertical], **options))
+    made.asked.clear()
+    ours.read(1)
+    assert {len(levels) for name, _, levels in made.asked if name == "t"} == {1, world.K}
+    # the lowest level for the pressure at sea level, else a whole column at once
 
 
 class SimpleReader:
@@ -229,6 +233,10 @@ def of_another_time(field: np.ndarray) -> xr.DataArray:
         (spoiled(latitude=["north"] * H), ["latitude fails", "could not convert"]),
         (spoiled(longitude=LON[:5]), ["do not go evenly round the globe"]),
         (spoiled(latitude_bounds=np.zeros(H)), ["latitude_bounds must be (8, 2) numbers"]),
+        (spoiled(latitude_bounds="none"), ["latitude_bounds fails", "could not convert"]),
+        (spoiled(version=lambda: 2), ["version must be a text or a number"]),
+        (spoiled(attributes="mine"), ["attributes must map names to texts; is 'mine'"]),
+        (spoiled(variables={"t": SourceVariable(None)}), ["the units of t must be a text, such as K; is None"]),
         (reads(lambda field: None), ["must return numbers of shape", "it returned object"]),
         (reads(lambda field: field.T), ["'t', 2000-01-01 06:00:00, (250.0, 850.0)", "shape (2, 8, 16)", "(16, 8, 2)"]),
         (reads(lambda field: field[0, 0, 0, 0]), ["'t', 2000-01-01 06:00:00", "IndexError"]),
@@ -280,6 +288,41 @@ def test_options_are_those_of_the_class() -> None:
         opened(SimpleReader(), sources=[source | {"type": "counter"}])
     with pytest.raises(ValueError, match="options: .* are for a source with a type"):
         opened(SimpleReader(), sources=[{"path": "a.nc", "options": {"number": 7}}])
+    with pytest.raises(ValueError, match="options: colour is {850: nan}; the config that is kept with the run holds"):
+        opened(SimpleReader(), sources=[{"type": "counted", "options": {"colour": {850: float("nan")}}}])
+
+
+def test_what_decorators_below_add_to_a_class_counts() -> None:
+    @dataclass
+    @register_source("made_below")
+    class Above(Memory):
+        hours: Any
+
+        def __post_init__(self) -> None:
+            super().__init__(self.hours)
+
+    source = {"type": "made_below", "options": {"hours": [0, 6]}}
+    assert len(opened(SimpleReader(), sources=[source]).times) == 2
+
+
+def test_a_fork_leaves_what_its_parent_made() -> None:
+    """A worker must not end its parent's connection."""
+    ended: list[int] = []
+    reading, writing = os.pipe()
+
+    class Connected(Memory):
+        def __del__(self) -> None:
+            ended.append(os.getpid())
+
+    register_source("connected")(Connected)
+    reader = opened(SimpleReader(), sources=[{"type": "connected"}])
+    ended.clear()
+    if os.fork() == 0:
+        reader.read(0)
+        os.write(writing, str(len(ended)).encode())
+        os._exit(0)
+    assert os.read(reading, 10) == b"0"
+    os.wait()
 
 
 @pytest.mark.parametrize("wrong", [lambda: None, type("NoRead", (), {})])
@@ -307,7 +350,7 @@ def test_a_fingerprint_changes_with_what_is_said() -> None:
         {"variables": {"t": SourceVariable("K", (250, 500, 851))}},
     ]  # fmt: skip
     found = [fingerprint(**changes) for changes in variants]
-    assert found[0] == fingerprint()
+    assert found[0] == fingerprint() == fingerprint(hours=(18, 0, 12, 6))
     assert len({tuple(one) for one in found}) == len(variants)
 
 

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -119,3 +120,14 @@ def test_a_file_system_that_fails_for_a_moment_ends_no_beat(tmp_path: Path, monk
 
 def stale(path: Path) -> bytes:
     raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+
+def test_what_a_failing_disk_left_of_ones_own_file_is_written_again(tmp_path: Path) -> None:
+    with Presence(tmp_path, "77", **QUICK) as presence:
+        (tmp_path / "heartbeat.json").write_text('{"host": "el')
+        deadline = time.monotonic() + 20
+        while not (tmp_path / "heartbeat.json").read_text().startswith('{"host": "' + socket.gethostname()):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        presence.require()
+    assert not list(tmp_path.iterdir())

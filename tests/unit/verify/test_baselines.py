@@ -120,6 +120,17 @@ def test_the_damping_is_the_slope_over_all_pairs_of_times(held: int | None, monk
     assert found[0].min() > 0.2 and len(pairs) == 2
 
 
+def test_products_do_not_depend_on_how_many_are_made_at_once() -> None:
+    """Ranks that share the training data end as many pairs at a time as their share has."""
+    means = CellMeans(CHANNELS, {"sst": MASK}, GRID.area_weights()[None])
+    fields = _fields()
+    given = {"truth": fields["truth"], "climatology": fields["normal"]}
+    firsts = [np.nan_to_num(fields[name] + shift) for shift in range(4) for name in fields]
+    together = baselines._products(means, firsts, given)
+    apart = [baselines._products(means, [one], given)[0] for one in firsts]
+    np.testing.assert_array_equal(together, apart)
+
+
 @pytest.mark.parametrize(
     ("which", "named"),
     [("truth", "later truth"), ("normal", "later climatology"), ("start", "truth"), ("normal_start", "climatology")],

@@ -46,6 +46,16 @@ def test_the_library_and_numpy_agree() -> None:
         np.testing.assert_allclose(ours[name], value, rtol=1e-9, err_msg=name)
 
 
+def test_members_may_lie_in_memory_in_any_order() -> None:
+    cases = draw_cases(2, MEMBERS)
+    plain = _sums(cases)
+    padded = np.concatenate([cases.members, cases.members], axis=2)
+    cases.members = padded[:, :, : len(CHANNELS)]
+    assert not cases.members[0].flags.c_contiguous
+    for name, own in _sums(cases).planes().items():
+        np.testing.assert_array_equal(own, plain.planes()[name], err_msg=name)
+
+
 def test_rows_of_vectors_have_the_energy_score() -> None:
     """The second vector's component is masked, so both are."""
     scoringrules = pytest.importorskip("scoringrules")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from credit import threads
 from credit.channels import Channel, ChannelMap
 from credit.config.schema_regions import REGIONS
 from credit.errors import DataError
+from credit.verify import row_sums
 from credit.verify.cell_means import CellMeans, wind_pairs
 from credit.verify.regions import region_weights
 from credit.verify.sums import ScoreSums
@@ -213,10 +215,38 @@ def test_threads_find_the_same_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) 
     cases, masks = _cases(GRIDS["small"], True)
     alone = _sums(GRIDS["small"], cases, masks, range(CASES)).planes()
     monkeypatch.setattr(threads, "_LEAST_CELLS", 1)
+    threads._pool.clear()
     monkeypatch.setattr(threads.torch, "get_num_threads", lambda: 2)
     for name, own in _sums(GRIDS["small"], cases, masks, range(CASES)).planes().items():
         np.testing.assert_array_equal(own, alone[name], err_msg=name)
     assert threads._pool
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_wind_beyond_float32_is_summed_and_leaves_other_regions_alone(dtype: type) -> None:
+    grid, channels = GRIDS["small"], [Channel(name, name, None, "prognostic") for name in ("u10", "v10")]
+    means = CellMeans(channels, {}, region_weights(grid, _on(grid)), [(0, 1)])
+    truth = np.random.default_rng(2).standard_normal((2, *grid.shape)).astype(dtype)
+    forecast = truth.copy()
+    forecast[0, -1, 3] = 1e22
+    sums = ScoreSums.empty(np.arange(1), 1, means)
+    sums.add(0, 0, means, forecast, truth, np.zeros_like(truth))
+    found = dict(zip(_on(grid), sums.absolute[0, 0, 2], strict=True))
+    assert found["global"] == pytest.approx(1e22 * grid.area_weights()[-1, 3], rel=1e-5)
+    assert found["tropics"] == found["extratropics_north"] == 0
+
+
+def test_a_disk_that_is_full_keeps_no_compiled_code_and_harms_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    out = np.zeros((1, 1))
+    sums = row_sums.compiled(row_sums.plain_sums.__wrapped__)
+    monkeypatch.setattr("numba.core.caching._Cache.save_overload", full)
+    monkeypatch.setattr("numba.core.caching.Cache.save_overload", full)
+    monkeypatch.setattr("numba.core.caching.Cache.load_overload", lambda *_: None)
+    sums(np.ones(3), np.zeros(1, int), np.full(1, 3), out)
+    assert out[0, 0] == 3
 
 
 def test_sums_need_no_folder_that_can_be_written(tmp_path: Path) -> None:
