@@ -187,7 +187,9 @@ class _Damped:
     count = 3
 
     def values(self, channel: int) -> np.ndarray:
-        return float(self.r_C[channel]) * self._anomaly(channel) + self.means.cells(self.normal, channel)
+        own = float(self.r_C[channel]) * self._anomaly(channel)
+        own += self.means.cells(self.normal, channel)
+        return own
 
     def add_up(self, channel: int, truth_P: np.ndarray, normal_P: np.ndarray, out_KS: np.ndarray) -> None:
         r = float(self.r_C[channel])

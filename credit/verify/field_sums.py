@@ -139,6 +139,9 @@ def moments_of(
 
 
 def scale_of(components: Sequence[np.ndarray]) -> np.float32:
-    """Return a power of two that brings the largest of fields to about 1."""
-    largest = max(max(own.max(), -own.min()) for own in components)
+    """Return a power of two that brings fields to about 1, by some of their values.
+
+    Where others are so much larger that float32 does not hold their squares, lengths come out infinite.
+    """
+    largest = max(np.abs(own[::101]).max() for own in components)
     return np.float32(np.ldexp(1.0, -np.clip(np.frexp(largest)[1], -120, 120)))
