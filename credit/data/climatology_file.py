@@ -218,7 +218,7 @@ class _File:
         if not have.strip():
             logger.warning("%s: %s has no units and is taken to be in %s, as the data", self._path, theirs, wanted)
             return None
-        return find_conversion(have, wanted, name, self._path) if wanted else None
+        return find_conversion(have, wanted, name, self._path, f"the units of {name} in the data") if wanted else None
 
 
 def _lazy(shape: tuple[int, int, int, int, int], found: Sequence[_Found], path: str) -> LazyFields:

@@ -45,20 +45,21 @@ class OfLogarithm:
         return np.exp(np.asarray(fields, dtype=np.float64))
 
 
-def find_conversion(have: str, wanted: str, name: str, where: str) -> Conversion | None:
+def find_conversion(have: str, wanted: str, name: str, where: str, key: str = "") -> Conversion | None:
     """Return the conversion of a variable to the units of the run's data, None where nothing changes.
 
     Args:
         have: its units in the file, empty where the file has none.
-        wanted: those of the data, which ``data.fields.NAME.units`` sets.
+        wanted: those of the data.
         name: the variable.
         where: the file.
+        key: what says so, by default ``data.fields.NAME.units``.
 
     Raises:
         ConfigError: if `wanted` is no unit, or cf-units is needed and not installed.
         DataError: if the file has no units, or such that cannot be converted.
     """
-    key = f"data.fields.{name}.units"
+    key = key or f"data.fields.{name}.units"
     if not have.strip():
         raise DataError(
             f'{where}: {name} has no units, so it cannot be converted to "{wanted}" ({key}); write its units into the '
@@ -69,7 +70,10 @@ def find_conversion(have: str, wanted: str, name: str, where: str) -> Conversion
     what = f'{where}: {name} is in "{have}", not "{wanted}" ({key})'
     there, here = _parse(have, what), _parse(wanted, what)
     if here is None:
-        raise ConfigError(f'{key}: "{wanted}" is no unit that UDUNITS knows; write for example K, Pa, m s-1 or kg m-2')
+        raise ConfigError(
+            f'{key}: "{wanted}" is no unit that UDUNITS knows, so {name} of {where} cannot be converted from "{have}"; '
+            "write for example K, Pa, m s-1 or kg m-2"
+        )
     if there is None or not there.is_convertible(here):
         why = "is no unit that UDUNITS knows" if there is None else f'and "{wanted}" measure different quantities'
         raise DataError(

@@ -119,8 +119,10 @@ def conversion_of(name: str, archive: Forecasts, reader: FieldReader, variable: 
         DataError: if the units measure different quantities.
         ConfigError: if cf-units is needed and not installed.
     """
-    ours, theirs = reader.attributes.get(variable, {}).get("units"), archive.units.get(variable)
-    return find_conversion(theirs, ours, variable, call(name, archive)) if ours and theirs else None
+    ours, theirs = (units.strip() for units in (reader.attributes.get(variable, {}).get("units", ""),
+                                                archive.units.get(variable, "")))  # fmt: skip
+    key = f"the units of {variable} in the data"
+    return find_conversion(theirs, ours, variable, call(name, archive), key) if ours and theirs else None
 
 
 def common_leads(archives: Mapping[str, Forecasts]) -> np.ndarray:

@@ -13,6 +13,14 @@ _ENDS = {
     "_high": "upper end of the 95 % interval of the",
     "_fair": "fair",
 }
+# of `credit.verify.comparison`, for other scores than RMSE
+_COMPARED = {
+    "_difference": "of the model over that of the reference, less 1",
+    "_p_value": "p-value of the paired difference of the",
+    "_n_eff": "number of independent cases whose mean would be as uncertain, by the",
+    "_p_adjusted": "p-value adjusted for the false discovery rate of the scorecard, of the",
+    "_significant": "whether the difference is significant, of the",
+}
 _MEANINGS = {**MEANINGS, **EVENT_MEANINGS, "seeps": SEEPS_MEANING}
 _LONG_NAMES = {
     "lead": "lead time",
@@ -29,10 +37,7 @@ _LONG_NAMES = {
     "n_blocks": "number of blocks of days",
     "n_eff": "number of independent cases whose mean would be as uncertain",
     "rmse_difference": "RMSE of the model over that of the reference, less 1",
-    "crps_difference": "CRPS of the model over that of the reference, less 1",
-    "crps_fair_difference": "fair CRPS of the model over that of the reference, less 1",
     "p_value": "p-value of the paired difference of squared errors",
-    "crps_p_value": "p-value of the paired difference of CRPS",
     "p_adjusted": "p-value adjusted for the false discovery rate of the scorecard",
     "significant": "whether the difference is significant",
     "members": "number of members, 1 of a single forecast",
@@ -67,11 +72,21 @@ def long_name(name: str) -> str:
     """Return what a variable of the scores is, in words."""
     for end, words in _ENDS.items():
         if name.endswith(end):
-            own = long_name(name.removesuffix(end))
-            return f"{words} {own if own[1:2].isupper() else own[:1].lower() + own[1:]}"
+            return f"{words} {_inside(long_name(name.removesuffix(end)))}"
     if name in _MEANINGS:
         return _MEANINGS[name].label
     if name in _LONG_NAMES:
         return _LONG_NAMES[name]
     of_wind = name.removeprefix("wind_vector_").removeprefix("wind_")
-    return f"{long_name(of_wind)}, wind vectors" if of_wind != name else name.replace("_", " ")
+    if of_wind != name:
+        return f"{long_name(of_wind.replace('crps', 'energy_score'))}, wind vectors"
+    for end, words in _COMPARED.items():
+        if name.endswith(end):
+            own = long_name(name.removesuffix(end))
+            return f"{own} {words}" if end == "_difference" else f"{words} {_inside(own)}"
+    return name.replace("_", " ")
+
+
+def _inside(words: str) -> str:
+    """Return words as they stand inside of a phrase: abbreviations and names keep their capitals."""
+    return words if words[1:2].isupper() or words.startswith("Brier") else words[:1].lower() + words[1:]

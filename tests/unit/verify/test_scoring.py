@@ -325,7 +325,9 @@ def test_what_does_not_belong_together_is_refused(run: Run, tmp_path: Path) -> N
         score_forecasts(run.config, run.reader, late)
     run.reader.attributes["t2m"] = {"units": "Pa"}
     try:
-        with pytest.raises(DataError, match='t2m is in "K" and cannot be converted to "Pa" .data.fields.t2m.units.'):
+        with pytest.raises(
+            DataError, match='t2m is in "K" and cannot be converted to "Pa" .the units of t2m in the data.'
+        ):
             score_forecasts(run.config, run.reader, run.archive)
     finally:
         run.reader.attributes["t2m"] = make_reader(STEP).attributes["t2m"]
