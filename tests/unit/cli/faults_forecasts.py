@@ -52,7 +52,7 @@ FORECASTS = [
           ["verification.other_forecasts.ifs: others.zarr", "16 x 32 cells against 8 x 16", "verification.grid"],
           [OTHERS], spoil=others(rows=8)),
     Fault("forecasts to compare with in units of something else",
-          ['verification.other_forecasts.ifs: others.zarr: t2m is in "hPa"', '"K"', "data.fields.t2m.units",
+          ['verification.other_forecasts.ifs: others.zarr: t2m is in "hPa"', '"K"', "the units of t2m in the data",
            "different quantities"], [OTHERS], spoil=others(t2m="hPa")),
     Fault("forecasts to compare with in other units without cf-units",
           ['verification.other_forecasts.ifs: others.zarr: t2m is in "degC", not "K"', "credit[units]"],
