@@ -4,8 +4,9 @@ The 1 degree starter (80 channels in, 84 out: 5 variables on 16 levels and 4 at 
 forecasts from a random state. Bare is the network and nothing else; every other case makes the same forecast by the
 package's own road: for nobody, which shows what laying inputs together, adding the change and decoding take; with
 another way of writing; or scored as `credit_verify --online` does, with the three baselines, in the five default
-regions, 16 winds among the channels. Reading the truth costs nothing here. Cases alternate, each in a process of its
-own, so that peak memory (resident set) is its own; the ratios are medians over the rounds, of time and, for a machine
+regions, 16 winds among the channels. Reading the truth costs nothing here. Each case has a process of its own, so that
+peak memory (resident set) is its own. There it alternates with the bare network and the forecast for nobody, as two
+processes may differ by more than what is measured; the ratios are medians over the rounds, of time and, for a machine
 that others use, of processor time.
 
     python benchmarks/rollout.py [--threads 2] [--steps 40] [--rounds 3] [--members 1] [--amp] [--cases zarr scored]
@@ -121,34 +122,45 @@ def build(amp: bool) -> tuple[Stepper, RandomFrames, ChannelMap, LatLonGrid]:
     return stepper, RandomFrames(prognostic, grid.shape), channels, grid
 
 
-def measure(case: str, steps: int, members: int, amp: bool) -> dict[str, float]:
-    """Run one case in this process; return seconds a step, end of writing included, and peak memory in GB."""
+def measure(case: str, steps: int, rounds: int, members: int, amp: bool) -> dict[str, object]:
+    """Run one case in this process, by turns with those that it is compared with.
+
+    Returns:
+        Case -> (rounds, 2), seconds and seconds of the processor a step, end of writing included; peak memory in GB.
+    """
     stepper, frames, channels, grid = build(amp)
-    options, starts = CASES[case], starts_of([0], members)
-    with torch.inference_mode():  # warm
+    starts = starts_of([0], members)
+    with torch.inference_mode():
         state = torch.from_numpy(frames.prognostic(0))[None, :, None].expand(members, -1, -1, -1, -1)
-        forcing = torch.zeros(members, 0, 1, *grid.shape)
-        stepper.step(state, forcing)
-        if case == SCORED:
-            taken = _score(stepper, frames, channels, grid, steps, members)
-        elif case == ALONE:
-            taken = _consume(forecast(stepper, frames, starts, steps, STEP, 1), steps)
-        elif case == BARE:
-            x = torch.cat([state, torch.zeros(members, 0, 1, *grid.shape)], dim=1)
-            began = _now()
-            for _ in range(steps):
-                with torch.autocast("cpu", torch.bfloat16, enabled=amp):
-                    stepper.model(x)
-            taken = (_now() - began) / steps
-        else:
-            taken = _write(stepper, frames, channels, grid, starts, steps, options) / steps
+        x = torch.cat([state, torch.zeros(members, 0, 1, *grid.shape)], dim=1)
+
+        def once(name: str) -> np.ndarray:
+            if name == BARE:
+                return _compute(stepper, x, steps, amp)
+            if name == ALONE:
+                return _consume(forecast(stepper, frames, starts, steps, STEP, 1), steps)
+            if name == SCORED:
+                return _score(stepper, frames, channels, grid, steps, members)
+            return _write(stepper, frames, channels, grid, starts, steps, CASES[name]) / steps
+
+        names = list(dict.fromkeys([BARE, ALONE, case]))
+        stepper.step(state, torch.zeros(members, 0, 1, *grid.shape))  # warm
+        found = [{name: once(name).tolist() for name in names} for _ in range(rounds)]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    return {"time": taken[0], "cpu": taken[1], "peak": peak}
+    return {"times": {name: [own[name] for own in found] for name in names}, "peak": peak}
 
 
 def _now() -> np.ndarray:
     """Return the time and the processor time of this process, seconds."""
     return np.array([time.perf_counter(), time.process_time()])
+
+
+def _compute(stepper: Stepper, x: torch.Tensor, steps: int, amp: bool) -> np.ndarray:
+    began = _now()
+    for _ in range(steps):
+        with torch.autocast("cpu", torch.bfloat16, enabled=amp):
+            stepper.model(x)
+    return (_now() - began) / steps
 
 
 def _consume(outputs: Iterator[torch.Tensor], steps: int) -> np.ndarray:
@@ -209,32 +221,28 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
     if asked.case:
-        print(json.dumps(measure(asked.case, asked.steps, asked.members, asked.amp)))
+        print(json.dumps(measure(asked.case, asked.steps, asked.rounds, asked.members, asked.amp)))
         return
     set_environment()  # of the processes that are started here
-    wanted = [BARE, ALONE, *(case for case in list(CASES)[2:] if any(word in case for word in asked.cases))]
-    if len(wanted) == 2:
+    wanted = [case for case in CASES if case not in (BARE, ALONE) and any(word in case for word in asked.cases)]
+    if not wanted:
         parser.error(f"--cases {' '.join(asked.cases)}: no case has that in its name; there are {', '.join(CASES)}")
-    found: dict[str, list[dict[str, float]]] = {case: [] for case in wanted}
-    for _ in range(asked.rounds):
-        for case in wanted:
-            command = [sys.executable, str(Path(__file__)), *sys.argv[1:], "--case", case]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                sys.exit(f"{case}: {done.stderr[-2000:]}")
-            found[case].append(json.loads(done.stdout))
     print(
         "| case | s a step | over the bare network | its processor time | over the forecast alone | its processor time "
         "| peak memory [GB] |\n|---|---|---|---|---|---|---|"
     )
-    for case, rounds in found.items():
-        ratios = [
-            median(own[key] / one[key] for own, one in zip(rounds, found[other], strict=True))
-            for other in (BARE, ALONE)
-            for key in ("time", "cpu")
-        ]
-        seconds, peak = (median(own[key] for own in rounds) for key in ("time", "peak"))
-        print(f"| {case} | {seconds:.3f} | " + "".join(f"{ratio:.2f} | " for ratio in ratios) + f"{peak:.2f} |")
+    for case in [ALONE, *wanted]:
+        command = [sys.executable, str(Path(__file__)), *sys.argv[1:], "--case", case]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"{case}: {done.stderr[-2000:]}")
+        found = json.loads(done.stdout)
+        own, bare, alone = (np.array(found["times"][name]) for name in (case, BARE, ALONE))
+        if case == ALONE:
+            print(f"| {BARE} | {median(bare[:, 0]):.3f} | | | | | |")
+        ratios = np.concatenate([np.median(own / other, axis=0) for other in (bare, alone)])
+        cells = "".join(f"{ratio:.2f} | " for ratio in ratios)
+        print(f"| {case} | {median(own[:, 0]):.3f} | {cells}{found['peak']:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -192,4 +192,5 @@ def figure_channels(wanted: Sequence[str] | None, channels: Sequence[Channel], k
 def pick(fields: np.ndarray, channels: list[int]) -> np.ndarray:
     """Return some channels of (..., C, H, W), without a copy where they follow one another."""
     first, last = channels[0], channels[-1] + 1
-    return fields[..., first:last, :, :] if channels == list(range(first, last)) else fields[..., channels, :, :]
+    own = slice(first, last) if channels == list(range(first, last)) else channels
+    return fields[own] if fields.ndim == 3 else fields[..., own, :, :]

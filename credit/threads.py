@@ -23,16 +23,18 @@ def in_threads(work: Callable[[int], None], items: int, cells: int) -> None:
         cells: how many an item goes through, once for each pass.
     """
 
-    def several(numbers: range) -> None:
-        for number in numbers:
+    left = iter(range(items))  # each thread takes the next: one that shares its core with others takes fewer
+
+    def several() -> None:
+        for number in left:
             work(number)
 
     threads = min(torch.get_num_threads(), _MOST_THREADS, max(1, items * cells // _LEAST_CELLS))
     if threads > 1 and not _pool:
         _pool.append(ThreadPoolExecutor(_MOST_THREADS, "fields"))
-    others = [_pool[0].submit(several, range(first, items, threads)) for first in range(1, threads)]
+    others = [_pool[0].submit(several) for _ in range(1, threads)]
     try:
-        several(range(0, items, threads))
+        several()
     finally:
         wait(others)
     for other in others:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -21,7 +21,6 @@ from credit.times import Clock
 _SHORT_YEARS = 5.0
 # of fields that are kept when they are read as they are asked for, if that is not less than two parts of the year
 KEPT_BYTES = 2**30
-_PART_CELLS = 1 << 18  # that a thread takes at a time
 
 
 class LazyFields:
@@ -43,6 +42,39 @@ class LazyFields:
         if isinstance(key, tuple):
             return self._read(*key)
         return np.stack([self._read(key, part) for part in range(self.shape[1])])
+
+
+class WeightedFields:
+    """A weighted sum of fields of which each channel is made when it is asked for; as an array, all are.
+
+    Attributes:
+        weights: (K,) float32.
+        parts: K times (C, H, W) float32.
+    """
+
+    def __init__(self, weights: np.ndarray, parts: Sequence[np.ndarray]) -> None:
+        self.weights, self.parts = weights, parts
+        self.shape, self.dtype = parts[0].shape, parts[0].dtype
+        self.ndim = len(self.shape)
+
+    def __getitem__(self, key: int | slice | list[int]) -> np.ndarray | WeightedFields:
+        """Return a channel, (H, W), or the weighted sum of some."""
+        if isinstance(key, slice | list):
+            return WeightedFields(self.weights, [part[key] for part in self.parts])
+        total = self.weights[0] * self.parts[0][key]
+        for weight, part in zip(self.weights[1:], self.parts[1:], strict=True):
+            total += weight * part[key]
+        return total
+
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
+        """Return (C, H, W)."""
+        fields = np.empty(self.shape, self.dtype)
+
+        def fill(channel: int) -> None:
+            fields[channel] = self[channel]
+
+        in_threads(fill, len(fields), len(self.parts) * fields[0].size)
+        return fields if dtype is None else fields.astype(dtype, copy=False)
 
 
 @dataclass(frozen=True)
@@ -75,7 +107,11 @@ class Climatology:
         object.__setattr__(self, "_clock", Clock(self.calendar))
 
     def at(self, minutes: int) -> np.ndarray:
-        """Return the fields expected at `minutes`, (C, H, W) float32.
+        """Return the fields expected at `minutes`, (C, H, W) float32; see `sum_at`."""
+        return np.asarray(self.sum_at(minutes))
+
+    def sum_at(self, minutes: int) -> np.ndarray | WeightedFields:
+        """Return the same fields, each of which may be made when it is asked for.
 
         Raises:
             DataError: if times of the day are told apart and this one was not in the data.
@@ -85,11 +121,12 @@ class Climatology:
             return self.fields[member, self._clock.datetime(minutes).dayofyr - 1]
         fraction = float(self._clock.year_fraction(np.array(minutes)))
         if self.kind == "harmonic":
-            return _weighted(evaluate_harmonics(fraction, parts).astype(np.float32), self.fields[member])
+            return WeightedFields(evaluate_harmonics(fraction, parts).astype(np.float32), self.fields[member])
         position = fraction * parts - 0.5
         below = int(np.floor(position))
         share = np.float32(position - below)
-        return (1 - share) * self.fields[member, below % parts] + share * self.fields[member, (below + 1) % parts]
+        around = [self.fields[member, number % parts] for number in (below, below + 1)]
+        return WeightedFields(np.array([1 - share, share]), around)
 
     def _time_of_day(self, minutes: int) -> int:
         if not len(self.day_minutes):
@@ -134,16 +171,3 @@ def evaluate_harmonics(fraction: np.ndarray | float, count: int) -> np.ndarray:
     for wave in range(1, (count + 1) // 2):
         columns += [np.cos(wave * angle), np.sin(wave * angle)]
     return np.stack(columns, axis=-1)
-
-
-def _weighted(weights: np.ndarray, fields: np.ndarray) -> np.ndarray:
-    """Return the sum over the first dimension of `fields` (K, C, H, W) times `weights` (K,), a field's cells apart."""
-    flat, out = fields.reshape(len(weights), -1), np.empty(fields.shape[1:], fields.dtype)
-    parts = range(0, flat.shape[1], _PART_CELLS)
-
-    def weigh(number: int) -> None:
-        cells = slice(parts[number], parts[number] + _PART_CELLS)
-        np.matmul(weights, flat[:, cells], out=out.reshape(-1)[cells])
-
-    in_threads(weigh, len(parts), _PART_CELLS)
-    return out

@@ -169,8 +169,8 @@ class Frames:
                     f"data.fields.{channel.variable}.in_forecast is climatology, but the training period is too short "
                     "to fit one; use persist"
                 )
-            return self._climatology.at(label)[number]
+            return self._climatology.sum_at(label)[number]
         held = self._stored(initial)[self._rows[channel.name]]
         if self._climatology is None:
             return held
-        return held + self._climatology.at(label)[number] - self._climatology.at(initial)[number]
+        return held + self._climatology.sum_at(label)[number] - self._climatology.sum_at(initial)[number]

@@ -93,17 +93,18 @@ class Stepper:
         x_BCTHW = torch.cat([groups[name] for name in self.channels.input_order], dim=1)
         with torch.autocast(x_BCTHW.device.type, dtype=torch.bfloat16, enabled=self._amp):
             out_BCHW = self.model(x_BCTHW)[:, :, 0]
-        out_BCHW = out_BCHW.float()
-        prognostic = out_BCHW[:, self._prognostic]
+        out_BCHW, last = out_BCHW.float(), state_BCTHW[:, :, -1]
+        predicted = prognostic = out_BCHW[:, self._prognostic]
         if self._residual:
             scale = self.normalizer.tendency_scale_C[None, :, None, None]
-            prognostic = torch.addcmul(state_BCTHW[:, :, -1], scale, prognostic)
+            # where no gradient needs it the network's own output becomes the state: a field less to make and to fill
+            prognostic = torch.addcmul(last, scale, predicted, out=None if torch.is_grad_enabled() else predicted)
         if factor_B1HW is not None:
-            last = state_BCTHW[:, :, -1]
             prognostic = last + factor_B1HW * (prognostic - last)
         if self._hyperdiffusion is not None:
             prognostic = self._hyperdiffusion(prognostic)
-        out_BCHW = torch.cat([prognostic, out_BCHW[:, self._prognostic.stop :]], dim=1)
+        if prognostic is not predicted:
+            out_BCHW = torch.cat([prognostic, out_BCHW[:, self._prognostic.stop :]], dim=1)
         out_BCHW = self._normalised_bounds.apply(out_BCHW)
         if self._constraints is None:
             return out_BCHW

@@ -5,24 +5,23 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch.distributed as dist
 from tqdm import tqdm
 
 from credit.config.schema_data import DataConfig
-from credit.config.schema_forecast import BASELINES, VerificationConfig
+from credit.config.schema_forecast import VerificationConfig
 from credit.data.climatology import Climatology
 from credit.data.climatology_file import load_climatology
 from credit.data.climatology_store import obtain_climatology
 from credit.data.splits import Split
 from credit.grid import LatLonGrid
 from credit.parallel.verdict import together
+from credit.verify.beginning import Beginning
 from credit.verify.cell_means import CellMeans
-from credit.verify.field_sums import Forecast, Moments, ScoredField
-from credit.verify.row_sums import anomaly_sums, damped_sums, product_sums
+from credit.verify.row_sums import product_sums
 
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
@@ -140,99 +139,3 @@ def baseline_fields(
         damping: r of this lead time, for each field.
     """
     return {"persistence": initial, "damped_persistence": normal + damping * anomaly, "climatology": normal}
-
-
-@dataclass(frozen=True)
-class Beginning:
-    """What the baselines of one case are made of at every lead time.
-
-    Attributes:
-        fields: (C, H, W) truth at the initial time, whatever where masked.
-        anomaly: (C, H, W) its anomaly, 0 where masked.
-        mean, variance: (C, R) means of the anomaly and of its square.
-    """
-
-    fields: np.ndarray
-    anomaly: np.ndarray
-    mean: np.ndarray
-    variance: np.ndarray
-
-    @classmethod
-    def of(cls, means: CellMeans, given: Mapping[str, np.ndarray]) -> Self:
-        """Return that of truth and climatology at the initial time, each (C, H, W), by what errors call them.
-
-        Raises:
-            DataError: if a value outside the mask is missing.
-        """
-        fields, normal = given.values()
-        anomaly = np.empty(fields.shape, fields.dtype)
-
-        def add_up(channel: int, out_KS: np.ndarray) -> None:
-            known = means.cells(fields, channel), means.cells(normal, channel)
-            np.subtract(*known, out=anomaly[channel].reshape(-1))
-            anomaly_sums(*known, *means.stretches, out_KS)
-
-        mean, variance, _ = means.of_channels(3, add_up, given)
-        return cls(fields, anomaly, mean, variance)
-
-
-@dataclass(frozen=True)
-class _Damped:
-    """Climatology (C, H, W) and r times the anomaly at the initial time."""
-
-    means: CellMeans
-    beginning: Beginning
-    normal: np.ndarray
-    r_C: np.ndarray
-    count = 3
-
-    def values(self, channel: int) -> np.ndarray:
-        own = float(self.r_C[channel]) * self._anomaly(channel)
-        own += self.means.cells(self.normal, channel)
-        return own
-
-    def add_up(self, channel: int, truth_P: np.ndarray, normal_P: np.ndarray, out_KS: np.ndarray) -> None:
-        r = float(self.r_C[channel])
-        damped_sums(self._anomaly(channel), r, truth_P, normal_P, *self.means.stretches, out_KS)
-
-    def moments(self, truth: Sequence[np.ndarray], own: Sequence[np.ndarray], vectors: Sequence[np.ndarray]) -> Moments:
-        (product, squared, absolute), r_C1 = own, self.r_C[:, None]
-        anomaly = r_C1 * self.beginning.mean, r_C1**2 * self.beginning.variance, r_C1 * product
-        return Moments.of_anomaly(truth, (*anomaly, squared, absolute), vectors)
-
-    def _anomaly(self, channel: int) -> np.ndarray:
-        return self.beginning.anomaly[channel].reshape(-1)
-
-
-@dataclass(frozen=True)
-class _Normal:
-    """The climatology (C, H, W), whose error is the truth's anomaly with the other sign."""
-
-    means: CellMeans
-    normal: np.ndarray
-    count = 0
-
-    def values(self, channel: int) -> np.ndarray:
-        return self.means.cells(self.normal, channel)
-
-    def add_up(self, channel: int, truth_P: np.ndarray, normal_P: np.ndarray, out_KS: np.ndarray) -> None:
-        return
-
-    def moments(self, truth: Sequence[np.ndarray], own: Sequence[np.ndarray], vectors: Sequence[np.ndarray]) -> Moments:
-        nothing, (_, square, size) = np.zeros_like(truth[0]), truth
-        return Moments.of_anomaly(truth, (nothing, nothing, nothing, square, size), vectors)
-
-
-def scored_baselines(
-    means: CellMeans, beginning: Beginning, normal: np.ndarray, damping: np.ndarray
-) -> dict[str, ScoredField]:
-    """Return the baselines of one case and lead time, in the order of `BASELINES`.
-
-    Args:
-        means: of the C channels.
-        beginning: of the case.
-        normal: (C, H, W) climatology at the valid time, whatever where masked.
-        damping: (C,) r of this lead time.
-    """
-    own = Forecast(means, beginning.fields), _Damped(means, beginning, normal, damping), _Normal(means, normal)
-    return dict(zip(BASELINES, own, strict=True))

@@ -17,6 +17,9 @@ from credit.verify.row_sums import plain_sums, weigh
 
 # number of a channel or vector, room for the K sums that are wanted of it, (K, S)
 AddUp = Callable[[int, np.ndarray], None]
+# numbers of one channel, (1,), or of a vector's components, (2,); room for their sums, (1 or 2, K, S), and for the
+# vector's, (L, S), which for one channel is (0, S)
+AddUpUnit = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
 
 
 class CellMeans:
@@ -41,9 +44,12 @@ class CellMeans:
         valid = [~masks[c.variable] if c.variable in masks else everywhere for c in channels]
         self.valid_CP = np.stack(valid).reshape(len(channels), -1)
         self.u, self.v = (np.array([pair[i] for pair in winds], dtype=int) for i in (0, 1))
-        self.winds = list(winds)
+        # vectors first, as they take longest
+        single = sorted(set(range(len(channels))) - set(itertools.chain(*winds)))
+        self._units = [(np.array(pair), number) for number, pair in enumerate(winds)]
+        self._units += [(np.array([channel]), None) for channel in single]
         self.shape = len(channels) + len(winds), len(weights)
-        self._masked = (~self.valid_CP).any(axis=1).tolist()
+        self.masked = (~self.valid_CP).any(axis=1)
         *self.stretches, self._weights_SR = _cut(weights)
         self._norm_CR = self._weighted(self.valid_CP)
 
@@ -73,7 +79,7 @@ class CellMeans:
     def cells(self, fields: np.ndarray, channel: int) -> np.ndarray:
         """Return the values of a channel of (C, H, W) or (C, P), (P,), 0 where it is masked."""
         own = fields[channel].reshape(-1)
-        return np.where(self.valid_CP[channel], own, own.dtype.type(0)) if self._masked[channel] else own
+        return np.where(self.valid_CP[channel], own, own.dtype.type(0)) if self.masked[channel] else own
 
     def of_channels(self, count: int, add_up: AddUp, fields: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return K means over each region, (K, C, R) float64.
@@ -86,25 +92,55 @@ class CellMeans:
         Raises:
             DataError: see `require_finite`.
         """
-        return self._over_norm(self._sums(len(self.names), count, add_up, fields), self._norm_CR)
+        sums = np.empty((count, *self._norm_CR.shape))
 
-    def of_vectors(self, count: int, add_up: AddUp, fields: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return the same of what belongs to the vectors, (K, V, R)."""
-        return self._over_norm(self._sums(len(self.winds), count, add_up, fields), self._norm_CR[self.u])
+        def one(channel: int) -> None:
+            add_up(channel, room := self._room(count))
+            weigh(room, self._weights_SR, sums[:, channel])
 
-    def _sums(self, items: int, count: int, add_up: AddUp, fields: Mapping[str, np.ndarray]) -> np.ndarray:
-        sums = np.empty((count, items, self.shape[1]))
+        in_threads(one, len(self.names), count * self.valid_CP.shape[1])
+        return self._means(sums, self._norm_CR, fields)
 
-        def one(item: int) -> None:
-            along_KS = np.empty((count, len(self._weights_SR)))
-            add_up(item, along_KS)
-            weigh(along_KS, self._weights_SR, sums[:, item])
+    def of_units(
+        self, counts: tuple[int, int], add_up: AddUpUnit, fields: Mapping[str, np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return K means of each channel, (K, C, R), and L of each vector, (L, V, R), float64.
 
-        in_threads(one, items, count * self.valid_CP.shape[1])
+        A vector and its components are gone through together, while they are in the processor's cache.
+
+        Args:
+            counts: K and L.
+            add_up: see `of_channels`.
+            fields: see `of_channels`.
+
+        Raises:
+            DataError: see `require_finite`.
+        """
+        of_channels, of_vectors = (
+            np.empty((count, items, self.shape[1]))
+            for count, items in zip(counts, (len(self.names), len(self.u)), strict=True)
+        )
+
+        def one(unit: int) -> None:
+            channels, vector = self._units[unit]
+            rooms, of_vector = self._room(len(channels), counts[0]), self._room(counts[1] if vector is not None else 0)
+            add_up(channels, rooms, of_vector)
+            for channel, room in zip(channels, rooms, strict=True):
+                weigh(room, self._weights_SR, of_channels[:, channel])
+            if vector is not None:
+                weigh(of_vector, self._weights_SR, of_vectors[:, vector])
+
+        in_threads(one, len(self._units), counts[0] * self.valid_CP.shape[1])
+        return self._means(of_channels, self._norm_CR, fields), self._means(of_vectors, self._norm_CR[self.u], fields)
+
+    def _room(self, *shape: int) -> np.ndarray:
+        return np.empty((*shape, len(self._weights_SR)))
+
+    def _means(self, sums: np.ndarray, norm: np.ndarray, fields: Mapping[str, np.ndarray]) -> np.ndarray:
         if not np.isfinite(sums).all():
             for what, own in fields.items():
-                self.require_finite(own, what)
-        return sums
+                self.require_finite(np.asarray(own), what)
+        return self._over_norm(sums, norm)
 
     def means_of_channel(self, values_KP: np.ndarray, channel: int) -> np.ndarray:
         """Return the means over each region of K fields that belong to one channel, (K, R)."""

@@ -29,7 +29,7 @@ def vector_member_sums(
         pair: the channels of the components.
         true_u, true_v: (P,) of these.
         valid: (P,) bool; other cells count nothing, whatever their values.
-        scale: see `length_sums`.
+        scale: see `credit.verify.unit_sums.unit_sums`.
         firsts, lasts: the stretches.
         out: (2, S).
     """

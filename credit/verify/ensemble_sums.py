@@ -70,8 +70,7 @@ class EnsembleSums(ScoreSums):
             own_MCP, (place,) = _in_order(members_MCP, [channel])
             member_sums(own_MCP, place, truth_CP[channel], means.valid_CP[channel], *means.stretches, out_KS)
 
-        def of_vector(vector: int, out_KS: np.ndarray) -> None:
-            pair = means.winds[vector]
+        def of_vector(pair: Sequence[int], out_KS: np.ndarray) -> None:
             own_MCP, places = _in_order(members_MCP, pair)
             true = [means.cells(truth_CP, channel) for channel in pair]
             valid = means.valid_CP[pair[0]]
@@ -80,8 +79,13 @@ class EnsembleSums(ScoreSums):
                 own, true = own_MCP[:, list(places)].astype(np.float64), [one.astype(np.float64) for one in true]
                 vector_member_sums(own, (0, 1), *true, valid, scale_of(true), *means.stretches, out_KS)
 
-        found = means.of_channels(OF_MEMBERS + 1 + self.members, of_channel, fields)
-        vectors = means.of_vectors(2, of_vector, fields)
+        def add_up(channels: np.ndarray, rooms: np.ndarray, of_both: np.ndarray) -> None:
+            for channel, room in zip(channels, rooms, strict=True):
+                of_channel(channel, room)
+            if len(of_both):
+                of_vector(channels.tolist(), of_both)
+
+        found, vectors = means.of_units((OF_MEMBERS + 1 + self.members, 2), add_up, fields)
         scores = zip(crps_of(found, self.members), crps_of(vectors, self.members), strict=True)
         place = case, lead
         self.crps[place], self.crps_fair[place] = (np.concatenate(both) for both in scores)

@@ -1,20 +1,24 @@
 """What is added up of forecasts and baselines at one lead time.
 
-Shapes: C channels, V wind vectors, R regions, P cells, S stretches of cells.
+Shapes: C channels, V wind vectors, R regions, P cells.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
+from credit.config.schema_forecast import BASELINES
+from credit.data.climatology import WeightedFields
+from credit.verify.beginning import Beginning
 from credit.verify.cell_means import CellMeans
-from credit.verify.row_sums import anomaly_sums, error_sums, length_sums
+from credit.verify.unit_sums import OF_DAMPED, OF_FORECAST, OF_TRUTH, OF_VECTOR, unit_sums
 
-_OF_TRUTH = 3  # sums of the truth's anomaly
+_PERSISTENCE, _DAMPED, _CLIMATOLOGY = BASELINES
+Fields = np.ndarray | WeightedFields
 
 
 @dataclass(frozen=True)
@@ -53,89 +57,99 @@ class Moments:
         return cls(truth, (anomaly - truth[0], absolute, squared, variance, product), vectors)
 
 
-class ScoredField(Protocol):
-    """A forecast or baseline, which tells what is to be added up of a channel.
-
-    Attributes:
-        count: K, how many sums.
-    """
-
-    count: int
-
-    def values(self, channel: int) -> np.ndarray:
-        """Return its values, (P,), 0 where masked."""
-
-    def add_up(self, channel: int, truth_P: np.ndarray, normal_P: np.ndarray, out_KS: np.ndarray) -> None:
-        """Write the sums of a channel; truth and climatology are 0 where masked."""
-
-    def moments(self, truth: Sequence[np.ndarray], own: Sequence[np.ndarray], vectors: Sequence[np.ndarray]) -> Moments:
-        """Return the moments, given the means of what `add_up` writes; `truth` and `vectors` are those of `Moments`."""
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """A forecast, (C, H, W) or (C, P), whatever where masked."""
-
-    means: CellMeans
-    fields: np.ndarray
-    count = 4
-
-    def values(self, channel: int) -> np.ndarray:
-        """See `ScoredField`."""
-        return self.means.cells(self.fields, channel)
-
-    def add_up(self, channel: int, truth_P: np.ndarray, normal_P: np.ndarray, out_KS: np.ndarray) -> None:
-        """See `ScoredField`."""
-        error_sums(self.values(channel), truth_P, normal_P, *self.means.stretches, out_KS)
-
-    def moments(self, truth: Sequence[np.ndarray], own: Sequence[np.ndarray], vectors: Sequence[np.ndarray]) -> Moments:
-        """See `ScoredField`."""
-        return Moments.of_error(truth, own, vectors)
-
-
 def moments_of(
-    means: CellMeans, scored: Mapping[str, ScoredField], truth: np.ndarray, normal: np.ndarray,
-    fields: Mapping[str, np.ndarray],
-) -> dict[str, Moments]:  # fmt: skip
-    """Return the moments of several fields at one valid time.
+    means: CellMeans,
+    truth: np.ndarray,
+    normal: Fields,
+    forecasts: Mapping[str, np.ndarray],
+    names: Mapping[str, Fields],
+    baselines: tuple[Beginning, np.ndarray] | None = None,
+) -> dict[str, Moments]:
+    """Return the moments of several forecasts at one valid time, and of the baselines where they are wanted.
+
+    Fields are (C, H, W) or (C, P), whatever where masked.
 
     Args:
         means: of the C channels.
-        scored: the fields by name.
-        truth: (C, H, W) or (C, P), whatever where masked.
-        normal: likewise, the climatology.
-        fields: these and all that the fields are made of by what errors call them.
+        truth: the truth.
+        normal: the climatology.
+        forecasts: by name; at least one where there are no baselines.
+        names: what errors call these fields.
+        baselines: what they are made of, and (C,) r of damped persistence.
 
     Raises:
         DataError: if a value outside the mask is missing.
     """
+    beginning, r_C = baselines or (None, np.zeros(len(means.names)))
+    if beginning is not None:
+        forecasts = {_PERSISTENCE: beginning.fields, **forecasts}
+    known = _Known.of(means, truth, normal, list(forecasts.values()), beginning, r_C)
 
-    def add_up(channel: int, out_KS: np.ndarray) -> None:
-        known = means.cells(truth, channel), means.cells(normal, channel)
-        anomaly_sums(*known, *means.stretches, out_KS[:_OF_TRUTH])
-        first = _OF_TRUTH
-        for own in scored.values():
-            own.add_up(channel, *known, out_KS[first : first + own.count])
-            first += own.count
+    def add_up(channels: np.ndarray, rooms: np.ndarray, of_vector: np.ndarray) -> None:
+        scale = scale_of([means.cells(truth, channel) for channel in channels]) if len(of_vector) else np.float32(1)
+        unit_sums(channels, *known, scale, *means.stretches, rooms, of_vector)
+        if not np.isfinite(of_vector).all():  # float32 may not hold it
+            unit_sums(np.arange(2), *known.double(channels), scale, *means.stretches, rooms, of_vector)
 
-    def lengths(vector: int, out_KS: np.ndarray) -> None:
-        pair = means.winds[vector]
-        true = [means.cells(truth, channel) for channel in pair]
-        scale = scale_of(true)
-        for number, field in enumerate(scored.values()):
-            own, out = [field.values(channel) for channel in pair], out_KS[2 * number : 2 * number + 2]
-            length_sums(*own, *true, scale, *means.stretches, out)
-            if not np.isfinite(out).all():  # float32 may not hold it
-                double = [one.astype(np.float64) for one in (*own, *true)]
-                length_sums(*double, scale, *means.stretches, out)
-
-    found = means.of_channels(_OF_TRUTH + sum(own.count for own in scored.values()), add_up, fields)
-    vectors = means.of_vectors(2 * len(scored), lengths, fields)
-    moments, first = {}, _OF_TRUTH
-    for number, (name, own) in enumerate(scored.items()):
-        moments[name] = own.moments(found[:_OF_TRUTH], found[first : first + own.count], vectors[2 * number :][:2])
-        first += own.count
+    count, rows = len(forecasts), OF_TRUTH + OF_FORECAST * len(forecasts)
+    both = (rows + OF_DAMPED, OF_VECTOR * (count + 2)) if beginning is not None else (rows, OF_VECTOR * count)
+    found, vectors = means.of_units(both, add_up, names)
+    true, lengths = found[:OF_TRUTH], vectors.reshape(len(vectors) // OF_VECTOR, OF_VECTOR, *vectors.shape[1:])
+    own = found[OF_TRUTH:rows].reshape(count, OF_FORECAST, *found.shape[1:])
+    moments = {name: Moments.of_error(true, own[n], lengths[n]) for n, name in enumerate(forecasts)}
+    if beginning is not None:
+        (product, *errors), r_C1, nothing = found[rows:], r_C[:, None], np.zeros_like(true[0])
+        damped = r_C1 * beginning.mean, r_C1**2 * beginning.variance, r_C1 * product, *errors
+        moments[_DAMPED] = Moments.of_anomaly(true, damped, lengths[count])
+        # its error is the truth's anomaly with the other sign
+        moments[_CLIMATOLOGY] = Moments.of_anomaly(true, (nothing, nothing, nothing, *true[1:]), lengths[count + 1])
     return moments
+
+
+class _Known(NamedTuple):
+    """What `credit.verify.unit_sums` goes through, see there."""
+
+    truth: np.ndarray
+    weights: np.ndarray
+    parts: tuple[np.ndarray, ...]
+    forecasts: tuple[np.ndarray, ...]
+    first: np.ndarray
+    r: np.ndarray
+    valid: np.ndarray
+    masked: np.ndarray
+
+    @classmethod
+    def of(
+        cls, means: CellMeans, truth: np.ndarray, normal: Fields, forecasts: Sequence[np.ndarray],
+        beginning: Beginning | None, r_C: np.ndarray,
+    ) -> Self:  # fmt: skip
+        """Return the same of fields of any shape."""
+        weights, parts = np.ones(1, np.float32), [normal]
+        if isinstance(normal, WeightedFields):
+            weights, parts = normal.weights, normal.parts
+        (true,) = _flat([truth])
+        first = true[:0] if beginning is None else _flat([beginning.anomaly])[0]
+        return cls(true, weights, _flat(parts), _flat(forecasts), first, r_C, means.valid_CP, means.masked)
+
+    def double(self, channels: np.ndarray) -> Self:
+        """Return some channels in float64."""
+
+        def take(own: np.ndarray) -> np.ndarray:
+            return own[channels].astype(np.float64)
+
+        parts, forecasts = (tuple(map(take, own)) for own in (self.parts, self.forecasts))
+        first = take(self.first) if len(self.first) else self.first
+        few = (own[channels] for own in (self.r, self.valid, self.masked))
+        return self._make((take(self.truth), self.weights, parts, forecasts, first, *few))
+
+
+def _flat(fields: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    """Return fields as (C, P) of one type, as compiled code wants those that it goes through in a loop."""
+    dtype = np.result_type(*fields)
+    flat = tuple(np.ascontiguousarray(own, dtype).reshape(len(own), -1).view() for own in fields)
+    for own in flat:
+        own.flags.writeable = False
+    return flat
 
 
 def scale_of(components: Sequence[np.ndarray]) -> np.float32:

@@ -1,9 +1,8 @@
 """The loops over cells in which scores spend their time: sums over stretches of cells, compiled by numba.
 
 A stretch is a run of cells, one after the other in memory, from the number in `firsts` to before that in `lasts`.
-Fields are one channel's, (P,) of native float32 or float64; differences, squares and sums are float64, but for lengths
-of vectors. Each function writes what it finds into the rows of `out`, (K, S) for S stretches; what is not finite makes
-its sums so.
+Fields are one channel's, (P,) of native float32 or float64; differences, squares and sums are float64. Each function
+writes what it finds into the rows of `out`, (K, S) for S stretches; what is not finite makes its sums so.
 
 The functions do not hold the interpreter's lock, so that threads can share the channels. The order in which a stretch
 is added up depends on the processor alone.
@@ -93,64 +92,3 @@ def anomaly_sums(field: np.ndarray, normal: np.ndarray, firsts: np.ndarray, last
             square += anomaly * anomaly
             size += abs(anomaly)
         out[0, s], out[1, s], out[2, s] = total, square, size
-
-
-@compiled
-def error_sums(
-    field: np.ndarray, truth: np.ndarray, normal: np.ndarray, firsts: np.ndarray, lasts: np.ndarray, out: np.ndarray
-) -> None:
-    """Write the sums of the error of `field`, of its square, its product with the truth's anomaly and its size."""
-    for s in range(len(firsts)):
-        x, o, n = field[firsts[s] : lasts[s]], truth[firsts[s] : lasts[s]], normal[firsts[s] : lasts[s]]
-        total = square = product = size = 0.0
-        for i in range(len(x)):
-            true = np.float64(o[i])
-            error = np.float64(x[i]) - true
-            total += error
-            square += error * error
-            product += error * (true - np.float64(n[i]))
-            size += abs(error)
-        out[0, s], out[1, s], out[2, s], out[3, s] = total, square, product, size
-
-
-@compiled
-def damped_sums(
-    first: np.ndarray, r: float, truth: np.ndarray, normal: np.ndarray, firsts: np.ndarray, lasts: np.ndarray,
-    out: np.ndarray,
-) -> None:  # fmt: skip
-    """Write the sums of the product of the anomaly `first` with the truth's, and, of the error of the forecast whose
-    anomaly is r times `first`, of the square and the size.
-    """
-    for s in range(len(firsts)):
-        x, o, n = first[firsts[s] : lasts[s]], truth[firsts[s] : lasts[s]], normal[firsts[s] : lasts[s]]
-        product = square = size = 0.0
-        for i in range(len(x)):
-            own, true = np.float64(x[i]), np.float64(o[i]) - np.float64(n[i])
-            error = r * own - true
-            product += own * true
-            square += error * error
-            size += abs(error)
-        out[0, s], out[1, s], out[2, s] = product, square, size
-
-
-@compiled
-def length_sums(
-    u: np.ndarray, v: np.ndarray, true_u: np.ndarray, true_v: np.ndarray, scale: np.float32,
-    firsts: np.ndarray, lasts: np.ndarray, out: np.ndarray,
-) -> None:  # fmt: skip
-    """Write the sums of a wind's length less the true wind's, and of the length of the vector between them.
-
-    Lengths have the digits of the fields, as roots of float64 take most of the time; `scale`, a power of two, brings
-    winds to where float32 holds their squares. What it does not hold makes the sums infinite.
-    """
-    for s in range(len(firsts)):
-        x, y = u[firsts[s] : lasts[s]], v[firsts[s] : lasts[s]]
-        a, b = true_u[firsts[s] : lasts[s]], true_v[firsts[s] : lasts[s]]
-        longer = apart = 0.0
-        for i in range(len(x)):
-            east, north, true_east, true_north = scale * x[i], scale * y[i], scale * a[i], scale * b[i]
-            own, true = np.sqrt(east * east + north * north), np.sqrt(true_east * true_east + true_north * true_north)
-            longer += np.float64(own) - np.float64(true)
-            east, north = east - true_east, north - true_north
-            apart += np.float64(np.sqrt(east * east + north * north))
-        out[0, s], out[1, s] = longer / scale, apart / scale

@@ -24,20 +24,15 @@ from credit.forecast.forecasts import Forecasts
 from credit.forecast.initial_times import deal
 from credit.grid import LatLonGrid
 from credit.times import parse_duration
-from credit.verify.baselines import (
-    Beginning,
-    baseline_fields,
-    build_climatology,
-    fit_damping,
-    scored_baselines,
-)
+from credit.verify.baselines import baseline_fields, build_climatology, fit_damping
+from credit.verify.beginning import Beginning
 from credit.verify.cases import agree, conversion_of
 from credit.verify.cell_means import CellMeans, wind_pairs
 from credit.verify.contender import Contender
 from credit.verify.course import Course, CourseKeeper
 from credit.verify.ensemble_sums import EnsembleSums
 from credit.verify.facts import describe_grid, describe_truth
-from credit.verify.field_sums import Forecast, moments_of
+from credit.verify.field_sums import moments_of
 from credit.verify.rank_histogram import RankHistogram
 from credit.verify.regions import GLOBE, describe_regions, region_weights, scored_regions
 from credit.verify.scored_fields import ScoredFields
@@ -202,7 +197,7 @@ class _Scorer:
         return pick(self._reader.read(index), self._stored)
 
     def _normal(self, minutes: int) -> np.ndarray:
-        return self._bring_normal(self._climatology.at(minutes))
+        return self._bring_normal(self._climatology.sum_at(minutes))
 
     def _known(self, minutes: int) -> dict[str, np.ndarray]:
         """Return truth and climatology at a time, (C, H, W), by what errors call them."""
@@ -276,7 +271,8 @@ class _Scorer:
                 members = {key: own.read(initial, lead) for key, own in self._contenders.items() if own.is_alike}
                 self._add_alike(part, place, initial, first, later, members)
                 if used:
-                    few = baseline_fields(first.fields[used], first.anomaly[used], normal[used], r[used, None, None])
+                    expected = np.asarray(normal[used])
+                    few = baseline_fields(first.fields[used], first.anomaly[used], expected, r[used, None, None])
                     for name, baseline in few.items():
                         self._thresholds.add(part, name, place, valid, baseline[None], truth, used)
                 for key, own in self._contenders.items():
@@ -289,12 +285,12 @@ class _Scorer:
     ) -> None:  # fmt: skip
         """Enter the baselines and the `forecasts` that are like them, (1, C, H, W); see `_score_forecast`."""
         truth, normal = known.values()
-        scored = scored_baselines(self._means, first, normal, self._damping[place[1]])
-        fields = {"truth at the initial time": first.fields, **known}
-        for key, (own,) in forecasts.items():
-            scored[key] = Forecast(self._means, own)
-            fields[self._contenders[key].describe(initial, int(self._leads[place[1]]))] = own
-        for key, moments in moments_of(self._means, scored, truth, normal, fields).items():
+        single = {key: own for key, (own,) in forecasts.items()}
+        lead = int(self._leads[place[1]])
+        names = {self._contenders[key].describe(initial, lead): own for key, own in single.items()}
+        names |= {"truth at the initial time": first.fields, **known}
+        baselines = first, self._damping[place[1]]
+        for key, moments in moments_of(self._means, truth, normal, single, names, baselines).items():
             part.sums[key].enter(place, self._means, moments)
 
     def _score_forecast(

@@ -16,7 +16,7 @@ import numpy as np
 
 from credit.verify.case_sums import CaseSums
 from credit.verify.cell_means import CellMeans
-from credit.verify.field_sums import Forecast, Moments, moments_of
+from credit.verify.field_sums import Moments, moments_of
 
 
 @dataclass
@@ -71,7 +71,7 @@ class ScoreSums(CaseSums):
             DataError: if a value outside the mask is missing.
         """
         fields = dict(zip(names, (forecast, truth, normal), strict=True))
-        moments = moments_of(means, {"forecast": Forecast(means, forecast)}, truth, normal, fields)
+        moments = moments_of(means, truth, normal, {"forecast": forecast}, fields)
         self.enter((case, lead), means, moments["forecast"])
 
     def enter(self, place: tuple[int, int], means: CellMeans, moments: Moments) -> None:

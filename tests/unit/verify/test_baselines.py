@@ -11,7 +11,8 @@ from credit.config.schema_regions import REGIONS
 from credit.data.splits import Split
 from credit.errors import DataError
 from credit.verify import baselines
-from credit.verify.baselines import Beginning, baseline_fields, fit_damping, scored_baselines
+from credit.verify.baselines import baseline_fields, fit_damping
+from credit.verify.beginning import Beginning
 from credit.verify.cell_means import CellMeans
 from credit.verify.field_sums import moments_of
 from credit.verify.regions import region_weights
@@ -44,9 +45,8 @@ def _sums(fields: dict[str, np.ndarray]) -> dict[str, ScoreSums]:
     sums = {name: ScoreSums.empty(np.zeros(1), 1, means) for name in BASELINES}
     start, normal_start, truth, normal = fields.values()
     beginning = Beginning.of(means, {"truth": start, "climatology": normal_start})
-    scored = scored_baselines(means, beginning, normal, DAMPING)
     given = {"truth at the initial time": start, "later truth": truth, "later climatology": normal}
-    for name, moments in moments_of(means, scored, truth, normal, given).items():
+    for name, moments in moments_of(means, truth, normal, {}, given, (beginning, DAMPING)).items():
         sums[name].enter((0, 0), means, moments)
     return sums
 
