@@ -95,15 +95,17 @@ class Stepper:
             out_BCHW = self.model(x_BCTHW)[:, :, 0]
         out_BCHW, last = out_BCHW.float(), state_BCTHW[:, :, -1]
         predicted = prognostic = out_BCHW[:, self._prognostic]
+        # a tensor made in inference mode becomes the result, a field less to make and to fill; one that was not is
+        # the network's own, or is wanted for gradients
+        ours = predicted.is_inference()
         if self._residual:
             scale = self.normalizer.tendency_scale_C[None, :, None, None]
-            # where no gradient needs it the network's own output becomes the state: a field less to make and to fill
-            prognostic = torch.addcmul(last, scale, predicted, out=None if torch.is_grad_enabled() else predicted)
+            prognostic = torch.addcmul(last, scale, predicted, out=predicted if ours else None)
         if factor_B1HW is not None:
             prognostic = last + factor_B1HW * (prognostic - last)
         if self._hyperdiffusion is not None:
             prognostic = self._hyperdiffusion(prognostic)
-        if prognostic is not predicted:
+        if not ours or prognostic is not predicted:
             out_BCHW = torch.cat([prognostic, out_BCHW[:, self._prognostic.stop :]], dim=1)
         out_BCHW = self._normalised_bounds.apply(out_BCHW)
         if self._constraints is None:

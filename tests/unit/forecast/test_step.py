@@ -67,6 +67,31 @@ def test_residual_by_name_and_unit() -> None:
     assert out[0, :, 0, 0].tolist() == pytest.approx([12.0 + 0.2, -1.0 - 2 * 2.0, 1.0 + 3 * 0.5], rel=1e-5)
 
 
+@pytest.mark.parametrize("residual", [True, False])
+@pytest.mark.parametrize("least", [None, [-torch.inf, -0.1, 1.2]])
+def test_inference_mode_writes_into_what_a_network_made_alone(residual: bool, least: list[float] | None) -> None:
+    """The same steps with and without; a network that returns its own parameter, or what it made of its input."""
+
+    class Computed(Constant):
+        def forward(self, x_BCTHW: torch.Tensor) -> torch.Tensor:
+            return super().forward(x_BCTHW) + 0.1 * x_BCTHW[:, :3, -1:]
+
+    values = [1.0, -2.0, 0.5]
+    for kind in (Constant, Computed):
+        network = kind(values)
+        made = stepper(network, residual, least)
+        found = []
+        for mode in (torch.no_grad, torch.inference_mode):
+            with mode():
+                state = torch.linspace(-1, 1, 64).reshape(1, 2, 1, 4, 8)
+                outputs = made.rollout(state.clone(), lambda number: torch.full((1, 1, 1, 4, 8), float(number)), 3)
+                found.append([output.clone() for output in outputs])
+                assert network.values.tolist() == values
+        for own, other in zip(*found, strict=True):
+            assert torch.equal(own, other)
+        assert not torch.equal(found[0][0], found[0][2]) or (kind is Constant and not residual)
+
+
 def test_minimum_in_physical_units() -> None:
     made = stepper(Constant([0.0, 0.0, -9.0]), residual=True, minimum=[-torch.inf, -torch.inf, 0.0])
     out = made.decode(made.step(torch.zeros(1, 2, 1, 4, 8), torch.zeros(1, 1, 1, 4, 8)))
