@@ -112,6 +112,24 @@ def test_times_of_the_day_are_told_apart() -> None:
         climatology.at(reader.clock.parse("2001-04-01T03:00"))
 
 
+@pytest.mark.parametrize(
+    "options", [{"harmonics": 0}, {"harmonics": 2}, {"method": "window"}, {"method": "window", "window_days": 1}]
+)
+def test_channels_are_made_one_by_one_as_all_at_once(options: dict) -> None:
+    climatology = _fit(_reader(end="2010-01-01"), **options)
+    minutes = Clock().parse("2003-05-01T07:00")
+    whole, lazy = climatology.at(minutes), climatology.sum_at(minutes)
+    assert whole.shape == lazy.shape and whole.dtype == lazy.dtype and lazy.ndim == 3
+    for channel in range(len(NAMES)):
+        np.testing.assert_array_equal(lazy[channel], whole[channel])
+    for some in (slice(1, 3), [3, 0]):
+        np.testing.assert_array_equal(np.asarray(lazy[some]), whole[some])
+    assert np.asarray(lazy, dtype=np.float64).dtype == np.float64
+    lazy[0][:] = 0.0  # the climatology's own fields stay as they are
+    if climatology.kind != "days":
+        np.testing.assert_array_equal(climatology.at(minutes), whole)
+
+
 def test_round_trip() -> None:
     climatology = _fit(_reader())
     again = Climatology.from_dict(climatology.to_dict())
