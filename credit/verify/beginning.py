@@ -20,7 +20,8 @@ class Beginning:
     Attributes:
         fields: (C, H, W) truth at the initial time, whatever where masked.
         anomaly: (C, H, W) its anomaly, 0 where masked.
-        mean, variance: (C, R) means of the anomaly and of its square.
+        mean: (C, R) area means of the anomaly.
+        variance: (C, R) area means of its square.
     """
 
     fields: np.ndarray
