@@ -26,8 +26,13 @@ def in_threads(work: Callable[[int], None], items: int, cells: int) -> None:
     left = iter(range(items))  # each thread takes the next: one that shares its core with others takes fewer
 
     def several() -> None:
-        for number in left:
-            work(number)
+        try:
+            for number in left:
+                work(number)
+        except BaseException:
+            for _ in left:  # nobody begins another
+                pass
+            raise
 
     threads = min(torch.get_num_threads(), _MOST_THREADS, max(1, items * cells // _LEAST_CELLS))
     if threads > 1 and not _pool:

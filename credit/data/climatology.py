@@ -67,7 +67,9 @@ class WeightedFields:
         return total
 
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
-        """Return (C, H, W)."""
+        """Return (C, H, W), a new array."""
+        if copy is False:
+            raise ValueError("a weighted sum of fields is no array yet; copy=False cannot be had")
         fields = np.empty(self.shape, self.dtype)
 
         def fill(channel: int) -> None:
@@ -75,6 +77,9 @@ class WeightedFields:
 
         in_threads(fill, len(fields), len(self.parts) * fields[0].size)
         return fields if dtype is None else fields.astype(dtype, copy=False)
+
+
+Fields = np.ndarray | WeightedFields
 
 
 @dataclass(frozen=True)
@@ -110,7 +115,7 @@ class Climatology:
         """Return the fields expected at `minutes`, (C, H, W) float32; see `sum_at`."""
         return np.asarray(self.sum_at(minutes))
 
-    def sum_at(self, minutes: int) -> np.ndarray | WeightedFields:
+    def sum_at(self, minutes: int) -> Fields:
         """Return the same fields, each of which may be made when it is asked for.
 
         Raises:

@@ -24,7 +24,8 @@ class Stepper:
     """Runs a network over normalised fields.
 
     Args:
-        model: maps (B, C_in, T, H, W) to (B, C_out, 1, H, W).
+        model: maps (B, C_in, T, H, W) to (B, C_out, 1, H, W). With `_output_is_new = True` in its class it keeps
+            nothing of that tensor, and in inference mode the next state is written into it.
         channels: which channel lies where.
         normalizer: of the run.
         static_CHW: static channels in physical units.
@@ -53,6 +54,7 @@ class Stepper:
         constraints: Constraints | None = None,
     ) -> None:
         self.model = model
+        self._output_is_new = getattr(model, "_output_is_new", False)
         self.channels = channels
         self.normalizer = normalizer
         self._static_1CHW = normalizer.encode(static_CHW[None], "static")
@@ -95,9 +97,8 @@ class Stepper:
             out_BCHW = self.model(x_BCTHW)[:, :, 0]
         out_BCHW, last = out_BCHW.float(), state_BCTHW[:, :, -1]
         predicted = prognostic = out_BCHW[:, self._prognostic]
-        # a tensor made in inference mode becomes the result, a field less to make and to fill; one that was not is
-        # the network's own, or is wanted for gradients
-        ours = predicted.is_inference()
+        # the network's output becomes the result, a field less to make and to fill, where nobody else wants it
+        ours = self._output_is_new and predicted.is_inference()
         if self._residual:
             scale = self.normalizer.tendency_scale_C[None, :, None, None]
             prognostic = torch.addcmul(last, scale, predicted, out=predicted if ours else None)

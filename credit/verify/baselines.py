@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from credit.config.schema_data import DataConfig
 from credit.config.schema_forecast import VerificationConfig
-from credit.data.climatology import Climatology
+from credit.data.climatology import Climatology, Fields
 from credit.data.climatology_file import load_climatology
 from credit.data.climatology_store import obtain_climatology
 from credit.data.splits import Split
@@ -50,7 +50,7 @@ def build_climatology(
 def fit_damping(
     fields: Callable[[int], np.ndarray],
     times: np.ndarray,
-    normal: Callable[[int], np.ndarray],
+    normal: Callable[[int], Fields],
     train: Split,
     leads: np.ndarray,
     means: CellMeans,
@@ -86,11 +86,11 @@ def fit_damping(
         last = {start: minutes for minutes in sorted(ends) for start, _ in ends[minutes]}
         begun: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # anomaly, means of its square
         for minutes in tqdm(sorted({*last, *ends}), "damping", disable=hidden):
-            given = {"training data": fields(minutes), "climatology": normal(minutes)}
-            here = ends.get(minutes, [])
-            products = _products(means, [begun[start][0] for start, _ in here], given)
-            for (start, number), product in zip(here, products, strict=True):
-                found[start][:, number] = product, begun[start][1]
+            given = {"training data": fields(minutes), "climatology": np.asarray(normal(minutes))}
+            if minutes in ends:
+                products = _products(means, [begun[start][0] for start, _ in ends[minutes]], given)
+                for (start, number), product in zip(ends[minutes], products, strict=True):
+                    found[start][:, number] = product, begun[start][1]
             begun = {start: own for start, own in begun.items() if last[start] > minutes}
             if minutes in last:
                 own = Beginning.of(means, given)

@@ -8,7 +8,7 @@ from typing import Self
 
 import numpy as np
 
-from credit.data.climatology import WeightedFields
+from credit.data.climatology import Fields
 from credit.verify.cell_means import CellMeans
 from credit.verify.row_sums import anomaly_sums
 
@@ -30,7 +30,7 @@ class Beginning:
     variance: np.ndarray
 
     @classmethod
-    def of(cls, means: CellMeans, given: Mapping[str, np.ndarray | WeightedFields]) -> Self:
+    def of(cls, means: CellMeans, given: Mapping[str, Fields]) -> Self:
         """Return that of truth and climatology at the initial time, each (C, H, W), by what errors call them.
 
         Raises:
@@ -44,5 +44,5 @@ class Beginning:
             np.subtract(*known, out=anomaly[channel].reshape(-1))
             anomaly_sums(*known, *means.stretches, out_KS)
 
-        mean, variance, _ = means.of_channels(3, add_up, given)
+        mean, variance = means.of_channels(2, add_up, given)
         return cls(fields, anomaly, mean, variance)

@@ -15,7 +15,7 @@ from credit.errors import DataError
 from credit.threads import in_threads
 from credit.verify.row_sums import plain_sums, weigh
 
-# number of a channel or vector, room for the K sums that are wanted of it, (K, S)
+# number of a channel, room for the K sums that are wanted of it, (K, S)
 AddUp = Callable[[int, np.ndarray], None]
 # numbers of one channel, (1,), or of a vector's components, (2,); room for their sums, (1 or 2, K, S), and for the
 # vector's, (L, S), which for one channel is (0, S)

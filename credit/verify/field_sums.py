@@ -12,13 +12,12 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from credit.config.schema_forecast import BASELINES
-from credit.data.climatology import WeightedFields
+from credit.data.climatology import Fields, WeightedFields
 from credit.verify.beginning import Beginning
 from credit.verify.cell_means import CellMeans
 from credit.verify.unit_sums import OF_DAMPED, OF_FORECAST, OF_TRUTH, OF_VECTOR, unit_sums
 
 _PERSISTENCE, _DAMPED, _CLIMATOLOGY = BASELINES
-Fields = np.ndarray | WeightedFields
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ def moments_of(
     Args:
         means: of the C channels.
         truth: the truth.
-        normal: the climatology.
+        normal: the climatology, made in the truth's type.
         forecasts: by name; at least one where there are no baselines.
         names: what errors call these fields.
         baselines: what they are made of, and (C,) r of damped persistence.

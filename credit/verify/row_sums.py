@@ -82,13 +82,12 @@ def product_sums(x: np.ndarray, y: np.ndarray, firsts: np.ndarray, lasts: np.nda
 
 @compiled
 def anomaly_sums(field: np.ndarray, normal: np.ndarray, firsts: np.ndarray, lasts: np.ndarray, out: np.ndarray) -> None:
-    """Write the sums of the anomaly of `field` to the climatology `normal`, of its square and of its size."""
+    """Write the sums of the anomaly of `field` to the climatology `normal` and of its square."""
     for s in range(len(firsts)):
         x, n = field[firsts[s] : lasts[s]], normal[firsts[s] : lasts[s]]
-        total = square = size = 0.0
+        total = square = 0.0
         for i in range(len(x)):
             anomaly = np.float64(x[i]) - np.float64(n[i])
             total += anomaly
             square += anomaly * anomaly
-            size += abs(anomaly)
-        out[0, s], out[1, s], out[2, s] = total, square, size
+        out[0, s], out[1, s] = total, square

@@ -15,7 +15,7 @@ from credit import __version__
 from credit.channels import Channel, figure_channels, pick
 from credit.config import Config
 from credit.config.schema_forecast import BASELINES
-from credit.data.climatology import Climatology
+from credit.data.climatology import Climatology, Fields
 from credit.data.problems import Problems
 from credit.data.scan import load_grid
 from credit.data.splits import Split, build_splits
@@ -196,10 +196,10 @@ class _Scorer:
         assert index is not None, minutes
         return pick(self._reader.read(index), self._stored)
 
-    def _normal(self, minutes: int) -> np.ndarray:
+    def _normal(self, minutes: int) -> Fields:
         return self._bring_normal(self._climatology.sum_at(minutes))
 
-    def _known(self, minutes: int) -> dict[str, np.ndarray]:
+    def _known(self, minutes: int) -> dict[str, Fields]:
         """Return truth and climatology at a time, (C, H, W), by what errors call them."""
         when = self._reader.clock.format(minutes)
         return {f"truth at {when}": self._truth(minutes), f"climatology at {when}": self._normal(minutes)}
@@ -280,7 +280,7 @@ class _Scorer:
                     self._score_forecast(key, part, place, initial, later, fields, initial == example)
 
     def _add_alike(
-        self, part: Part, place: tuple[int, int], initial: int, first: Beginning, known: Mapping[str, np.ndarray],
+        self, part: Part, place: tuple[int, int], initial: int, first: Beginning, known: Mapping[str, Fields],
         forecasts: Mapping[str, np.ndarray],
     ) -> None:  # fmt: skip
         """Enter the baselines and the `forecasts` that are like them, (1, C, H, W); see `_score_forecast`."""
@@ -294,7 +294,7 @@ class _Scorer:
             part.sums[key].enter(place, self._means, moments)
 
     def _score_forecast(
-        self, key: str, part: Part, place: tuple[int, int], initial: int, known: Mapping[str, np.ndarray],
+        self, key: str, part: Part, place: tuple[int, int], initial: int, known: Mapping[str, Fields],
         members: np.ndarray, is_example: bool,
     ) -> None:  # fmt: skip
         """Score one forecast at one lead time.

@@ -14,6 +14,7 @@ from typing import Self
 
 import numpy as np
 
+from credit.data.climatology import Fields
 from credit.verify.case_sums import CaseSums
 from credit.verify.cell_means import CellMeans
 from credit.verify.field_sums import Moments, moments_of
@@ -53,7 +54,7 @@ class ScoreSums(CaseSums):
         return cls(np.asarray(initial, dtype=np.int64), **planes, members=members)
 
     def add(
-        self, case: int, lead: int, means: CellMeans, forecast: np.ndarray, truth: np.ndarray, normal: np.ndarray,
+        self, case: int, lead: int, means: CellMeans, forecast: np.ndarray, truth: np.ndarray, normal: Fields,
         names: Sequence[str] = ("forecast", "truth", "climatology"),
     ) -> None:  # fmt: skip
         """Enter one field.

@@ -79,8 +79,9 @@ class WXFormer(nn.Module):
         ConfigError: for values that do not fit together.
     """
 
-    # see `credit.models.wxformer.frozen`
+    # see `credit.models.wxformer.frozen` and `credit.forecast.step`
     _autocast_weights = True
+    _output_is_new = True
 
     def __init__(
         self,

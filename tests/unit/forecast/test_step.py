@@ -67,29 +67,57 @@ def test_residual_by_name_and_unit() -> None:
     assert out[0, :, 0, 0].tolist() == pytest.approx([12.0 + 0.2, -1.0 - 2 * 2.0, 1.0 + 3 * 0.5], rel=1e-5)
 
 
+class Computed(nn.Module):
+    """Makes its output of its input, as one that says so or not."""
+
+    def __init__(self, output_is_new: bool) -> None:
+        super().__init__()
+        self._output_is_new, self.places = output_is_new, []
+
+    def forward(self, x_BCTHW: torch.Tensor) -> torch.Tensor:
+        output = torch.tensor([1.0, -2.0, 0.5])[None, :, None, None, None] + 0.1 * x_BCTHW[:, :3, -1:]
+        self.places.append(output.data_ptr())
+        return output
+
+
+class Kept(nn.Module):
+    """Returns what it has computed at the first call."""
+
+    output = None
+
+    def forward(self, x_BCTHW: torch.Tensor) -> torch.Tensor:
+        if self.output is None:
+            self.output = torch.linspace(-1, 1, 96).reshape(1, 3, 1, 4, 8)
+        return self.output
+
+
+def forecasts_of(made: Stepper, mode: type, frames: int = 1) -> list[torch.Tensor]:
+    with mode():
+        state = torch.linspace(-1, 1, 64 * frames).reshape(1, 2, frames, 4, 8)
+        given = state.clone()
+        outputs = made.rollout(state, lambda number: torch.full((1, 1, frames, 4, 8), float(number)), 3)
+        found = [output.clone() for output in outputs]
+        assert torch.equal(state, given)
+    return found
+
+
 @pytest.mark.parametrize("residual", [True, False])
 @pytest.mark.parametrize("least", [None, [-torch.inf, -0.1, 1.2]])
-def test_inference_mode_writes_into_what_a_network_made_alone(residual: bool, least: list[float] | None) -> None:
-    """The same steps with and without; a network that returns its own parameter, or what it made of its input."""
-
-    class Computed(Constant):
-        def forward(self, x_BCTHW: torch.Tensor) -> torch.Tensor:
-            return super().forward(x_BCTHW) + 0.1 * x_BCTHW[:, :3, -1:]
-
-    values = [1.0, -2.0, 0.5]
-    for kind in (Constant, Computed):
-        network = kind(values)
+@pytest.mark.parametrize("frames", [1, 2])
+def test_forecasts_write_into_an_output_that_is_new(residual: bool, least: list[float] | None, frames: int) -> None:
+    for network in (Computed(True), Computed(False), Kept(), Constant([1.0, -2.0, 0.5])):
         made = stepper(network, residual, least)
-        found = []
-        for mode in (torch.no_grad, torch.inference_mode):
-            with mode():
-                state = torch.linspace(-1, 1, 64).reshape(1, 2, 1, 4, 8)
-                outputs = made.rollout(state.clone(), lambda number: torch.full((1, 1, 1, 4, 8), float(number)), 3)
-                found.append([output.clone() for output in outputs])
-                assert network.values.tolist() == values
-        for own, other in zip(*found, strict=True):
+        expected, found = (forecasts_of(made, mode, frames) for mode in (torch.no_grad, torch.inference_mode))
+        for own, other in zip(expected, found, strict=True):
             assert torch.equal(own, other)
-        assert not torch.equal(found[0][0], found[0][2]) or (kind is Constant and not residual)
+
+
+def test_the_result_lies_where_the_output_was() -> None:
+    for new in (True, False):
+        network = Computed(new)
+        with torch.inference_mode():
+            result = stepper(network, residual=True).step(torch.zeros(1, 2, 1, 4, 8), torch.zeros(1, 1, 1, 4, 8))
+        assert (result.data_ptr() == network.places[0]) == new
 
 
 def test_minimum_in_physical_units() -> None:

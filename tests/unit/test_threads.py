@@ -1,0 +1,59 @@
+"""Work shared among threads: each item once, errors from any of them, nothing begun after one."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+
+from credit.threads import in_threads
+
+CELLS = 1 << 20  # enough for a thread each
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request: pytest.FixtureRequest) -> int:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("items", [0, 1, 40])
+def test_each_item_is_done_once(items: int, threads: int) -> None:
+    done, by = [], set()
+
+    def work(number: int) -> None:
+        time.sleep(0.001)
+        done.append(number)
+        by.add(threading.get_ident())
+
+    in_threads(work, items, CELLS)
+    assert sorted(done) == list(range(items))
+    assert len(by) <= min(threads, items)
+    if items == 40:
+        assert len(by) == threads
+
+
+def test_few_cells_are_not_shared(threads: int) -> None:
+    by = []
+    in_threads(lambda number: by.append(threading.get_ident()), 40, 1)
+    assert set(by) == {threading.get_ident()}
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_an_error_is_raised_and_nothing_else_begun(here: bool, threads: int) -> None:
+    """In the thread that asks, or in another where there is one."""
+    main, done = threading.get_ident(), []
+
+    def work(number: int) -> None:
+        time.sleep(0.001)
+        if number >= 3 and (threading.get_ident() == main) == (here or threads == 1):
+            raise ValueError(f"item {number}")
+        done.append(number)
+
+    with pytest.raises(ValueError, match="^item "):
+        in_threads(work, 1000, CELLS)
+    assert len(done) < 50
