@@ -18,6 +18,7 @@ from credit.data.climatology_store import bytes_of, difference
 from credit.data.loader import PositionSampler
 from credit.data.preprocess import bytes_needed, times_within
 from credit.data.sources import SourceReader
+from credit.data.splits import build_splits, require_unseen
 from credit.errors import ConfigError
 from credit.hpc.cluster import load_cluster
 from credit.hpc.job import Job, build_job
@@ -25,7 +26,7 @@ from credit.hpc.script import render
 from credit.models.lora import base_state, saved_state
 from credit.parallel.launch import read_launch
 from credit.parallel.mesh import Degrees, RunMesh, plan_degrees
-from credit.times import format_duration, parse_duration
+from credit.times import Clock, format_duration, parse_duration
 from credit.train import checkpoint
 from credit.train.continuation import find_start, find_weights, require_same_run, take_over
 from credit.train.dry_run import Tried, blank_assets
@@ -132,7 +133,10 @@ def check_start(
         if found is None:
             require_same_run(config, meta["config"], origin)
             return config, step
-        config, _ = take_over(config, found, RunMesh(degrees), origin, goes_on)
+        config, assets = take_over(config, found, RunMesh(degrees), origin, goes_on)
+        clock = Clock(meta["calendar"])
+        with findings.collect():
+            require_unseen(build_splits(config.data, clock)["test"], assets.seen, str(origin), clock)
         if tried is not None:
             own = saved_state(tried.model) if goes_on else base_state(tried.model)
             checkpoint.require_same(own, checkpoint.stored_shapes(origin, "model" if goes_on else "forecast"), origin)

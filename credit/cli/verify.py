@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +14,6 @@ if TYPE_CHECKING:
     from credit.forecast.forecasts import Forecasts
     from credit.parallel.launch import Launch
     from credit.parallel.mesh import RunMesh
-    from credit.times import Clock
     from credit.verify.share import Share
 
 HELP = """Score the forecasts in save_loc/forecasts (inference.folder) against the data of the test period.
@@ -25,6 +26,8 @@ into save_loc/against_NAME. With --online the forecasts are made while they are 
 several ranks, each scores its share of the initial times."""
 
 __all__ = ["HELP", "add_arguments", "run"]
+
+logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     overrides = [text for text in arguments.rest if "=" in text]
     config = load_config(arguments.config, overrides)
-    config, other, second = _compared(config, [text for text in arguments.rest if "=" not in text])
+    config, other = _compared(config, [text for text in arguments.rest if "=" not in text])
     folder = Path(config.save_loc) / (f"against_{other}" if other else "")
     launch = read_launch()
     device = choose_device(config.trainer.device if arguments.online else "cpu", launch.local_rank)
@@ -60,9 +63,10 @@ def run(arguments: argparse.Namespace) -> int:
         timeout = parse_duration(config.trainer.parallelism.timeout)
         held.enter_context(process_group(launch, device, timeout))
         reader, forecasts, share = _open(config, arguments.online, launch, device.type)
-        if second is not None:
-            _require_unseen(config, other, second, reader.clock)
-        table = verify(config, reader, forecasts, folder, share, other)
+        notice, is_own = _find_doubt(config, forecasts.attributes)
+        if notice is not None and launch.is_main:
+            logger.warning("%s", notice)
+        table = verify(config, reader, forecasts, folder, share, other, notice, is_own)
     if table is not None:
         print(table.format(other))
         print(f"\nscores   {folder / 'scores.csv'}, {folder / 'scores.nc'}")
@@ -71,8 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _compared(config: Config, others: list[str]) -> tuple[Config, str | None, Config | None]:
-    """Return the config with the second run's forecasts among those to score, its name, and its own config.
+def _compared(config: Config, others: list[str]) -> tuple[Config, str | None]:
+    """Return the config with the second run's forecasts among those to score, and its name.
 
     Raises:
         ConfigError: if there are several, if it is no run, or if its name is taken.
@@ -82,7 +86,7 @@ def _compared(config: Config, others: list[str]) -> tuple[Config, str | None, Co
     from credit.errors import ConfigError
 
     if not others:
-        return config, None, None
+        return config, None
     if len(others) > 1:
         raise ConfigError(
             f"{', '.join(others)}: one run is compared with one other; name more in verification.other_forecasts"
@@ -103,25 +107,33 @@ def _compared(config: Config, others: list[str]) -> tuple[Config, str | None, Co
         name: OtherForecastsConfig(path=str(folder / second.inference.folder))
     }
     verification = config.verification.model_copy(update={"other_forecasts": known})
-    return config.model_copy(update={"verification": verification}), name, second
+    return config.model_copy(update={"verification": verification}), name
 
 
-def _require_unseen(config: Config, name: str, second: Config, clock: Clock) -> None:
-    """Refuse to score a second run in a period that it was trained or chosen on.
-
-    Raises:
-        ConfigError: naming the periods.
+def _find_doubt(config: Config, attributes: Mapping[str, object]) -> tuple[str | None, bool]:
+    """Return what is to be said of forecasts that are of other weights than the config names, and whether these are
+    the run's own; collective.
     """
-    from credit.data.splits import build_splits
-    from credit.errors import ConfigError
+    from credit.errors import CheckpointError
+    from credit.train import checkpoint
 
-    test, theirs = build_splits(config.data, clock)["test"], build_splits(second.data, clock)
-    for own in (theirs["train"], theirs["valid"]):
-        if own.first <= test.last and test.first <= own.last:
-            raise ConfigError(
-                f"{test.describe(clock)}: {name} has seen a part of this period, its {own.describe(clock)}; score both "
-                "runs where neither has learnt or was chosen: data.splits.test=[FIRST,LAST] on the command line"
-            )
+    weights, which = attributes.get("weights"), config.inference.checkpoint
+    folder = Path(config.save_loc) / "checkpoints"
+    known = {checkpoint.fingerprint(path, "forecast"): path.name for path in checkpoint.list_checkpoints(folder)}
+    if weights is None or not known:
+        return None, True
+    made = f"The forecasts were made with the weights {weights}, step {attributes.get('checkpoint_step')} of "
+    made += f"{attributes.get('experiment')}"
+    try:
+        asked = checkpoint.resolve_checkpoint(folder, which)
+    except CheckpointError:
+        asked = None
+    if asked is not None and checkpoint.fingerprint(asked, "forecast") == weights:
+        return None, weights in known
+    if weights in known:
+        now = "is not there" if asked is None else f"is {asked.name}"
+        return f"{made}; inference.checkpoint, {which}, {now} now. credit rollout forecasts with that.", True
+    return f"{made}: of none of the checkpoints in {folder}. They are another run's, or of one that is gone.", False
 
 
 def _open(config: Config, online: bool, launch: Launch, device_type: str) -> tuple[FieldReader, Forecasts, Share]:

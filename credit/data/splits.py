@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,6 +60,27 @@ def build_splits(conf: DataConfig, clock: Clock) -> dict[str, Split]:
                 f"splits must be data.split_gap {conf.split_gap} apart, so that one does not foretell the other"
             )
     return splits
+
+
+def require_unseen(test: Split, seen: Iterable[tuple[str, str]], whose: str, clock: Clock) -> None:
+    """Refuse to score weights in a period that they were trained or selected on.
+
+    Args:
+        test: the period that is scored.
+        seen: (first, last) of theirs.
+        whose: what the error calls them.
+        clock: of the calendar.
+
+    Raises:
+        ConfigError: naming both periods.
+    """
+    for first, last in seen:
+        if clock.parse(first) <= test.last and test.first <= clock.parse_end(last):
+            raise ConfigError(
+                f"{test.describe(clock)}: {whose} has seen a part of this period: its weights were trained or selected "
+                f"on {first} to {last}; score where no forecast has learnt or was chosen, "
+                "data.splits.test=[FIRST,LAST]"
+            )
 
 
 def initial_times(times: np.ndarray, split: Split, step: int, history_len: int, forecast_len: int) -> np.ndarray:

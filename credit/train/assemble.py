@@ -210,6 +210,7 @@ def describe_run(made: Forecaster) -> dict[str, str | int]:
         "parameters": sum(p.numel() for p in made.stepper.model.parameters()),
         "checkpoint_step": made.step_taken,
         "weights": checkpoint.fingerprint(made.path, "forecast"),
+        "seen_periods": ", ".join("/".join(period) for period in made.assets.seen) or "unknown",
         "forcing": "; ".join(forcing) or "none",
         "hyperdiffusion": f"{damping.time}, order {damping.order}" if damping is not None else "none",
         **described,
@@ -245,6 +246,7 @@ def assemble_training(
         assets = assets if weights is None else adopt_assets(config, assets, reader, weights)
     else:
         config, assets = take_over(config, reader, mesh, origin, goes_on=start is not None)
+    assets = assets.after(config.data.splits)
     conf = config.trainer
     model, autocast = allocate_network(config, assets, mesh, device)
     if start is None or base is not None:

@@ -13,7 +13,7 @@ import torch
 
 from credit.channels import Channel, ChannelMap
 from credit.config import Config
-from credit.config.schema_data import DataConfig
+from credit.config.schema_data import DataConfig, SplitsConfig
 from credit.config.schema_forecast import ClimatologyConfig
 from credit.data import cf
 from credit.data.climatology import Climatology
@@ -47,6 +47,8 @@ class Assets:
         masks: variable -> (H, W) bool, True where missing.
         climatology: of the dynamic forcing read from data, None where the training period is too short.
         layers: that budgets of the air are summed over, None where the run has none.
+        seen: (first, last) of the periods that the weights were trained or selected on, also before this run, as
+            `data.splits` has them; those of imported weights are not known.
     """
 
     channels: ChannelMap
@@ -57,6 +59,12 @@ class Assets:
     masks: Mapping[str, np.ndarray]
     climatology: Climatology | None
     layers: Layers | None = None
+    seen: tuple[tuple[str, str], ...] = ()
+
+    def after(self, splits: SplitsConfig) -> Assets:
+        """Return those of weights that are trained and selected on the periods of `splits`, too."""
+        own = [(first, last) for first, last in (splits.train, splits.valid)]
+        return replace(self, seen=tuple(dict.fromkeys([*self.seen, *own])))
 
     def meta(self) -> dict[str, Any]:
         """Return the JSON part."""
@@ -67,6 +75,7 @@ class Assets:
             "attributes": {name: dict(value) for name, value in self.attributes.items()},
             "climatology": self.climatology is not None,
             "layers": self.layers.to_dict() if self.layers is not None else None,
+            "seen": [list(period) for period in self.seen],
         }
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -97,7 +106,14 @@ class Assets:
             climatology=Climatology.from_dict(below("climatology/")) if meta["climatology"] else None,
             # checkpoints of before there were budgets do not mention any
             layers=Layers.from_dict(meta["layers"]) if meta.get("layers") else None,
+            seen=read_seen(meta),
         )
+
+
+def read_seen(meta: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Return `Assets.seen` of a checkpoint's meta.json; one of an earlier version tells its own run's periods alone."""
+    before = [meta["config"]["data"]["splits"][name] for name in ("train", "valid")] if meta.get("step") else []
+    return tuple((first, last) for first, last in meta.get("seen", before))
 
 
 def fit_assets(config: Config, reader: FieldReader, train: Split) -> Assets:

@@ -23,7 +23,7 @@ from credit.errors import CheckpointError
 from credit.grid import LatLonGrid
 from credit.parallel.verdict import on_main, together
 from credit.train import checkpoint
-from credit.train.assets import Assets, require_same_fields
+from credit.train.assets import Assets, read_seen, require_same_fields
 from credit.train.continuation import require_same_function
 
 logger = logging.getLogger(__name__)
@@ -96,6 +96,7 @@ def adopt_assets(config: Config, assets: Assets, reader: FieldReader, path: Path
         grid=LatLonGrid.from_dict(meta["grid"]),
         statistics=Statistics.from_dict(meta["statistics"]),
         attributes=meta["attributes"],
+        seen=read_seen(meta),
     )
     require_same_fields(trained, reader, path)
     return trained

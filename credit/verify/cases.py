@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from credit.data.problems import Problems
-from credit.data.splits import Split
+from credit.data.splits import Split, require_unseen
 from credit.data.units import Conversion, find_conversion
 from credit.errors import DataError
 from credit.forecast.forecasts import Forecasts
@@ -26,6 +26,12 @@ _REAL_CALENDARS = {"standard", "proleptic_gregorian"}  # the same since 1582
 def call(name: str, archive: Forecasts) -> str:
     """Return what errors call a forecast: the key of another one, and where it is."""
     return str(archive.origin) if name == "model" else f"verification.other_forecasts.{name}: {archive.origin}"
+
+
+def seen_periods(archive: Forecasts) -> list[tuple[str, str]]:
+    """Return (first, last) of the periods that a forecast's weights were trained or selected on, as far as it tells."""
+    told = [period.partition("/") for period in str(archive.attributes.get("seen_periods", "")).split(", ")]
+    return [(first, last) for first, slash, last in told if slash]
 
 
 def agree(
@@ -47,6 +53,8 @@ def agree(
     for name, own in archives.items():
         with problems.collect():
             require_comparable(name, own, reader, regridded)
+        with problems.collect():
+            require_unseen(test, seen_periods(own), call(name, own), reader.clock)
         with problems.collect():
             lacking[name] = lacking_channels(name, own, reader, archives["model"].channel_names)
     with problems.collect():

@@ -14,6 +14,7 @@ from credit.errors import CreditError
 from credit.grid import LatLonGrid
 
 _NONE, _UNKNOWN = "none", "unknown"  # forcing; files of other programs need not tell theirs
+_TOLD = ("ensemble", "experiment", "checkpoint_step", "weights", "seen_periods")
 _DATA_ATTRIBUTES = ("title", "comment", "source", "institution")
 
 
@@ -90,8 +91,7 @@ def describe_forecasts(
         "members": list(members.values()),
         "forcing": [str(own.get("forcing", _UNKNOWN)) for own in said],
         "prescribed_forcing": [_prescribed(own.get("forcing")) for own in said],
-        "ensemble": [str(own.get("ensemble", "")) for own in said],
-        "weights": [str(own.get("weights", "")) for own in said],
+        **{name: [str(own.get(name, "")) for own in said] for name in _TOLD},
     }
 
 

@@ -9,7 +9,6 @@ from typing import Any
 from credit import __version__
 from credit.config import Config, dump_config
 from credit.config.schema_forecast import BEST_BASELINE
-from credit.data.splits import SPLITS
 from credit.forecast.forecasts import Forecasts
 from credit.verify.embedded import encode, page_scores, raised
 from credit.verify.facts import TrainingLog, describe_data, describe_truth
@@ -22,9 +21,12 @@ from credit.verify.table import SHORT_WAVES, ScoreTable
 from credit.verify.tabulate_spectra import shortest_third
 
 _TOLD = (
+    ("Run", "experiment"),
+    ("Checkpoint step", "checkpoint_step"),
+    ("Fingerprint of the weights", "weights"),
+    ("Trained and selected on", "seen_periods"),
     ("Members", "members"),
     ("Ensemble", "ensemble"),
-    ("Fingerprint of the weights", "weights"),
     ("Forcing in the forecast", "forcing"),
 )
 _OF_EVENTS = (("Events", "events"), ("Climate of events and SEEPS", "climate_of_events"))
@@ -39,6 +41,7 @@ def write_report(
     log: TrainingLog | None,
     figures: Sequence[tuple[str, Path]],
     folder: Path,
+    notice: str | None = None,
 ) -> Path:
     """Write ``report.html`` into `folder`, replaced whole.
 
@@ -49,17 +52,19 @@ def write_report(
         log: of the model's training.
         figures: (caption, path of a PNG or a GIF).
         folder: where it goes.
+        notice: what else a reader is to know.
 
     Raises:
         CreditError: if it cannot be written.
     """
+    against = found.table.dataset.attrs.get("compared_with")
     page, left_out = page_scores(found.table, found.figure_channels[0])
     text = render(
         "report.html.j2",
-        title=config.experiment,
+        title=config.experiment if against is None else f"{config.experiment} against {against}",
         version=__version__,
         cases=f"{found.table.n_cases} forecasts from {found.table.dataset.attrs['initial_times']}",
-        notices=_notices(found),
+        notices=[*([notice] if notice else []), *_notices(found)],
         data_notes=describe_data(config.data),
         facts=_facts(config, found, archive, log),
         blurring=_blurring(found),
@@ -67,7 +72,7 @@ def write_report(
         published=_published(found, archive),
         packed=encode(page),
         left_out=left_out,
-        significance=found.table.explain_significance(found.table.dataset.attrs.get("compared_with", BEST_BASELINE)),
+        significance=found.table.explain_significance(against or BEST_BASELINE),
         terms=_terms(page),
         forecasts=[label(name) for name in found.table.forecasts],
         plain=_plain(found.table),
@@ -113,11 +118,9 @@ def _notices(found: Verification) -> list[str]:
 def _facts(config: Config, found: Verification, archive: Forecasts, log: TrainingLog | None) -> list[tuple[str, str]]:
     """Return what the scores rest on as (name, value)."""
     attributes, splits = archive.attributes, config.data.splits
-    facts = [("Model", config.model.type)]
+    facts = [("Model", str(attributes.get("model", config.model.type)))]
     if "parameters" in attributes:
         facts.append(("Parameters", f"{int(attributes['parameters']):,}"))
-    if "checkpoint_step" in attributes:
-        facts.append(("Checkpoint", f"step {attributes['checkpoint_step']}"))
     for name in found.table.contenders:
         whose = "" if name == "model" else f" of {name}"
         told = ((what, found.table.told(key, name)) for what, key in _TOLD)
@@ -128,9 +131,10 @@ def _facts(config: Config, found: Verification, archive: Forecasts, log: Trainin
         if log.valid:
             best = min(log.valid, key=lambda row: row[1])
             facts.append(("Validation loss", f"lowest {best[1]:.4g} at step {best[0]}"))
-    facts += [(f"{name.capitalize()} period", " to ".join(getattr(splits, name))) for name in SPLITS]
     leads = found.table.lead_hours
     return facts + [
+        ("Test period", " to ".join(splits.test)),
+        ("Period of climatology and damping", " to ".join(splits.train)),
         ("Truth", describe_truth(config.data)),
         ("Grid of the scores", found.table.dataset.attrs["grid"]),
         ("Time step", config.data.timestep),

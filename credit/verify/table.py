@@ -91,7 +91,7 @@ class ScoreTable:
         return [name for name in self.forecasts if name not in BASELINES]
 
     def told(self, what: str, forecast: str) -> str:
-        """Return what is told of a forecast: its ``members``, ``forcing``, ``ensemble`` or ``weights``."""
+        """Return what `credit.verify.facts.describe_forecasts` tells of a forecast."""
         return str(self.dataset[what].values[self.forecasts.index(forecast)])
 
     def caveats(self) -> list[str]:

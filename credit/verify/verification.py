@@ -34,7 +34,7 @@ _FIGURES = tuple(
 
 def verify(
     config: Config, reader: FieldReader, archive: Forecasts, folder: str | os.PathLike, share: Share | None = None,
-    against: str | None = None,
+    against: str | None = None, notice: str | None = None, is_trained_here: bool = True,
 ) -> ScoreTable | None:  # fmt: skip
     """Score `archive`; write ``scores.nc``, ``scores.csv``, ``figures/`` and ``report.html`` into `folder`, or none.
 
@@ -45,6 +45,8 @@ def verify(
         folder: the run's, or another.
         share: which cases are this process's, where there are several; the first writes.
         against: the other forecast that this is about.
+        notice: what a reader of the report is to know beside the scores.
+        is_trained_here: whether the training that `folder` has a log of is that of the forecasts' weights.
 
     Returns:
         The scores, on the first rank, None on the others.
@@ -67,12 +69,12 @@ def verify(
     # jinja2 and matplotlib are slow to import; a config that cannot be scored never gets here
     from credit.verify.report import write_report
 
-    log = read_training_log(folder / "metrics.jsonl")
+    log = read_training_log(folder / "metrics.jsonl") if is_trained_here else None
     with replaced_together(folder, _FIGURES) as beside:
         found.table.write(beside)
         (beside / "figures").mkdir()
         figures = _draw(found, reader, log, beside / "figures")
-        write_report(config, found, archive, log, figures, beside)
+        write_report(config, found, archive, log, figures, beside, notice)
     return found.table
 
 

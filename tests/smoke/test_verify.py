@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -61,16 +62,6 @@ def test_without_files_and_against_another_run(small_run: Path, capsys: pytest.C
             assert np.isfinite(difference).any()
     assert "second_try" in (run / "against_second_try" / "report.html").read_text()
 
-    # a run that was trained on what is to be scored
-    raw = yaml.safe_load((small_run / "second" / "config.yml").read_text())
-    raw["data"]["splits"] = {"train": ["2000-01-01", "2000-02-10"], "valid": ["2000-02-12", "2000-02-15"],
-                             "test": ["2000-02-17", "2000-02-19"]}  # fmt: skip
-    (small_run / "third.yml").write_text(yaml.safe_dump({**raw, "experiment": "third"}))
-    assert main(["verify", config, str(small_run / "third.yml"), "--online"]) == 2
-    said = capsys.readouterr().err
-    assert "third has seen a part of this period, its data.splits.train 2000-01-01T00:00..2000-02-10T23:59" in said
-    assert "data.splits.test 2000-02-08T00:00" in said and "data.splits.test=[FIRST,LAST]" in said
-
     assert main(["verify", config, str(small_run / "second"), str(run)]) == 2
     assert "one run is compared with one other" in capsys.readouterr().err
     assert main(["verify", config, str(small_run / "second"), "verification.other_forecasts={second_try: x}"]) == 2
@@ -82,3 +73,51 @@ def test_without_files_and_against_another_run(small_run: Path, capsys: pytest.C
     assert "no run's folder" in (said := capsys.readouterr().err) and "verification.other_forecasts" in said
     assert main(["verify", config, str(small_run / "nowhere.yml")]) == 2
     assert "nowhere.yml" in capsys.readouterr().err
+
+
+def test_what_a_forecast_has_seen_is_not_scored_and_other_weights_are_named(small_run: Path, command: Callable) -> None:
+    """A run whose config changes, and one whose folder gets another run's forecasts; the periods go on to runs that
+    begin with its weights.
+    """
+    config, run, second = small_run / "config.yml", small_run / "run", small_run / "second"
+    tuned = (f"save_loc={second}", "experiment=second", f"trainer.resume={run / 'checkpoints' / 'latest'}",
+             "trainer.max_steps=4", 'data.splits.valid=["2000-02-01","2000-02-05"]')  # fmt: skip
+    for own in (("trainer.max_steps=3",), tuned):
+        for name in ("train", "rollout"):
+            done = command(name, config, *own)
+            assert done.returncode == 0, done.stderr
+    raw = yaml.safe_load(config.read_text())["data"]["splits"]
+    periods = {name: "/".join(raw[name]) for name in ("train", "valid")}
+    with xr.open_dataset(next((run / "forecasts").glob("*.nc"))) as first:
+        assert first.attrs["seen_periods"] == ", ".join(periods.values())
+    with xr.open_dataset(next((second / "forecasts").glob("*.nc"))) as tuned_one:
+        assert tuned_one.attrs["seen_periods"] == ", ".join([*periods.values(), "2000-02-01/2000-02-05"])
+
+    # earlier periods that leave room for a test period in what the weights were trained on
+    moved = ('data.splits.train=["2000-01-01","2000-01-12"]', 'data.splits.valid=["2000-01-14","2000-01-16"]',
+             'data.splits.test=["2000-01-18","2000-01-24"]')  # fmt: skip
+    for how in ((), ("--online",)):
+        done = command("verify", config, *moved, *how)
+        assert done.returncode == 2
+        assert "data.splits.test 2000-01-18T00:00..2000-01-24T23:59" in done.stderr
+        assert f"trained or selected on {raw['train'][0]} to {raw['train'][1]}" in done.stderr
+        assert "data.splits.test=[FIRST,LAST]" in done.stderr
+    done = command("check", config, 'data.splits.valid=["2000-01-30","2000-01-31"]',
+                   'data.splits.test=["2000-02-03","2000-02-19"]')  # fmt: skip
+    assert done.returncode != 0 and "has seen a part of this period" in done.stdout + done.stderr
+
+    # forecasts of this run, of an earlier checkpoint of its own, of another run
+    assert command("verify", config).returncode == 0
+    assert "made with the weights" not in (report := (run / "report.html").read_text())
+    assert "steps, last loss" in report and periods["train"] in report
+    done = command("verify", config, f"inference.checkpoint={second / 'checkpoints' / 'latest'}")
+    assert done.returncode == 0 and "inference.checkpoint" in done.stderr and "forecasts with that" in done.stderr
+    assert "steps, last loss" in (run / "report.html").read_text()
+    done = command("verify", config, f"inference.folder={second / 'forecasts'}")
+    assert done.returncode == 0 and "step 4 of second: of none of the checkpoints in" in done.stderr
+    assert "of none of the checkpoints" in (report := (run / "report.html").read_text())
+    assert "steps, last loss" not in report and ">second<" in report
+
+    other = f"verification.other_forecasts={{tuned: {second / 'forecasts'}}}"
+    done = command("verify", config, other, *moved)
+    assert done.returncode == 2 and "verification.other_forecasts.tuned" in done.stderr
