@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import cycle, product
+from textwrap import fill
 
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MultipleLocator
 
@@ -25,11 +26,20 @@ _STYLES = {
 _OTHER_COLOURS = ("#009E73", "#CC79A7", "#56B4E9")
 _OTHER_LINES = ("-", "--", ":")
 _OTHER = {"linewidth": 1.1, "zorder": 6}  # thinner than the model and above it: runs that hardly differ are both seen
-_CARD_REGIONS = ("global", "extratropics_north", "tropics", "extratropics_south")
+# blue, white, orange: the scorecard of the page has them too, in scores.css.j2, so pale that black is read on them
+_BETTER, _WORSE = "#4D9DC9", "#E28E4D"
+_MISSING = "#CCCCCC"
+_CARD = LinearSegmentedColormap.from_list("scorecard", [_BETTER, "white", _WORSE]).with_extremes(bad=_MISSING)
+_MOST_PANELS = 5  # side by side
+_TALLEST = 20.0  # inches of a figure
+_LONGEST_TITLE = 28  # letters of a panel's
 
 
 def skill_curves(table: ScoreTable, channels: Sequence[str]) -> Figure:
-    """RMSE (top) and anomaly correlation (bottom) by lead time, with 95 % intervals; a column a channel."""
+    """RMSE (top) and anomaly correlation (bottom) by lead time, with 95 % intervals; a column a channel.
+
+    All correlations have one axis, from 0, or the least that is drawn, to 1.
+    """
     figure = new_figure(max(2.9 * len(channels) + 0.6, LEAST_WIDTH), 5.4)
     axes = figure.subplots(2, len(channels), sharex=True, squeeze=False)
     leads, unit = lead_axis(table)
@@ -42,10 +52,12 @@ def skill_curves(table: ScoreTable, channels: Sequence[str]) -> Figure:
         axes[0, column].set_title(channel)
         axes[0, column].set_ylim(bottom=0)
         axes[0, column].set_ylabel(f"RMSE ({pretty_units(table.units(channel))})")
-        axes[1, column].set_ylim(min(0.55, axes[1, column].dataLim.y0), 1.005)
         axes[1, column].set_ylabel("Anomaly correlation")
         axes[1, column].set_xlabel(f"Lead time ({unit})")
         tick_leads(axes[1, column], leads[-1], unit)
+    least = min(0.0, *(axis.dataLim.y0 for axis in axes[1]))
+    for axis in axes[1]:
+        axis.set_ylim(least, 1.005)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
     figure.suptitle(f"Global scores of {table.n_cases} forecasts from {table.dataset.attrs['initial_times']}")
@@ -93,41 +105,57 @@ def draw_curve(
         axis.fill_between(leads, low, high, color=style["color"], alpha=0.15, linewidth=0)
 
 
-def scorecard(table: ScoreTable, reference: str) -> Figure:
+def card_pages(table: ScoreTable) -> list[list[str]]:
+    """Return the regions that each figure of a scorecard shows; all of them in one unless it were too tall."""
+    count = len(table.regions)
+    rows = -(-count // _MOST_PANELS)
+    rows_of_a_page = max(1, int(_TALLEST // _panel_height(table)))
+    own = -(-count // rows) * min(rows, rows_of_a_page)
+    return [table.regions[first : first + own] for first in range(0, count, own)]
+
+
+def scorecard(table: ScoreTable, reference: str, regions: Sequence[str]) -> Figure:
     """Relative difference of the model's RMSE to that of a reference, a row a channel or wind, a column a lead time.
 
     Below stand CRPS where a forecast is an ensemble, SEEPS of precipitation and Brier scores of events, where there are
-    any. Hatched where it is significant; a panel each for the globe, the northern extratropics, the tropics and the
-    southern extratropics, as far as they are scored.
+    any. Hatched where it is significant; a panel a region. Colours reach as far as all regions of the table need.
     """
-    regions = [name for name in _CARD_REGIONS if name in table.regions]
     rows, place = card_rows(table), (table.dataset["reference"].values.tolist().index(reference), 0)
     names = [row.name for row in rows]
     differences, significant = (card_values(table, rows, what)[place] for what in ("difference", "significant"))
-    edges = np.arange(len(table.lead_hours) + 1)
-    figure = new_figure(max(2.5 * len(regions) + 1.6, LEAST_WIDTH), 0.24 * len(names) + 1.7)
-    axes = figure.subplots(1, len(regions), sharey=True, squeeze=False)[0]
+    down = -(-len(regions) // _MOST_PANELS)
+    across = -(-len(regions) // down)
+    height = _panel_height(table) * down + 0.5
+    figure = new_figure(max(2.5 * across + 1.6, LEAST_WIDTH), height)
+    axes = figure.subplots(down, across, sharey=True, squeeze=False)
     seen = np.abs(differences[np.isfinite(differences)])
     widest = float(np.clip(seen.max(initial=0.0), 0.01, 0.5)) * 100
-    lines = np.arange(len(names) + 1)
-    palette = colormaps["RdBu_r"].with_extremes(bad="#CCCCCC")
-    for axis, region in zip(axes, regions, strict=True):
+    edges, lines = np.arange(len(table.lead_hours) + 1), np.arange(len(names) + 1)
+    for axis, region in zip(axes.flat, regions, strict=False):
         number = table.regions.index(region)
         own = np.ma.masked_invalid(differences[..., number] * 100)
-        mesh = axis.pcolormesh(edges, lines, own, cmap=palette, vmin=-widest, vmax=widest, rasterized=True)
+        mesh = axis.pcolormesh(edges, lines, own, cmap=_CARD, vmin=-widest, vmax=widest, rasterized=True)
         hatched = np.ma.masked_where(significant[..., number] == 0, own)
-        axis.pcolor(edges, lines, hatched, hatch="////", facecolor="none", edgecolor="#333333", linewidth=0)
-        axis.set_title(label(region))
+        axis.pcolor(edges, lines, hatched, hatch="////", facecolor="none", edgecolor="black", linewidth=0)
+        axis.set_title(fill(label(region), _LONGEST_TITLE))
         _label_leads(axis, table.lead_hours)
         axis.grid(False)
-    axes[0].set_yticks(lines[:-1] + 0.5, names)
-    axes[0].invert_yaxis()
+    for axis in axes.flat[len(regions) :]:
+        axis.set_visible(False)
+    axes[0, 0].set_yticks(lines[:-1] + 0.5, names)
+    axes[0, 0].invert_yaxis()
     what = "RMSE" if rows[-1].score == "rmse" else "RMSE or score named"
-    figure.colorbar(mesh, ax=axes, label=f"{what}, difference (%)", extend="both", aspect=15, pad=0.01)
+    bar = {"extend": "both", "pad": 0.01, "shrink": min(1.0, 5 / height), "aspect": 7 * min(height, 5.0)}
+    figure.colorbar(mesh, ax=axes, label=f"{what}, difference (%)", anchor=(0.0, 1.0), **bar)
     hatching = "hatched: significant" if significant.any() else "nothing is significant"
     against = "best baseline" if reference == BEST_BASELINE else label(reference)
-    figure.suptitle(f"Model against {against} (blue: better; {hatching})")
+    figure.suptitle(f"Model against {against} (blue: better, orange: worse; {hatching})")
     return figure
+
+
+def _panel_height(table: ScoreTable) -> float:
+    """Return the height of a panel of a scorecard with its title and its lead times, inches."""
+    return 0.24 * len(card_rows(table)) + 1.2
 
 
 def _label_leads(axis: Axes, hours: Sequence[float]) -> None:

@@ -112,13 +112,15 @@ def _draw(found: Verification, reader: FieldReader, log: TrainingLog | None, fig
             )
             drawn.append((caption, path))
     for number, reference in enumerate(table.dataset["reference"].values.tolist()):
-        path = figures / ("scorecard.png" if number == 0 else f"scorecard_{number}.png")
         against = "the best of the three baselines" if reference == BEST_BASELINE else reference
         caption = (
             f"Scorecard: the model against {against}, by channel and lead time, RMSE or the score that a row names; "
-            f"blue is better. {table.explain_significance()}"
+            f"blue is better. {table.explain_significance(reference)}"
         )
-        drawn.append((caption, plots.draw(path, plots_scores.scorecard, table, reference)))
+        for page, regions in enumerate(plots_scores.card_pages(table)):
+            name = f"scorecard{f'_{number}' if number else ''}{f'_page{page + 1}' if page else ''}.png"
+            path = plots.draw(figures / name, plots_scores.scorecard, table, reference, regions)
+            drawn.append((caption, path))
     drawn += draw_example(found, reader, figures)
     if found.spectra:
         path = plots.draw(figures / "spectra.png", plots_spectra.spectra, table, found.figure_channels)
