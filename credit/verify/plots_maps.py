@@ -187,7 +187,7 @@ def maps(
     low, high = limits([field for own in fields.values() for field in own[:2]])
     columns = 1 + len(next(iter(fields.values())))
     forecast_name = "Forecast" if columns == 3 else "Ensemble mean"
-    figure = new_figure(11.0 / 3 * columns + 0.8 * (columns - 2), 2.05 * len(fields) + 1.15)
+    figure = new_figure(11.0 / 3 * columns + 0.8 * (columns - 1), 2.05 * len(fields) + 0.45)
     axes = map_axes(figure, len(fields), columns)
     area = background.grid.area_weights()
     for row, (lead, own) in enumerate(fields.items()):
@@ -202,7 +202,7 @@ def maps(
         _side_bar(figure, mesh, axes[row, 2], f"forecast \N{MINUS SIGN} truth ({units})")
         if columns == 4:
             _draw_spread(figure, axes[row, 3], own[2], widest, background, units)
-    figure.colorbar(field, ax=axes[:, :2], label=f"{channel} ({units})", **WIDE_BAR)
+    _side_bar(figure, field, axes[:, :2], f"{channel} ({units})")
     own_scales = "; each error has its own scale" if len(fields) > 1 else ""
     figure.suptitle(f"{channel}: forecast from {clock.format(initial).replace('T', ' ')} UTC{own_scales}")
     return figure
@@ -221,9 +221,10 @@ def _draw_spread(
     _side_bar(figure, mesh, axis, f"standard deviation ({units}){scale}", extend="max")
 
 
-def _side_bar(figure: Figure, mesh: QuadMesh, axis: Axes, label: str, extend: str = "both") -> None:
-    """Draw a colour bar to the right of one map."""
-    bar = figure.colorbar(mesh, ax=axis, ticks=MaxNLocator(5), shrink=0.85, aspect=15, pad=0.02, extend=extend)
+def _side_bar(figure: Figure, mesh: QuadMesh, axes: Axes | np.ndarray, label: str, extend: str = "both") -> None:
+    """Draw a colour bar to the right of one map or of rows of them."""
+    aspect = 15 * (len(axes) if isinstance(axes, np.ndarray) else 1)
+    bar = figure.colorbar(mesh, ax=axes, ticks=MaxNLocator(5), shrink=0.85, aspect=aspect, pad=0.02, extend=extend)
     bar.set_label(label, fontsize=8)
     bar.ax.tick_params(labelsize=8)
 

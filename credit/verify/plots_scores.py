@@ -137,7 +137,7 @@ def scorecard(table: ScoreTable, reference: str, regions: Sequence[str]) -> Figu
         mesh = axis.pcolormesh(edges, lines, own, cmap=_CARD, vmin=-widest, vmax=widest, rasterized=True)
         hatched = np.ma.masked_where(significant[..., number] == 0, own)
         axis.pcolor(edges, lines, hatched, hatch="////", facecolor="none", edgecolor="black", linewidth=0)
-        axis.set_title(fill(label(region), _LONGEST_TITLE))
+        axis.set_title(fill(label(region).replace("_", "_ "), _LONGEST_TITLE).replace("_ ", "_"))
         _label_leads(axis, table.lead_hours)
         axis.grid(False)
     for axis in axes.flat[len(regions) :]:

@@ -242,12 +242,10 @@ class ScoreTable:
         if most < ENOUGH_BLOCKS:
             text += f"A test needs {ENOUGH_BLOCKS} blocks, so no difference is called significant."
         else:
-            text += "A star or hatching: significant, with a false discovery rate of 5 % over the scorecard"
-            text += (
-                f"; lead times with fewer than {ENOUGH_BLOCKS} blocks are not tested."
-                if fewest < ENOUGH_BLOCKS
-                else "."
+            few = (
+                f"; lead times with fewer than {ENOUGH_BLOCKS} blocks are not tested" if fewest < ENOUGH_BLOCKS else ""
             )
+            text += f"A star or hatching: significant, with a false discovery rate of 5 % over the scorecard{few}."
         n_eff = self.dataset["n_eff"].sel(reference=reference, season=ALL, region="global").values
         if np.isfinite(n_eff).any():
             low, high = f"{np.nanmin(n_eff):.0f}", f"{np.nanmax(n_eff):.0f}"
