@@ -30,6 +30,7 @@ STYLE = {
     "grid.color": "#DDDDDD",
     "grid.linewidth": 0.6,
     "legend.frameon": False,
+    "hatch.linewidth": 0.6,
     "axes.formatter.useoffset": False,
     "axes.formatter.limits": (-4, 5),
 }

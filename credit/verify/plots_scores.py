@@ -33,6 +33,7 @@ _CARD = LinearSegmentedColormap.from_list("scorecard", [_BETTER, "white", _WORSE
 _MOST_PANELS = 5  # side by side
 _TALLEST = 20.0  # inches of a figure
 _LONGEST_TITLE = 28  # letters of a panel's
+_LETTERS_AN_INCH = 9  # of the title of a figure
 
 
 def skill_curves(table: ScoreTable, channels: Sequence[str]) -> Figure:
@@ -126,7 +127,8 @@ def scorecard(table: ScoreTable, reference: str, regions: Sequence[str]) -> Figu
     down = -(-len(regions) // _MOST_PANELS)
     across = -(-len(regions) // down)
     height = _panel_height(table) * down + 0.5
-    figure = new_figure(max(2.5 * across + 1.6, LEAST_WIDTH), height)
+    width = max(2.5 * across + 1.6, LEAST_WIDTH)
+    figure = new_figure(width, height)
     axes = figure.subplots(down, across, sharey=True, squeeze=False)
     seen = np.abs(differences[np.isfinite(differences)])
     widest = float(np.clip(seen.max(initial=0.0), 0.01, 0.5)) * 100
@@ -136,7 +138,7 @@ def scorecard(table: ScoreTable, reference: str, regions: Sequence[str]) -> Figu
         own = np.ma.masked_invalid(differences[..., number] * 100)
         mesh = axis.pcolormesh(edges, lines, own, cmap=_CARD, vmin=-widest, vmax=widest, rasterized=True)
         hatched = np.ma.masked_where(significant[..., number] == 0, own)
-        axis.pcolor(edges, lines, hatched, hatch="////", facecolor="none", edgecolor="black", linewidth=0)
+        axis.pcolor(edges, lines, hatched, hatch="///", facecolor="none", edgecolor="black", linewidth=0)
         axis.set_title(fill(label(region).replace("_", "_ "), _LONGEST_TITLE).replace("_ ", "_"))
         _label_leads(axis, table.lead_hours)
         axis.grid(False)
@@ -149,7 +151,8 @@ def scorecard(table: ScoreTable, reference: str, regions: Sequence[str]) -> Figu
     figure.colorbar(mesh, ax=axes, label=f"{what}, difference (%)", anchor=(0.0, 1.0), **bar)
     hatching = "hatched: significant" if significant.any() else "nothing is significant"
     against = "best baseline" if reference == BEST_BASELINE else label(reference)
-    figure.suptitle(f"Model against {against} (blue: better, orange: worse; {hatching})")
+    title = f"Model against {against} (blue: better, orange: worse; {hatching})"
+    figure.suptitle(fill(title, int(_LETTERS_AN_INCH * width)))
     return figure
 
 

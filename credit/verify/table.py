@@ -238,13 +238,11 @@ class ScoreTable:
         blocks = f"{most} {'block' if most == 1 else 'blocks'}"
         if fewest < most:
             blocks += f" at the first lead time and {fewest} at the last"
-        text = f"The initial times make {blocks}, each of at least 5 days and of the lead time and 2 days more. "
+        text = f"The initial times make {blocks}, each at least 5 days long and 2 days longer than the lead time. "
         if most < ENOUGH_BLOCKS:
-            text += f"A test needs {ENOUGH_BLOCKS} blocks, so no difference is called significant."
+            text += f"A difference is called significant only where there are {ENOUGH_BLOCKS} blocks, so none is."
         else:
-            few = (
-                f"; lead times with fewer than {ENOUGH_BLOCKS} blocks are not tested" if fewest < ENOUGH_BLOCKS else ""
-            )
+            few = f"; lead times with fewer than {ENOUGH_BLOCKS} blocks have none" if fewest < ENOUGH_BLOCKS else ""
             text += f"A star or hatching: significant, with a false discovery rate of 5 % over the scorecard{few}."
         n_eff = self.dataset["n_eff"].sel(reference=reference, season=ALL, region="global").values
         if np.isfinite(n_eff).any():
