@@ -139,7 +139,7 @@ def scorecard(table: ScoreTable, reference: str, regions: Sequence[str]) -> Figu
         mesh = axis.pcolormesh(edges, lines, own, cmap=_CARD, vmin=-widest, vmax=widest, rasterized=True)
         hatched = np.ma.masked_where(significant[..., number] == 0, own)
         axis.pcolor(edges, lines, hatched, hatch="///", facecolor="none", edgecolor="black", linewidth=0)
-        axis.set_title(fill(label(region).replace("_", "_ "), _LONGEST_TITLE).replace("_ ", "_"))
+        axis.set_title(_broken(label(region), _LONGEST_TITLE))
         _label_leads(axis, table.lead_hours)
         axis.grid(False)
     for axis in axes.flat[len(regions) :]:
@@ -151,9 +151,15 @@ def scorecard(table: ScoreTable, reference: str, regions: Sequence[str]) -> Figu
     figure.colorbar(mesh, ax=axes, label=f"{what}, difference (%)", anchor=(0.0, 1.0), **bar)
     hatching = "hatched: significant" if significant.any() else "nothing is significant"
     against = "best baseline" if reference == BEST_BASELINE else label(reference)
-    title = f"Model against {against} (blue: better, orange: worse; {hatching})"
-    figure.suptitle(fill(title, int(_LETTERS_AN_INCH * width)))
+    title, note = f"Model against {against}", f"(blue: better, orange: worse; {hatching})"
+    most = int(_LETTERS_AN_INCH * width)
+    figure.suptitle(f"{title} {note}" if len(title) + len(note) < most else f"{_broken(title, most)}\n{note}")
     return figure
+
+
+def _broken(text: str, most: int) -> str:
+    """Return text in lines of at most so many letters, broken behind blanks or underscores where there are any."""
+    return fill(text.replace("_", "_ "), most).replace("_ ", "_")
 
 
 def _panel_height(table: ScoreTable) -> float:
