@@ -14,6 +14,7 @@ from credit.channels import Channel
 from credit.times import Clock
 from credit.verify import plots_scores
 from credit.verify.blocks import intervals
+from credit.verify.plots import label
 from credit.verify.plots_scores import card_pages, scorecard, skill_curves
 from credit.verify.seasons import cases_by_season
 from credit.verify.sums import ScoreSums
@@ -116,10 +117,8 @@ def test_stars_and_hatching_need_twenty_blocks(table: ScoreTable) -> None:
     seasons = table.dataset["significant"].any(("reference", "channel", "lead", "region"))
     assert seasons.values.tolist() == [True, False, False, False, False]
     lines = table.format().splitlines()
-    assert (
-        "1*" in lines[2].replace(f"{table.skill('u500', 6):.2f}", "1")
-        and "54 blocks at the first lead time and 22 at" in lines[-1]
-    )
+    assert "1*" in lines[2].replace(f"{table.skill('u500', 6):.2f}", "1")
+    assert "54 blocks at the first lead time and 22 at the last" in lines[-1]
     assert "false discovery rate of 5 %" in lines[-1] and "only where" not in lines[-1]
 
 
@@ -159,9 +158,7 @@ def test_every_region_has_its_panel(count: int, rows: int, shapes: list[tuple[in
     for page, (down, across) in zip(pages, shapes, strict=True):
         figure = scorecard(table, "best_baseline", page)
         panels = [axis for axis in figure.axes if axis.get_title()]
-        assert [axis.get_title().replace("\n", "") for axis in panels] == [
-            "Global" if own == "global" else own for own in page
-        ]
+        assert [axis.get_title().replace("\n", "") for axis in panels] == [label(own) for own in page]
         assert panels[0].get_gridspec().get_geometry() == (down, across)
         for axis, name in zip(panels, page, strict=True):
             drawn = np.ma.filled(axis.collections[0].get_array(), np.nan)
@@ -181,7 +178,7 @@ def test_a_long_name_leaves_the_title_on_the_page(sums: dict) -> None:
     figure = scorecard(one, name, ["global"])
     FigureCanvasAgg(figure).draw()
     box = figure._suptitle.get_window_extent()
-    assert name in figure.get_suptitle() and figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
+    assert name in figure.get_suptitle().replace("\n", "") and figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
 
 
 def luminance(rgb: np.ndarray) -> np.ndarray:
@@ -202,9 +199,8 @@ def test_the_pages_scorecard_has_the_same_colours(table: ScoreTable) -> None:
     mesh = scorecard(table, "best_baseline", ["global"]).axes[0].collections[0]
     css = (Path(plots_scores.__file__).parent / "scores.css.j2").read_text()
     for rule, end in (("better", 0.0), ("worse", 1.0)):
-        *rgb, share = re.search(
-            rf"\.{rule} {{ background-color: rgb\((\d+) (\d+) (\d+) / calc\(([\d.]+) \*", css
-        ).groups()
+        colour = rf"\.{rule} {{ background-color: rgb\((\d+) (\d+) (\d+) / calc\(([\d.]+) \*"
+        *rgb, share = re.search(colour, css).groups()
         for strength in (1.0, 0.5):
             over_white = 1 + float(share) * strength * (np.array(rgb, dtype=float) / 255 - 1)
             drawn = mesh.cmap(0.5 + (end - 0.5) * strength)[:3]
