@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import cycle, product
+from pathlib import Path
 from textwrap import fill
 
 import numpy as np
@@ -14,7 +15,7 @@ from matplotlib.ticker import MultipleLocator
 
 from credit.config.schema_forecast import BEST_BASELINE
 from credit.verify.card import card_rows, card_values
-from credit.verify.plots import LEAST_WIDTH, label, new_figure, pretty_units
+from credit.verify.plots import LEAST_WIDTH, draw, label, new_figure, pretty_units
 from credit.verify.table import ScoreTable
 
 _STYLES = {
@@ -104,6 +105,29 @@ def draw_curve(
     low, high = (table.curve(forecast, channel, f"{metric}_{end}") for end in ("low", "high"))
     if np.isfinite(low).any():
         axis.fill_between(leads, low, high, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def draw_scorecards(table: ScoreTable, figures: Path) -> list[tuple[str, Path]]:
+    """Draw the model against each reference into a folder, in several files where one were too tall.
+
+    Returns:
+        (caption, path) of ``scorecard.png``, ``scorecard_page2.png``, ..., and ``scorecard_1.png``, ... of the second
+        reference.
+
+    Raises:
+        CreditError: if a figure cannot be written.
+    """
+    drawn = []
+    for number, reference in enumerate(table.dataset["reference"].values.tolist()):
+        against = "the best of the three baselines" if reference == BEST_BASELINE else reference
+        caption = (
+            f"Scorecard: the model against {against}, by channel and lead time, RMSE or the score that a row names; "
+            f"blue is better. {table.explain_significance(reference)}"
+        )
+        for page, regions in enumerate(card_pages(table)):
+            name = f"scorecard{f'_{number}' if number else ''}{f'_page{page + 1}' if page else ''}.png"
+            drawn.append((caption, draw(figures / name, scorecard, table, reference, regions)))
+    return drawn
 
 
 def card_pages(table: ScoreTable) -> list[list[str]]:

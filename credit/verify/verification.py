@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from credit.config import Config
-from credit.config.schema_forecast import BEST_BASELINE
 from credit.errors import CreditError
 from credit.forecast.forecasts import Forecasts
 from credit.verify.blocks import LEAST_BLOCKS
@@ -111,16 +110,7 @@ def _draw(found: Verification, reader: FieldReader, log: TrainingLog | None, fig
                 "that was forecast on few days."
             )
             drawn.append((caption, path))
-    for number, reference in enumerate(table.dataset["reference"].values.tolist()):
-        against = "the best of the three baselines" if reference == BEST_BASELINE else reference
-        caption = (
-            f"Scorecard: the model against {against}, by channel and lead time, RMSE or the score that a row names; "
-            f"blue is better. {table.explain_significance(reference)}"
-        )
-        for page, regions in enumerate(plots_scores.card_pages(table)):
-            name = f"scorecard{f'_{number}' if number else ''}{f'_page{page + 1}' if page else ''}.png"
-            path = plots.draw(figures / name, plots_scores.scorecard, table, reference, regions)
-            drawn.append((caption, path))
+    drawn += plots_scores.draw_scorecards(table, figures)
     drawn += draw_example(found, reader, figures)
     if found.spectra:
         path = plots.draw(figures / "spectra.png", plots_spectra.spectra, table, found.figure_channels)

@@ -15,7 +15,7 @@ from credit.times import Clock
 from credit.verify import plots_scores
 from credit.verify.blocks import intervals
 from credit.verify.plots import label
-from credit.verify.plots_scores import card_pages, scorecard, skill_curves
+from credit.verify.plots_scores import card_pages, draw_scorecards, scorecard, skill_curves
 from credit.verify.seasons import cases_by_season
 from credit.verify.sums import ScoreSums
 from credit.verify.table import FACTS, ScoreTable
@@ -169,6 +169,13 @@ def test_every_region_has_its_panel(count: int, rows: int, shapes: list[tuple[in
         titles = [axis.title.get_window_extent() for axis in panels]
         assert not any(a.overlaps(b) for number, a in enumerate(titles) for b in titles[:number])
     assert len(limits) == 1
+
+
+def test_scorecards_have_their_files(tmp_path: Path) -> None:
+    captions, paths = zip(*draw_scorecards(many(["global", *"abcde"], 100), tmp_path), strict=True)
+    names = ["scorecard.png", "scorecard_page2.png", "scorecard_1.png", "scorecard_1_page2.png"]
+    assert [path.name for path in paths] == names and all(path.stat().st_size > 20_000 for path in paths)
+    assert "best of the three baselines" in captions[1] and "against other," in captions[2]
 
 
 def test_a_long_name_leaves_the_title_on_the_page(sums: dict) -> None:
