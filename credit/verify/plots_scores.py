@@ -166,6 +166,7 @@ def scorecard(table: ScoreTable, reference: str, regions: Sequence[str]) -> Figu
         axis.set_title(_broken(label(region), _LONGEST_TITLE))
         _label_leads(axis, table.lead_hours)
         axis.grid(False)
+        axis.spines[["top", "right"]].set_visible(True)
     for axis in axes.flat[len(regions) :]:
         axis.set_visible(False)
     axes[0, 0].set_yticks(lines[:-1] + 0.5, names)

@@ -214,6 +214,20 @@ def test_the_pages_scorecard_has_the_same_colours(table: ScoreTable) -> None:
             np.testing.assert_allclose(drawn, over_white, atol=1.5 / 255, err_msg=rule)
 
 
+@pytest.mark.parametrize("place", [0, 1], ids=["light", "dark"])
+def test_the_pages_hatching_is_read_on_every_colour(place: int) -> None:
+    """At least 3, WCAG 2.2's contrast of graphics, between a line and the cell below it, of the page's own colours."""
+    style, card = ((Path(plots_scores.__file__).parent / f"{name}.css.j2").read_text() for name in ("style", "scores"))
+    *hatch, cover = map(float, re.findall(r"--hatch: rgb\((\d+) (\d+) (\d+) / ([\d.]+)\)", style)[place])
+    paper = np.array([int(own, 16) for own in re.findall("..", re.findall("--paper: #(.{6})", style)[place])])
+    for red, green, blue, share in re.findall(r"color: rgb\((\d+) (\d+) (\d+) / calc\(([\d.]+) \*", card):
+        for strength in np.linspace(0, float(share), 11):
+            cell = paper + strength * (np.array([red, green, blue], dtype=float) - paper)
+            line = cell + cover * (np.array(hatch) - cell)
+            low, high = sorted(luminance(np.stack([cell, line]) / 255))
+            assert (high + 0.05) / (low + 0.05) > 3, (cell, line)
+
+
 def test_correlations_have_one_axis(table: ScoreTable) -> None:
     """From 0, or the least that is drawn, so that panels can be compared."""
     axes = skill_curves(table, table.channels).axes[3:]
