@@ -30,8 +30,16 @@ STYLE = {
     "grid.color": "#DDDDDD",
     "grid.linewidth": 0.6,
     "legend.frameon": False,
+    "hatch.linewidth": 0.6,
     "axes.formatter.useoffset": False,
     "axes.formatter.limits": (-4, 5),
+}
+_PROPER_NAMES = {
+    "ausnz": "Australia and New Zealand",
+    "east_asia": "East Asia",
+    "north_america": "North America",
+    "north_atlantic": "North Atlantic",
+    "north_pacific": "North Pacific",
 }
 _DPI = 150
 LEAST_WIDTH = 6.4  # inches; what the legend needs
@@ -62,7 +70,9 @@ def pretty_units(units: str, power: int = 1) -> str:
 
 def label(name: str) -> str:
     """Return the name of a forecast or region for people: ours in words, a user's as it was written."""
-    return name.replace("_", " ").capitalize() if name in OWN_NAMES or name in REGIONS else name
+    if name in OWN_NAMES or name in REGIONS:
+        return _PROPER_NAMES.get(name) or name.replace("_", " ").capitalize()
+    return name
 
 
 def loss_curve(train: Sequence[tuple[int, float]], valid: Sequence[tuple[int, float]]) -> Figure:

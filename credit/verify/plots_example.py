@@ -33,7 +33,11 @@ def draw_example(found: Verification, reader: FieldReader, figures: Path) -> lis
     for name in found.figure_channels:
         what = name, found.table.units(name), _fields(found.maps, name), *at, background
         path = draw(figures / f"maps_{name}.png", maps, *what)
-        drawn.append((f"{name}: truth, forecast, error and, of an ensemble, spread; one initial time.", path))
+        caption = (
+            f"{name}: truth, forecast, error and, of an ensemble, spread; one initial time. Each error has its own "
+            "scale."
+        )
+        drawn.append((caption, path))
     south, north = course.band
     for name in found.figure_channels:
         strips, zonal = _fields(course.strips, name), _fields(course.zonal, name)

@@ -179,41 +179,59 @@ def maps(
     channel: str, units: str, fields: Mapping[int, Sequence[np.ndarray]], initial: int, clock: Clock,
     background: Background,
 ) -> Figure:  # fmt: skip
-    """Truth, forecast, error and, where it is given, spread at one initial time; a row a lead time (minutes)."""
+    """Truth, forecast, error and, where it is given, spread at one initial time; a row a lead time (minutes).
+
+    Truth and forecast have one scale; each error has its own, so that the first day's is no blank map.
+    """
     units = pretty_units(units)
     low, high = limits([field for own in fields.values() for field in own[:2]])
-    errors = {lead: own[1] - own[0] for lead, own in fields.items()}
-    widest = largest(list(errors.values()))
-    spreads = [own[2] for own in fields.values() if len(own) > 2]
-    # in the error's colours a spread far below it would be a blank map
-    common = not spreads or largest(spreads) >= _COMMON_SCALE * widest
     columns = 1 + len(next(iter(fields.values())))
     forecast_name = "Forecast" if columns == 3 else "Ensemble mean"
-    figure = new_figure(11.0 / 3 * columns, 2.05 * len(fields) + 1.15)
+    figure = new_figure(11.0 / 3 * columns + 0.8 * (columns - 1), 2.05 * len(fields) + 0.45)
     axes = map_axes(figure, len(fields), columns)
     area = background.grid.area_weights()
     for row, (lead, own) in enumerate(fields.items()):
         field = draw_map(axes[row, 0], own[0], background, FIELD, low, high)
         draw_map(axes[row, 1], own[1], background, FIELD, low, high)
-        error = draw_map(axes[row, 2], errors[lead], background, ERROR, -widest, widest)
         axes[row, 0].set_title(f"Truth, {clock.format(initial + lead).replace('T', ' ')} UTC")
         axes[row, 1].set_title(f"{forecast_name} at {lead / 60:g} h")
-        axes[row, 2].set_title(f"Error, RMSE {_root_mean_square(errors[lead], area):.3g} {units}")
+        error = own[1] - own[0]
+        widest = largest([error])
+        mesh = draw_map(axes[row, 2], error, background, ERROR, -widest, widest)
+        axes[row, 2].set_title(f"Error, RMSE {_root_mean_square(error, area):.3g} {units}")
+        _side_bar(figure, mesh, axes[row, 2], f"forecast \N{MINUS SIGN} truth ({units})")
         if columns == 4:
-            spread = draw_map(axes[row, 3], own[2], background, SPREAD, 0.0, widest if common else largest(spreads))
-            axes[row, 3].set_title(f"Spread, {_root_mean_square(own[2], area):.3g} {units}")
-    figure.colorbar(field, ax=axes[:, :2], label=f"{channel} ({units})", **WIDE_BAR)
-    narrow_bar(figure, error, axes[:, 2], f"forecast minus truth ({units})")
-    if columns == 4:
-        scale = "" if common else f"\nown scale: {largest(spreads) / widest:.2g} of the error's"
-        narrow_bar(figure, spread, axes[:, 3], f"standard deviation over members ({units}){scale}", extend="max")
-    figure.suptitle(f"{channel}: forecast from {clock.format(initial).replace('T', ' ')} UTC")
+            _draw_spread(figure, axes[row, 3], own[2], widest, background, units)
+    _side_bar(figure, field, axes[:, :2], f"{channel} ({units})")
+    own_scales = "; each error has its own scale" if len(fields) > 1 else ""
+    figure.suptitle(f"{channel}: forecast from {clock.format(initial).replace('T', ' ')} UTC{own_scales}")
     return figure
 
 
-def narrow_bar(figure: Figure, mesh: QuadMesh, axes: Axes | np.ndarray, label: str, extend: str = "both") -> None:
-    """Draw a colour bar below one column of axes, with so few ticks that their labels stay apart."""
-    figure.colorbar(mesh, ax=axes, label=label, ticks=MaxNLocator(5), **_NARROW_BAR | {"extend": extend})
+def _draw_spread(
+    figure: Figure, axis: Axes, spread: np.ndarray, widest: float, background: Background, units: str
+) -> None:
+    """Draw a spread in the scale of the error beside it, which goes as far as `widest`; one far below it in its own."""
+    most = largest([spread])
+    # in the error's colours a spread far below it would be a blank map
+    common = most >= _COMMON_SCALE * widest
+    mesh = draw_map(axis, spread, background, SPREAD, 0.0, widest if common else most)
+    axis.set_title(f"Spread, {_root_mean_square(spread, background.grid.area_weights()):.3g} {units}")
+    scale = "" if common else f"\nown scale: {most / widest:.2g} of the error's"
+    _side_bar(figure, mesh, axis, f"standard deviation ({units}){scale}", extend="max")
+
+
+def _side_bar(figure: Figure, mesh: QuadMesh, axes: Axes | np.ndarray, label: str, extend: str = "both") -> None:
+    """Draw a colour bar to the right of one map or of rows of them."""
+    aspect = 15 * (len(axes) if isinstance(axes, np.ndarray) else 1)
+    bar = figure.colorbar(mesh, ax=axes, ticks=MaxNLocator(5), shrink=0.85, aspect=aspect, pad=0.02, extend=extend)
+    bar.set_label(label, fontsize=8)
+    bar.ax.tick_params(labelsize=8)
+
+
+def narrow_bar(figure: Figure, mesh: QuadMesh, axis: Axes, label: str) -> None:
+    """Draw a colour bar below one of several axes, with so few ticks that their labels stay apart."""
+    figure.colorbar(mesh, ax=axis, label=label, ticks=MaxNLocator(5), **_NARROW_BAR)
 
 
 def _root_mean_square(field: np.ndarray, area: np.ndarray) -> float:

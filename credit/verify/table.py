@@ -233,20 +233,23 @@ class ScoreTable:
         return "\n".join([*lines, self.explain_significance(against), *self.caveats()])
 
     def explain_significance(self, reference: str = BEST_BASELINE) -> str:
-        """Return how many blocks and independent cases there are, what stars mean, and why there may be none."""
+        """Return how many blocks there are, what stars mean or why there are none, and how many independent cases."""
         fewest, most = min(self.n_blocks), max(self.n_blocks)
-        made = f"{most}" if fewest == most else f"{most} (first lead) to {fewest} (last lead)"
-        made += " block" if made == "1" else " blocks"
-        text = f"The initial times make {made}, each of at least 5 days and of the lead time and 2 days more"
+        blocks = f"{most} {'block' if most == 1 else 'blocks'}"
+        if fewest < most:
+            blocks += f" at the first lead time and {fewest} at the last"
+        text = f"The initial times make {blocks}, each at least 5 days long and 2 days longer than the lead time. "
+        if most < ENOUGH_BLOCKS:
+            text += f"A difference is called significant only where there are {ENOUGH_BLOCKS} blocks, so none is."
+        else:
+            few = f"; lead times with fewer than {ENOUGH_BLOCKS} blocks have none" if fewest < ENOUGH_BLOCKS else ""
+            text += f"A star or hatching: significant, with a false discovery rate of 5 % over the scorecard{few}."
         n_eff = self.dataset["n_eff"].sel(reference=reference, season=ALL, region="global").values
         if np.isfinite(n_eff).any():
-            text += f"; for the global differences they are worth {np.nanmin(n_eff):.0f} to {np.nanmax(n_eff):.0f} "
-            text += "independent cases (n_eff)"
-        text += ". "
-        if most < ENOUGH_BLOCKS:
-            return text + f"That is fewer than {ENOUGH_BLOCKS}, so no difference is called significant."
-        few = f"; lead times with fewer than {ENOUGH_BLOCKS} blocks are left out" if fewest < ENOUGH_BLOCKS else ""
-        return text + f"A star or hatching: significant, with a false discovery rate of 5 % over the scorecard{few}."
+            low, high = f"{np.nanmin(n_eff):.0f}", f"{np.nanmax(n_eff):.0f}"
+            worth = low if low == high else f"{low} to {high}"
+            text += f" The global differences are as uncertain as those of {worth} independent cases (n_eff)."
+        return text
 
 
 def _who(name: str) -> str:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from credit.config import Config
-from credit.config.schema_forecast import BEST_BASELINE
 from credit.errors import CreditError
 from credit.forecast.forecasts import Forecasts
 from credit.verify.blocks import LEAST_BLOCKS
@@ -113,14 +112,7 @@ def _draw(found: Verification, reader: FieldReader, log: TrainingLog | None, fig
                 "that was forecast on few days."
             )
             drawn.append((caption, path))
-    for number, reference in enumerate(table.dataset["reference"].values.tolist()):
-        path = figures / ("scorecard.png" if number == 0 else f"scorecard_{number}.png")
-        against = "the best of the three baselines" if reference == BEST_BASELINE else reference
-        caption = (
-            f"Scorecard: the model against {against}, by channel and lead time, RMSE or the score that a row names; "
-            f"blue is better. {table.explain_significance()}"
-        )
-        drawn.append((caption, plots.draw(path, plots_scores.scorecard, table, reference)))
+    drawn += plots_scores.draw_scorecards(table, figures)
     drawn += draw_example(found, reader, figures)
     if found.spectra:
         path = plots.draw(figures / "spectra.png", plots_spectra.spectra, table, found.figure_channels)

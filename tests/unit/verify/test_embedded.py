@@ -71,8 +71,8 @@ def test_names_of_a_user_are_shown_as_they_were_written() -> None:
     scores, _ = page_scores(table, "t500")
     labels = {own["name"]: own["label"] for own in scores["forecasts"]}
     assert labels["IFS_hres"] == "IFS_hres" and labels["damped_persistence"] == "Damped persistence"
-    assert scorecard(table, "IFS_hres").get_suptitle().startswith("Model against IFS_hres ")
-    assert scorecard(table, "best_baseline").get_suptitle().startswith("Model against best baseline ")
+    assert scorecard(table, "IFS_hres", table.regions).get_suptitle().startswith("Model against IFS_hres ")
+    assert scorecard(table, "best_baseline", table.regions).get_suptitle().startswith("Model against best baseline ")
 
 
 def test_events_and_precipitation_have_one_row() -> None:

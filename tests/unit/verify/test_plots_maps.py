@@ -93,7 +93,7 @@ def test_the_graticule_has_its_degrees(grid: LatLonGrid) -> None:
     assert all(figure.bbox.x0 <= box.x0 and figure.bbox.y0 <= box.y0 for box in boxes)
 
 
-def test_truth_and_forecast_share_their_colours(tmp_path: Path) -> None:
+def test_truth_and_forecast_share_their_colours_and_each_error_has_its_own(tmp_path: Path) -> None:
     grid = GRIDS["from Greenwich"]
     land = np.zeros(grid.shape)
     land[3:6, 4:9] = 1.0
@@ -115,11 +115,12 @@ def test_truth_and_forecast_share_their_colours(tmp_path: Path) -> None:
             np.testing.assert_array_equal(np.ma.filled(mesh.get_array(), np.nan), field[:, background.order])
     limits = [mesh.get_clim() for mesh in drawn]
     assert len({*limits[0:2], *limits[4:6]}) == 1
-    low, high = limits[2]
-    assert low == -high < 0 and limits[6] == limits[2] and limits[3] == limits[7] == (0.0, high)
+    for true, ((low, high), own) in zip((truth, later), (limits[2:4], limits[6:8]), strict=True):
+        widest = np.nanpercentile(np.abs(forecast - true), 99.5)
+        assert low == -high and high == pytest.approx(widest) and own == (0.0, high)
     titles = [axis.get_title() for axis in figures[0].axes if axis.get_title()]
     assert titles[0] == "Truth, 2001-03-01 06:00 UTC" and titles[5] == "Ensemble mean at 24 h"
-    assert titles[7].startswith("Spread, ")
+    assert titles[7].startswith("Spread, ") and figures[0].get_suptitle().endswith("each error has its own scale")
     error = (forecast - later).astype(np.float64)
     rmse = np.sqrt((error**2 * grid.area_weights()).sum())
     assert titles[6] == f"Error, RMSE {rmse:.3g} K"
@@ -140,8 +141,8 @@ def test_a_spread_far_below_the_error_has_its_own_scale(share: float, own: bool)
     widest = np.percentile(np.abs(error), 99.5)
     assert drawn[2].get_clim() == pytest.approx((-widest, widest), rel=1e-4)
     assert drawn[3].get_clim() == pytest.approx((0.0, share * widest if own else widest), rel=1e-4)
-    bar = figure.axes[-1].get_xlabel()
-    assert bar.endswith("own scale: 0.02 of the error's" if own else "over members (K)")
+    bars = [axis.get_ylabel() for axis in figure.axes]
+    assert "standard deviation (K)" + ("\nown scale: 0.02 of the error's" if own else "") in bars
 
 
 def outline(background: Background) -> np.ndarray:

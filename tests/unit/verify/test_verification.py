@@ -105,7 +105,7 @@ def test_the_report_is_one_file_that_says_what_it_must(run: Run, table: ScoreTab
         "Prescribed forcing of the model: sst", "The climatology is from 1.0 years", "1 of the forecasts were left out",
         "3 initial times", "1 annual harmonic, 2000-01-01 to 2000-12-31", "12 x 24, 15 degrees", "60 steps",
         "lowest 0.05 at step 30", "1,234,567", "experiment: waves", "none.nc", "06:00 12:00 UTC",
-        "That is fewer than 20, so no difference is called significant", "the scores acc_wb2",
+        "called significant only where there are 20 blocks, so none is.", "the scores acc_wb2",
         "total wavenumbers 7 to 8,",
     ):  # fmt: skip
         assert wanted in text, wanted
@@ -122,7 +122,9 @@ def test_the_terminals_table(table: ScoreTable) -> None:
     lines = table.format().splitlines()
     assert "3 initial times" in lines[0]
     (line,) = [line for line in lines if line.startswith("z500")]
-    assert line.split()[-1] == "-" and "fewer than 20" in lines[-2]  # three cases tell nothing of significance
+    assert line.split()[-1] == "-"  # three cases tell nothing of significance
+    assert lines[-2].startswith("The initial times make 1 block, each at least 5 days long")
+    assert "only where there are 20 blocks, so none is" in lines[-2]
     assert lines[-1].startswith("Prescribed forcing of the model: sst was read from the analysed future")
     numbers = [float(word) for word in line.split()[5:-1]]
     assert numbers[0] == pytest.approx(MODEL_ERROR, rel=1e-3)
