@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from credit import __version__
 from credit.channels import ChannelMap
 from credit.errors import ConfigError, CreditError, DataError
 from credit.forecast.archive import open_forecasts
@@ -77,6 +78,7 @@ def test_a_netcdf_file_is_named_and_described(tmp_path: Path) -> None:
         assert np.isnan(dataset["sst"].values[:, MASK]).all() and not np.isnan(dataset["sst"].values[:, ~MASK]).any()
         assert dataset.attrs == {
             "Conventions": "CF-1.8", "title": "a test", "checkpoint_step": 7, "lead_minutes": "360, 720, 1440",
+            "history": f"credit {__version__}: credit rollout",
         }  # fmt: skip
 
 
