@@ -165,8 +165,10 @@ class InferenceConfig(Section):
     lead_times: list[Duration] | None = Field(
         None, min_length=1, description="Lead times to write, in place of output_every: [24h, 72h, 120h]."
     )
-    split: Literal["day", "month", "lead"] | None = Field(
-        None, description="netCDF: a file for each day or month of the valid time, or each lead time, of a forecast."
+    split: Literal["day", "month", "lead", "member"] | None = Field(
+        None,
+        description="netCDF: a file for each day or month of the valid time, each lead time, or each member of an "
+        "ensemble, of a forecast.",
     )
     compression: int = Field(0, ge=0, le=9, description="Lossless: 0 (none) to 9, zlib in netCDF, zstd in zarr.")
     keep_bits: int | None = Field(
@@ -181,6 +183,8 @@ class InferenceConfig(Section):
     def _split_files(self) -> InferenceConfig:
         if self.split is not None and self.format != "netcdf":
             raise ValueError("split: is for netCDF; a zarr store is one for all forecasts")
+        if self.split == "member" and self.ensemble is None:
+            raise ValueError("split: member is for ensembles; set ensemble, or another split")
         if self.layout != "cf" and self.format != "zarr":
             raise ValueError(f"layout: {self.layout} names zarr's dimensions; write format: zarr, too")
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -16,8 +17,8 @@ from credit.data.remote import is_remote, open_remote
 from credit.errors import DataError
 from credit.forecast.archive_fields import ArchiveFields, Source
 from credit.forecast.forecasts import Forecasts
-from credit.forecast.layout import INITIAL_FIELDS
-from credit.forecast.netcdf_files import LEADS, PREFIX
+from credit.forecast.layout import INITIAL_FIELDS, MEMBER
+from credit.forecast.netcdf_files import LEADS, MEMBERS, PREFIX
 from credit.forecast.zarr_store import STORE, WRITTEN
 from credit.times import Clock
 
@@ -88,8 +89,9 @@ class ForecastArchive(Forecasts):
 
 class _NetcdfArchive(ForecastArchive):
     def __init__(self, folder: Path, paths: list[Path], rename: Mapping[str, str], level_units: str | None) -> None:
-        places: dict[int, dict[int, tuple[Path, int]]] = {}  # initial time -> lead time -> file, row
-        wanted: dict[int, set[int]] = {}  # initial time -> lead times, where its files say which it should have
+        # initial time -> lead time and member, 0 in a file of all members -> file, row
+        places: dict[int, dict[tuple[int, int], tuple[Path, int]]] = {}
+        wanted: dict[int, set[tuple[int, int]]] = {}  # the same that there should be, where files say so
         began: dict[int, object] = {}  # initial time -> checksum of what it started from
         first: ArchiveFields | None = None
         for path in paths:
@@ -99,6 +101,8 @@ class _NetcdfArchive(ForecastArchive):
                     fields = ArchiveFields(source, ("time",), "forecast_period", rename, level_units)
                     fields_before = fields.attributes.pop(INITIAL_FIELDS, None)  # is of one forecast, not of the run
                     whole = fields.attributes.pop(LEADS, None)
+                    members = fields.attributes.get(MEMBERS)
+                    member = 0 if members is None else int(dataset[MEMBER][...])
                     reference = dataset["forecast_reference_time"]
                     clock = Clock(getattr(reference, "calendar", "standard"))
                     initial = int(clock.from_cf(reference[...], reference.units))
@@ -114,26 +118,33 @@ class _NetcdfArchive(ForecastArchive):
                     "remove the forecast's files"
                 )
             for row, lead in enumerate(fields.lead_minutes.tolist()):
-                if lead in places.setdefault(initial, {}):
-                    raise DataError(f"{path}: has lead times of {places[initial][lead][0]} again; remove one of them")
-                places[initial][lead] = path, row
+                known = places.setdefault(initial, {}).setdefault((lead, member), (path, row))
+                if known != (path, row):
+                    raise DataError(f"{path}: has lead times of {known[0]} again; remove one of them")
             if whole is not None:
-                wanted.setdefault(initial, set()).update(int(lead) for lead in str(whole).split(","))
-        _require_whole(places, wanted, clock)
+                leads = [int(lead) for lead in str(whole).split(",")]
+                wanted.setdefault(initial, set()).update(itertools.product(leads, range(members or 1)))
+        _require_whole(places, wanted, members, clock)
         assert first is not None
-        leads = sorted(places[min(places)])
+        example = places[min(places)]
         for own in places.values():
-            if sorted(own) != leads:
+            if own.keys() != example.keys():
                 raise DataError(
                     f"{next(iter(own.values()))[0]}: the forecast has other lead times than that of "
-                    f"{next(iter(places[min(places)].values()))[0]}; run credit_rollout again, or remove what is of "
+                    f"{next(iter(example.values()))[0]}; run credit_rollout again, or remove what is of "
                     "another run"
                 )
-        self._places = {initial: [own[lead] for lead in leads] for initial, own in places.items()}
+        self._places, self._in_files = places, range(members or 1)
+        leads = sorted({lead for lead, _ in example})
         super().__init__(folder, np.array(sorted(places)), np.array(leads, dtype=np.int64), first, clock)
+        self.members = self.members if members is None else int(members)
 
     def _read(self, initial_minutes: int, number: int) -> list[np.ndarray]:
-        path, row = self._places[initial_minutes][number]
+        lead, own = int(self.lead_minutes[number]), self._places[initial_minutes]
+        fields = [self._read_file(*own[lead, member]) for member in self._in_files]
+        return fields[0] if len(fields) == 1 else [np.stack(members) for members in zip(*fields, strict=True)]
+
+    def _read_file(self, path: Path, row: int) -> list[np.ndarray]:
         try:
             with netCDF4.Dataset(path) as dataset:
                 return self._select(dataset, {"time": row}, path)
@@ -141,14 +152,19 @@ class _NetcdfArchive(ForecastArchive):
             raise DataError(f"{path}: cannot be read ({error})") from error
 
 
-def _require_whole(places: dict[int, dict[int, tuple[Path, int]]], wanted: dict[int, set[int]], clock: Clock) -> None:
-    """Refuse a forecast that an interrupted run left without the files of some lead times."""
-    for initial, leads in wanted.items():
-        missing = sorted(leads - places[initial].keys())
+def _require_whole(
+    places: dict[int, dict[tuple[int, int], tuple[Path, int]]], wanted: dict[int, set[tuple[int, int]]],
+    members: int | None, clock: Clock,
+) -> None:  # fmt: skip
+    """Refuse a forecast that an interrupted run left without the files of some lead times or members."""
+    for initial, whole in wanted.items():
+        missing = sorted(whole - places[initial].keys())
         if missing:
+            lead, member = missing[0]
+            first = f"{lead / 60:g} h" if members is None else f"{lead / 60:g} h of member {member}"
             raise DataError(
                 f"{next(iter(places[initial].values()))[0]}: of the forecast from {clock.format(initial)} "
-                f"{len(missing)} of {len(leads)} lead times are missing, the first of them {missing[0] / 60:g} h; run "
+                f"{len(missing)} of {len(whole)} lead times are missing, the first of them {first}; run "
                 "credit_rollout again, which continues what was interrupted, or remove its files"
             )
 

@@ -12,6 +12,7 @@ import xarray as xr
 
 from credit.data.cf import level_values, role_of
 from credit.errors import DataError, did_you_mean
+from credit.forecast.layout import HISTORY
 from credit.grid import LatLonGrid
 
 _LAT_NAMES, _LON_NAMES = ("latitude", "lat"), ("longitude", "lon")
@@ -55,7 +56,8 @@ class ArchiveFields:
         lat, lon = (source.first_of(names) for names in (_LAT_NAMES, _LON_NAMES))
         self.grid, self.orientation = LatLonGrid.from_coords(source.values(lat), source.values(lon), origin=str(origin))
         self.lead_minutes = _lead_minutes(source, lead)
-        self.attributes = source.attributes
+        # a run that a new version of the package continued, or whose files a tool has looked at, is one run
+        self.attributes = {name: value for name, value in source.attributes.items() if name != HISTORY}
         ours = _our_names(source, rename)
         needed = {*leading, lat, lon}
         others = _OtherDims(source, needed, level_units)

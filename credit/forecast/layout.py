@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from credit import __version__
 from credit.channels import ChannelMap, pick
 from credit.errors import ConfigError, did_you_mean
 from credit.grid import LatLonGrid
@@ -20,6 +21,10 @@ MEMBER = "member"
 QUANTIZED = "_QuantizeBitRoundNumberOfSignificantBits"
 # the checksum of the fields that a forecast starts from
 INITIAL_FIELDS = "initial_fields"
+# the global attribute that says what made a file: without a clock time, so that files of one forecast are the same
+# whenever they are made, and no sign of a run, which a new version of the package may continue
+HISTORY = "history"
+MADE_BY = f"credit {__version__}: credit rollout"
 _MANTISSA_BITS = 23  # of float32
 _LEVEL_STANDARD_NAMES = {"hPa": "air_pressure", "Pa": "air_pressure", "model_level": "model_level_number"}
 _VARIABLE_ATTRIBUTES = ("standard_name", "long_name", "units")

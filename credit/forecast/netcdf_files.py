@@ -1,4 +1,4 @@
-"""Forecasts as CF netCDF, one file an initial time, or one for each of its days, months or lead times."""
+"""Forecasts as CF netCDF, one file an initial time, or one for each of its days, months, lead times or members."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import netCDF4
@@ -15,12 +16,14 @@ import numpy as np
 
 from credit.errors import CreditError
 from credit.forecast.layout import (
+    HISTORY,
     HOURS,
     INITIAL_FIELDS,
     INITIAL_TIME,
     LATITUDE,
     LEAD_TIME,
     LONGITUDE,
+    MADE_BY,
     MEMBER,
     QUANTIZED,
     REALIZATION,
@@ -32,9 +35,13 @@ from credit.forecast.layout import (
 )
 
 PREFIX = "forecast_"
-SPLITS = {"day": r"\d{4}-\d{2}-\d{2}", "month": r"\d{4}-\d{2}", "lead": r"\d{3,}h(\d{2})?"}
+SPLITS = {
+    "day": r"\d{4}-\d{2}-\d{2}", "month": r"\d{4}-\d{2}", "lead": r"\d{3,}h(\d{2})?", "member": r"member\d{3,}"
+}  # fmt: skip
 # the global attribute with all lead times of a forecast, in however many files it is
 LEADS = "lead_minutes"
+# the one with the number of its members, in files of one member each
+MEMBERS = "members"
 _MISSING = np.float32(netCDF4.default_fillvals["f4"])
 
 
@@ -44,24 +51,40 @@ def file_name(layout: ForecastLayout, initial_minutes: int) -> str:
     return date.strftime(f"{PREFIX}%Y-%m-%dT%H{'%M' if date.minute else ''}.nc")
 
 
-def split_leads(layout: ForecastLayout, initial_minutes: int, split: str | None) -> dict[str, list[int]]:
-    """Return the file names of a forecast and the numbers of the lead times that lie in each.
+@dataclass(frozen=True)
+class Cut:
+    """What lies in one file of a forecast.
+
+    Attributes:
+        numbers: the numbers of its lead times.
+        member: the only member in it, None where all are (or there is one forecast).
+    """
+
+    numbers: list[int]
+    member: int | None = None
+
+
+def cut(layout: ForecastLayout, initial_minutes: int, split: str | None) -> dict[str, Cut]:
+    """Return the file names of a forecast and what lies in each.
 
     Split by ``day`` or ``month`` of the valid time, names end in it (``forecast_2001-04-01T00_2001-05.nc``), by
-    ``lead`` in hours (``_024h``, ``_000h30`` for half an hour).
+    ``lead`` in hours (``_024h``, ``_000h30`` for half an hour), by ``member`` in its number (``_member003``).
     """
-    name = file_name(layout, initial_minutes)
+    name, every = file_name(layout, initial_minutes), list(range(len(layout.lead_minutes)))
+    stem = name.removesuffix(".nc")
     if split is None:
-        return {name: list(range(len(layout.lead_minutes)))}
-    pieces: dict[str, list[int]] = {}
+        return {name: Cut(every)}
+    if split == "member":
+        return {f"{stem}_member{member:03d}.nc": Cut(every, member) for member in range(layout.members or 1)}
+    cuts: dict[str, Cut] = {}
     for number, lead in enumerate(layout.lead_minutes.tolist()):
         if split == "lead":
             suffix = f"{lead // 60:03d}h" + (f"{lead % 60:02d}" if lead % 60 else "")
         else:
             date = layout.clock.datetime(initial_minutes + lead)
             suffix = date.strftime("%Y-%m-%d" if split == "day" else "%Y-%m")
-        pieces.setdefault(f"{name.removesuffix('.nc')}_{suffix}.nc", []).append(number)
-    return pieces
+        cuts.setdefault(f"{stem}_{suffix}.nc", Cut([])).numbers.append(number)
+    return cuts
 
 
 class NetcdfFiles:
@@ -78,6 +101,9 @@ class NetcdfFiles:
         self._started_from = None if started_from is None else functools.cache(started_from)
         self._begun: dict[int, list[_Piece]] = {}
         self._attributes = {**layout.global_attributes, LEADS: ", ".join(map(str, layout.lead_minutes.tolist()))}
+        if split == "member":
+            assert layout.members is not None, "the config wants an ensemble for it"
+            self._attributes[MEMBERS] = layout.members
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -88,7 +114,7 @@ class NetcdfFiles:
 
         Files of other lead times beside them are not of this forecast.
         """
-        pieces = split_leads(self._layout, initial_minutes, self._split)
+        pieces = cut(self._layout, initial_minutes, self._split)
         alone = not self._others(initial_minutes, pieces)
         return alone and all(self._holds(self._folder / own, initial_minutes, pieces[own]) for own in pieces)
 
@@ -97,27 +123,29 @@ class NetcdfFiles:
         stem = file_name(self._layout, initial_minutes).removesuffix(".nc")
         return [path for path in self._folder.glob(f"{stem}_*.nc") if path.name not in pieces]
 
-    def _holds(self, path: Path, initial_minutes: int, numbers: list[int]) -> bool:
+    def _holds(self, path: Path, initial_minutes: int, own: Cut) -> bool:
         if not path.exists():
             return False
         try:
             with netCDF4.Dataset(path) as dataset:
-                return self._matches(dataset, initial_minutes, numbers)
+                return self._matches(dataset, initial_minutes, own)
         except OSError:
             return False
 
-    def _matches(self, dataset: netCDF4.Dataset, initial_minutes: int, numbers: list[int]) -> bool:
-        layout = self._layout
+    def _matches(self, dataset: netCDF4.Dataset, initial_minutes: int, own: Cut) -> bool:
+        layout = _layout_of(self._layout, own)
         names = {variable.name for variable in layout.variables}
         fields = {name for name, variable in dataset.variables.items() if variable.dimensions[-1:] == ("longitude",)}
         if names != fields - {"longitude"} or "forecast_period" not in dataset.variables:
             return False
         stored = {name: dataset.getncattr(name) for name in dataset.ncattrs()}
         fields_before = stored.pop(INITIAL_FIELDS, None)
+        stored.pop(HISTORY, None)
         return (
             stored == self._attributes
-            and np.array_equal(dataset["forecast_period"][:], layout.lead_hours[numbers])
-            and all(_is_as_defined(dataset, layout, variable) for variable in layout.variables)
+            and np.array_equal(dataset["forecast_period"][:], layout.lead_hours[own.numbers])
+            and (own.member is None or (MEMBER in dataset.variables and dataset[MEMBER][...] == own.member))
+            and all(_is_as_defined(dataset, layout, variable, own) for variable in layout.variables)
             and (self._started_from is None or fields_before == self._started_from(initial_minutes))
         )
 
@@ -126,9 +154,9 @@ class NetcdfFiles:
         if initial_minutes not in self._begun:
             self._begin(initial_minutes)
         pieces = self._begun[initial_minutes]
-        piece = next(piece for piece in pieces if number in piece.numbers)
+        piece = next(piece for piece in pieces if piece.has(number, member))
         try:
-            piece.put(self._layout, initial_minutes, member, number, fields)
+            piece.put(initial_minutes, member, number, fields)
         except (OSError, RuntimeError) as error:  # netCDF4 reports a full disk as RuntimeError("NetCDF: HDF error")
             self.discard(initial_minutes)
             reason = getattr(error, "strerror", None) or error
@@ -140,16 +168,18 @@ class NetcdfFiles:
             del self._begun[initial_minutes]
 
     def _begin(self, initial_minutes: int) -> None:
-        attributes = dict(self._attributes)
+        attributes = {**self._attributes, HISTORY: MADE_BY}
         if self._started_from is not None:
             attributes[INITIAL_FIELDS] = self._started_from(initial_minutes)
-        pieces = split_leads(self._layout, initial_minutes, self._split)
+        pieces = cut(self._layout, initial_minutes, self._split)
         stale = self._others(initial_minutes, pieces)
         if len(pieces) > 1:  # or a run that is killed would leave pieces of two forecasts
             stale += [self._folder / own for own in pieces]
         for path in stale:
             path.unlink(missing_ok=True)
-        self._begun[initial_minutes] = [_Piece(self._folder / own, pieces[own], attributes) for own in pieces]
+        self._begun[initial_minutes] = [
+            _Piece(self._folder / name, self._layout, own, attributes) for name, own in pieces.items()
+        ]
 
     def discard(self, initial_minutes: int) -> None:
         """Remove what is there of a forecast that is not whole."""
@@ -163,28 +193,34 @@ class NetcdfFiles:
 
     def place(self, initial_minutes: int) -> Path:
         """Return the forecast's file, the first if there are several."""
-        return self._folder / next(iter(split_leads(self._layout, initial_minutes, self._split)))
+        return self._folder / next(iter(cut(self._layout, initial_minutes, self._split)))
 
 
 class _Piece:
     """One file while it is written, under another name until it is whole."""
 
-    def __init__(self, path: Path, numbers: list[int], attributes: dict[str, str | int]) -> None:
-        self.path, self.numbers, self._attributes = path, numbers, attributes
-        self.missing = {(number, 0) for number in numbers}  # with the number of the member
+    def __init__(self, path: Path, layout: ForecastLayout, own: Cut, attributes: dict[str, str | int]) -> None:
+        self.path, self._cut, self._attributes, self._layout = path, own, attributes, _layout_of(layout, own)
+        members = range(layout.members or 1) if own.member is None else [own.member]
+        self._fields = frozenset(itertools.product(own.numbers, members))
+        self.missing = set(self._fields)
         self._part = path.with_name(path.name + ".part")
         self._dataset: netCDF4.Dataset | None = None
 
-    def put(self, layout: ForecastLayout, initial: int, member: int, number: int, fields: np.ndarray) -> None:
+    def has(self, number: int, member: int) -> bool:
+        """Return whether a lead time of a member lies in this file."""
+        return (number, member) in self._fields
+
+    def put(self, initial: int, member: int, number: int, fields: np.ndarray) -> None:
+        layout = self._layout
         if self._dataset is None:
             self._dataset = netCDF4.Dataset(self._part, "w", format="NETCDF4")
             self._dataset.set_fill_off()  # a file that gets its name has every value; filling it first is writing twice
             self._dataset.setncatts(self._attributes)
-            _define_coordinates(self._dataset, layout, initial, self.numbers)
+            _define_coordinates(self._dataset, layout, initial, self._cut)
             for variable in layout.variables:
-                _define_variable(self._dataset, layout, variable)
-            self.missing = set(itertools.product(self.numbers, range(layout.members or 1)))
-        row = self.numbers.index(number)
+                _define_variable(self._dataset, layout, variable, self._cut)
+        row = self._cut.numbers.index(number)
         for variable in layout.variables:
             values = layout.select(variable, fields)
             place = row if layout.members is None else (row, member)
@@ -216,6 +252,11 @@ def split_of(path: Path) -> str | None:
     return next(known, "other" if suffix else None)
 
 
+def _layout_of(layout: ForecastLayout, own: Cut) -> ForecastLayout:
+    """Return the layout of one file: with a member of its own it has no such dimension."""
+    return layout if own.member is None else replace(layout, members=None)
+
+
 def _begin_to_store(path: Path) -> None:
     """Have the system store, while the model computes, what a file has; else all of it waits for its last step."""
     if hasattr(os, "posix_fadvise"):  # Linux
@@ -223,10 +264,8 @@ def _begin_to_store(path: Path) -> None:
             os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _define_coordinates(
-    dataset: netCDF4.Dataset, layout: ForecastLayout, initial_minutes: int, numbers: list[int]
-) -> None:
-    valid = initial_minutes + layout.lead_minutes[numbers]
+def _define_coordinates(dataset: netCDF4.Dataset, layout: ForecastLayout, initial_minutes: int, own: Cut) -> None:
+    valid = initial_minutes + layout.lead_minutes[own.numbers]
     dataset.createDimension("time", len(valid))
     dataset.createDimension("bnds", 2)
     time, bounded = layout.time_attributes(), {name: window for window, name in layout.time_names("time").items()}
@@ -238,10 +277,12 @@ def _define_coordinates(
             edges = window_bounds(bounded[name], initial_minutes, valid)
             _put(dataset, f"{name}_bnds", "f8", ("time", "bnds"), edges, {})
     _put(dataset, "forecast_reference_time", "f8", (), initial_minutes, {**INITIAL_TIME, **time})
-    _put(dataset, "forecast_period", "f8", ("time",), layout.lead_hours[numbers], {**LEAD_TIME, "units": HOURS})
+    _put(dataset, "forecast_period", "f8", ("time",), layout.lead_hours[own.numbers], {**LEAD_TIME, "units": HOURS})
     if layout.members is not None:
         dataset.createDimension(MEMBER, layout.members)
         _put(dataset, MEMBER, "i4", (MEMBER,), np.arange(layout.members), REALIZATION)
+    if own.member is not None:
+        _put(dataset, MEMBER, "i4", (), own.member, REALIZATION)
     for dim, values in layout.levels.items():
         dataset.createDimension(dim, len(values))
         _put(dataset, dim, "f8", (dim,), values, layout.level_attributes(dim))
@@ -261,7 +302,7 @@ def _put(
     variable[...] = values
 
 
-def _define_variable(dataset: netCDF4.Dataset, layout: ForecastLayout, variable: OutputVariable) -> None:
+def _define_variable(dataset: netCDF4.Dataset, layout: ForecastLayout, variable: OutputVariable, own: Cut) -> None:
     dims = layout.dims(variable, "time")
     chunks = (*(1,) * (len(dims) - 2), *layout.grid.shape)
     target = dataset.createVariable(
@@ -274,17 +315,18 @@ def _define_variable(dataset: netCDF4.Dataset, layout: ForecastLayout, variable:
         complevel=layout.compression,
         shuffle=True,
     )
-    target.setncatts(_attributes_of(layout, variable))
+    target.setncatts(_attributes_of(layout, variable, own))
 
 
-def _attributes_of(layout: ForecastLayout, variable: OutputVariable) -> dict[str, str | int]:
-    own = layout.time_names("time").get(variable.window, "time")
-    times = ["forecast_period", "forecast_reference_time", *([own] if own != "time" else [])]
+def _attributes_of(layout: ForecastLayout, variable: OutputVariable, own: Cut) -> dict[str, str | int]:
+    time = layout.time_names("time").get(variable.window, "time")
+    names = ["forecast_period", "forecast_reference_time", *([time] if time != "time" else [])]
+    names += [MEMBER] if own.member is not None else []
     quantized = {} if layout.keep_bits is None else {QUANTIZED: layout.keep_bits}
-    return {**variable.attributes, "coordinates": " ".join(times), **quantized}
+    return {**variable.attributes, "coordinates": " ".join(names), **quantized}
 
 
-def _is_as_defined(dataset: netCDF4.Dataset, layout: ForecastLayout, variable: OutputVariable) -> bool:
+def _is_as_defined(dataset: netCDF4.Dataset, layout: ForecastLayout, variable: OutputVariable, own: Cut) -> bool:
     """Return whether a stored variable is what `_define_variable` makes."""
     stored, dim = dataset[variable.name], variable.level_dim
     attributes = {name: stored.getncattr(name) for name in stored.ncattrs() if name != "_FillValue"}
@@ -292,6 +334,6 @@ def _is_as_defined(dataset: netCDF4.Dataset, layout: ForecastLayout, variable: O
         stored.dimensions == layout.dims(variable, "time")
         and stored.shape[1:] == layout.shape(variable)
         and (dim is None or np.array_equal(dataset[dim][:], layout.levels[dim]))
-        and attributes == _attributes_of(layout, variable)
+        and attributes == _attributes_of(layout, variable, own)
         and stored.filters()["complevel"] == layout.compression
     )

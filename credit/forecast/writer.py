@@ -35,7 +35,8 @@ class ForecastWriter:
         variables: write only these; default: every output.
         levels: of variables with levels, write only these, in `level_units`; default: all.
         members: number of an ensemble's members; None for a single forecast.
-        split: netCDF files by ``day`` or ``month`` of the valid time, or by ``lead``; default: one an initial time.
+        split: netCDF files by ``day`` or ``month`` of the valid time, by ``lead``, or of ensembles by ``member``;
+            default: one an initial time.
         keep_bits: bits of the mantissa (1 to 23) that values are rounded to; default: all.
         compression: 0 (none) to 9, lossless: zlib in netCDF, zstd in zarr.
         masks: variable -> (H, W) bool, True where it is always missing; written as missing.

@@ -9,22 +9,26 @@ import os
 import shutil
 import socket
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 import zarr
+from zarr.errors import ZarrUserWarning
 
 from credit.data.parts import lock
 from credit.errors import ConfigError, CreditError
 from credit.forecast.layout import (
+    HISTORY,
     HOURS,
     INITIAL_FIELDS,
     INITIAL_TIME,
     LATITUDE,
     LEAD_TIME,
     LONGITUDE,
+    MADE_BY,
     MEMBER,
     QUANTIZED,
     REALIZATION,
@@ -59,7 +63,8 @@ class ZarrStore:
 
     The store has a run's full size from the start, one chunk a variable, initial time and lead time, so that several
     processes can fill it; the variable ``written`` tells which initial times are whole. A later run with later initial
-    times makes it longer. Who makes it, or makes it longer, holds a lock file beside it meanwhile.
+    times makes it longer. Who makes it, or makes it longer, holds a lock file beside it meanwhile. Its metadata are
+    consolidated for others to open it quickly; here they are not looked at, as they lag behind while a store grows.
     """
 
     def __init__(
@@ -82,7 +87,7 @@ class ZarrStore:
                 with self._alone():
                     if not path.exists():
                         self._create()
-            self._group = zarr.open_group(path, mode="r+")
+            self._group = self._open()
             self._require_same()
             self._extend()
             # to look for chunks of nothing but missing values takes longer than to write them
@@ -93,6 +98,9 @@ class ZarrStore:
         except OSError as error:
             shutil.rmtree(self._part, ignore_errors=True)
             raise self._failure(error) from error
+
+    def _open(self) -> zarr.Group:
+        return zarr.open_group(self._path, mode="r+", use_consolidated=False)
 
     def is_complete(self, initial_minutes: int) -> bool:
         """Return whether this initial time was marked as written."""
@@ -154,6 +162,7 @@ class ZarrStore:
         """Refuse a store that holds something else than what is to be written."""
         group, layout = self._group, self._layout
         stored, asked = dict(group.attrs), layout.global_attributes
+        stored.pop(HISTORY, None)
         wrong = [f"global attribute {key}" for key in {*stored, *asked} if stored.get(key) != asked.get(key)]
         if self._init not in group or self._lead not in group:
             wrong.append("inference.layout")
@@ -193,26 +202,26 @@ class ZarrStore:
         """Append initial times that the store does not have, and take its own as they are.
 
         All arrays are made anew beside, without fields; then the files of each take the place of the old, the lengths
-        after the values, those of the initial times last: what is killed here or done by several at once is done again
-        with the same result.
+        after the values, those of the initial times last, and then the consolidated metadata, which tell of the former
+        length till then: what is killed here or done by several at once is done again with the same result.
         """
         wanted = self._initial
-        if self._has(wanted):
+        if self._has(wanted) and self._is_consolidated():
             return
         with self._alone():
             # another run may have been faster; its initial times stay where they are
-            self._group = zarr.open_group(self._path, mode="r+")
-            if self._has(wanted):
-                return
-            self._make_part()
-            for name in sorted(self._growing, key=lambda name: name == self._init):
-                files = [path for path in (self._part / name).rglob("*") if path.is_file()]
-                for path in sorted(files, key=lambda path: path.name == "zarr.json"):
-                    target = self._path / path.relative_to(self._part)
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    os.replace(path, target)
-            shutil.rmtree(self._part)
-            self._group = zarr.open_group(self._path, mode="r+")
+            self._group = self._open()
+            if not self._has(wanted):
+                self._make_part()
+                for name in sorted(self._growing, key=lambda name: name == self._init):
+                    files = [path for path in (self._part / name).rglob("*") if path.is_file()]
+                    for path in sorted(files, key=lambda path: path.name == "zarr.json"):
+                        target = self._path / path.relative_to(self._part)
+                        target.parent.mkdir(parents=True, exist_ok=True)
+                        os.replace(path, target)
+                shutil.rmtree(self._part)
+            _consolidate(self._path)
+            self._group = self._open()
         for position in np.flatnonzero(np.isin(self._initial, wanted)):
             self._require_own(position)
 
@@ -229,6 +238,12 @@ class ZarrStore:
                 "start the one with the earlier times first"
             )
         return all(self._group[name].shape[0] == len(self._initial) for name in self._growing)
+
+    def _is_consolidated(self) -> bool:
+        """Return whether the consolidated metadata have the arrays as long as they are."""
+        known = zarr.open_group(self._path, mode="r").metadata.consolidated_metadata
+        lengths = {name: own.shape for name, own in self._group.arrays()}
+        return known is not None and {name: own.shape for name, own in known.metadata.items()} == lengths
 
     @property
     def _growing(self) -> list[str]:
@@ -269,6 +284,7 @@ class ZarrStore:
     def _create(self) -> None:
         """Make the whole store beside and rename it, so that a store that exists is whole in its metadata."""
         self._make_part()
+        _consolidate(self._part)
         try:
             os.replace(self._part, self._path)
         except OSError:
@@ -281,7 +297,7 @@ class ZarrStore:
         """Make a store without fields."""
         layout = self._layout
         self._group = zarr.open_group(self._part, mode="w", zarr_format=3)
-        self._group.attrs.update(layout.global_attributes)
+        self._group.attrs.update({**layout.global_attributes, HISTORY: MADE_BY})
         time, init, lead = layout.time_attributes(), self._init, self._lead
         valid = self._initial[:, None] + layout.lead_minutes
         self._put(init, (init,), self._initial, {**INITIAL_TIME, **time})
@@ -342,3 +358,11 @@ class ZarrStore:
             attributes=attributes,
         )
         array[...] = values
+
+
+def _consolidate(path: Path) -> None:
+    """Write the metadata of all arrays into the store's own, in one rename."""
+    with warnings.catch_warnings():
+        # xarray reads them, and without them it is xarray that warns; other programs may do without
+        warnings.filterwarnings("ignore", "Consolidated metadata is currently not part", ZarrUserWarning)
+        zarr.consolidate_metadata(path)

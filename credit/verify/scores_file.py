@@ -6,6 +6,7 @@ from pathlib import Path
 
 import xarray as xr
 
+from credit import __version__
 from credit.verify.meanings import EVENT_MEANINGS, MEANINGS, SEEPS_MEANING
 
 _ENDS = {
@@ -62,7 +63,7 @@ _LONG_NAMES = {
 
 def write_scores(dataset: xr.Dataset, path: Path) -> None:
     """Write a table's dataset as netCDF, with a long name for whatever has none."""
-    described = dataset.copy().assign_attrs(Conventions="CF-1.8")
+    described = dataset.copy().assign_attrs(Conventions="CF-1.8", history=f"credit {__version__}: credit verify")
     for name, variable in described.variables.items():
         variable.attrs.setdefault("long_name", long_name(str(name)))
     # CF 1.8 has no integers of 64 bits, and no missing values of coordinates

@@ -51,6 +51,10 @@ def test_many_ranks_write_what_one_process_writes(forecast: Path) -> None:
     said = on_two_ranks(forecast, "dealt")
     assert "rank 0: 2 forecasts written" in said and "rank 1: 1 forecasts written" in said
     assert contents(run / "dealt") == contents(run / "one")
+    apart = "inference.split=member"
+    assert main(["rollout", str(forecast / "config.yml"), *FORECASTS, "inference.folder=members", apart]) == 0
+    on_two_ranks(forecast, "members_dealt", apart)
+    assert contents(run / "members_dealt") == contents(run / "members") and len(contents(run / "members")) == 9
     one = open_forecasts(run / "one")
     for name, overrides in {
         "split": ("inference.parallelism.tensor=2",),

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from credit import __version__
 from credit.channels import ChannelMap
 from credit.errors import ConfigError, CreditError, DataError
 from credit.forecast.archive import open_forecasts
@@ -77,6 +78,7 @@ def test_a_netcdf_file_is_named_and_described(tmp_path: Path) -> None:
         assert np.isnan(dataset["sst"].values[:, MASK]).all() and not np.isnan(dataset["sst"].values[:, ~MASK]).any()
         assert dataset.attrs == {
             "Conventions": "CF-1.8", "title": "a test", "checkpoint_step": 7, "lead_minutes": "360, 720, 1440",
+            "history": f"credit {__version__}: credit rollout",
         }  # fmt: skip
 
 
@@ -251,6 +253,23 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, format: str) ->
     assert writer.is_complete(first) and not writer.is_complete(second)
     writer.write(second, _fields())
     assert writer.is_complete(second)
+
+
+def test_history_is_of_the_program_and_no_sign_of_a_run(tmp_path: Path) -> None:
+    """So another version goes on with what is there, and a file that a tool has looked at is still the run's."""
+    first, second = (Clock().parse(text) for text in INITIAL)
+    writer = _writer(tmp_path)
+    paths = [writer.write(initial, _fields()) for initial in (first, second)]
+    whole = paths[0].read_bytes()
+    with netCDF4.Dataset(paths[0], "a") as dataset:
+        assert dataset.history == f"credit {__version__}: credit rollout"
+        dataset.history = "Mon Nov 23 2026: a tool\n" + dataset.history
+    with netCDF4.Dataset(paths[1], "a") as dataset:
+        del dataset.history  # as of an earlier version
+    assert writer.is_complete(first) and writer.is_complete(second)
+    archive = open_forecasts(tmp_path)
+    assert len(archive.initial_minutes) == 2 and "history" not in archive.attributes
+    assert writer.write(first, _fields()).read_bytes() == whole
 
 
 def test_a_netcdf_file_is_not_filled_before_it_is_written(tmp_path: Path) -> None:

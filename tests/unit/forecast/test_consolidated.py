@@ -1,0 +1,138 @@
+"""The consolidated metadata of a store: others read it by them without a warning, whatever becomes of its writers."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+
+from credit.forecast.archive import open_forecasts
+from credit.times import Clock
+from tests.unit.forecast.test_continued import append, contents, stop_after
+from tests.unit.forecast.test_writer import INITIAL, NAMES, _fields, _writer
+
+FIRST, SECOND = (Clock().parse(text) for text in INITIAL)
+DAY = 1440
+
+
+def opened(folder: Path) -> xr.Dataset:
+    """Return a store as a user of xarray opens it, who lets no warning pass."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return xr.open_zarr(folder / "forecasts.zarr", chunks=None).load()
+
+
+def as_arrays_say(folder: Path) -> xr.Dataset:
+    return xr.open_zarr(folder / "forecasts.zarr", consolidated=False, chunks=None).load()
+
+
+@pytest.mark.parametrize("options", [{}, {"layout": "weatherbench2"}, {"members": 2, "compression": 1, "keep_bits": 9}])
+def test_a_store_opens_without_a_warning(tmp_path: Path, options: dict, recwarn: pytest.WarningsRecorder) -> None:
+    for number, initial in enumerate((FIRST, SECOND, SECOND + DAY)):
+        writer = _writer(tmp_path, format="zarr", initial_minutes=[initial], **options)
+        for lead, member in np.ndindex(3, options.get("members", 1)):
+            writer.put(initial, lead, _fields(number)[lead], member)
+        found = opened(tmp_path)
+        assert found["t2m"].shape[0] == number + 1
+        assert not np.isnan(found["t2m"].values).any()
+        xr.testing.assert_identical(found, as_arrays_say(tmp_path))
+    assert not recwarn.list, "neither making nor extending it warns"
+
+
+def test_a_store_that_was_killed_while_it_grew_opens_at_its_former_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = tmp_path / "start"
+    _writer(start, format="zarr", initial_minutes=[FIRST]).write(FIRST, _fields())
+    before, number, is_killed = opened(start), 0, True
+    while is_killed:
+        folder = tmp_path / str(number)
+        shutil.copytree(start, folder)
+        with monkeypatch.context() as patched:
+            patched.setattr("credit.forecast.zarr_store.os.replace", stop_after(number))
+            try:
+                _writer(folder, format="zarr", initial_minutes=[SECOND])
+                is_killed = False
+            except KeyboardInterrupt:
+                xr.testing.assert_identical(opened(folder), before)
+        number += 1
+    assert number > 10
+
+
+def stop_consolidation(path: Path) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_kill_before_the_consolidation_is_made_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("killed", "expected"):
+        _writer(tmp_path / folder, format="zarr", initial_minutes=[FIRST]).write(FIRST, _fields())
+    before = opened(tmp_path / "killed")
+    _writer(tmp_path / "expected", format="zarr", initial_minutes=[SECOND]).write(SECOND, _fields(1))
+    with monkeypatch.context() as patched:
+        patched.setattr("credit.forecast.zarr_store._consolidate", stop_consolidation)
+        with pytest.raises(KeyboardInterrupt):
+            _writer(tmp_path / "killed", format="zarr", initial_minutes=[SECOND])
+    xr.testing.assert_identical(opened(tmp_path / "killed"), before)
+    # writers and readers of ours go by the arrays
+    assert open_forecasts(tmp_path / "killed").initial_minutes.tolist() == [FIRST]
+    again = _writer(tmp_path / "killed", format="zarr", initial_minutes=[SECOND])
+    xr.testing.assert_identical(opened(tmp_path / "killed"), as_arrays_say(tmp_path / "killed"))
+    again.write(SECOND, _fields(1))
+    assert contents(tmp_path / "killed") == contents(tmp_path / "expected")
+
+
+def test_a_stale_consolidation_misleads_no_reader_of_ours(tmp_path: Path) -> None:
+    _writer(tmp_path, format="zarr", initial_minutes=[FIRST]).write(FIRST, _fields())
+    root = tmp_path / "forecasts.zarr" / "zarr.json"
+    stale = root.read_bytes()
+    _writer(tmp_path, format="zarr", initial_minutes=[SECOND]).write(SECOND, _fields(1))
+    root.write_bytes(stale)
+    assert opened(tmp_path).sizes["init_time"] == 1
+    archive = open_forecasts(tmp_path)
+    assert archive.initial_minutes.tolist() == [FIRST, SECOND]
+    read = archive.read(SECOND)[:, archive.channel_names.index("z500")]
+    np.testing.assert_array_equal(read, _fields(1)[:, NAMES.index("z500")])
+    assert _writer(tmp_path, format="zarr", initial_minutes=[SECOND]).is_complete(SECOND)
+    assert opened(tmp_path).sizes["init_time"] == 2, "who opens it to write brings it up to date"
+
+
+def test_a_store_of_an_earlier_version_is_consolidated_when_it_is_continued(tmp_path: Path) -> None:
+    _writer(tmp_path, format="zarr", initial_minutes=[FIRST]).write(FIRST, _fields())
+    root = tmp_path / "forecasts.zarr" / "zarr.json"
+    plain = json.loads(root.read_text())
+    del plain["consolidated_metadata"], plain["attributes"]["history"]
+    root.write_text(json.dumps(plain))
+    assert open_forecasts(tmp_path).initial_minutes.tolist() == [FIRST]
+    again = _writer(tmp_path, format="zarr", initial_minutes=[SECOND])
+    assert again.is_complete(FIRST)
+    again.write(SECOND, _fields(1))
+    xr.testing.assert_identical(opened(tmp_path), as_arrays_say(tmp_path))
+    assert "history" not in zarr.open_group(tmp_path / "forecasts.zarr", mode="r").attrs, "it was made by another"
+
+
+def test_two_processes_extend_a_store_that_stays_consolidated(tmp_path: Path) -> None:
+    folders, wanted = [tmp_path / str(number) for number in range(3)], [SECOND + DAY, SECOND + 2 * DAY]
+    for folder in folders:
+        _writer(folder, format="zarr", initial_minutes=[FIRST]).write(FIRST, _fields())
+    spawn = multiprocessing.get_context("spawn")
+    start, said = spawn.Barrier(len(wanted)), spawn.Queue()
+    jobs = [spawn.Process(target=append, args=(folders, initial, start, said)) for initial in wanted]
+    for job in jobs:
+        job.start()
+    results = [said.get(timeout=120) for _ in jobs for _ in folders]
+    for job in jobs:
+        job.join()
+    for folder in folders:
+        written = 1 + sum(not text for where, _, text in results if where == folder)
+        found = opened(folder)
+        assert found.sizes["init_time"] == written >= 2 and found["written"].values.all()
+        xr.testing.assert_identical(found, as_arrays_say(folder))
+        assert not [name for name in os.listdir(folder / "forecasts.zarr") if "partial" in name]

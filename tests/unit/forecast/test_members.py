@@ -1,0 +1,129 @@
+"""Ensembles of which each member has a file of its own: what lies in it, and who reads it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import netCDF4
+import numpy as np
+import pytest
+import xarray as xr
+
+from credit.config.schema_forecast import InferenceConfig
+from credit.errors import ConfigError, DataError
+from credit.forecast.archive import open_forecasts
+from credit.forecast.writer import ForecastWriter
+from credit.times import Clock
+from tests.unit.forecast.test_writer import INITIAL, LEADS, NAMES, _fields, _writer
+
+FIRST, SECOND = (Clock().parse(text) for text in INITIAL)
+MEMBERS = 3
+FILES = [f"forecast_2001-04-01T00_member00{member}.nc" for member in range(MEMBERS)]
+
+
+def ensemble(folder: Path, initial: int = FIRST, **options: object) -> ForecastWriter:
+    """Write an ensemble, member by member at each lead time, the members in turn from the last."""
+    writer = _writer(folder, **{"members": MEMBERS, **options})
+    for number in range(len(LEADS)):
+        for member in reversed(range(MEMBERS)):
+            writer.put(initial, number, _fields(member)[number], member)
+    return writer
+
+
+def test_a_file_has_one_member_as_a_scalar_coordinate(tmp_path: Path) -> None:
+    ensemble(tmp_path, split="member")
+    assert sorted(path.name for path in tmp_path.iterdir()) == FILES
+    with xr.open_dataset(tmp_path / FILES[2]) as dataset:
+        assert dataset["t"].dims == ("time", "level", "latitude", "longitude") and dataset.attrs["members"] == MEMBERS
+        assert dataset["member"].ndim == 0 and dataset["member"] == 2
+        assert "member" in dataset["t"].coords and dataset["member"].attrs["standard_name"] == "realization"
+        np.testing.assert_array_equal(dataset["t"].sel(level=500.0), _fields(2)[:, NAMES.index("t500")])
+
+
+def test_members_put_together_are_the_ensemble_in_one_file(tmp_path: Path) -> None:
+    ensemble(tmp_path / "apart", split="member")
+    ensemble(tmp_path / "whole")
+    paths = [tmp_path / "apart" / name for name in FILES]
+    with (
+        xr.open_mfdataset(paths, combine="nested", concat_dim="member") as found,
+        xr.open_dataset(tmp_path / "whole" / "forecast_2001-04-01T00.nc") as expected,
+    ):
+        assert found["member"].values.tolist() == [0, 1, 2]
+        for name in expected.data_vars:
+            if "member" in expected[name].dims:
+                np.testing.assert_array_equal(found[name].transpose(*expected[name].dims), expected[name])
+
+
+@pytest.mark.parametrize("options", [{}, {"keep_bits": 9, "compression": 1}])
+def test_they_are_read_as_those_in_one_file(tmp_path: Path, options: dict) -> None:
+    for split, folder in (("member", tmp_path / "apart"), (None, tmp_path / "whole")):
+        for initial in (FIRST, SECOND):
+            ensemble(folder, initial, split=split, **options)
+    apart, whole = open_forecasts(tmp_path / "apart"), open_forecasts(tmp_path / "whole")
+    assert apart.members == whole.members == MEMBERS and apart.channel_names == whole.channel_names
+    assert apart.initial_minutes.tolist() == [FIRST, SECOND] and apart.lead_minutes.tolist() == LEADS
+    for number in range(len(LEADS)):
+        np.testing.assert_array_equal(apart.read_members(SECOND, number), whole.read_members(SECOND, number))
+    np.testing.assert_array_equal(apart.read(FIRST), whole.read(FIRST))
+
+
+def test_a_run_goes_on_where_members_are_missing(tmp_path: Path) -> None:
+    ensemble(tmp_path, split="member")
+    whole = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    again = _writer(tmp_path, members=MEMBERS, split="member")
+    assert again.is_complete(FIRST)
+    (tmp_path / FILES[1]).unlink()
+    with pytest.raises(DataError, match=r"3 of 9 lead times are missing, the first of them 6 h of member 1; run"):
+        open_forecasts(tmp_path)
+    assert not again.is_complete(FIRST)
+    shutil.copy(tmp_path / FILES[2], tmp_path / FILES[1])
+    assert not again.is_complete(FIRST), "the file of another member is not that of this"
+    with pytest.raises(DataError, match=r"member002.nc: has lead times of .*member001.nc again"):
+        open_forecasts(tmp_path)
+    ensemble(tmp_path, split="member")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == whole
+
+
+def test_members_of_a_larger_ensemble_do_not_stay(tmp_path: Path) -> None:
+    ensemble(tmp_path, split="member")
+    smaller = _writer(tmp_path, members=2, split="member")
+    assert not smaller.is_complete(FIRST)
+    for number, member in np.ndindex(len(LEADS), 2):
+        smaller.put(FIRST, number, _fields(member)[number], member)
+    assert smaller.is_complete(FIRST) and open_forecasts(tmp_path).members == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == FILES[:2]
+
+
+def test_ensembles_cut_in_two_ways_are_told_apart(tmp_path: Path) -> None:
+    ensemble(tmp_path, split="member")
+    with pytest.raises(ConfigError, match=r"inference.split: none is asked for, and .*_member000.nc is there of a run"):
+        _writer(tmp_path, members=MEMBERS)
+    ensemble(tmp_path / "whole", SECOND)
+    shutil.copy(tmp_path / "whole" / "forecast_2001-04-02T0030.nc", tmp_path)
+    with pytest.raises(DataError, match="has another number of members"):
+        open_forecasts(tmp_path)
+
+
+def test_a_single_forecast_has_no_members_to_cut() -> None:
+    with pytest.raises(ValueError, match="split: member is for ensembles; set ensemble, or another split"):
+        InferenceConfig(split="member")
+
+
+@pytest.mark.skipif(shutil.which("cdo") is None, reason="CDO is not installed")
+def test_cdo_reads_all_variables_of_members_and_their_mean(tmp_path: Path) -> None:
+    ensemble(tmp_path, split="member")
+    ensemble(tmp_path / "whole")
+
+    def cdo(*arguments: object) -> str:
+        command = ["cdo", "-s", "-w", *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    files = [tmp_path / name for name in FILES]
+    assert cdo("showname", files[0]).split() == ["t", "u", "z", "t2m", "sst", "tp"]
+    assert cdo("showname", tmp_path / "whole" / "forecast_2001-04-01T00.nc").split() == ["t2m", "sst", "tp"]
+    cdo("ensmean", *files, tmp_path / "mean.nc")
+    expected = np.mean([_fields(member)[:, :3] for member in range(MEMBERS)], axis=0)
+    with netCDF4.Dataset(tmp_path / "mean.nc") as dataset:
+        np.testing.assert_allclose(dataset["t"][:], expected, atol=1e-6)
