@@ -78,10 +78,6 @@ class NetcdfFiles:
         self._started_from = None if started_from is None else functools.cache(started_from)
         self._begun: dict[int, list[_Piece]] = {}
         self._attributes = {**layout.global_attributes, LEADS: ", ".join(map(str, layout.lead_minutes.tolist()))}
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise CreditError(f"{folder}: cannot be made ({error.strerror}); choose another save_loc") from error
 
     def is_complete(self, initial_minutes: int) -> bool:
         """Return whether the files are there and as they would be written; they got their names when they were whole.
