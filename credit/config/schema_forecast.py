@@ -182,8 +182,8 @@ class InferenceConfig(Section):
     def _some_level(cls, levels: list[float] | None) -> list[float] | None:
         if levels == []:
             raise ValueError(
-                "it has no level; leave the key out for all of them, or name in variables what has none, to write that "
-                "alone"
+                "it has no level; leave the key out for all of them, or name in inference.variables what has none, to "
+                "write that alone"
             )
         return levels
 

@@ -89,7 +89,7 @@ def find_unscored(
     whole = len(cases_with_truth({*initial}, reader, leads, test))
     if whole < len(initial):
         lines.append(
-            f"{archive.origin}: {len(initial) - whole} of its initial times ({_some_times(archive)}) have no scores, as "
+            f"{archive.origin}: {len(initial) - whole} of its initial times ({_some_times(archive)}) have no scores: "
             f"the data have no truth in {period} at every lead time up to {leads[-1] / 60:g} h"
         )
     asked = choose_leads(config.inference, step)

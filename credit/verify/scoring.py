@@ -133,7 +133,8 @@ def score_forecasts(
     if whole is None:
         return None
     found = scorer.conclude(whole, cases, example, len(archive.initial_minutes) - len(cases))
-    found.table.dataset.attrs[LACKING] = lacking
+    if lacking:
+        found.table.dataset.attrs[LACKING] = lacking
     return found
 
 

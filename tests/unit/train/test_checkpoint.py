@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from credit.errors import CheckpointError
+from credit.errors import CheckpointError, ConfigError
 from credit.train import checkpoint, sharded
 from credit.train.store import CheckpointStore
 
