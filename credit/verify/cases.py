@@ -10,7 +10,7 @@ import numpy as np
 
 from credit.config import Config
 from credit.data.problems import Problems
-from credit.data.splits import Split, describe_cover
+from credit.data.splits import Split, describe_cover, describe_span
 from credit.data.units import Conversion, find_conversion
 from credit.errors import DataError
 from credit.forecast.forecasts import Forecasts
@@ -195,7 +195,8 @@ def common_cases(archives: Mapping[str, Forecasts], reader: FieldReader, leads: 
     if not len(cases):
         raise DataError(
             f"{test.describe(reader.clock)}: of {len(common)} initial times that all forecasts have, none has truth at "
-            f"every lead up to {leads[-1] / 60:g} h in this period; forecast from times in it (inference.initial_times)"
+            f"every lead up to {leads[-1] / 60:g} h in this period; {describe_span(reader.times, reader.clock)}; "
+            "forecast from times in both (inference.initial_times), or choose another data.splits.test"
         )
     return cases
 
