@@ -44,13 +44,14 @@ _KEPT_UNPACKED = 2**24
 
 def check_folder(config: Config, findings: Findings) -> None:
     """Try to write where the run and its forecasts will be written."""
-    folders = {"save_loc": config.save_loc}
-    if Path(config.inference.folder).is_absolute():
-        folders["inference.folder"] = config.inference.folder
-    for key, name in folders.items():
+    forecasts, tried = Path(config.save_loc) / config.inference.folder, []
+    for key, name in {"save_loc": config.save_loc, "inference.folder": forecasts}.items():
         folder = Path(name).absolute()
         while not folder.exists():
             folder = folder.parent
+        if folder in tried:
+            continue
+        tried.append(folder)
         try:
             with tempfile.TemporaryFile(dir=folder):
                 findings.say(f"{key}: {name} can be written")
