@@ -161,7 +161,9 @@ def _find_hindrance(
     )
     truth = _Hindrance(f"without truth in the data at every step of {length}", f"{shorter}, or {more}")
     past = _Hindrance(
-        f"without the {data.history_len} input frames in the period", f"choose a longer data.splits.test, or {more}"
+        f"without the {data.history_len} input frames in the period",
+        f"choose a longer data.splits.test, or {more}",
+        of_data=False,
     )
     analyses = _Hindrance(
         f"without the analyses up to {format_duration(max(frames))} before, from which inference.ensemble starts",
@@ -169,17 +171,17 @@ def _find_hindrance(
     )
 
     def why(minutes: int) -> _Hindrance | None:
-        lacking = {
-            early: minutes < test.first,
-            absent: minutes not in have,
-            ends: minutes + len(steps) * step > test.last,
-            truth: any(minutes + lead not in have for lead in steps),
-            past: any(
-                minutes - k * step not in have or minutes - k * step < test.first for k in range(data.history_len)
-            ),
-            analyses: any(minutes - before not in have for before in frames),
-        }
-        return next((hindrance for hindrance, holds in lacking.items() if holds), None)
+        if minutes < test.first:
+            return early
+        if minutes not in have:
+            return absent
+        if minutes + len(steps) * step > test.last:
+            return ends
+        if any(minutes + lead not in have for lead in steps):
+            return truth
+        if any(minutes - k * step not in have or minutes - k * step < test.first for k in range(data.history_len)):
+            return past
+        return analyses if any(minutes - before not in have for before in frames) else None
 
     return why
 
