@@ -17,7 +17,7 @@ from credit.data.problems import Problems
 from credit.data.reader import FieldReader
 from credit.data.scan import Scan, scan_sources
 from credit.data.sources import open_sources
-from credit.data.splits import Split, build_splits, describe_gaps, require_samples
+from credit.data.splits import Split, build_splits, describe_cover, describe_gaps, require_samples
 from credit.data.store import open_configured_store
 from credit.grid import LatLonGrid
 from credit.times import Clock
@@ -140,7 +140,9 @@ def _count_samples(
             samples[name] = initial
             inside = times[(times >= split.first) & (times <= split.last)]
             gaps = describe_gaps(inside, clock, conf.step_minutes)
-            findings.say(f"{split.describe(clock)}: {len(inside)} times, {len(initial)} samples; {gaps}")
+            cover = describe_cover(times, split, clock, conf.step_minutes)
+            counted = f"{len(inside)} times, {len(initial)} samples; {gaps}"
+            findings.say(f"{split.describe(clock)}: {f'{cover}: ' if cover else ''}{counted}")
     return samples
 
 

@@ -44,17 +44,20 @@ _KEPT_UNPACKED = 2**24
 
 
 def check_folder(config: Config, findings: Findings) -> None:
-    """Try to write where the run will write."""
-    folder = Path(config.save_loc).absolute()
-    while not folder.exists():
-        folder = folder.parent
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            findings.say(f"save_loc: {config.save_loc} can be written")
-    except OSError as error:
-        findings.add(
-            f"save_loc: {config.save_loc}: {folder} cannot be written ({error.strerror}); choose another folder"
-        )
+    """Try to write where the run and its forecasts will be written."""
+    forecasts, tried = Path(config.save_loc) / config.inference.folder, []
+    for key, name in {"save_loc": config.save_loc, "inference.folder": forecasts}.items():
+        folder = Path(name).absolute()
+        while not folder.exists():
+            folder = folder.parent
+        if folder in tried:
+            continue
+        tried.append(folder)
+        try:
+            with tempfile.TemporaryFile(dir=folder):
+                findings.say(f"{key}: {name} can be written")
+        except OSError as error:
+            findings.add(f"{key}: {name}: {folder} cannot be written ({error.strerror}); choose another folder")
     status = read_status(Path(config.save_loc))
     if status.get("status") == "failed":
         findings.say(f"save_loc: the run there failed at step {status.get('step')}: {status.get('reason')}")

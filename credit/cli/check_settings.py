@@ -19,7 +19,7 @@ from credit.data.climatology_fit import plan_fit
 from credit.data.scan import load_grid
 from credit.errors import ConfigError
 from credit.forecast.ensemble import enable_dropout
-from credit.forecast.initial_times import choose_initial_times, choose_leads, every_minutes
+from credit.forecast.initial_times import choose_leads, every_minutes, find_initial_times
 from credit.forecast.layout import build_layout
 from credit.forecast.noise import find_blocks
 from credit.forecast.products import Products
@@ -27,6 +27,7 @@ from credit.forecast.writer import require_alike
 from credit.losses import build_loss
 from credit.train.assemble import require_monitor
 from credit.train.assets import LEAST_CLIMATOLOGY_MINUTES
+from credit.train.checkpoint import no_such_checkpoint
 from credit.train.early_view import plan_early_view
 from credit.train.optim import build_optimizer
 from credit.verify.cases import cases_with_truth
@@ -82,10 +83,13 @@ def check_forecasts(config: Config, found: DataFound, findings: Findings) -> int
     chosen_by_split = isinstance(conf.initial_times, InitialTimesConfig)
     if len(found.times) and "test" in (found.samples if chosen_by_split else found.splits):
         with findings.collect():
-            initial = choose_initial_times(conf, config.data, found.times, found.clock, found.splits["test"])
+            chosen = find_initial_times(conf, config.data, found.times, found.clock, found.splits["test"])
+            initial = chosen.minutes
             first, last = found.clock.format(initial[0]), found.clock.format(initial[-1])
             whole = len(cases_with_truth({*initial}, found, leads, found.splits["test"]))
             findings.say(f"inference.initial_times: {len(initial)}, {first} to {last}; {whole} of them can be scored")
+            if chosen.left_out:
+                findings.say(chosen.left_out)
     elif chosen_by_split:
         with findings.collect():
             every_minutes(conf.initial_times, step)
@@ -137,10 +141,7 @@ def _check_checkpoint(config: Config, findings: Findings) -> None:
     which = config.inference.checkpoint
     own = (Path(config.save_loc) / "checkpoints").resolve()
     if which not in ("best", "latest") and own not in Path(which).resolve().parents and not Path(which).is_dir():
-        findings.add(
-            f"inference.checkpoint: {which}: no such checkpoint; write best, latest or the path of a step_XXXXXXXX "
-            "folder"
-        )
+        findings.add(str(no_such_checkpoint("inference.checkpoint", which)))
 
 
 def _find_written(config: Config, found: DataFound, longest: int) -> list[str]:

@@ -8,8 +8,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import logging
+import os
+import select
+import signal
 import sys
 from collections.abc import Callable, Sequence
+from typing import TextIO
 
 from credit import __version__
 from credit.cli.environment import set_environment
@@ -32,6 +36,11 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of ``credit``."""
+    return _end_quietly(lambda: _main(arguments))
+
+
+def _main(arguments: Sequence[str] | None) -> int:
+    """Find the command and run it."""
     parser = argparse.ArgumentParser(
         prog="credit",
         description="Train, run and score global AI weather models. One YAML file describes a run.",
@@ -70,7 +79,30 @@ def _run(command: str, arguments: Sequence[str], program: str) -> int:
 
 def _entry(command: str) -> Callable[[], int]:
     """Return the entry point of ``credit_COMMAND``."""
-    return lambda: _run(command, sys.argv[1:], f"credit_{command}")
+    return lambda: _end_quietly(lambda: _run(command, sys.argv[1:], f"credit_{command}"))
+
+
+def _end_quietly(command: Callable[[], int]) -> int:
+    """Run a command; where nobody reads any more what it prints, as behind ``| head``, end as SIGPIPE would end it."""
+    try:
+        try:
+            return command()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        unread = [stream for stream in (sys.stdout, sys.stderr) if _is_unread(stream)]
+        if not unread:
+            raise
+        for stream in unread:  # what is left to be written is flushed at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _is_unread(stream: TextIO) -> bool:
+    """Return whether a stream is a pipe whose other end is closed."""
+    poll = select.poll()
+    poll.register(stream.fileno(), select.POLLOUT)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 init = _entry("init")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,6 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
     from credit.times import parse_duration
     from credit.train.network import build_forecast_mesh, choose_device
 
+    if arguments.latest:
+        _require_no_times(arguments.overrides)
     latest = ["inference.initial_times=latest"] if arguments.latest else []
     config = load_config(arguments.config, [*arguments.overrides, *latest])
     launch, conf = read_launch(), config.inference.parallelism
@@ -58,6 +62,18 @@ def run(arguments: argparse.Namespace) -> int:
             held.enter_context(process_group(launch, device, timeout))
         _forecast(config, arguments.part, launch, build_forecast_mesh(conf, launch, device.type))
     return 0
+
+
+def _require_no_times(overrides: Sequence[str]) -> None:
+    """Refuse initial times beside ``--latest``, which would take their place."""
+    from credit.errors import ConfigError
+
+    for text in overrides:
+        if re.match(r"inference\.initial_times[.=]", text):
+            raise ConfigError(
+                f"--latest: {text} is given beside it, and --latest takes the last time of the data alone; leave one "
+                "of them out"
+            )
 
 
 def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -> None:

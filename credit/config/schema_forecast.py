@@ -179,6 +179,16 @@ class InferenceConfig(Section):
         "1.2e-4; default: all.",
     )
 
+    @field_validator("levels")
+    @classmethod
+    def _some_level(cls, levels: list[float] | None) -> list[float] | None:
+        if levels == []:
+            raise ValueError(
+                "it has no level; leave the key out for all of them, or name in inference.variables what has none, to "
+                "write that alone"
+            )
+        return levels
+
     @model_validator(mode="after")
     def _split_files(self) -> InferenceConfig:
         if self.split is not None and self.format != "netcdf":

@@ -127,11 +127,10 @@ def require_samples(times: np.ndarray, split: Split, clock: Clock, conf: DataCon
         )
     inside = times[(times >= split.first) & (times <= split.last)]
     if len(inside) == 0:
-        have = "no data"
-        if len(times):
-            span = dict.fromkeys(clock.format(minutes) for minutes in times[[0, -1]])
-            have = f"the data have {'..'.join(span)}{' alone' if len(times) == 1 else ''}"
-        raise DataError(f"{split.describe(clock)}: no data in this period; {have}")
+        raise DataError(
+            f"{split.describe(clock)}: no data in this period; {describe_span(times, clock)}; choose a period within "
+            "the data, or name more files in data.sources"
+        )
     raise DataError(
         f"{split.describe(clock)}: {len(inside)} times but not one whole sample: history_len {history_len} and "
         f"{forecast_len} steps of {format_duration(step)} need {history_len + forecast_len} times in a row without a "
@@ -158,6 +157,24 @@ def _chosen(initial: np.ndarray, split: Split, conf: DataConfig) -> np.ndarray:
     if conf.init_hours is not None:
         kept &= np.isin(initial % _DAY, [hour * 60 for hour in conf.init_hours])
     return initial[kept]
+
+
+def describe_span(times: np.ndarray, clock: Clock) -> str:
+    """Return the first and the last of the data's `times` in words."""
+    if len(times) == 0:
+        return "there are no data"
+    span = dict.fromkeys(clock.format(minutes) for minutes in times[[0, -1]])
+    return f"the data have {'..'.join(span)}{' alone' if len(times) == 1 else ''}"
+
+
+def describe_cover(times: np.ndarray, split: Split, clock: Clock, step: int) -> str:
+    """Return what of a period the data's `times` cover, in words; nothing where no step is missing at its ends."""
+    inside = times[(times >= split.first) & (times <= split.last)]
+    if len(inside) == 0:
+        return f"the data cover nothing of it; {describe_span(times, clock)}"
+    if inside[0] - split.first < step and split.last - inside[-1] < step:
+        return ""
+    return f"the data cover {clock.format(inside[0])} to {clock.format(inside[-1])} of it"
 
 
 def describe_gaps(times: np.ndarray, clock: Clock, step: int, most: int = 3) -> str:

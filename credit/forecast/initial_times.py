@@ -3,26 +3,57 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 
 from credit.config.schema_data import DataConfig
 from credit.config.schema_forecast import EnsembleConfig, InferenceConfig, InitialTimesConfig
-from credit.data.splits import Split, initial_times
+from credit.data.splits import Split, describe_cover, describe_span
 from credit.errors import ConfigError, DataError
 from credit.forecast.ensemble import cycle_minutes, lag_minutes
+from credit.parallel.launch import read_launch
 from credit.times import Clock, format_duration, parse_duration
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class InitialTimes:
+    """The initial times that a config asks for.
+
+    Attributes:
+        minutes: those that are forecast from, increasing.
+        left_out: how many others of the range were asked for, and why each is left out, in words; empty where none is.
+        data_lack: whether it is the data that lack something, rather than the test period that ends.
+    """
+
+    minutes: list[int]
+    left_out: str = ""
+    data_lack: bool = False
 
 
 def choose_initial_times(
     conf: InferenceConfig, data: DataConfig, times: np.ndarray, clock: Clock, test: Split
 ) -> list[int]:
-    """Return the initial times of ``inference.initial_times`` as minutes, increasing.
+    """Return the minutes of `find_initial_times`; the first rank's log says what is left out."""
+    found = find_initial_times(conf, data, times, clock, test)
+    if found.left_out and read_launch().is_main:
+        logger.log(logging.WARNING if found.data_lack else logging.INFO, "%s", found.left_out)
+    return found.minutes
+
+
+def find_initial_times(
+    conf: InferenceConfig, data: DataConfig, times: np.ndarray, clock: Clock, test: Split
+) -> InitialTimes:
+    """Return the initial times of ``inference.initial_times``.
 
     A range without a given end keeps only those whose truth at every lead lies in the test period, so that all lead
     times are scored on one set of cases, and whose ensemble's earlier analyses are in the data. A time that is asked
@@ -39,16 +70,17 @@ def choose_initial_times(
         if not ready:
             raise DataError(
                 f"inference.initial_times: latest: no time of the data has what a forecast needs: fields of the last "
-                f"{format_duration(max(frames))} at data.timestep {format_duration(step)}"
+                f"{format_duration(max(frames))} at data.timestep {format_duration(step)}; "
+                f"{describe_span(times, clock)}; name more files in data.sources"
             )
-        chosen = [max(ready)]
+        found = InitialTimes([max(ready)])
     elif isinstance(conf.initial_times, InitialTimesConfig):
-        chosen = _in_range(conf, conf.initial_times, data, times, clock, test, frames)
+        found = _in_range(conf, conf.initial_times, data, times, clock, test, frames)
     else:
-        chosen = _named(conf.initial_times, clock)
-    _require_frames(chosen, have, clock, frames)
-    _require_observed(chosen, have, clock, data, choose_leads(conf, step)[-1])
-    return chosen
+        found = InitialTimes(_named(conf.initial_times, clock))
+    _require_frames(found.minutes, times, clock, frames)
+    _require_observed(found.minutes, times, clock, data, choose_leads(conf, step)[-1])
+    return found
 
 
 def _named(wanted: Sequence[str], clock: Clock) -> list[int]:
@@ -66,28 +98,92 @@ def _named(wanted: Sequence[str], clock: Clock) -> list[int]:
 def _in_range(
     conf: InferenceConfig, wanted: InitialTimesConfig, data: DataConfig, times: np.ndarray, clock: Clock, test: Split,
     frames: Sequence[int],
-) -> list[int]:  # fmt: skip
+) -> InitialTimes:  # fmt: skip
     """Return the times of a range; without an end those that have truth and `frames`, minutes before them."""
-    step = data.step_minutes
-    every = every_minutes(wanted, step)
-    first = test.first if wanted.start is None else clock.parse(wanted.start, "inference.initial_times.start")
-    if wanted.end is None:
-        have, steps = set(times.tolist()), parse_duration(conf.lead_time) // step
-        whole = set(initial_times(times, test, step, data.history_len, steps).tolist())
-        whole = {minutes for minutes in whole if all(minutes - before in have for before in frames)}
-        chosen = [minutes for minutes in range(first, test.last + 1, every) if minutes in whole]
+    every = every_minutes(wanted, data.step_minutes)
+    key = "inference.initial_times"
+    first = test.first if wanted.start is None else clock.parse(wanted.start, f"{key}.start")
+    if wanted.end is not None:
+        chosen = list(range(first, clock.parse(wanted.end, f"{key}.end") + 1, every))
         if not chosen:
-            raise DataError(
-                f"{test.describe(clock)}: no initial time has {data.history_len} input frames and truth for "
-                f"inference.lead_time {conf.lead_time} in this period, and {format_duration(max(frames))} of data "
-                "before it; shorten the lead time or name the times"
-            )
-        return chosen
-    last = clock.parse(wanted.end, "inference.initial_times.end")
-    chosen = list(range(first, last + 1, every))
+            raise ConfigError(f"{key}: end {wanted.end} is before start {clock.format(first)}")
+        return InitialTimes(chosen)
+    if first > test.last:
+        raise ConfigError(
+            f"{key}.start: {wanted.start} is after {test.describe(clock)}, in which a range without an end lies; give "
+            f"{key}.end, or another data.splits.test"
+        )
+    asked = range(first, test.last + 1, every)
+    why = _find_hindrance(conf, data, times, test, frames)
+    hindered = {minutes: why(minutes) for minutes in asked}
+    chosen = [minutes for minutes, hindrance in hindered.items() if hindrance is None]
+    counted = Counter(hindrance for hindrance in hindered.values() if hindrance is not None)
+    reasons = ", ".join(f"{number} {hindrance.what}" for hindrance, number in counted.items())
     if not chosen:
-        raise ConfigError(f"inference.initial_times: end {wanted.end} is before start {clock.format(first)}")
-    return chosen
+        raise DataError(
+            f"{test.describe(clock)}: no forecast can begin at any of the {len(asked)} times of {key} in this period: "
+            f"{reasons}; {describe_span(times, clock)}; {counted.most_common(1)[0][0].way_out}"
+        )
+    if not counted:
+        return InitialTimes(chosen)
+    cover = describe_cover(times, test, clock, data.step_minutes)
+    left_out = f"{key}: {counted.total()} of {len(asked)} are left out: {reasons}; {test.describe(clock)}"
+    return InitialTimes(
+        chosen, f"{left_out}{f': {cover}' if cover else ''}", any(hindrance.of_data for hindrance in counted)
+    )
+
+
+@dataclass(frozen=True)
+class _Hindrance:
+    """Why a forecast cannot begin at a time of a range, what helps, and whether it is the data that lack something."""
+
+    what: str
+    way_out: str
+    of_data: bool = True
+
+
+def _find_hindrance(
+    conf: InferenceConfig, data: DataConfig, times: np.ndarray, test: Split, frames: Sequence[int]
+) -> Callable[[int], _Hindrance | None]:
+    """Return initial time -> the first thing that a forecast from it lacks, None where it lacks nothing."""
+    step, have = data.step_minutes, set(times.tolist())
+    steps = range(step, parse_duration(conf.lead_time) // step * step + 1, step)
+    length = f"inference.lead_time {conf.lead_time}"
+    shorter = "shorten inference.lead_time, or list the times in inference.initial_times, which then need no truth"
+    more = "name more files in data.sources"
+    early = _Hindrance("before the period", "give inference.initial_times.start within it", of_data=False)
+    absent = _Hindrance(
+        "at which the data have nothing",
+        f"choose times that the data have (data.splits.test, inference.initial_times), or {more}",
+    )
+    ends = _Hindrance(
+        f"whose {length} ends after the period", f"{shorter}, or lengthen data.splits.test", of_data=False
+    )
+    truth = _Hindrance(f"without truth in the data at every step of {length}", f"{shorter}, or {more}")
+    past = _Hindrance(
+        f"without the {data.history_len} input frames in the period",
+        f"choose a longer data.splits.test, or {more}",
+        of_data=False,
+    )
+    analyses = _Hindrance(
+        f"without the analyses up to {format_duration(max(frames))} before, from which inference.ensemble starts",
+        f"begin later (data.splits.test), shorten lagged or cycles of inference.ensemble, or {more}",
+    )
+
+    def why(minutes: int) -> _Hindrance | None:
+        if minutes < test.first:
+            return early
+        if minutes not in have:
+            return absent
+        if minutes + len(steps) * step > test.last:
+            return ends
+        if any(minutes + lead not in have for lead in steps):
+            return truth
+        if any(minutes - k * step not in have or minutes - k * step < test.first for k in range(data.history_len)):
+            return past
+        return analyses if any(minutes - before not in have for before in frames) else None
+
+    return why
 
 
 def every_minutes(wanted: InitialTimesConfig, step: int) -> int:
@@ -163,18 +259,22 @@ def choose_leads(conf: InferenceConfig, step: int) -> list[int]:
     return leads
 
 
-def _require_frames(chosen: Sequence[int], have: set[int], clock: Clock, frames: Sequence[int]) -> None:
-    for initial in chosen:
-        for before in frames:
-            if initial - before not in have:
-                raise DataError(
-                    f"inference.initial_times: {clock.format(initial)} needs the fields of "
-                    f"{clock.format(initial - before)}, which the data do not have; name other times"
-                )
+def _require_frames(chosen: Sequence[int], times: np.ndarray, clock: Clock, frames: Sequence[int]) -> None:
+    have = set(times.tolist())
+    lacking = {t: next((t - before for before in frames if t - before not in have), None) for t in chosen}
+    lacking = {initial: time for initial, time in lacking.items() if time is not None}
+    if lacking:
+        initial, time = next(iter(lacking.items()))
+        others = f"; so do {len(lacking) - 1} others of {len(chosen)} initial times" if len(lacking) > 1 else ""
+        raise DataError(
+            f"inference.initial_times: {clock.format(initial)} needs the fields of {clock.format(time)}, which the "
+            f"data do not have{others}; {describe_span(times, clock)}; name other times, or more files in data.sources"
+        )
 
 
-def _require_observed(chosen: Sequence[int], have: set[int], clock: Clock, data: DataConfig, longest: int) -> None:
+def _require_observed(chosen: Sequence[int], times: np.ndarray, clock: Clock, data: DataConfig, longest: int) -> None:
     """A forecast with observed forcing needs data up to its last step, or a step more where its window is the next."""
+    have = set(times.tolist())
     for channel in data.channel_map().group("dynamic_forcing"):
         field = data.field(channel.variable)
         if channel.source != "data" or field.in_forecast != "observed":
@@ -184,6 +284,7 @@ def _require_observed(chosen: Sequence[int], have: set[int], clock: Clock, data:
             if initial + lead not in have:
                 raise DataError(
                     f"inference.initial_times: the forecast from {clock.format(initial)} needs {channel.variable} "
-                    f"(in_forecast: observed) at {clock.format(initial + lead)}, which the data do not have; shorten "
-                    f"inference.lead_time, name other times, or set data.fields.{channel.variable}.in_forecast: persist"
+                    f"(in_forecast: observed) at {clock.format(initial + lead)}, which the data do not have; "
+                    f"{describe_span(times, clock)}; shorten inference.lead_time, name other times, or set "
+                    f"data.fields.{channel.variable}.in_forecast: persist"
                 )

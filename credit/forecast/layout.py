@@ -15,7 +15,7 @@ from credit.times import EPOCH, Clock, format_duration
 
 # a CF unit that no version of xarray decodes to a timedelta, which the plural is in some
 HOURS = "hour"
-WRITE_HINT = "is the disk full or the folder read-only? Free space or set another save_loc"
+WRITE_HINT = "is the disk full or the folder read-only? Free space, or set another inference.folder or save_loc"
 MEMBER = "member"
 # the name that netCDF's library gives it
 QUANTIZED = "_QuantizeBitRoundNumberOfSignificantBits"

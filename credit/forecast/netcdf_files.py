@@ -104,10 +104,6 @@ class NetcdfFiles:
         if split == "member":
             assert layout.members is not None, "the config wants an ensemble for it"
             self._attributes[MEMBERS] = layout.members
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise CreditError(f"{folder}: cannot be made ({error.strerror}); choose another save_loc") from error
 
     def is_complete(self, initial_minutes: int) -> bool:
         """Return whether the files are there and as they would be written; they got their names when they were whole.

@@ -204,6 +204,11 @@ class Products:
     def _add_derived(self, name: str, own: ProductConfig) -> list[Channel]:
         """Plan a derived variable."""
         here = f"inference.derive.{name}"
+        if own.kind in _NEEDS_GROUND and not self._is_hybrid:
+            raise ConfigError(
+                f"{here}: {own.kind} is computed on model levels, down to the ground; data.level_units is "
+                f"{self._data.level_units}, levels of pressure: leave it out"
+            )
         for variable in own.made_of.values():
             self._rows(variable, here)
         if own.kind == ACCUMULATION:
@@ -213,10 +218,6 @@ class Products:
         field = roles[0][1]
         levels = [self._model.output[row].level for row in self._rows(field)]
         inputs: dict[str, _Input] = {}
-        if own.kind in _NEEDS_GROUND and not self._is_hybrid:
-            raise ConfigError(
-                f"{here}: {own.kind} is computed on model levels, down to the ground; data.levels are of pressure"
-            )
         column, order, wanted = None, [0], None
         if levels[0] is not None:
             wanted = self._conf.pressure_levels if own.kind != "mean_sea_level_pressure" else None

@@ -48,7 +48,7 @@ class ForecastWriter:
 
     Raises:
         ConfigError: if `variables` names something that is no output, or the folder holds other forecasts that these
-            cannot replace (a store of others, files of another `format` or `split`).
+            cannot replace (a store of others, files of another `format` or `split`), or cannot be made.
         CreditError: if the folder cannot be written.
     """
 
@@ -83,6 +83,12 @@ class ForecastWriter:
         )  # fmt: skip
         self._shape = (len(channels.output), *grid.shape)
         require_alike(Path(folder), format, split)
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"inference.folder: {folder} cannot be made ({error.strerror}); choose another, or another save_loc"
+            ) from error
         if format == "netcdf":
             self._backend: NetcdfFiles | ZarrStore = NetcdfFiles(Path(folder), self.layout, split, started_from)
         else:

@@ -154,7 +154,7 @@ def assemble_forecaster(
     Raises:
         CheckpointError: if the checkpoint was trained on other channels or on another grid.
     """
-    path = checkpoint.resolve_checkpoint(Path(config.save_loc) / "checkpoints", which)
+    path = checkpoint.resolve_checkpoint(Path(config.save_loc) / "checkpoints", which, "inference.checkpoint")
     meta = checkpoint.load_meta(path)
     assets = Assets.load(meta, checkpoint.load_tensors(path, "assets"))
     require_same_fields(assets, reader, path)

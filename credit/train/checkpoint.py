@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import shutil
 import zlib
@@ -26,7 +27,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor
 
-from credit.errors import CheckpointError, CreditError
+from credit.errors import CheckpointError, ConfigError, CreditError, did_you_mean
 from credit.parallel.materialise import part_of
 from credit.parallel.reduce import local_part
 from credit.parallel.verdict import on_main, rank_of, together
@@ -163,11 +164,12 @@ def _compare(path: Path, name: str, size: int, crc32: int) -> str | None:
     return f"{name} does not match its checksum" if sharded.checksum(file) != crc32 else None
 
 
-def resolve_checkpoint(folder: Path, which: str) -> Path:
-    """Collective: return the checkpoint that `which` names: ``best``, ``latest`` or a path.
+def resolve_checkpoint(folder: Path, which: str, key: str) -> Path:
+    """Collective: return the checkpoint that `which`, the value of `key`, names: ``best``, ``latest`` or a path.
 
     Raises:
-        CheckpointError: on every rank, if it is missing or damaged.
+        CheckpointError: on every rank, if the run has none yet, or it is damaged.
+        ConfigError: on every rank, if the path is not there.
     """
     if which == "latest":
         found = newest_checkpoint(folder)
@@ -176,12 +178,21 @@ def resolve_checkpoint(folder: Path, which: str) -> Path:
         return found
     path = folder / "best" if which == "best" else Path(which)
     if not all(together(path.is_dir)):
-        rule = "train first" if which == "best" else "write best, latest or the path of a step_XXXXXXXX folder"
-        raise CheckpointError(f"{path}: no such checkpoint; {rule}")
+        if which == "best":
+            raise CheckpointError(f"{path}: no such checkpoint; train first")
+        raise no_such_checkpoint(key, which)
     problem = find_damage(path)
     if problem is not None:
         raise CheckpointError(f"{path}: {problem}; choose another checkpoint")
     return path.resolve()
+
+
+def no_such_checkpoint(key: str, which: str) -> ConfigError:
+    """Return the error of a `key` whose value, `which`, names no checkpoint."""
+    slip = "" if os.sep in which else did_you_mean(which, ("best", "latest"))
+    return ConfigError(
+        f"{key}: {which}: no such checkpoint; write best, latest or the path of a step_XXXXXXXX folder{slip}"
+    )
 
 
 def load_meta(path: Path) -> dict[str, Any]:

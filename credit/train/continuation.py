@@ -81,7 +81,7 @@ def find_start(config: Config, folder: Path) -> Path | None:
             logger.warning("trainer.resume: %s is not there; the run goes on from its own %s", resume, own.name)
         if is_file or (is_gone and own is not None):
             return own
-    path = checkpoint.resolve_checkpoint(checkpoints, resume)
+    path = checkpoint.resolve_checkpoint(checkpoints, resume, "trainer.resume")
     if own is not None and path.parent == checkpoints.resolve() and path != own.resolve():
         raise ConfigError(
             f"trainer.resume: {path} is older than {own}; remove the newer ones to go back, or choose another save_loc "

@@ -97,7 +97,7 @@ def export_weights(config: Config, which: str, target: Path) -> Path:
     Raises:
         CreditError: if it cannot be written; an old file stays.
     """
-    path = checkpoint.resolve_checkpoint(Path(config.save_loc) / "checkpoints", which)
+    path = checkpoint.resolve_checkpoint(Path(config.save_loc) / "checkpoints", which, "--checkpoint")
     meta = (path / "meta.json").read_text(encoding="utf-8")
     weights = _forecast_weights(config, path)
     return write_whole(target, lambda beside: _save(weights, meta, beside))

@@ -81,7 +81,7 @@ def locate_base(recorded: Mapping[str, str], resume: str, origin: Path) -> Path:
         )
 
     base = on_main(look)
-    return checkpoint.resolve_checkpoint(base.parent, str(base))
+    return checkpoint.resolve_checkpoint(base.parent, str(base), "trainer.resume")
 
 
 def load_base(model: nn.Module, base: Path, seed: int) -> None:

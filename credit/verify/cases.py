@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from credit.config import Config
 from credit.data.problems import Problems
-from credit.data.splits import Split, require_unseen
+from credit.data.splits import Split, describe_cover, describe_span, require_unseen
 from credit.data.units import Conversion, find_conversion
 from credit.errors import DataError
 from credit.forecast.forecasts import Forecasts
+from credit.forecast.initial_times import choose_leads
 from credit.parallel.verdict import rank_of
 
 if TYPE_CHECKING:
@@ -69,6 +71,44 @@ def agree(
             f"; no scores of {', '.join(lacking[name])}, which it does not have" if lacking[name] else "",
         )  # fmt: skip
     return leads, cases
+
+
+def find_unscored(
+    config: Config, archive: Forecasts, reader: FieldReader, leads: np.ndarray, test: Split
+) -> tuple[str, list[str]]:
+    """Return in words what was asked for and has no scores.
+
+    Args:
+        config: of the run.
+        archive: the run's forecasts, of which some may be still to come.
+        reader: the data.
+        leads: lead times that are scored, minutes.
+        test: the test period.
+
+    Returns:
+        The lead times of ``inference`` that the forecasts do not have, nothing where they have all; and a line for each
+        thing that the data lack: a part of the test period, truth of some of the forecasts.
+    """
+    step, lines = config.data.step_minutes, []
+    period, initial = test.describe(reader.clock), archive.initial_minutes.tolist()
+    cover = describe_cover(reader.times, test, reader.clock, step)
+    if cover:
+        lines.append(f"{period}: {cover}")
+    whole = len(cases_with_truth({*initial}, reader, leads, test))
+    if whole < len(initial):
+        lines.append(
+            f"{archive.origin}: {len(initial) - whole} of its initial times ({_some_times(archive)}) have no scores: "
+            f"the data have no truth in {period} at every lead time up to {leads[-1] / 60:g} h"
+        )
+    asked = choose_leads(config.inference, step)
+    lacking = np.setdiff1d(asked, archive.lead_minutes)
+    if not len(lacking):
+        return "", lines
+    keys = "lead_time, output_every, lead_times"
+    return (
+        f"{len(lacking)} of {len(asked)} lead times that inference asks for ({keys}) are not in the forecasts and have "
+        f"no scores: {_some_hours(lacking)}"
+    ), lines
 
 
 def lacking_channels(name: str, archive: Forecasts, reader: FieldReader, written: Sequence[str]) -> list[str]:
@@ -163,7 +203,8 @@ def common_cases(archives: Mapping[str, Forecasts], reader: FieldReader, leads: 
     if not len(cases):
         raise DataError(
             f"{test.describe(reader.clock)}: of {len(common)} initial times that all forecasts have, none has truth at "
-            f"every lead up to {leads[-1] / 60:g} h in this period; forecast from times in it (inference.initial_times)"
+            f"every lead up to {leads[-1] / 60:g} h in this period; {describe_span(reader.times, reader.clock)}; "
+            "forecast from times in both (inference.initial_times), or choose another data.splits.test"
         )
     return cases
 

@@ -20,6 +20,7 @@ from credit.whole import write_whole
 
 # global attributes that tell unlike numbers apart; in every row of scores.csv, too
 FACTS = ("grid", "truth", "first_case", "last_case", "initial_hours", "climatology", "version")
+LACKING = "lead_times_without_scores"  # the lead times that were asked for and are not in the forecasts, in words
 OWN_FACTS = ("members", "prescribed_forcing")  # of each forecast
 COLUMNS = (
     "forecast", "variable", "level", "level_units", "region", "season", "lead_hours", "metric", "value", "units",
@@ -95,8 +96,9 @@ class ScoreTable:
         return str(self.dataset[what].values[self.forecasts.index(forecast)])
 
     def caveats(self) -> list[str]:
-        """Return in words what makes the scores of the forecasts unlike one another."""
-        found = []
+        """Return in words what the scores lack, and what makes those of the forecasts unlike one another."""
+        lacking = self.dataset.attrs.get(LACKING)
+        found = [f"{lacking}."] if lacking else []
         for name in self.contenders:
             forcing = self.told("prescribed_forcing", name)
             if is_prescribed(forcing):

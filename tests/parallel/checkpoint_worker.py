@@ -139,7 +139,7 @@ def check_save(folder: Path, kind: str, expected: dict[str, Tensor]) -> None:
             dist.all_reduce(torch.ones(1000))
         store.wait()
         assert store.committed == 1
-    assert checkpoint.resolve_checkpoint(folder / kind, "best") == path
+    assert checkpoint.resolve_checkpoint(folder / kind, "best", "key") == path
     stored_once(path, expected)
 
 
@@ -148,7 +148,7 @@ def check_load(folder: Path, kind: str, expected: dict[str, Tensor]) -> None:
     for source in (*MODELS, "single"):
         model = MODELS[kind]()
         state = state_of(model)
-        path = checkpoint.resolve_checkpoint(folder / source, "latest")
+        path = checkpoint.resolve_checkpoint(folder / source, "latest", "key")
         checkpoint.load_into(path, "all", state)
         require_equal(state, expected)
         torch_reads = state_of(MODELS[kind]())
@@ -193,7 +193,7 @@ def check_full_disk(folder: Path, expected: dict[str, Tensor]) -> None:
             "step_00000003",
         ]
         store.point("best", 3)
-        assert checkpoint.resolve_checkpoint(folder / "fsdp4", "best").name == "step_00000003"
+        assert checkpoint.resolve_checkpoint(folder / "fsdp4", "best", "key").name == "step_00000003"
 
 
 def check_damage(folder: Path) -> None:
@@ -207,7 +207,7 @@ def check_damage(folder: Path) -> None:
         dist.barrier()
         assert damaged.name in checkpoint.find_damage(damaged.parents[1])
         assert checkpoint.newest_checkpoint(folder / "fsdp4").name == "step_00000001"
-        assert damaged.name in error_of(lambda: checkpoint.resolve_checkpoint(folder / "fsdp4", "best"))
+        assert damaged.name in error_of(lambda: checkpoint.resolve_checkpoint(folder / "fsdp4", "best", "key"))
         dist.barrier()
         if dist.get_rank() == 0:
             damaged.write_bytes(content)

@@ -41,7 +41,7 @@ def test_every_mesh_reads_every_other(tmp_path: Path, repository: Path) -> None:
         raise
     assert process.returncode == 0, output
     for kind in MODELS:
-        path = checkpoint.resolve_checkpoint(tmp_path / kind, "latest")
+        path = checkpoint.resolve_checkpoint(tmp_path / kind, "latest", "key")
         assert checkpoint.load_meta(path)["format"] == 2
         found = checkpoint.load_tensors(path, "all")
         assert found.keys() == expected.keys()

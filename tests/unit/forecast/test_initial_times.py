@@ -6,10 +6,18 @@ import numpy as np
 import pytest
 
 from credit.config.schema_data import DataConfig
-from credit.config.schema_forecast import InferenceConfig
+from credit.config.schema_forecast import InferenceConfig, InitialTimesConfig
 from credit.data.splits import Split
 from credit.errors import ConfigError, DataError
-from credit.forecast.initial_times import choose_initial_times, choose_leads, deal, group, take_part
+from credit.forecast.initial_times import (
+    InitialTimes,
+    choose_initial_times,
+    choose_leads,
+    deal,
+    find_initial_times,
+    group,
+    take_part,
+)
 from credit.times import Clock
 
 
@@ -46,14 +54,23 @@ SPLIT_YEARS = {"train": 1990, "valid": 1995, "test": 2001}
 
 
 def _choose(conf: InferenceConfig, times: np.ndarray = TIMES, history_len: int = 1, **sst: str) -> list[int]:
-    data = DataConfig(
+    return _find(conf, times, history_len, **sst).minutes
+
+
+def _find(
+    conf: InferenceConfig, times: np.ndarray = TIMES, history_len: int = 1, test: Split = TEST, **sst: str
+) -> InitialTimes:
+    return find_initial_times(conf, _data(history_len, **sst), times, CLOCK, test)
+
+
+def _data(history_len: int = 1, **sst: str) -> DataConfig:
+    return DataConfig(
         sources=[{"path": "none.nc"}],
         variables={"prognostic": {"vars_2D": ["t2m"]}, "dynamic_forcing": {"vars_2D": ["sst"]}},
         fields={"sst": sst} if sst else {},
         history_len=history_len,
         splits={name: [f"{year}-01-01", f"{year}-01-10"] for name, year in SPLIT_YEARS.items()},
     )
-    return choose_initial_times(conf, data, times, CLOCK, TEST)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +92,72 @@ def test_an_ensembles_analyses_must_be_in_the_data(ensemble: dict | None, first_
         named = conf.model_copy(update={"initial_times": ["2001-01-02"]})
         with pytest.raises(DataError, match="2001-01-02T00:00 needs the fields of 2000-12-3"):
             _choose(named, history_len=2)
+
+
+PERIOD = "data.splits.test 2001-01-01T00:00..2001-01-10T00:00"
+ENDS = "1 whose inference.lead_time 24h ends after the period"
+
+
+def test_what_is_left_out_is_told_with_why(caplog: pytest.LogCaptureFixture) -> None:
+    """10 days are asked for; the last has its truth after the period, which is no fault of the data."""
+    conf = InferenceConfig(lead_time="24h")
+    found = _find(conf)
+    assert (len(found.minutes), found.data_lack) == (9, False)
+    assert found.left_out == f"inference.initial_times: 1 of 10 are left out: {ENDS}; {PERIOD}"
+    whole = _find(conf.model_copy(update={"initial_times": ["2001-01-02"]}))
+    assert whole.left_out == "" and not whole.data_lack
+    # the data end with day 5, and have a hole on day 2 from 06 to 12 UTC
+    times = TIMES[(TEST.first + DAY + 720 <= TIMES) & (TEST.first + 4 * DAY >= TIMES) | (TEST.first + DAY >= TIMES)]
+    found = _find(conf, times)
+    assert found.minutes == [TEST.first + day * DAY for day in (0, 2, 3)] and found.data_lack
+    assert found.left_out == (
+        "inference.initial_times: 7 of 10 are left out: 2 without truth in the data at every step of "
+        "inference.lead_time 24h, 5 at which the data have nothing; "
+        f"{PERIOD}: the data cover 2001-01-01T00:00 to 2001-01-05T00:00 of it"
+    )
+    found = _find(conf.model_copy(update={"initial_times": InitialTimesConfig(start="2000-12-30")}), history_len=2)
+    assert found.left_out.startswith(
+        "inference.initial_times: 4 of 12 are left out: 2 before the period, 1 without the 2 input frames in the period"
+    )
+    bred = {"members": 2, "perturbation": {"kind": "bred", "cycles": 3, "cycle": "24h"}}
+    found = _find(InferenceConfig(lead_time="24h", ensemble=bred))
+    assert "2 without the analyses up to 72h before, from which inference.ensemble starts" in found.left_out
+    for times, level in ((TIMES, "INFO"), (TIMES[:20], "WARNING")):
+        caplog.clear()
+        with caplog.at_level("INFO"):
+            minutes = choose_initial_times(conf, _data(), times, CLOCK, TEST)
+        assert minutes == _choose(conf, times)
+        assert [(one.levelname, one.getMessage()) for one in caplog.records] == [(level, _find(conf, times).left_out)]
+
+
+@pytest.mark.parametrize(
+    ("conf", "test", "words"),
+    [
+        ({"lead_time": "240h"}, TEST, "10 whose inference.lead_time 240h ends after .*; shorten inference.lead_time"),
+        ({"lead_time": "24h"}, Split("test", TEST.last + DAY, TEST.last + 9 * DAY),
+         "9 at which the data have nothing; .*; choose times that the data have .*data.splits.test.* more files"),
+        ({"lead_time": "24h", "ensemble": {"members": 2, "lagged": "264h"}}, TEST,
+         "9 without the analyses up to 264h before.*; begin later .*lagged"),
+    ],
+)  # fmt: skip
+def test_no_time_at_all(conf: dict, test: Split, words: str) -> None:
+    """The way out is that of what keeps most of the times away."""
+    with pytest.raises(DataError, match=f"^data.splits.test .*: no forecast can begin .*{words}") as caught:
+        _find(InferenceConfig(**conf), test=test)
+    assert "the data have 2000-12-31T00:00..2001-01-10T00:00; " in str(caught.value)
+
+
+def test_a_range_behind_the_period() -> None:
+    late = InferenceConfig(initial_times=InitialTimesConfig(start="2001-01-11"))
+    with pytest.raises(ConfigError, match=r"initial_times.start: 2001-01-11 is after data.splits.test .*; give .*end"):
+        _find(late)
+
+
+def test_named_times_that_the_data_lack_are_counted() -> None:
+    ranged = InferenceConfig(initial_times=InitialTimesConfig(start="2001-01-08", end="2001-01-14"))
+    words = r"2001-01-11T00:00, which the data do not have; so do 3 others of 7 .*; the data have 2000-12-31T00:00\.\."
+    with pytest.raises(DataError, match=rf"2001-01-11T00:00 needs the fields of {words}"):
+        _find(ranged)
 
 
 def test_lead_times_to_write() -> None:

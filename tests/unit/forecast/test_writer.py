@@ -311,7 +311,7 @@ def test_an_interruption_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CreditError, match="file/forecasts: cannot be made"):
+    with pytest.raises(ConfigError, match=r"^inference.folder: .*file/forecasts cannot be made .*; choose another"):
         _writer(tmp_path / "file" / "forecasts")
 
 

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from credit.errors import CheckpointError
+from credit.errors import CheckpointError, ConfigError
 from credit.train import checkpoint, sharded
 from credit.train.store import CheckpointStore
 
@@ -148,7 +148,7 @@ def test_damage_is_skipped_with_a_warning(
     assert checkpoint.newest_checkpoint(tmp_path) == tmp_path / "step_00000001"
     assert "step_00000002" in caplog.text
     with pytest.raises(CheckpointError, match="step_00000002"):
-        checkpoint.resolve_checkpoint(tmp_path, str(bad))
+        checkpoint.resolve_checkpoint(tmp_path, str(bad), "key")
 
 
 def test_every_flipped_byte_is_found(tmp_path: Path) -> None:
@@ -227,10 +227,10 @@ def test_links_and_pruning(tmp_path: Path) -> None:
             store.save(step, tensors(step), ASSETS, {}, links, keep)
         store.wait()
         assert [path.name[-1] for path in checkpoint.list_checkpoints(tmp_path)] == ["2", "4", "5"]
-        assert checkpoint.resolve_checkpoint(tmp_path, "best") == (tmp_path / "step_00000002").resolve()
+        assert checkpoint.resolve_checkpoint(tmp_path, "best", "key") == (tmp_path / "step_00000002").resolve()
         store.save(6, tensors(6), ASSETS, {}, keep=keep)
         store.point("best", 6)  # after the save that is under way
-        assert checkpoint.resolve_checkpoint(tmp_path, "best") == (tmp_path / "step_00000006").resolve()
+        assert checkpoint.resolve_checkpoint(tmp_path, "best", "key") == (tmp_path / "step_00000006").resolve()
 
 
 def test_retention(tmp_path: Path) -> None:
@@ -252,9 +252,13 @@ def test_going_back(tmp_path: Path) -> None:
 
 def test_nothing_there(tmp_path: Path) -> None:
     assert checkpoint.newest_checkpoint(tmp_path / "none") is None
-    for which in ("latest", "best", str(tmp_path / "step_00000009")):
-        with pytest.raises(CheckpointError, match=r"train first|write best"):
-            checkpoint.resolve_checkpoint(tmp_path, which)
+    for which in ("latest", "best"):
+        with pytest.raises(CheckpointError, match="train first"):
+            checkpoint.resolve_checkpoint(tmp_path, which, "trainer.resume")
+    with pytest.raises(ConfigError, match=r"^trainer.resume: .*/step_00000009: no such .* step_XXXXXXXX folder$"):
+        checkpoint.resolve_checkpoint(tmp_path, str(tmp_path / "step_00000009"), "trainer.resume")
+    with pytest.raises(ConfigError, match=r'^inference.checkpoint: bset: no such .*; did you mean "best"\?$'):
+        checkpoint.resolve_checkpoint(tmp_path, "bset", "inference.checkpoint")
 
 
 def test_formats(tmp_path: Path) -> None:
@@ -268,7 +272,7 @@ def test_formats(tmp_path: Path) -> None:
         file.name: {"size": file.stat().st_size, "crc32": zlib.crc32(file.read_bytes())} for file in path.iterdir()
     }
     (path / "manifest.json").write_text(json.dumps(facts))
-    assert checkpoint.resolve_checkpoint(tmp_path, "latest") == path.resolve()
+    assert checkpoint.resolve_checkpoint(tmp_path, "latest", "key") == path.resolve()
     assert checkpoint.load_meta(path)["step"] == 3
     assert same(checkpoint.load_tensors(path, "model"), expected)
     state = {name: torch.zeros_like(value) for name, value in expected.items()}

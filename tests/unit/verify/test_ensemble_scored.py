@@ -70,12 +70,14 @@ def test_members_and_forcing_of_each_forecast_are_told(ensemble: tuple[ScoreTabl
         assert scores["forcing"].sel(forecast="single") == "sst: observed; sin_year: computed"
         assert scores["ensemble"].sel(forecast="model") == "3 members; made up"
         assert scores["weights"].sel(forecast="model") == "0a1b2c3d"
-    forcing, members = table.caveats()
+    lacking, forcing, members = table.caveats()
+    assert lacking.startswith("9 of 12 lead times that inference asks for")
     assert forcing.startswith("Prescribed forcing of single: sst was read from the analysed future")
     assert members.startswith("Unequal numbers of members: the model 3, single 1.")
     assert table.format("single").endswith(f"{forcing}\n{members}")
     page = (folder / "report.html").read_text()
-    for words in (forcing, members, "<th>Members of single</th><td>1</td>", "<td>3 members; made up</td>", "0a1b2c3d"):
+    said = "<th>Members of single</th><td>1</td>", "<td>3 members; made up</td>", "0a1b2c3d"
+    for words in (lacking, forcing, members, *said):
         assert words in page, words
 
 

@@ -167,6 +167,37 @@ def test_forecasts_without_truth_are_named(run: Run, tmp_path: Path, caplog: pyt
     assert "not scored, as data.variables predict nothing of these names and levels: gust" in caplog.text
 
 
+def test_what_was_asked_for_and_has_no_scores_is_said(
+    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Lead times that are not in the files, forecasts without truth, a test period beyond the data."""
+    raw = run.config.model_dump(mode="json")
+    raw["inference"] = {"lead_time": "24h", "lead_times": ["6h", "24h"]}
+    complete = score_forecasts(build_config(raw), run.reader, run.archive).table
+    assert not any("lead time" in words for words in complete.caveats())
+    assert "asks for" not in caplog.text and "cover" not in caplog.text
+    raw["data"]["splits"]["test"], raw["inference"] = ["2001-03-01", "2001-03-20"], {"lead_time": "36h"}
+    caplog.clear()
+    table = score_forecasts(build_config(raw), run.reader, run.archive).table
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    lacking = (
+        "3 of 6 lead times that inference asks for (lead_time, output_every, lead_times) are not in the forecasts and "
+        "have no scores: 18, 30, 36 h"
+    )
+    assert lacking in warnings and f"{lacking}." in table.caveats() and f"{lacking}." in table.format()
+    assert (
+        "data.splits.test 2001-03-01T00:00..2001-03-20T23:59: the data cover 2001-03-01T00:00 to 2001-03-10T18:00 of it"
+        in warnings
+    )
+    archive = write_forecasts(tmp_path / "late", run.reader, ["2001-03-05", "2001-03-10"])
+    caplog.clear()
+    assert len(score_forecasts(run.config, run.reader, archive).cases) == 1
+    assert (
+        f"{archive.origin}: 1 of its initial times (2, 2001-03-05T00:00 to 2001-03-10T00:00) have no scores: the data "
+        "have no truth in data.splits.test 2001-03-01T00:00..2001-03-10T23:59 at every lead time up to 24 h"
+    ) in caplog.text
+
+
 def test_other_forecasts_share_the_cases(run: Run, tmp_path: Path) -> None:
     write_forecasts(tmp_path / "other", run.reader, ["2001-03-04T06:00"], 1.0, [720, 1440], format="zarr",
                     variables=["z", "t2m"])  # fmt: skip

@@ -123,8 +123,9 @@ def test_the_terminals_table(table: ScoreTable) -> None:
     assert "3 initial times" in lines[0]
     (line,) = [line for line in lines if line.startswith("z500")]
     assert line.split()[-1] == "-"  # three cases tell nothing of significance
-    assert lines[-2].startswith("The initial times make 1 block, each at least 5 days long")
-    assert "only where there are 20 blocks, so none is" in lines[-2]
+    assert lines[-3].startswith("The initial times make 1 block, each at least 5 days long")
+    assert "only where there are 20 blocks, so none is" in lines[-3]
+    assert lines[-2].startswith("9 of 12 lead times that inference asks for")
     assert lines[-1].startswith("Prescribed forcing of the model: sst was read from the analysed future")
     numbers = [float(word) for word in line.split()[5:-1]]
     assert numbers[0] == pytest.approx(MODEL_ERROR, rel=1e-3)

@@ -1,0 +1,62 @@
+"""The entry point: options that contradict each other, and a pipe that nobody reads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from credit.cli import main
+
+COMMANDS = [
+    ["init", "quickstart"],
+    ["check", "config.yml"],
+    ["plan", "config.yml", "--world-size", "2"],
+    ["check", "--help"],
+    ["--help"],
+]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("both", [False, True], ids=["stdout", "stderr too"])
+def test_a_closed_pipe_ends_a_command_quietly(world: Path, arguments: list[str], both: bool) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "credit.cli.main", *arguments]
+    # argparse says nothing of a pipe that it could not write to, which it finds where nothing waits in a buffer
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    stderr = writing if both else subprocess.PIPE
+    ended = subprocess.run(command, cwd=world, env=environment, stdout=writing, stderr=stderr, text=True, check=False)
+    os.close(writing)
+    assert ended.returncode == 141  # 128 and the number of SIGPIPE
+    assert both or "Traceback" not in ended.stderr and "Broken" not in ended.stderr
+
+
+def test_another_broken_pipe_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """That of a worker or a socket, while what is printed is read."""
+
+    def broken() -> int:
+        raise BrokenPipeError
+
+    with open(tmp_path / "out", "w") as out, open(tmp_path / "err", "w") as err:
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", err)
+        with pytest.raises(BrokenPipeError):
+            main._end_quietly(broken)
+
+
+@pytest.mark.parametrize("given", ["inference.initial_times.every=24h", "inference.initial_times=[2000-01-08]"])
+def test_latest_and_other_initial_times(world: Path, given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main._run("rollout", ["config.yml", "--latest", given], "credit rollout") == 2
+    assert f"--latest: {given} is given beside it" in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_is_misspelt(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong config ends with 2, as elsewhere; a run that has no checkpoint yet with 1."""
+    said = {"bset": (2, "inference.checkpoint: bset: no such checkpoint"), "best": (1, "train first")}
+    for which, (code, words) in said.items():
+        assert main._run("rollout", ["config.yml", f"inference.checkpoint={which}"], "credit rollout") == code
+        assert words in capsys.readouterr().err
