@@ -63,8 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
         timeout = parse_duration(config.trainer.parallelism.timeout)
         held.enter_context(process_group(launch, device, timeout))
         reader, forecasts, share = _open(config, arguments.online, launch, device.type)
-        notice, is_own = _find_doubt(config, forecasts.attributes)
-        if notice is not None and launch.is_main:
+        notice, is_own = _find_doubt(config, forecasts.attributes) if launch.is_main else (None, True)
+        if notice is not None:
             logger.warning("%s", notice)
         table = verify(config, reader, forecasts, folder, share, other, notice, is_own)
     if table is not None:
@@ -112,9 +112,8 @@ def _compared(config: Config, others: list[str]) -> tuple[Config, str | None]:
 
 def _find_doubt(config: Config, attributes: Mapping[str, object]) -> tuple[str | None, bool]:
     """Return what is to be said of forecasts that are of other weights than the config names, and whether these are
-    the run's own; collective.
+    the run's own.
     """
-    from credit.errors import CheckpointError
     from credit.train import checkpoint
 
     weights, which = attributes.get("weights"), config.inference.checkpoint
@@ -124,14 +123,11 @@ def _find_doubt(config: Config, attributes: Mapping[str, object]) -> tuple[str |
         return None, True
     made = f"The forecasts were made with the weights {weights}, step {attributes.get('checkpoint_step')} of "
     made += f"{attributes.get('experiment')}"
-    try:
-        asked = checkpoint.resolve_checkpoint(folder, which)
-    except CheckpointError:
-        asked = None
-    if asked is not None and checkpoint.fingerprint(asked, "forecast") == weights:
+    asked = folder / which if which in ("best", "latest") else Path(which)
+    if asked.is_dir() and checkpoint.fingerprint(asked, "forecast") == weights:
         return None, weights in known
     if weights in known:
-        now = "is not there" if asked is None else f"is {asked.name}"
+        now = f"is {asked.resolve().name}" if asked.is_dir() else "is not there"
         return f"{made}; inference.checkpoint, {which}, {now} now. credit rollout forecasts with that.", True
     return f"{made}: of none of the checkpoints in {folder}. They are another run's, or of one that is gone.", False
 
