@@ -18,7 +18,7 @@ from credit.data.climatology_store import bytes_of, difference
 from credit.data.loader import PositionSampler
 from credit.data.preprocess import bytes_needed, times_within
 from credit.data.sources import SourceReader
-from credit.data.splits import build_splits, require_unseen
+from credit.data.splits import require_unseen
 from credit.errors import ConfigError
 from credit.hpc.cluster import load_cluster
 from credit.hpc.job import Job, build_job
@@ -26,8 +26,9 @@ from credit.hpc.script import render
 from credit.models.lora import base_state, saved_state
 from credit.parallel.launch import read_launch
 from credit.parallel.mesh import Degrees, RunMesh, plan_degrees
-from credit.times import Clock, format_duration, parse_duration
+from credit.times import format_duration, parse_duration
 from credit.train import checkpoint
+from credit.train.assets import Assets
 from credit.train.continuation import find_start, find_weights, require_same_run, take_over
 from credit.train.dry_run import Tried, blank_assets
 from credit.train.fine_tuning import find_base
@@ -123,7 +124,7 @@ def check_start(
         weights = find_weights(config, origin)
         if weights is not None and found is not None:
             assets = blank_assets(config, found.grid, found.attributes, found.masks)
-            adopt_assets(config, assets, found, weights)
+            _require_unseen(config, found, adopt_assets(config, assets, found, weights), weights, findings)
         if weights is not None and tried is not None:
             shapes = {name: value.shape for name, value in read_state_file(weights).items()}
             checkpoint.require_same(tried.model.state_dict(), shapes, weights)
@@ -137,14 +138,19 @@ def check_start(
             require_same_run(config, meta["config"], origin)
             return config, step
         config, assets = take_over(config, found, RunMesh(degrees), origin, goes_on)
-        clock = Clock(meta["calendar"])
-        with findings.collect():
-            require_unseen(build_splits(config.data, clock)["test"], assets.seen, str(origin), clock)
+        _require_unseen(config, found, assets, origin, findings)
         if tried is not None:
             own = saved_state(tried.model) if goes_on else base_state(tried.model)
             checkpoint.require_same(own, checkpoint.stored_shapes(origin, "model" if goes_on else "forecast"), origin)
         findings.say(f"checkpoint: the run begins with {origin}, step {step}")
     return config, step
+
+
+def _require_unseen(config: Config, found: DataFound, assets: Assets, path: Path, findings: Findings) -> None:
+    """Name a test period that the weights in `path` have seen a part of."""
+    if "test" in found.splits and not config.verification.allow_seen:
+        with findings.collect():
+            require_unseen(found.splits["test"], assets.seen, str(path), found.clock)
 
 
 def _name_damaged(folder: Path, origin: Path | None, findings: Findings) -> None:

@@ -88,7 +88,8 @@ def _end_quietly(command: Callable[[], int]) -> int:
         try:
             return command()
         finally:
-            sys.stdout.flush()
+            if sys.stdout is not None:
+                sys.stdout.flush()
     except BrokenPipeError:
         unread = [stream for stream in (sys.stdout, sys.stderr) if _is_unread(stream)]
         if not unread:
@@ -98,10 +99,13 @@ def _end_quietly(command: Callable[[], int]) -> int:
         return 128 + signal.SIGPIPE
 
 
-def _is_unread(stream: TextIO) -> bool:
-    """Return whether a stream is a pipe whose other end is closed."""
+def _is_unread(stream: TextIO | None) -> bool:
+    """Return whether a stream is a pipe whose other end is closed; not one without a descriptor, as in a notebook."""
     poll = select.poll()
-    poll.register(stream.fileno(), select.POLLOUT)
+    try:
+        poll.register(stream.fileno(), select.POLLOUT)
+    except (AttributeError, OSError, ValueError):
+        return False
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 

@@ -263,6 +263,11 @@ class VerificationConfig(Section):
     """How forecasts are scored."""
 
     climatology: ClimatologyConfig = Field(ClimatologyConfig(), description="The climatology.")
+    allow_seen: bool = Field(
+        False,
+        description="Score forecasts in periods that their weights were trained or selected on, too, as to see how "
+        "much they have learnt by heart, or where the years of another data set have the same names.",
+    )
     figure_channels: list[str] | None = Field(
         None, description="Channels of the maps, spectra and curves; default: z500, t850, t2m, ... where present."
     )

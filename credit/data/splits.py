@@ -74,13 +74,25 @@ def require_unseen(test: Split, seen: Iterable[tuple[str, str]], whose: str, clo
     Raises:
         ConfigError: naming both periods.
     """
+    period = find_seen(test, seen, clock)
+    if period is not None:
+        raise ConfigError(
+            f"{test.describe(clock)}: {whose} has seen a part of this period: its weights were trained or selected "
+            f"on {' to '.join(period)}; score where no forecast has learnt or was chosen, "
+            "data.splits.test=[FIRST,LAST], or set verification.allow_seen: true, which the report then says"
+        )
+
+
+def find_seen(test: Split, seen: Iterable[tuple[str, str]], clock: Clock) -> tuple[str, str] | None:
+    """Return the first of the periods `seen` that has a part of `test`, None where none has.
+
+    They are compared as texts: weights that began with those of another calendar may have seen days that this has not.
+    """
+    begin, end = clock.format(test.first), clock.format(test.last)
     for first, last in seen:
-        if clock.parse(first) <= test.last and test.first <= clock.parse_end(last):
-            raise ConfigError(
-                f"{test.describe(clock)}: {whose} has seen a part of this period: its weights were trained or selected "
-                f"on {first} to {last}; score where no forecast has learnt or was chosen, "
-                "data.splits.test=[FIRST,LAST]"
-            )
+        if first <= end and begin <= (last if "T" in last else f"{last}T24"):
+            return first, last
+    return None
 
 
 def initial_times(times: np.ndarray, split: Split, step: int, history_len: int, forecast_len: int) -> np.ndarray:

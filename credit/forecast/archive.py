@@ -101,7 +101,8 @@ class _NetcdfArchive(ForecastArchive):
                     fields = ArchiveFields(source, ("time",), "forecast_period", rename, level_units)
                     fields_before = fields.attributes.pop(INITIAL_FIELDS, None)  # is of one forecast, not of the run
                     whole = fields.attributes.pop(LEADS, None)
-                    members = fields.attributes.get(MEMBERS)
+                    alone = MEMBER in dataset.variables and dataset[MEMBER].ndim == 0
+                    members = fields.attributes.get(MEMBERS) if alone else None
                     member = 0 if members is None else int(dataset[MEMBER][...])
                     reference = dataset["forecast_reference_time"]
                     clock = Clock(getattr(reference, "calendar", "standard"))

@@ -12,7 +12,7 @@ import xarray as xr
 
 from credit.data.cf import level_values, role_of
 from credit.errors import DataError, did_you_mean
-from credit.forecast.layout import HISTORY
+from credit.forecast.layout import HISTORY, of_the_run
 from credit.grid import LatLonGrid
 
 _LAT_NAMES, _LON_NAMES = ("latitude", "lat"), ("longitude", "lon")
@@ -56,7 +56,6 @@ class ArchiveFields:
         lat, lon = (source.first_of(names) for names in (_LAT_NAMES, _LON_NAMES))
         self.grid, self.orientation = LatLonGrid.from_coords(source.values(lat), source.values(lon), origin=str(origin))
         self.lead_minutes = _lead_minutes(source, lead)
-        # a run that a new version of the package continued, or whose files a tool has looked at, is one run
         self.attributes = {name: value for name, value in source.attributes.items() if name != HISTORY}
         ours = _our_names(source, rename)
         needed = {*leading, lat, lon}
@@ -90,9 +89,10 @@ class ArchiveFields:
             return "has another number of members"
         if self.channel_names != other.channel_names:
             return "has other variables or levels"
-        if self.attributes != other.attributes:
-            changed = {k for k in {*self.attributes, *other.attributes}
-                       if self.attributes.get(k) != other.attributes.get(k)}  # fmt: skip
+        # a run that a new version of the package continued, or whose files a tool has looked at, is one run
+        own, others = of_the_run(self.attributes), of_the_run(other.attributes)
+        if own != others:
+            changed = {k for k in {*own, *others} if own.get(k) != others.get(k)}
             return f"is of another run (global attributes {', '.join(sorted(changed))})"
         return self.grid.difference(other.grid)
 

@@ -24,12 +24,20 @@ INITIAL_FIELDS = "initial_fields"
 # the global attribute that says what made a file: without a clock time, so that files of one forecast are the same
 # whenever they are made, and no sign of a run, which a new version of the package may continue
 HISTORY = "history"
+# the global attribute with the periods that the weights were trained or selected on; the weights themselves tell runs
+# apart, and files of earlier versions have none
+SEEN = "seen_periods"
 MADE_BY = f"credit {__version__}: credit rollout"
 _MANTISSA_BITS = 23  # of float32
 _LEVEL_STANDARD_NAMES = {"hPa": "air_pressure", "Pa": "air_pressure", "model_level": "model_level_number"}
 _VARIABLE_ATTRIBUTES = ("standard_name", "long_name", "units")
 _CELL_METHODS = {"instant": "time: point", "mean": "time: mean", "accumulate": "time: sum"}
 SINCE_START = 0  # the window of what is summed up from the initial time on
+
+
+def of_the_run(attributes: Mapping[str, object]) -> dict[str, object]:
+    """Return the global attributes that tell runs apart."""
+    return {name: value for name, value in attributes.items() if name not in (HISTORY, SEEN)}
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from credit.forecast.layout import (
     WRITE_HINT,
     ForecastLayout,
     OutputVariable,
+    of_the_run,
     window_bounds,
 )
 
@@ -136,9 +137,8 @@ class NetcdfFiles:
             return False
         stored = {name: dataset.getncattr(name) for name in dataset.ncattrs()}
         fields_before = stored.pop(INITIAL_FIELDS, None)
-        stored.pop(HISTORY, None)
         return (
-            stored == self._attributes
+            of_the_run(stored) == of_the_run(self._attributes)
             and np.array_equal(dataset["forecast_period"][:], layout.lead_hours[own.numbers])
             and (own.member is None or (MEMBER in dataset.variables and dataset[MEMBER][...] == own.member))
             and all(_is_as_defined(dataset, layout, variable, own) for variable in layout.variables)

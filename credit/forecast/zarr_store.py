@@ -36,6 +36,7 @@ from credit.forecast.layout import (
     WRITE_HINT,
     ForecastLayout,
     OutputVariable,
+    of_the_run,
     window_bounds,
 )
 
@@ -161,8 +162,7 @@ class ZarrStore:
     def _require_same(self) -> None:
         """Refuse a store that holds something else than what is to be written."""
         group, layout = self._group, self._layout
-        stored, asked = dict(group.attrs), layout.global_attributes
-        stored.pop(HISTORY, None)
+        stored, asked = of_the_run(dict(group.attrs)), of_the_run(layout.global_attributes)
         wrong = [f"global attribute {key}" for key in {*stored, *asked} if stored.get(key) != asked.get(key)]
         if self._init not in group or self._lead not in group:
             wrong.append("inference.layout")

@@ -25,6 +25,7 @@ from credit.data.splits import Split, require_samples
 from credit.errors import CheckpointError, ConfigError, did_you_mean
 from credit.forecast.ensemble import describe_ensemble
 from credit.forecast.hyperdiffusion import Hyperdiffusion
+from credit.forecast.layout import SEEN
 from credit.forecast.step import Stepper
 from credit.losses import WeightedLoss, build_loss
 from credit.metrics import ErrorSums
@@ -210,7 +211,7 @@ def describe_run(made: Forecaster) -> dict[str, str | int]:
         "parameters": sum(p.numel() for p in made.stepper.model.parameters()),
         "checkpoint_step": made.step_taken,
         "weights": checkpoint.fingerprint(made.path, "forecast"),
-        "seen_periods": ", ".join("/".join(period) for period in made.assets.seen) or "unknown",
+        SEEN: ", ".join("/".join(period) for period in made.assets.seen) or "unknown",
         "forcing": "; ".join(forcing) or "none",
         "hyperdiffusion": f"{damping.time}, order {damping.order}" if damping is not None else "none",
         **described,
@@ -246,7 +247,7 @@ def assemble_training(
         assets = assets if weights is None else adopt_assets(config, assets, reader, weights)
     else:
         config, assets = take_over(config, reader, mesh, origin, goes_on=start is not None)
-    assets = assets.after(config.data.splits)
+    assets = assets.after((splits["train"], splits["valid"]), reader.clock)
     conf = config.trainer
     model, autocast = allocate_network(config, assets, mesh, device)
     if start is None or base is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 
 from credit.channels import Channel, ChannelMap
 from credit.config import Config
-from credit.config.schema_data import DataConfig, SplitsConfig
+from credit.config.schema_data import DataConfig
 from credit.config.schema_forecast import ClimatologyConfig
 from credit.data import cf
 from credit.data.climatology import Climatology
@@ -26,6 +26,7 @@ from credit.data.statistics import Statistics, fit_statistics
 from credit.data.units import plain
 from credit.errors import CheckpointError, DataError
 from credit.grid import LatLonGrid
+from credit.times import Clock
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +48,8 @@ class Assets:
         masks: variable -> (H, W) bool, True where missing.
         climatology: of the dynamic forcing read from data, None where the training period is too short.
         layers: that budgets of the air are summed over, None where the run has none.
-        seen: (first, last) of the periods that the weights were trained or selected on, also before this run, as
-            `data.splits` has them; those of imported weights are not known.
+        seen: (first, last) of the periods that the weights were trained or selected on, also before this run, in
+            text; what imported weights have seen is not known.
     """
 
     channels: ChannelMap
@@ -61,9 +62,9 @@ class Assets:
     layers: Layers | None = None
     seen: tuple[tuple[str, str], ...] = ()
 
-    def after(self, splits: SplitsConfig) -> Assets:
-        """Return those of weights that are trained and selected on the periods of `splits`, too."""
-        own = [(first, last) for first, last in (splits.train, splits.valid)]
+    def after(self, splits: Iterable[Split], clock: Clock) -> Assets:
+        """Return those of weights that are trained or selected on the periods of `splits`, too."""
+        own = [(clock.format(split.first), clock.format(split.last)) for split in splits]
         return replace(self, seen=tuple(dict.fromkeys([*self.seen, *own])))
 
     def meta(self) -> dict[str, Any]:

@@ -10,12 +10,14 @@ import numpy as np
 
 from credit.config import Config
 from credit.data.problems import Problems
-from credit.data.splits import Split, describe_cover, describe_span, require_unseen
+from credit.data.splits import Split, describe_cover, describe_span, find_seen, require_unseen
 from credit.data.units import Conversion, find_conversion
 from credit.errors import DataError
 from credit.forecast.forecasts import Forecasts
 from credit.forecast.initial_times import choose_leads
+from credit.forecast.layout import SEEN
 from credit.parallel.verdict import rank_of
+from credit.times import Clock
 
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
@@ -32,12 +34,19 @@ def call(name: str, archive: Forecasts) -> str:
 
 def seen_periods(archive: Forecasts) -> list[tuple[str, str]]:
     """Return (first, last) of the periods that a forecast's weights were trained or selected on, as far as it tells."""
-    told = [period.partition("/") for period in str(archive.attributes.get("seen_periods", "")).split(", ")]
+    told = [period.partition("/") for period in str(archive.attributes.get(SEEN, "")).split(", ")]
     return [(first, last) for first, slash, last in told if slash]
 
 
+def describe_seen(archives: Mapping[str, Forecasts], test: Split, clock: Clock) -> str:
+    """Return in words which forecasts have seen a part of the test period; nothing where none has."""
+    found = {name: find_seen(test, seen_periods(own), clock) for name, own in archives.items()}
+    told = [f"{name} on {' to '.join(period)}" for name, period in found.items() if period]
+    return f"Trained or selected on a part of the test period: {', '.join(told)}" if told else ""
+
+
 def agree(
-    archives: Mapping[str, Forecasts], reader: FieldReader, regridded: bool, test: Split
+    archives: Mapping[str, Forecasts], reader: FieldReader, regridded: bool, test: Split, allow_seen: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the lead times and the initial times that are scored, and log what each other forecast has of them.
 
@@ -46,6 +55,7 @@ def agree(
         reader: the data.
         regridded: whether all are brought to one grid.
         test: the test period.
+        allow_seen: whether forecasts may have seen a part of it.
 
     Raises:
         DataError: with everything that keeps the forecasts from being scored together.
@@ -56,7 +66,7 @@ def agree(
         with problems.collect():
             require_comparable(name, own, reader, regridded)
         with problems.collect():
-            require_unseen(test, seen_periods(own), call(name, own), reader.clock)
+            require_unseen(test, [] if allow_seen else seen_periods(own), call(name, own), reader.clock)
         with problems.collect():
             lacking[name] = lacking_channels(name, own, reader, archives["model"].channel_names)
     with problems.collect():

@@ -26,7 +26,7 @@ from credit.grid import LatLonGrid
 from credit.times import parse_duration
 from credit.verify.baselines import baseline_fields, build_climatology, fit_damping
 from credit.verify.beginning import Beginning
-from credit.verify.cases import agree, conversion_of, find_unscored
+from credit.verify.cases import agree, conversion_of, describe_seen, find_unscored
 from credit.verify.cell_means import CellMeans, wind_pairs
 from credit.verify.contender import Contender
 from credit.verify.course import Course, CourseKeeper
@@ -40,7 +40,7 @@ from credit.verify.seasons import cases_by_season
 from credit.verify.share import Pairs, Part, Share, gather
 from credit.verify.spectra import SphericalSpectrum
 from credit.verify.sums import ScoreSums
-from credit.verify.table import LACKING, ScoreTable
+from credit.verify.table import LACKING, SEEN_HERE, ScoreTable
 from credit.verify.tabulate import Rows, build_table
 from credit.verify.tabulate_spectra import add_spectra
 from credit.verify.tabulate_thresholds import ThresholdResults
@@ -107,9 +107,12 @@ def score_forecasts(
         with problems.collect():
             archives[name] = open_other_forecasts(name, other, config.data.level_units)
     problems.raise_any()
-    leads, cases = agree(archives, reader, config.verification.grid is not None, splits["test"])
+    leads, cases = agree(
+        archives, reader, config.verification.grid is not None, splits["test"], config.verification.allow_seen
+    )
     lacking, lines = find_unscored(config, archive, reader, leads, splits["test"])
-    for line in filter(None, [lacking, *lines] if share.number == 0 else []):
+    seen = describe_seen(archives, splits["test"], reader.clock)
+    for line in filter(None, [seen, lacking, *lines] if share.number == 0 else []):
         logger.warning("%s", line)
     channels = [c for c in reader.channels.output if c.name in archive.channel_names]
     unknown = [name for name in archive.channel_names if name not in {channel.name for channel in channels}]
@@ -133,8 +136,7 @@ def score_forecasts(
     if whole is None:
         return None
     found = scorer.conclude(whole, cases, example, len(archive.initial_minutes) - len(cases))
-    if lacking:
-        found.table.dataset.attrs[LACKING] = lacking
+    found.table.dataset.attrs |= {key: text for key, text in ((SEEN_HERE, seen), (LACKING, lacking)) if text}
     return found
 
 

@@ -20,6 +20,7 @@ from credit.whole import write_whole
 
 # global attributes that tell unlike numbers apart; in every row of scores.csv, too
 FACTS = ("grid", "truth", "first_case", "last_case", "initial_hours", "climatology", "version")
+SEEN_HERE = "seen_periods_scored"  # which forecasts have seen a part of the test period, in words
 LACKING = "lead_times_without_scores"  # the lead times that were asked for and are not in the forecasts, in words
 OWN_FACTS = ("members", "prescribed_forcing")  # of each forecast
 COLUMNS = (
@@ -97,8 +98,7 @@ class ScoreTable:
 
     def caveats(self) -> list[str]:
         """Return in words what the scores lack, and what makes those of the forecasts unlike one another."""
-        lacking = self.dataset.attrs.get(LACKING)
-        found = [f"{lacking}."] if lacking else []
+        found = [f"{text}." for key in (SEEN_HERE, LACKING) if (text := self.dataset.attrs.get(key))]
         for name in self.contenders:
             forcing = self.told("prescribed_forcing", name)
             if is_prescribed(forcing):

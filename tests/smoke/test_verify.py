@@ -87,11 +87,11 @@ def test_what_a_forecast_has_seen_is_not_scored_and_other_weights_are_named(smal
             done = command(name, config, *own)
             assert done.returncode == 0, done.stderr
     raw = yaml.safe_load(config.read_text())["data"]["splits"]
-    periods = {name: "/".join(raw[name]) for name in ("train", "valid")}
+    periods = {name: f"{raw[name][0]}T00:00/{raw[name][1]}T23:59" for name in ("train", "valid")}
     with xr.open_dataset(next((run / "forecasts").glob("*.nc"))) as first:
         assert first.attrs["seen_periods"] == ", ".join(periods.values())
     with xr.open_dataset(next((second / "forecasts").glob("*.nc"))) as tuned_one:
-        assert tuned_one.attrs["seen_periods"] == ", ".join([*periods.values(), "2000-02-01/2000-02-05"])
+        assert tuned_one.attrs["seen_periods"] == ", ".join([*periods.values(), "2000-02-01T00:00/2000-02-05T23:59"])
 
     # earlier periods that leave room for a test period in what the weights were trained on
     moved = ('data.splits.train=["2000-01-01","2000-01-12"]', 'data.splits.valid=["2000-01-14","2000-01-16"]',
@@ -100,11 +100,16 @@ def test_what_a_forecast_has_seen_is_not_scored_and_other_weights_are_named(smal
         done = command("verify", config, *moved, *how)
         assert done.returncode == 2
         assert "data.splits.test 2000-01-18T00:00..2000-01-24T23:59" in done.stderr
-        assert f"trained or selected on {raw['train'][0]} to {raw['train'][1]}" in done.stderr
+        assert f"trained or selected on {periods['train'].replace('/', ' to ')}" in done.stderr
         assert "data.splits.test=[FIRST,LAST]" in done.stderr
     done = command("check", config, 'data.splits.valid=["2000-01-30","2000-01-31"]',
                    'data.splits.test=["2000-02-03","2000-02-19"]')  # fmt: skip
     assert done.returncode != 0 and "has seen a part of this period" in done.stdout + done.stderr
+
+    done = command("verify", config, *moved, "--online", "verification.allow_seen=true")
+    told = f"Trained or selected on a part of the test period: model on {periods['train'].replace('/', ' to ')}"
+    assert done.returncode == 0 and told in done.stdout and told in done.stderr
+    assert told in (run / "report.html").read_text()
 
     # forecasts of this run, of an earlier checkpoint of its own, of another run
     assert command("verify", config).returncode == 0

@@ -35,6 +35,14 @@ def test_a_closed_pipe_ends_a_command_quietly(world: Path, arguments: list[str],
     assert both or "Traceback" not in ended.stderr and "Broken" not in ended.stderr
 
 
+def test_a_command_without_a_terminal_or_a_file_to_print_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As daemons start them."""
+    monkeypatch.setattr(sys, "stdout", None)
+    with pytest.raises(SystemExit) as ended:
+        main.main(["--version"])
+    assert ended.value.code == 0
+
+
 def test_another_broken_pipe_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """That of a worker or a socket, while what is printed is read."""
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from credit.config.schema_data import DataConfig
-from credit.data.splits import Split, build_splits, initial_times, require_samples
+from credit.data.splits import Split, build_splits, find_seen, initial_times, require_samples, require_unseen
 from credit.errors import ConfigError, DataError
 from credit.times import Clock
 
@@ -102,3 +102,24 @@ def test_samples_begin_where_they_are_asked_to() -> None:
 def test_impossible_beginnings(bad: dict) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
         conf(**bad)
+
+
+@pytest.mark.parametrize(
+    ("period", "overlaps"),
+    [
+        (("2000-12-01", "2001-04-01"), True),  # a day counts whole
+        (("2000-12-01T00:00", "2001-04-01T00:00"), True),
+        (("2000-12-01", "2001-03-31"), False),
+        (("2001-06-30T23:00", "2002-01-01T00:00"), True),
+        (("2001-07-01", "2002-01-01"), False),
+        (("2001-05-01T06:00", "2001-05-02T00:00"), True),
+        (("1950-01-01", "2100-02-30"), True),  # of another calendar
+    ],
+)
+def test_a_period_that_was_seen_is_found(period: tuple[str, str], overlaps: bool) -> None:
+    clock = Clock("noleap")
+    test = Split("test", clock.parse("2001-04-01"), clock.parse_end("2001-06-30"))
+    assert find_seen(test, [("1990-01-01", "1990-02-01"), period], clock) == (period if overlaps else None)
+    if overlaps:
+        with pytest.raises(ConfigError, match=rf"test 2001-04-01.*: that has seen .* on {period[0]} to {period[1]};"):
+            require_unseen(test, [period], "that", clock)

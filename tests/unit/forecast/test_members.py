@@ -56,6 +56,27 @@ def test_members_put_together_are_the_ensemble_in_one_file(tmp_path: Path) -> No
                 np.testing.assert_array_equal(found[name].transpose(*expected[name].dims), expected[name])
 
 
+def test_an_attribute_of_that_name_makes_no_member_of_a_whole_ensemble(tmp_path: Path) -> None:
+    """As other programs may give it, or as it is left where members were put together."""
+    ensemble(tmp_path)
+    path = next(tmp_path.iterdir())
+    expected = open_forecasts(tmp_path).read(FIRST)
+    with netCDF4.Dataset(path, "a") as dataset:
+        dataset.members = MEMBERS
+    archive = open_forecasts(tmp_path)
+    assert archive.members == MEMBERS
+    np.testing.assert_array_equal(archive.read(FIRST), expected)
+
+
+def test_files_of_earlier_versions_do_not_tell_what_was_seen_and_are_the_same_runs(tmp_path: Path) -> None:
+    ensemble(tmp_path)
+    ensemble(tmp_path, SECOND)
+    with netCDF4.Dataset(tmp_path / "forecast_2001-04-01T00.nc", "a") as dataset:
+        dataset.seen_periods = "1999-01-01T00:00/1999-12-31T23:59"
+    assert _writer(tmp_path, members=MEMBERS).is_complete(FIRST)
+    assert len(open_forecasts(tmp_path).initial_minutes) == 2
+
+
 @pytest.mark.parametrize("options", [{}, {"keep_bits": 9, "compression": 1}])
 def test_they_are_read_as_those_in_one_file(tmp_path: Path, options: dict) -> None:
     for split, folder in (("member", tmp_path / "apart"), (None, tmp_path / "whole")):
