@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import shutil
 import warnings
@@ -16,7 +15,7 @@ import zarr
 
 from credit.forecast.archive import open_forecasts
 from credit.times import Clock
-from tests.unit.forecast.test_continued import append, contents, stop_after
+from tests.unit.forecast.test_continued import append_at_once, contents, stop_after
 from tests.unit.forecast.test_writer import INITIAL, NAMES, _fields, _writer
 
 FIRST, SECOND = (Clock().parse(text) for text in INITIAL)
@@ -122,14 +121,7 @@ def test_two_processes_extend_a_store_that_stays_consolidated(tmp_path: Path) ->
     folders, wanted = [tmp_path / str(number) for number in range(3)], [SECOND + DAY, SECOND + 2 * DAY]
     for folder in folders:
         _writer(folder, format="zarr", initial_minutes=[FIRST]).write(FIRST, _fields())
-    spawn = multiprocessing.get_context("spawn")
-    start, said = spawn.Barrier(len(wanted)), spawn.Queue()
-    jobs = [spawn.Process(target=append, args=(folders, initial, start, said)) for initial in wanted]
-    for job in jobs:
-        job.start()
-    results = [said.get(timeout=120) for _ in jobs for _ in folders]
-    for job in jobs:
-        job.join()
+    results = append_at_once(folders, wanted)
     for folder in folders:
         written = 1 + sum(not text for where, _, text in results if where == folder)
         found = opened(folder)

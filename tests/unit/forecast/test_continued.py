@@ -205,11 +205,8 @@ def append(folders: list[Path], initial: int, start: Barrier, said: Queue) -> No
             said.put((folder, initial, ""))
 
 
-def test_runs_that_append_unlike_times_at_once_wait_for_each_other(tmp_path: Path) -> None:
-    """The second finds what the first has made of the store: it goes on behind it, or is told before it writes."""
-    folders, wanted = [tmp_path / str(number) for number in range(4)], [FIRST + 1440, FIRST + 2880]
-    for folder in folders[:2]:
-        _writer(folder, format="zarr", initial_minutes=[FIRST]).write(FIRST, _fields())
+def append_at_once(folders: list[Path], wanted: list[int]) -> list[tuple[Path, int, str]]:
+    """Append each of the `wanted` initial times in a process of its own; return what `append` has said."""
     spawn = multiprocessing.get_context("spawn")
     start, said = spawn.Barrier(len(wanted)), spawn.Queue()
     jobs = [spawn.Process(target=append, args=(folders, initial, start, said)) for initial in wanted]
@@ -218,6 +215,15 @@ def test_runs_that_append_unlike_times_at_once_wait_for_each_other(tmp_path: Pat
     results = [said.get(timeout=120) for _ in jobs for _ in folders]
     for job in jobs:
         job.join()
+    return results
+
+
+def test_runs_that_append_unlike_times_at_once_wait_for_each_other(tmp_path: Path) -> None:
+    """The second finds what the first has made of the store: it goes on behind it, or is told before it writes."""
+    folders, wanted = [tmp_path / str(number) for number in range(4)], [FIRST + 1440, FIRST + 2880]
+    for folder in folders[:2]:
+        _writer(folder, format="zarr", initial_minutes=[FIRST]).write(FIRST, _fields())
+    results = append_at_once(folders, wanted)
     for number, folder in enumerate(folders):
         text = {initial: text for where, initial, text in results if where == folder}
         written = [initial for initial in wanted if not text[initial]]
