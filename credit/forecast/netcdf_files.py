@@ -34,6 +34,7 @@ from credit.forecast.layout import (
     of_the_run,
     window_bounds,
 )
+from credit.forecast.page_cache import begin_to_store
 
 PREFIX = "forecast_"
 SPLITS = {
@@ -224,7 +225,7 @@ class _Piece:
             self._dataset[variable.name][place] = np.where(missing, _MISSING, values) if missing.any() else values
         self.missing.discard((number, member))
         if self.missing:
-            _begin_to_store(self._part)
+            begin_to_store(self._part)
         else:
             self._dataset.close()
             with open(self._part, "rb") as handle:
@@ -251,13 +252,6 @@ def split_of(path: Path) -> str | None:
 def _layout_of(layout: ForecastLayout, own: Cut) -> ForecastLayout:
     """Return the layout of one file: with a member of its own it has no such dimension."""
     return layout if own.member is None else replace(layout, members=None)
-
-
-def _begin_to_store(path: Path) -> None:
-    """Have the system store, while the model computes, what a file has; else all of it waits for its last step."""
-    if hasattr(os, "posix_fadvise"):  # Linux
-        with suppress(OSError), open(path, "rb") as handle:
-            os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _define_coordinates(dataset: netCDF4.Dataset, layout: ForecastLayout, initial_minutes: int, own: Cut) -> None:

@@ -39,6 +39,7 @@ from credit.forecast.layout import (
     of_the_run,
     window_bounds,
 )
+from credit.forecast.page_cache import begin_to_store
 
 STORE = "forecasts.zarr"
 _NAMES = {
@@ -81,6 +82,7 @@ class ZarrStore:
         self._started_from = None if started_from is None else functools.cache(started_from)
         self._initial = np.unique(np.asarray(initial_minutes, dtype=np.int64))
         self._missing: dict[int, int] = {}  # fields, by position of a forecast that is begun
+        self._storing: list[Path] = []
         # jobs of an array on several hosts may have one process number
         self._part = path.with_name(f"{path.name}.part.{socket.gethostname()}.{os.getpid()}")
         try:
@@ -126,6 +128,7 @@ class ZarrStore:
             for variable in layout.variables:
                 # of a chunk's own shape, so that zarr writes it without a copy
                 self._arrays[variable.name][place] = layout.select(variable, fields)[(None,) * len(place)]
+            self._begin_to_store(numbers)
             self._missing[position] -= 1
             if self._missing[position] == 0:
                 self._require_own(position)
@@ -134,6 +137,16 @@ class ZarrStore:
         except OSError as error:
             self.discard(initial_minutes)
             raise self._failure(error) from error
+
+    def _begin_to_store(self, numbers: tuple[int, ...]) -> None:
+        """Begin with the chunks of one field of each variable; those before have had their time to get stored."""
+        chunks = [
+            self._path / name / array.metadata.encode_chunk_key((*numbers, *(0,) * (array.ndim - len(numbers))))
+            for name, array in self._arrays.items()
+        ]
+        for path in (*self._storing, *chunks):
+            begin_to_store(path)
+        self._storing = chunks
 
     def discard(self, initial_minutes: int) -> None:
         """Forget a forecast that is half written; it is not marked."""

@@ -18,6 +18,7 @@ from credit.errors import ConfigError, CreditError, DataError
 from credit.forecast.archive import open_forecasts
 from credit.forecast.layout import round_mantissa
 from credit.forecast.writer import ForecastWriter
+from credit.forecast.zarr_store import STORE
 from credit.times import Clock
 from tests.unit.analytic_reader import ATTRIBUTES, make_grid
 
@@ -285,6 +286,23 @@ def test_a_netcdf_file_is_not_filled_before_it_is_written(tmp_path: Path) -> Non
         assert dataset["sst"]._FillValue == netCDF4.default_fillvals["f4"]
         np.testing.assert_array_equal(dataset["sst"][:].mask, np.broadcast_to(MASK, (len(leads), *MASK.shape)))
         np.testing.assert_array_equal(dataset["t"][:].filled(np.nan), np.tile(fields[:3], (len(leads), 1, 1, 1)))
+
+
+@pytest.mark.parametrize("members", [None, 2])
+def test_what_a_store_gets_begins_to_be_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, members: int | None
+) -> None:
+    asked: list[Path] = []
+    monkeypatch.setattr("credit.forecast.zarr_store.begin_to_store", asked.append)
+    writer, fields = _writer(tmp_path, format="zarr", members=members), _fields()
+    for number in range(2):
+        writer.put(Clock().parse(INITIAL[0]), number, fields[number])
+    variables = {channel.variable for channel in CHANNELS.output}
+    chunks = {path for name in variables for path in (tmp_path / STORE / name / "c").rglob("*") if path.is_file()}
+    twice = {path for path in chunks if asked.count(path) == 2}
+    # once when it is written, once more when it has been stored
+    assert {*asked} == chunks and len(asked) == len(chunks) + len(twice) == 3 * len(variables)
+    assert {path.relative_to(tmp_path).parts[3:5] for path in twice} == {("0", "0")}
 
 
 def test_a_netcdf_file_that_was_given_a_step_twice_still_wants_the_others(tmp_path: Path) -> None:
