@@ -101,15 +101,19 @@ def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -
     members = 1 if conf.ensemble is None else conf.ensemble.members
     groups = _share(group(initial, members, conf.batch_size), part, launch, mesh)
     mine = [minutes for own in groups for minutes in own]
-    todo = _agree([minutes for minutes in mine if not writer.is_complete(minutes)], launch, mesh)
-    batches = [
-        starts[first : first + conf.batch_size]
-        for starts in (starts_of(own, members, lag_minutes(conf.ensemble)) for own in groups)
-        for first in range(0, len(starts), conf.batch_size)
-    ]
-    batches = [batch for batch in batches if any(start.initial in todo for start in batch)]
-    # sharded weights are gathered by all ranks, so one that has no more to do takes part in the others' forecasts
-    idle = [starts_of(initial[:1])] * (_most(len(batches), mesh) - len(batches))
+    todo = set(_agree([minutes for minutes in mine if not writer.is_complete(minutes)], launch, mesh))
+    groups = [own for own in groups if not todo.isdisjoint(own)]
+    # sharded weights are gathered by all ranks, so one that has no more to do takes part in the others' forecasts,
+    # with as many batches and steps
+    idle = [initial[:1]] * (_most(len(groups), mesh) - len(groups))
+    batches, company = (
+        [
+            starts[first : first + conf.batch_size]
+            for starts in (starts_of(own, members, lag_minutes(conf.ensemble)) for own in several)
+            for first in range(0, len(starts), conf.batch_size)
+        ]
+        for several in (groups, idle)
+    )
     numbers = {lead: number for number, lead in enumerate(leads)}
     with BackgroundWriter(writer, numbers, step, str(made.path), todo, products) as background:
         perturb, reading, grid = None, background.reading, made.assets.grid
@@ -119,7 +123,7 @@ def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -
         with tqdm(
             total=sum(map(len, batches)), desc="forecasting", unit="start", disable=True if launch.rank else None
         ) as bar:
-            for number, batch in enumerate([*batches, *idle]):
+            for number, batch in enumerate([*batches, *company]):
                 steps = (leads[-1] + max(start.initial - start.analysis for start in batch)) // step
                 outputs = forecast(made.stepper, made.frames, batch, steps, step, history, perturb, reading, *drawn)
                 for taken, output in enumerate(inferred(outputs), start=1):
@@ -194,10 +198,10 @@ def _agree(todo: list[int], launch: Launch, mesh: RunMesh) -> list[int]:
     return together(lambda: todo)[launch.rank - mesh.tensor_rank]
 
 
-def _most(batches: int, mesh: RunMesh) -> int:
-    """Return the largest number of batches of any rank that weights are shared with."""
+def _most(groups: int, mesh: RunMesh) -> int:
+    """Return the largest number of groups of any rank that weights are shared with."""
     if mesh.device_mesh is None:
-        return batches
+        return groups
     from credit.parallel.verdict import together
 
-    return max(together(lambda: batches))
+    return max(together(lambda: groups))

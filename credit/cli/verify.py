@@ -53,9 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
     from credit.train.network import choose_device
     from credit.verify.verification import verify
 
-    overrides = [text for text in arguments.rest if "=" in text]
-    config = load_config(arguments.config, overrides)
-    config, other = _compared(config, [text for text in arguments.rest if "=" not in text])
+    others = [text for text in arguments.rest if "=" not in text or Path(text).exists()]
+    config = load_config(arguments.config, [text for text in arguments.rest if text not in others])
+    config, other = _compared(config, others)
     folder = Path(config.save_loc) / (f"against_{other}" if other else "")
     launch = read_launch()
     device = choose_device(config.trainer.device if arguments.online else "cpu", launch.local_rank)
@@ -146,7 +146,7 @@ def _open(config: Config, online: bool, launch: Launch, device_type: str) -> tup
     reader, forecasts = _open_online(config, launch, mesh)
     if mesh.device_mesh is None:
         return reader, forecasts, Share(launch.rank, launch.world)
-    return reader, forecasts, Share(mesh.data_rank, mesh.data_ranks, counts=mesh.tensor_rank == 0)
+    return reader, forecasts, Share(mesh.data_rank, mesh.data_ranks, counts=mesh.tensor_rank == 0, is_spread=True)
 
 
 def _open_online(config: Config, launch: Launch, mesh: RunMesh) -> tuple[FieldReader, Forecasts]:

@@ -35,6 +35,7 @@ from credit.forecast.layout import (
     window_bounds,
 )
 from credit.forecast.page_cache import begin_to_store
+from credit.forecast.part_names import left_parts, own_part
 
 PREFIX = "forecast_"
 SPLITS = {
@@ -172,6 +173,7 @@ class NetcdfFiles:
         stale = self._others(initial_minutes, pieces)
         if len(pieces) > 1:  # or a run that is killed would leave pieces of two forecasts
             stale += [self._folder / own for own in pieces]
+        stale += [left for own in pieces for left in left_parts(self._folder / own)]
         for path in stale:
             path.unlink(missing_ok=True)
         self._begun[initial_minutes] = [
@@ -201,7 +203,7 @@ class _Piece:
         members = range(layout.members or 1) if own.member is None else [own.member]
         self._fields = frozenset(itertools.product(own.numbers, members))
         self.missing = set(self._fields)
-        self._part = path.with_name(path.name + ".part")
+        self._part = own_part(path)
         self._dataset: netCDF4.Dataset | None = None
 
     def has(self, number: int, member: int) -> bool:

@@ -7,11 +7,9 @@ import functools
 import logging
 import os
 import shutil
-import socket
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +38,7 @@ from credit.forecast.layout import (
     window_bounds,
 )
 from credit.forecast.page_cache import begin_to_store
+from credit.forecast.part_names import left_parts, own_part
 
 STORE = "forecasts.zarr"
 _NAMES = {
@@ -54,8 +53,6 @@ WRITTEN = "written"
 _INITIAL_TIMES = 1024
 # what file systems say that have no locks
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-# another host's store in the making, which takes seconds, was left by a killed process after so long
-_LEFT_SECONDS = 3600.0
 
 logger = logging.getLogger(__name__)
 
@@ -83,10 +80,9 @@ class ZarrStore:
         self._initial = np.unique(np.asarray(initial_minutes, dtype=np.int64))
         self._missing: dict[int, int] = {}  # fields, by position of a forecast that is begun
         self._storing: list[Path] = []
-        # jobs of an array on several hosts may have one process number
-        self._part = path.with_name(f"{path.name}.part.{socket.gethostname()}.{os.getpid()}")
+        self._part = own_part(path)
         try:
-            if not path.exists() or self._left():
+            if not path.exists() or left_parts(path):
                 with self._alone():
                     if not path.exists():
                         self._create()
@@ -280,19 +276,9 @@ class ZarrStore:
                     error.strerror,
                 )  # fmt: skip
             else:
-                for path in self._left():
+                for path in left_parts(self._path):
                     shutil.rmtree(path, ignore_errors=True)
             yield
-
-    def _left(self) -> list[Path]:
-        """Return stores in the making that have no fields: of this host, as none is made outside the lock, or old."""
-        found, head = [], f"{self._path.name}.part."
-        for path in self._path.parent.glob(f"{head}*"):
-            host = path.name.removeprefix(head).rpartition(".")[0]
-            with suppress(OSError):  # gone meanwhile
-                if host == socket.gethostname() or time.time() - path.stat().st_mtime > _LEFT_SECONDS:
-                    found.append(path)
-        return found
 
     def _create(self) -> None:
         """Make the whole store beside and rename it, so that a store that exists is whole in its metadata."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import resource
 import sys
@@ -58,10 +59,11 @@ class MetricsLog:
             self._open(step)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Write one row; nested mappings become TensorBoard groups."""
+        """Write one row, numbers that are not finite as null; nested mappings become TensorBoard groups."""
         if self._file is None:
             return
-        self._waiting += json.dumps(row).encode() + b"\n"
+        row = _finite(row)
+        self._waiting += json.dumps(row, allow_nan=False).encode() + b"\n"
         if self._board is not None:
             early = {f"early/{key}": value for key, value in row.get("early", {}).items()}
             scalars = {**row, **row.get("valid", {}), **early}
@@ -193,3 +195,10 @@ def _open_tensorboard(folder: Path, start_step: int):
     except ImportError as error:
         raise ConfigError("trainer.tensorboard: true needs the extra: pip install 'credit[tensorboard]'") from error
     return SummaryWriter(str(folder), purge_step=start_step + 1)
+
+
+def _finite(value: Any) -> Any:
+    """Return a row with None for each number that is not finite: JSON has none."""
+    if isinstance(value, Mapping):
+        return {key: _finite(own) for key, own in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

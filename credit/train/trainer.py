@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -298,8 +297,7 @@ class Trainer:
         shared["peak_memory_gb"] = peak_memory_gb(parts.device)
         for (step, _, rate), one_loss, one_norm, one_bad in zip(self._pending, loss, norm, bad, strict=True):
             row = {"step": step + 1, "epoch": parts.order.epoch(step, self._at.left_out)}
-            row |= {"loss": _finite(one_loss), "grad_norm": _finite(one_norm)}
-            log.write({**row, "lr": rate, **shared})
+            log.write({**row, "loss": one_loss, "grad_norm": one_norm, "lr": rate, **shared})
             self._guard.judge(step, one_loss, bool(one_bad))
         bar.show(loss=f"{loss[-1]:.4f}")
         self._pending.clear()
@@ -388,8 +386,3 @@ class Trainer:
             # only what is on the disk counts
             step = self._at.step if self._store.committed is None else self._store.committed
             write_status(self._folder, state, step, reason, self._parts.launch.job_id)
-
-
-def _finite(value: float) -> float | None:
-    """JSON has no NaN."""
-    return value if math.isfinite(value) else None

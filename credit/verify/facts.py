@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +24,8 @@ class TrainingLog:
     """What metrics.jsonl tells.
 
     Attributes:
-        train: (step, loss) of each training row.
-        valid: (step, loss) of each validation row with a loss.
+        train: (step, loss) of each training row whose loss is finite.
+        valid: (step, loss) of each such validation row.
     """
 
     train: list[tuple[int, float]]
@@ -41,10 +42,10 @@ def read_training_log(path: Path) -> TrainingLog | None:
             row = json.loads(line)
         except ValueError:
             continue
-        if "loss" in row:
-            train.append((row["step"], row["loss"]))
-        if "loss" in row.get("valid", {}):
-            valid.append((row["step"], row["valid"]["loss"]))
+        for own, losses in ((row, train), (row.get("valid", {}), valid)):
+            loss = own.get("loss")
+            if loss is not None and math.isfinite(loss):
+                losses.append((row["step"], loss))
     return TrainingLog(train, valid) if train else None
 
 

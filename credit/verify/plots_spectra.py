@@ -30,7 +30,9 @@ def spectra(table: ScoreTable, channels: Sequence[str]) -> Figure:
     axes = figure.subplots(len(heights), len(channels), sharex=True, squeeze=False, height_ratios=heights)
     for (upper, *lower), channel in zip(axes.T, channels, strict=True):
         own = data.sel(spectrum_channel=channel)
-        last, largest = own.isel(spectrum_lead=-1), float(own["power_ratio"].max())
+        ratios = own["power_ratio"].values
+        # where the truth has no waves, as rain where it is dry everywhere, there is no ratio
+        last, largest = own.isel(spectrum_lead=-1), ratios[np.isfinite(ratios)].max(initial=0.0)
         upper.loglog(number, last["power_truth"], label="Truth", **_TRUTH)
         for name in table.forecasts:
             if not np.isfinite(own["power"].sel(forecast=name)).any():

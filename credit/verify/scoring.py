@@ -132,7 +132,7 @@ def score_forecasts(
             archive.keep_company(leads.tolist())
         return part if share.counts else None
 
-    whole = gather(score)
+    whole = gather(score, share.is_spread)
     if whole is None:
         return None
     found = scorer.conclude(whole, cases, example, len(archive.initial_minutes) - len(cases))

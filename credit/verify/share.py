@@ -31,11 +31,13 @@ class Share:
         number: of this process among those that share the cases.
         count: how many share them.
         counts: False for one that makes the same forecasts as another, whose scores count.
+        is_spread: whether the forecasts are made by several ranks together, which meet at every step.
     """
 
     number: int = 0
     count: int = 1
     counts: bool = True
+    is_spread: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,16 +95,20 @@ def _merge(parts: Iterable[Pairs]) -> Pairs:
     return {key: fields for part in parts for key, fields in part.items()}
 
 
-def gather(score: Callable[[], Part | None]) -> Part | None:
+def gather(score: Callable[[], Part | None], is_spread: bool) -> Part | None:
     """Return what `score` finds on all ranks, put together, on the first of them and None on the others; collective.
 
     Raises:
-        CreditError: on every rank, if scoring failed on any.
+        CreditError: on every rank, if scoring failed on any; where forecasts are spread over ranks on that one alone,
+            whose end the others see in the network, as they wait for it there.
     """
     if not dist.is_initialized():
         return score()
     found: list[Part | None] = []
-    together(lambda: found.append(score()))
+    if is_spread:
+        found.append(score())
+    else:
+        together(lambda: found.append(score()))
     parts: list[Part | None] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(found[0], parts)
     return None if parts is None else Part.join([own for own in parts if own is not None])

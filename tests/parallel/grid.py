@@ -30,5 +30,5 @@ def launch(module: str, ranks: int, *arguments: str, timeout: float = 500.0, res
             os.killpg(process.pid, 9)
             output, _ = process.communicate()
             raise AssertionError(f"{module} on {ranks} ranks hangs; it said:\n{output[-4000:]}") from None
-    assert process.returncode == 0, f"{module} on {ranks} ranks failed:\n{output[-8000:]}"
+    assert process.returncode == 0, f"{module} on {ranks} ranks failed:\n{output[-40000:]}"
     return output

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import netCDF4
 import numpy as np
 import pytest
 
@@ -71,6 +73,28 @@ def test_many_ranks_write_what_one_process_writes(forecast: Path) -> None:
                 assert (np.abs(read - expected) / scale).max() < 1e-5, f"{name} {initial} {number}"
 
 
+def test_ranks_without_a_share_take_as_many_steps_as_lagged_members(forecast: Path) -> None:
+    """With sharded weights a rank that took fewer would be waited for."""
+    lagged = "inference.ensemble={members: 2, lagged: 6h}", "trainer.parallelism.timeout=1min"
+    said = on_two_ranks(forecast, "lagged", *lagged, "inference.parallelism.shard=true")
+    assert "rank 0: 2 forecasts written" in said and "rank 1: 1 forecasts written" in said
+    assert len(open_forecasts(forecast / "run" / "lagged").initial_minutes) == 3
+
+
+def test_what_one_rank_cannot_score_is_said_where_forecasts_are_spread(forecast: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "lacks"
+    shutil.copytree(forecast, folder)
+    config = folder / "config.yml"
+    config.write_text(config.read_text().replace(str(forecast), str(folder)))
+    with netCDF4.Dataset(folder / "data.nc", "r+") as data:  # 2000-02-13, which only the second rank scores
+        data["t2m"][43 * 4] = np.nan
+    with pytest.raises(AssertionError, match="t2m at 2000-02-13T00:00: 512 of 512 values are missing"):
+        launch(
+            "credit.cli.main", 2, "verify", str(config), *FORECASTS, "--online", "inference.batch_size=1",
+            "inference.initial_times=[2000-02-09T00:00, 2000-02-12T00:00]", "inference.parallelism.shard=true",
+        )  # fmt: skip
+
+
 def test_killed_and_started_again_gives_the_same_files(forecast: Path) -> None:
     run = forecast / "run"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m",
@@ -89,7 +113,7 @@ def test_killed_and_started_again_gives_the_same_files(forecast: Path) -> None:
     assert left.items() <= whole.items(), "a file that has its name is whole"
     on_two_ranks(forecast, "killed")
     assert {name: found for name, found in contents(run / "killed").items() if name.endswith(".nc")} == whole
-    assert not list((run / "killed").glob("*.part"))
+    assert not list((run / "killed").glob("*.part*"))
 
 
 def test_scores_do_not_depend_on_files_or_ranks(forecast: Path) -> None:

@@ -71,6 +71,9 @@ def test_without_files_and_against_another_run(small_run: Path, capsys: pytest.C
     assert (run / "against_second" / "scores.csv").exists()
     assert main(["verify", config, str(small_run / "second" / "made")]) == 2
     assert "no run's folder" in (said := capsys.readouterr().err) and "verification.other_forecasts" in said
+    (small_run / "lr=0.1").mkdir()
+    assert main(["verify", config, str(small_run / "lr=0.1")]) == 2
+    assert "lr=0.1: has no config.yml" in capsys.readouterr().err
     assert main(["verify", config, str(small_run / "nowhere.yml")]) == 2
     assert "nowhere.yml" in capsys.readouterr().err
 

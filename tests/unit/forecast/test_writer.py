@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import shutil
 import subprocess
@@ -310,10 +311,27 @@ def test_a_netcdf_file_that_was_given_a_step_twice_still_wants_the_others(tmp_pa
     for _ in fields:
         writer.put(first, 0, fields[0])
     assert not writer.is_complete(first)
-    assert [path.suffix for path in tmp_path.iterdir()] == [".part"]
+    assert [path.suffixes[1] for path in tmp_path.iterdir()] == [".part"]
     for number in range(1, len(fields)):
         writer.put(first, number, fields[number])
     assert writer.is_complete(first)
+
+
+def test_another_process_with_the_same_forecast_is_not_in_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, fields = Clock().parse(INITIAL[0]), _fields()
+    ours, theirs = _writer(tmp_path), _writer(tmp_path)
+    ours.put(first, 0, fields[0])
+    with monkeypatch.context() as other:
+        other.setattr("os.getpid", os.getppid)
+        theirs.put(first, 0, fields[0])
+        theirs.discard(first)
+        assert len(list(tmp_path.iterdir())) == 1
+        theirs.write(first, fields)
+    for number in range(1, len(fields)):
+        ours.put(first, number, fields[number])
+    assert ours.is_complete(first) and len(list(tmp_path.iterdir())) == 1
 
 
 def test_an_interruption_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,13 @@ def test_a_run_that_goes_back_has_one_row_a_step(tmp_path: Path) -> None:
     assert [(row["step"], row["loss"]) for row in rows(tmp_path)] == [(1, 1.0), (2, 2.0)]
 
 
+def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path, 0, enabled=True, tensorboard=False)
+    log.write({"step": 1, "loss": float("nan"), "valid": {"loss": float("inf"), "rmse": 2.0}})
+    log.close()
+    assert rows(tmp_path) == [{"step": 1, "loss": None, "valid": {"loss": None, "rmse": 2.0}}]
+
+
 def test_rows_that_a_full_disk_does_not_take_come_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     log = MetricsLog(tmp_path, 0, enabled=True, tensorboard=False)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

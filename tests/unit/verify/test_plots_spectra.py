@@ -44,3 +44,12 @@ def test_every_forecast_that_has_a_spectrum_is_shown(run: Run, tmp_path: Path) -
         # a rough forecast does not push the smooth ones flat
         assert all(1.6 <= axis.get_ylim()[1] <= 3.0 for axis in lower)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["Truth", "Model", "other"]
+
+
+def test_a_truth_without_waves_has_no_ratio(run: Run, tmp_path: Path) -> None:
+    table = score_forecasts(make_config(tmp_path), run.reader, run.archive).table
+    table.dataset["power_truth"][:] = 0.0
+    table.dataset["power_ratio"][:] = np.nan
+    figure = spectra(table, ["t2m"])
+    figure.savefig(tmp_path / "spectra.png")
+    assert [axis.get_ylim()[1] for axis in figure.axes[1:]] == [1.6, 1.6]

@@ -164,6 +164,13 @@ def test_no_training_log(tmp_path: Path) -> None:
     assert read_training_log(tmp_path / "metrics.jsonl") is None
 
 
+def test_steps_that_went_wrong_are_not_in_the_training_log(tmp_path: Path) -> None:
+    rows = '{"step": 1, "loss": 0.5}\n{"step": 1, "valid": {"loss": null}}\n{"step": 2, "loss": null}\n'
+    (tmp_path / "metrics.jsonl").write_text(rows + '{"step": 2, "valid": {"loss": NaN}}\n{"step": 3, "lo')
+    log = read_training_log(tmp_path / "metrics.jsonl")
+    assert (log.train, log.valid) == ([(1, 0.5)], [])
+
+
 @pytest.mark.parametrize(
     ("units", "power", "expected"),
     [
