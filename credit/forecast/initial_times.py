@@ -79,7 +79,8 @@ def find_initial_times(
     else:
         found = InitialTimes(_named(conf.initial_times, clock))
     _require_frames(found.minutes, times, clock, frames)
-    _require_observed(found.minutes, times, clock, data, choose_leads(conf, step)[-1])
+    earliest, longest = max(analyses_before(conf.ensemble)), choose_leads(conf, step)[-1]
+    _require_observed(found.minutes, times, clock, data, earliest, longest)
     return found
 
 
@@ -272,15 +273,20 @@ def _require_frames(chosen: Sequence[int], times: np.ndarray, clock: Clock, fram
         )
 
 
-def _require_observed(chosen: Sequence[int], times: np.ndarray, clock: Clock, data: DataConfig, longest: int) -> None:
-    """A forecast with observed forcing needs data up to its last step, or a step more where its window is the next."""
+def _require_observed(
+    chosen: Sequence[int], times: np.ndarray, clock: Clock, data: DataConfig, earliest: int, longest: int
+) -> None:
+    """A forecast with observed forcing needs data up to its last step, or a step more where its window is the next.
+
+    An ensemble needs them from the first of its analyses on, `earliest` minutes before.
+    """
     have = set(times.tolist())
     for channel in data.channel_map().group("dynamic_forcing"):
         field = data.field(channel.variable)
         if channel.source != "data" or field.in_forecast != "observed":
             continue
         shift = data.step_minutes if field.temporal != "instant" and field.window == "next" else 0
-        for initial, lead in itertools.product(chosen, range(shift, longest + shift, data.step_minutes)):
+        for initial, lead in itertools.product(chosen, range(shift - earliest, longest + shift, data.step_minutes)):
             if initial + lead not in have:
                 raise DataError(
                     f"inference.initial_times: the forecast from {clock.format(initial)} needs {channel.variable} "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
@@ -206,3 +208,11 @@ def test_observed_forcing_must_be_in_the_data(forcing: dict, lead_time: str) -> 
         with pytest.raises(DataError, match=r"initial_times: the forecast from .* needs sst \(in_forecast: observed\)"
                            " at 2001-01-10T06:00.* data.fields.sst.in_forecast: persist"):  # fmt: skip
             _choose(conf, in_forecast="observed", **forcing)
+
+
+def test_observed_forcing_must_be_there_from_the_first_analysis_on() -> None:
+    conf = InferenceConfig(initial_times=["2001-01-05"], lead_time="12h", ensemble={"members": 2, "lagged": "24h"})
+    hole = CLOCK.parse("2001-01-04T12:00")
+    for forcing, problem in (("persist", None), ("observed", r"needs sst \(in_forecast: observed\) at 2001-01-04T12")):
+        with pytest.raises(DataError, match=problem) if problem else nullcontext():
+            _find(conf, TIMES[hole != TIMES], in_forecast=forcing)
