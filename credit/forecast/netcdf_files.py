@@ -15,6 +15,7 @@ import netCDF4
 import numpy as np
 
 from credit.errors import CreditError
+from credit.forecast.beside import is_running, left_beside, name_beside
 from credit.forecast.layout import (
     HISTORY,
     HOURS,
@@ -105,6 +106,9 @@ class NetcdfFiles:
         if split == "member":
             assert layout.members is not None, "the config wants an ensemble for it"
             self._attributes[MEMBERS] = layout.members
+        for path in left_beside(folder, f"{PREFIX}*.nc", is_running):
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
 
     def is_complete(self, initial_minutes: int) -> bool:
         """Return whether the files are there and as they would be written; they got their names when they were whole.
@@ -200,7 +204,7 @@ class _Piece:
         members = range(layout.members or 1) if own.member is None else [own.member]
         self._fields = frozenset(itertools.product(own.numbers, members))
         self.missing = set(self._fields)
-        self._part = path.with_name(path.name + ".part")
+        self._part = name_beside(path)  # another run in this folder may be making the same forecast
         self._dataset: netCDF4.Dataset | None = None
 
     def has(self, number: int, member: int) -> bool:

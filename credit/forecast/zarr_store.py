@@ -7,11 +7,9 @@ import functools
 import logging
 import os
 import shutil
-import socket
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +18,7 @@ from zarr.errors import ZarrUserWarning
 
 from credit.data.parts import lock
 from credit.errors import ConfigError, CreditError
+from credit.forecast.beside import left_beside, name_beside
 from credit.forecast.layout import (
     HISTORY,
     HOURS,
@@ -53,8 +52,6 @@ WRITTEN = "written"
 _INITIAL_TIMES = 1024
 # what file systems say that have no locks
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-# another host's store in the making, which takes seconds, was left by a killed process after so long
-_LEFT_SECONDS = 3600.0
 
 logger = logging.getLogger(__name__)
 
@@ -81,8 +78,7 @@ class ZarrStore:
         self._started_from = None if started_from is None else functools.cache(started_from)
         self._initial = np.unique(np.asarray(initial_minutes, dtype=np.int64))
         self._missing: dict[int, int] = {}  # fields, by position of a forecast that is begun
-        # jobs of an array on several hosts may have one process number
-        self._part = path.with_name(f"{path.name}.part.{socket.gethostname()}.{os.getpid()}")
+        self._part = name_beside(path)
         try:
             if not path.exists() or self._left():
                 with self._alone():
@@ -273,13 +269,7 @@ class ZarrStore:
 
     def _left(self) -> list[Path]:
         """Return stores in the making that have no fields: of this host, as none is made outside the lock, or old."""
-        found, head = [], f"{self._path.name}.part."
-        for path in self._path.parent.glob(f"{head}*"):
-            host = path.name.removeprefix(head).rpartition(".")[0]
-            with suppress(OSError):  # gone meanwhile
-                if host == socket.gethostname() or time.time() - path.stat().st_mtime > _LEFT_SECONDS:
-                    found.append(path)
-        return found
+        return left_beside(self._path.parent, self._path.name, is_alive=lambda process: False)
 
     def _create(self) -> None:
         """Make the whole store beside and rename it, so that a store that exists is whole in its metadata."""

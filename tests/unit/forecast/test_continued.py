@@ -287,7 +287,7 @@ def test_two_runs_that_append_unlike_times_at_once_without_locks(
         """Let the other run come between this one's initial times and their number."""
         if Path(target) == tmp_path / "forecasts.zarr" / "init_time" / "zarr.json" and not others:
             others.append(SECOND + 1440)
-            monkeypatch.setattr("credit.forecast.zarr_store.socket.gethostname", lambda: "elsewhere")
+            monkeypatch.setattr("credit.forecast.beside.socket.gethostname", lambda: "elsewhere")
             _writer(tmp_path, format="zarr", initial_minutes=others)
         replace(source, target)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 
@@ -292,10 +294,44 @@ def test_a_netcdf_file_that_was_given_a_step_twice_still_wants_the_others(tmp_pa
     for _ in fields:
         writer.put(first, 0, fields[0])
     assert not writer.is_complete(first)
-    assert [path.suffix for path in tmp_path.iterdir()] == [".part"]
+    assert [path.name.partition(".nc")[2][:6] for path in tmp_path.iterdir()] == [".part."]
     for number in range(1, len(fields)):
         writer.put(first, number, fields[number])
     assert writer.is_complete(first)
+
+
+@pytest.mark.parametrize("split", [None, "lead"])
+def test_two_runs_that_make_the_same_forecast_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str | None
+) -> None:
+    fields, first = _fields(), Clock().parse(INITIAL[0])
+    own, other = (_writer(tmp_path / "both", split=split) for _ in range(2))
+    own.put(first, 0, fields[0])
+    with monkeypatch.context() as patched:
+        patched.setattr("os.getpid", lambda: 10**7)
+        other.put(first, 0, fields[0])
+    for writer in (own, other):
+        for number in range(1, len(fields)):
+            writer.put(first, number, fields[number])
+        assert writer.is_complete(first)
+    _writer(tmp_path / "alone", split=split).write(first, fields)
+    both, alone = ({path.name: path.read_bytes() for path in (tmp_path / n).iterdir()} for n in ("both", "alone"))
+    assert both == alone
+
+
+def test_what_killed_runs_have_left_of_files_goes_at_the_next_start(tmp_path: Path) -> None:
+    host, running, gone = socket.gethostname(), os.getpid(), 2**22 + 1  # above the most that Linux gives
+    names = [
+        f"forecast_2001-04-01T00.nc.part{end}" for end in (f".{host}.{running}", f".{host}.{gone}", ".a.b-c.7", "")
+    ]
+    for name in names:
+        (tmp_path / name).touch()
+    _writer(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {names[0], names[2], names[3]}
+    for name in names[2:]:
+        os.utime(tmp_path / name, (0, 0))
+    _writer(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == names[:1]
 
 
 def test_an_interruption_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
