@@ -212,6 +212,22 @@ def test_what_is_made_of_masked_variables_is_masked(tmp_path: Path) -> None:
     np.testing.assert_array_equal(made.masks["tp24"], cells == 7)
 
 
+def test_levels_of_the_files_themselves_need_coefficients_for_products_alone(tmp_path: Path) -> None:
+    """Neither a source with `vertical` nor a budget needs them."""
+    raw = {
+        "experiment": "x", "save_loc": "x", "model": {"type": "wxformer"}, "trainer": {"max_steps": 1},
+        "data": {
+            "sources": [{"path": "x.nc"}], "variables": VARIABLES, "level_units": "model_level", "levels": [1, 2],
+            "coefficients": str(hybrid_file(tmp_path)),
+            "splits": {name: ["2000-01-01", "2000-02-01"] for name in ("train", "valid", "test")},
+        },
+    }  # fmt: skip
+    for inference in ({"pressure_levels": [500]}, {"derive": {"msl": {"kind": "mean_sea_level_pressure"}}}):
+        build_config({**raw, "inference": inference})
+    with pytest.raises(ConfigError, match="data.coefficients has no effect without .* inference.pressure_levels or"):
+        build_config(raw)
+
+
 @pytest.mark.parametrize("name", ["time", "level_2", "latitude", "time_6h", "valid_time_bnds", "written", "a/b", ""])
 def test_names_that_files_cannot_hold(name: str) -> None:
     with pytest.raises(ValueError, match=f'"{name}" is (no name of a variable|the name of a coordinate)'):
