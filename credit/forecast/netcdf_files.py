@@ -159,8 +159,7 @@ class NetcdfFiles:
             piece.put(initial_minutes, member, number, fields)
         except (OSError, RuntimeError) as error:  # netCDF4 reports a full disk as RuntimeError("NetCDF: HDF error")
             self.discard(initial_minutes)
-            reason = getattr(error, "strerror", None) or error
-            raise CreditError(f"{piece.path}: cannot be written ({reason}); {WRITE_HINT}") from error
+            raise _failure(piece.path, error) from error
         except BaseException:
             self.discard(initial_minutes)
             raise
@@ -176,7 +175,10 @@ class NetcdfFiles:
         if len(pieces) > 1:  # or a run that is killed would leave pieces of two forecasts
             stale += [self._folder / own for own in pieces]
         for path in stale:
-            path.unlink(missing_ok=True)
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise _failure(path, error) from error
         self._begun[initial_minutes] = [
             _Piece(self._folder / name, self._layout, own, attributes) for name, own in pieces.items()
         ]
@@ -240,9 +242,13 @@ class _Piece:
         if self._dataset is not None and self._dataset.isopen():
             with suppress(OSError, RuntimeError):  # of a full disk, a second time
                 self._dataset.close()
-        self._part.unlink(missing_ok=True)
-        if not self.missing:
-            self.path.unlink(missing_ok=True)
+        for path in [self._part, *([] if self.missing else [self.path])]:
+            with suppress(OSError):  # of a read-only file system, also where no file is
+                path.unlink(missing_ok=True)
+
+
+def _failure(path: Path, error: Exception) -> CreditError:
+    return CreditError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error}); {WRITE_HINT}")
 
 
 def split_of(path: Path) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
@@ -255,6 +256,26 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, format: str) ->
     assert writer.is_complete(first) and not writer.is_complete(second)
     writer.write(second, _fields())
     assert writer.is_complete(second)
+
+
+@pytest.mark.parametrize("split", [None, "lead"])
+def test_a_read_only_file_system_is_an_error_with_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str | None
+) -> None:
+    """It says so of what is to be removed, too, whether it is there or not."""
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    writer, first = _writer(tmp_path, split=split), Clock().parse(INITIAL[0])
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refuse)
+        patched.setattr(netCDF4, "Dataset", refuse)
+        with pytest.raises(
+            CreditError, match=r"forecast_2001-04-01T00\S*\.nc: cannot be written \(Read-only file system\)"
+        ):
+            writer.put(first, 0, _fields()[0])
+        writer.close()
 
 
 def test_history_is_of_the_program_and_no_sign_of_a_run(tmp_path: Path) -> None:
