@@ -172,7 +172,11 @@ def test_latest_is_the_last_time_that_has_what_a_forecast_needs() -> None:
     """A hole before the last time: with two input frames the last is the one before the hole."""
     conf, times = InferenceConfig(initial_times="latest"), np.delete(TIMES, -2)
     assert _choose(conf, times) == [times[-1]]
-    assert _choose(conf, times, history_len=2) == [times[-2]]
+    assert _find(conf, times).left_out == ""
+    found = _find(conf, times, history_len=2)
+    assert found.minutes == [times[-2]] and found.data_lack
+    last, lacking = (CLOCK.format(minutes) for minutes in (TIMES[-1], TIMES[-2]))
+    assert f"not the last time of the data, {last}, which needs the fields of {lacking}" in found.left_out
     with pytest.raises(DataError, match="latest: no time of the data has what a forecast needs: fields of the last 6h"):
         _choose(conf, TIMES[:1], history_len=2)
 
