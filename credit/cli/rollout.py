@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
 import re
 from collections.abc import Sequence
@@ -14,8 +15,10 @@ from credit.cli.arguments import add_config_arguments
 
 if TYPE_CHECKING:
     from credit.config import Config
+    from credit.config.schema_forecast import InferenceConfig
     from credit.data.reader import FieldReader
     from credit.forecast.products import Products
+    from credit.forecast.run import Start
     from credit.forecast.writer import ForecastWriter
     from credit.parallel.launch import Launch
     from credit.parallel.mesh import RunMesh
@@ -81,11 +84,11 @@ def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -
     from tqdm import tqdm
 
     from credit.forecast.background import BackgroundWriter
-    from credit.forecast.ensemble import build_perturbation, lag_minutes
+    from credit.forecast.ensemble import build_perturbation
     from credit.forecast.initial_times import choose_initial_times, choose_leads, group
     from credit.forecast.noise import build_noise
     from credit.forecast.products import Products
-    from credit.forecast.run import forecast, inferred, starts_of
+    from credit.forecast.run import forecast, inferred
     from credit.forecast.stochastic import build_stochastic
     from credit.train.assemble import assemble_forecaster
     from credit.train.fields import open_fields
@@ -96,24 +99,17 @@ def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -
     initial = choose_initial_times(conf, config.data, reader.times, reader.clock, splits["test"])
     leads = choose_leads(conf, step)
     assets = made.assets
-    products = Products(conf, made.config.data, assets.channels, assets.attributes, reader.static(), leads[-1])
+    products = Products(
+        conf, made.config.data, assets.channels, assets.attributes, reader.static(), leads[-1], assets.masks
+    )
     writer = _open_writer(config, made, reader, products, initial, leads)
     members = 1 if conf.ensemble is None else conf.ensemble.members
     groups = _share(group(initial, members, conf.batch_size), part, launch, mesh)
     mine = [minutes for own in groups for minutes in own]
-    todo = set(_agree([minutes for minutes in mine if not writer.is_complete(minutes)], launch, mesh))
-    groups = [own for own in groups if not todo.isdisjoint(own)]
-    # sharded weights are gathered by all ranks, so one that has no more to do takes part in the others' forecasts,
-    # with as many batches and steps
-    idle = [initial[:1]] * (_most(len(groups), mesh) - len(groups))
-    batches, company = (
-        [
-            starts[first : first + conf.batch_size]
-            for starts in (starts_of(own, members, lag_minutes(conf.ensemble)) for own in several)
-            for first in range(0, len(starts), conf.batch_size)
-        ]
-        for several in (groups, idle)
-    )
+    todo = _agree([minutes for minutes in mine if not writer.is_complete(minutes)], launch, mesh)
+    batches = _batches(groups, conf)
+    batches = [batch for batch in batches if any(start.initial in todo for start in batch)]
+    idle = _company(initial[0], conf, _most(len(batches), mesh) - len(batches))
     numbers = {lead: number for number, lead in enumerate(leads)}
     with BackgroundWriter(writer, numbers, step, str(made.path), todo, products) as background:
         perturb, reading, grid = None, background.reading, made.assets.grid
@@ -123,7 +119,7 @@ def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -
         with tqdm(
             total=sum(map(len, batches)), desc="forecasting", unit="start", disable=True if launch.rank else None
         ) as bar:
-            for number, batch in enumerate([*batches, *company]):
+            for number, batch in enumerate([*batches, *idle]):
                 steps = (leads[-1] + max(start.initial - start.analysis for start in batch)) // step
                 outputs = forecast(made.stepper, made.frames, batch, steps, step, history, perturb, reading, *drawn)
                 for taken, output in enumerate(inferred(outputs), start=1):
@@ -168,7 +164,7 @@ def _open_writer(
         split=conf.split,
         keep_bits=conf.keep_bits,
         compression=conf.compression,
-        masks=made.assets.masks,
+        masks=products.masks,
         global_attributes=describe_run(made) | products.described,
         windows=products.windows,
         started_from=checksums(made.frames, lags, step, history),
@@ -189,6 +185,22 @@ def _share(groups: list[list[int]], part: str | None, launch: Launch, mesh: RunM
     return deal(mine, rank, ranks)
 
 
+def _batches(groups: list[list[int]], conf: InferenceConfig) -> list[list[Start]]:
+    """Return the starts of each batch, group by group."""
+    from credit.forecast.ensemble import lag_minutes
+    from credit.forecast.run import starts_of
+
+    members, size = 1 if conf.ensemble is None else conf.ensemble.members, conf.batch_size
+    starts = [starts_of(own, members, lag_minutes(conf.ensemble)) for own in groups]
+    return [own[first : first + size] for own in starts for first in range(0, len(own), size)]
+
+
+def _company(initial: int, conf: InferenceConfig, number: int) -> list[list[Start]]:
+    """Return batches that are forecast for nobody: sharded weights are gathered by all ranks, so one that has no more
+    to do takes part in the others' forecasts. They have as many steps as those, which lags make longer."""
+    return list(itertools.islice(itertools.cycle(_batches([[initial]], conf)), number))
+
+
 def _agree(todo: list[int], launch: Launch, mesh: RunMesh) -> list[int]:
     """Return what the first of the tensor-parallel peers wants to do: they saw the files at different moments."""
     if mesh.device_mesh is None:
@@ -198,10 +210,10 @@ def _agree(todo: list[int], launch: Launch, mesh: RunMesh) -> list[int]:
     return together(lambda: todo)[launch.rank - mesh.tensor_rank]
 
 
-def _most(groups: int, mesh: RunMesh) -> int:
-    """Return the largest number of groups of any rank that weights are shared with."""
+def _most(batches: int, mesh: RunMesh) -> int:
+    """Return the largest number of batches of any rank that weights are shared with."""
     if mesh.device_mesh is None:
-        return groups
+        return batches
     from credit.parallel.verdict import together
 
-    return max(together(lambda: groups))
+    return max(together(lambda: batches))

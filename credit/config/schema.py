@@ -53,8 +53,12 @@ class Config(Section):
         post = self.model.post or []
         check_variables(post, self.data)
         budgets = any(one.kind != "clamp" for one in post)
-        if self.data.coefficients and not self.data.has_vertical and not budgets:
-            raise ValueError("data.coefficients has no effect without sources with vertical or budgets in model.post")
+        products = self.inference.pressure_levels is not None or bool(self.inference.derive)
+        if self.data.coefficients and not (self.data.has_vertical or budgets or products):
+            raise ValueError(
+                "data.coefficients has no effect without sources with vertical, budgets in model.post, "
+                "inference.pressure_levels or inference.derive"
+            )
         output_every = self.inference.output_every
         if output_every and parse_duration(output_every) > parse_duration(self.inference.lead_time):
             raise ValueError(

@@ -215,7 +215,7 @@ class DataConfig(Section):
     coefficients: str | None = Field(
         None,
         description="A file with the coefficients of the run's model levels, to bring sources with `vertical` to them, "
-        "and for the budgets of `model.post`.",
+        "for the budgets of `model.post`, and for `inference.pressure_levels` and `inference.derive`.",
     )
     fields: dict[str, FieldConfig] = Field({}, description="Options of single variables, by name.")
     transforms: dict[str, TransformConfig] = Field(

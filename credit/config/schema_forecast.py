@@ -12,7 +12,7 @@ from credit.config.base import Section
 from credit.config.schema_data import Duration
 from credit.config.schema_events import EventConfig
 from credit.config.schema_model import HyperdiffusionConfig
-from credit.config.schema_products import ProductConfig
+from credit.config.schema_products import ProductConfig, require_names
 from credit.config.schema_regions import DEFAULT_REGIONS, REGIONS, BoxConfig
 from credit.config.schema_source import GridConfig
 from credit.errors import did_you_mean
@@ -178,6 +178,19 @@ class InferenceConfig(Section):
         description="Bits of the mantissa to round to, which makes compression worth while: 12 is a relative error of "
         "1.2e-4; default: all.",
     )
+
+    @field_validator("derive")
+    @classmethod
+    def _derived_have_names(cls, derive: dict[str, ProductConfig]) -> dict[str, ProductConfig]:
+        require_names(derive)
+        return derive
+
+    @field_validator("pressure_levels")
+    @classmethod
+    def _are_pressures(cls, levels: list[float] | None) -> list[float] | None:
+        if levels is not None and (min(levels) <= 0 or len(set(levels)) < len(levels)):
+            raise ValueError("pressures in hPa are above 0 and are named once each")
+        return levels
 
     @field_validator("levels")
     @classmethod

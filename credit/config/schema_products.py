@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -12,6 +14,26 @@ from credit.config.schema_data import Duration
 from credit.errors import did_you_mean
 
 ACCUMULATION = "accumulation"
+# of files' coordinates and marks, in any format
+_TAKEN = (
+    r"(valid_)?time(_since_start|_\d.*)?|init_time|lead_time|prediction_timedelta|forecast_period|member|"
+    r"forecast_reference_time|level(_\d+)?|latitude|longitude|written|initial_fields|bnds|.*_bnds"
+)
+
+
+def require_names(names: Iterable[str]) -> None:
+    """Refuse names of derived variables that files cannot hold beside their coordinates.
+
+    Raises:
+        ValueError: naming the first of them.
+    """
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*", name):
+            raise ValueError(
+                f'"{name}" is no name of a variable: it may have letters, digits, underscore, dot, plus and hyphen'
+            )
+        if re.fullmatch(_TAKEN, name):
+            raise ValueError(f'"{name}" is the name of a coordinate of the files; take another name')
 
 
 class ProductConfig(Section):

@@ -6,7 +6,7 @@ import itertools
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -31,7 +31,8 @@ class InitialTimes:
 
     Attributes:
         minutes: those that are forecast from, increasing.
-        left_out: how many others of the range were asked for, and why each is left out, in words; empty where none is.
+        left_out: how many others of the range were asked for, and why each is left out, in words, or why the last time
+            of the data is; empty where none is.
         data_lack: whether it is the data that lack something, rather than the test period that ends.
     """
 
@@ -73,14 +74,28 @@ def find_initial_times(
                 f"{format_duration(max(frames))} at data.timestep {format_duration(step)}; "
                 f"{describe_span(times, clock)}; name more files in data.sources"
             )
-        found = InitialTimes([max(ready)])
+        found = _latest(max(ready), max(have), frames, have, clock)
     elif isinstance(conf.initial_times, InitialTimesConfig):
         found = _in_range(conf, conf.initial_times, data, times, clock, test, frames)
     else:
         found = InitialTimes(_named(conf.initial_times, clock))
     _require_frames(found.minutes, times, clock, frames)
-    _require_observed(found.minutes, times, clock, data, choose_leads(conf, step)[-1])
+    earliest, longest = max(analyses_before(conf.ensemble)), choose_leads(conf, step)[-1]
+    _require_observed(found.minutes, times, clock, data, earliest, longest)
     return found
+
+
+def _latest(chosen: int, last: int, frames: Sequence[int], have: Collection[int], clock: Clock) -> InitialTimes:
+    """Return the last time that has all it needs; it is told why it is not the last of the data."""
+    if chosen == last:
+        return InitialTimes([chosen])
+    lacking = next(last - before for before in frames if last - before not in have)
+    return InitialTimes(
+        [chosen],
+        f"inference.initial_times: latest: {clock.format(chosen)}, not the last time of the data, "
+        f"{clock.format(last)}, which needs the fields of {clock.format(lacking)}, and the data do not have them",
+        data_lack=True,
+    )
 
 
 def _named(wanted: Sequence[str], clock: Clock) -> list[int]:
@@ -272,15 +287,20 @@ def _require_frames(chosen: Sequence[int], times: np.ndarray, clock: Clock, fram
         )
 
 
-def _require_observed(chosen: Sequence[int], times: np.ndarray, clock: Clock, data: DataConfig, longest: int) -> None:
-    """A forecast with observed forcing needs data up to its last step, or a step more where its window is the next."""
+def _require_observed(
+    chosen: Sequence[int], times: np.ndarray, clock: Clock, data: DataConfig, earliest: int, longest: int
+) -> None:
+    """A forecast with observed forcing needs data up to its last step, or a step more where its window is the next.
+
+    An ensemble needs them from the first of its analyses on, `earliest` minutes before.
+    """
     have = set(times.tolist())
     for channel in data.channel_map().group("dynamic_forcing"):
         field = data.field(channel.variable)
         if channel.source != "data" or field.in_forecast != "observed":
             continue
         shift = data.step_minutes if field.temporal != "instant" and field.window == "next" else 0
-        for initial, lead in itertools.product(chosen, range(shift, longest + shift, data.step_minutes)):
+        for initial, lead in itertools.product(chosen, range(shift - earliest, longest + shift, data.step_minutes)):
             if initial + lead not in have:
                 raise DataError(
                     f"inference.initial_times: the forecast from {clock.format(initial)} needs {channel.variable} "

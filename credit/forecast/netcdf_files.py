@@ -15,6 +15,7 @@ import netCDF4
 import numpy as np
 
 from credit.errors import CreditError
+from credit.forecast.beside import is_running, left_beside, name_beside
 from credit.forecast.layout import (
     HISTORY,
     HOURS,
@@ -35,7 +36,6 @@ from credit.forecast.layout import (
     window_bounds,
 )
 from credit.forecast.page_cache import begin_to_store
-from credit.forecast.part_names import left_parts, own_part
 
 PREFIX = "forecast_"
 SPLITS = {
@@ -107,6 +107,9 @@ class NetcdfFiles:
         if split == "member":
             assert layout.members is not None, "the config wants an ensemble for it"
             self._attributes[MEMBERS] = layout.members
+        for path in left_beside(folder, f"{PREFIX}*.nc", is_running):
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
 
     def is_complete(self, initial_minutes: int) -> bool:
         """Return whether the files are there and as they would be written; they got their names when they were whole.
@@ -157,8 +160,7 @@ class NetcdfFiles:
             piece.put(initial_minutes, member, number, fields)
         except (OSError, RuntimeError) as error:  # netCDF4 reports a full disk as RuntimeError("NetCDF: HDF error")
             self.discard(initial_minutes)
-            reason = getattr(error, "strerror", None) or error
-            raise CreditError(f"{piece.path}: cannot be written ({reason}); {WRITE_HINT}") from error
+            raise _failure(piece.path, error) from error
         except BaseException:
             self.discard(initial_minutes)
             raise
@@ -173,9 +175,11 @@ class NetcdfFiles:
         stale = self._others(initial_minutes, pieces)
         if len(pieces) > 1:  # or a run that is killed would leave pieces of two forecasts
             stale += [self._folder / own for own in pieces]
-        stale += [left for own in pieces for left in left_parts(self._folder / own)]
         for path in stale:
-            path.unlink(missing_ok=True)
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise _failure(path, error) from error
         self._begun[initial_minutes] = [
             _Piece(self._folder / name, self._layout, own, attributes) for name, own in pieces.items()
         ]
@@ -203,7 +207,7 @@ class _Piece:
         members = range(layout.members or 1) if own.member is None else [own.member]
         self._fields = frozenset(itertools.product(own.numbers, members))
         self.missing = set(self._fields)
-        self._part = own_part(path)
+        self._part = name_beside(path)  # another run in this folder may be making the same forecast
         self._dataset: netCDF4.Dataset | None = None
 
     def has(self, number: int, member: int) -> bool:
@@ -239,9 +243,13 @@ class _Piece:
         if self._dataset is not None and self._dataset.isopen():
             with suppress(OSError, RuntimeError):  # of a full disk, a second time
                 self._dataset.close()
-        self._part.unlink(missing_ok=True)
-        if not self.missing:
-            self.path.unlink(missing_ok=True)
+        for path in [self._part, *([] if self.missing else [self.path])]:
+            with suppress(OSError):  # of a read-only file system, also where no file is
+                path.unlink(missing_ok=True)
+
+
+def _failure(path: Path, error: Exception) -> CreditError:
+    return CreditError(f"{path}: cannot be written ({getattr(error, 'strerror', None) or error}); {WRITE_HINT}")
 
 
 def split_of(path: Path) -> str | None:

@@ -79,11 +79,13 @@ class Products:
         attributes: variable -> ``units``, ``standard_name``, ``temporal``.
         static_CHW: the static channels that come from data, in physical units.
         last_lead: the last lead time in minutes, after which a forecast's sums are forgotten.
+        masks: variable -> (H, W) bool, True where it is always missing.
 
     Attributes:
         channels: whose outputs are what is written.
         attributes: of these, too.
         level_units: of their levels.
+        masks: of what is written; a derived variable is missing where one of its inputs is.
         windows: variable -> minutes that it is a sum over, `credit.forecast.layout.SINCE_START` for all since the
             initial time; those that are not named are over a step.
 
@@ -99,12 +101,14 @@ class Products:
         attributes: Mapping[str, Mapping[str, str]],
         static_CHW: np.ndarray,
         last_lead: int,
+        masks: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         self._conf, self._data, self._model, self._static_CHW = conf, data, channels, static_CHW
         self._known = attributes
         self._step, self._last, self._ground = data.step_minutes, last_lead, None
         self.level_units = "hPa" if conf.pressure_levels is not None else data.level_units
         self.attributes = {name: dict(own) for name, own in attributes.items()}
+        self.masks = dict(masks or {})
         self.windows: dict[str, int] = {}
         self._recipes: list[_Recipe | _Sum | list[int]] = []  # channels that are kept as they are: their rows
         made: list[Channel] = []
@@ -211,12 +215,19 @@ class Products:
             )
         for variable in own.made_of.values():
             self._rows(variable, here)
+        missing = [self.masks[variable] for variable in own.made_of.values() if variable in self.masks]
+        if missing:
+            self.masks[name] = np.logical_or.reduce(missing)
         if own.kind == ACCUMULATION:
             return self._add_sum(here, name, own)
         self.attributes[name] = derived_attributes(own.kind)
         roles = list(own.made_of.items())
         field = roles[0][1]
         levels = [self._model.output[row].level for row in self._rows(field)]
+        if levels[0] is None and own.kind in (*_NEEDS_GROUND, *_NEEDS_PRESSURE):
+            raise ConfigError(
+                f"{here}: {field} has no levels, and {own.kind} is made of variables that have; name others in inputs"
+            )
         inputs: dict[str, _Input] = {}
         column, order, wanted = None, [0], None
         if levels[0] is not None:
@@ -259,6 +270,12 @@ class Products:
                 raise ConfigError(
                     f"{here}.over: {own.over} is not a multiple of data.timestep {format_duration(self._step)}"
                 )
+            if self.windows[name] > self._last:
+                raise ConfigError(
+                    f"{here}.over: {own.over} is longer than a forecast, whose last lead time is "
+                    f"{format_duration(self._last)}: all of it would be missing; shorten it, or lengthen "
+                    "inference.lead_time"
+                )
         when = "since the initial time" if own.over is None else f"over the {own.over} before"
         self.attributes[name] = {
             "units": known.get("units", ""),
@@ -284,6 +301,12 @@ class Products:
         else:
             levels = HybridLevels.of_pressures(values, _PASCAL[self._data.level_units])
         order = np.argsort(levels.pressure(np.array(MEAN_SURFACE_PA)), kind="stable")
+        top = levels.take(order[:1]).pressure(np.array(MEAN_SURFACE_PA))[0] / _PASCAL["hPa"]
+        if wanted is not None and min(wanted) < 0.999 * top:
+            raise ConfigError(
+                f"{here}: {min(wanted):g} hPa lies above the uppermost level of {name} ({top:g} hPa), and nothing is "
+                "extrapolated upwards; leave it out"
+            )
         onto = None if wanted is None else HybridLevels.of_pressures(wanted, _PASCAL["hPa"])
         return Column(levels.take(order), onto, tuple(np.argsort(order).tolist())), order.tolist()
 

@@ -77,16 +77,20 @@ def checksums(frames: Frames, lags_minutes: Sequence[int], step_minutes: int, hi
 
 def forcing_of(
     stepper: Stepper, frames: Frames, times: Sequence[int], step_minutes: int, history_len: int,
-    reading: AbstractContextManager,
+    reading: AbstractContextManager, last: Sequence[int] | None = None,
 ) -> Callable[[int], Tensor]:  # fmt: skip
-    """Return step number -> normalised forcing (B, C, T, H, W) that forecasts from `times` may know."""
+    """Return step number -> normalised forcing (B, C, T, H, W) that forecasts from `times` may know.
+
+    From the number in `last` on a forecast's forcing stays as it is.
+    """
     device, past = stepper.normalizer.tendency_scale_C.device, range(1 - history_len, 1)
 
     def forcing(number: int) -> Tensor:
+        numbers = [number] * len(times) if last is None else [min(number, own) for own in last]
         with reading:
             fields = [
-                np.stack([frames.forcing(t + (number + k) * step_minutes, initial=t) for k in past], axis=1)
-                for t in times
+                np.stack([frames.forcing(t + (own + k) * step_minutes, initial=t) for k in past], axis=1)
+                for t, own in zip(times, numbers, strict=True)
             ]
         return stepper.normalizer.encode(to_device(np.stack(fields), device), "dynamic_forcing")
 
@@ -108,6 +112,9 @@ def forecast(
 ) -> Iterator[Tensor]:
     """Yield the output (B, C_out, H, W) of each step in physical units, float32, on the device.
 
+    Starts with a shorter lag than others of the batch go on beyond the last lead time, where nobody wants them and the
+    data may have no observed forcing: there it stays as it is.
+
     Args:
         stepper: runs the network, in eval mode.
         frames: initial states, and the forcing that a forecast may know.
@@ -127,7 +134,9 @@ def forecast(
     state = stepper.normalizer.encode(to_device(history, stepper.normalizer.tendency_scale_C.device), "prognostic")
     if perturb is not None:
         state = perturb(starts, state)
-    forcing = forcing_of(stepper, frames, times, step_minutes, history_len, reading)
+    lags = [(start.initial - start.analysis) // step_minutes for start in starts]
+    last = [steps - 1 - max(lags) + lag for lag in lags]
+    forcing = forcing_of(stepper, frames, times, step_minutes, history_len, reading, last)
     factors = None if stochastic is None else stochastic(starts, state.device)
     drawing = nullcontext if noise is None else noise(starts)
     outputs = stepper.rollout(state, forcing, steps, factors=factors)

@@ -18,6 +18,7 @@ from zarr.errors import ZarrUserWarning
 
 from credit.data.parts import lock
 from credit.errors import ConfigError, CreditError
+from credit.forecast.beside import left_beside, name_beside
 from credit.forecast.layout import (
     HISTORY,
     HOURS,
@@ -38,7 +39,6 @@ from credit.forecast.layout import (
     window_bounds,
 )
 from credit.forecast.page_cache import begin_to_store
-from credit.forecast.part_names import left_parts, own_part
 
 STORE = "forecasts.zarr"
 _NAMES = {
@@ -80,9 +80,9 @@ class ZarrStore:
         self._initial = np.unique(np.asarray(initial_minutes, dtype=np.int64))
         self._missing: dict[int, int] = {}  # fields, by position of a forecast that is begun
         self._storing: list[Path] = []
-        self._part = own_part(path)
+        self._part = name_beside(path)
         try:
-            if not path.exists() or left_parts(path):
+            if not path.exists() or self._left():
                 with self._alone():
                     if not path.exists():
                         self._create()
@@ -276,9 +276,13 @@ class ZarrStore:
                     error.strerror,
                 )  # fmt: skip
             else:
-                for path in left_parts(self._path):
+                for path in self._left():
                     shutil.rmtree(path, ignore_errors=True)
             yield
+
+    def _left(self) -> list[Path]:
+        """Return stores in the making that have no fields: of this host, as none is made outside the lock, or old."""
+        return left_beside(self._path.parent, self._path.name, is_alive=lambda process: False)
 
     def _create(self) -> None:
         """Make the whole store beside and rename it, so that a store that exists is whole in its metadata."""

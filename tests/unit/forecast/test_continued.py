@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import shutil
 import socket
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.queues import Queue
@@ -260,25 +259,16 @@ def test_a_run_goes_on_behind_what_another_has_just_appended(tmp_path: Path, mon
     assert open_forecasts(tmp_path).initial_minutes.tolist() == [SECOND, SECOND + 1440, SECOND + 4 * 1440]
 
 
-@pytest.mark.parametrize("format", ["zarr", "netcdf"])
-def test_what_killed_runs_have_left_goes_at_the_next_start(tmp_path: Path, format: str) -> None:
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    path, here = (
-        tmp_path / {"zarr": "forecasts.zarr", "netcdf": "forecast_2001-04-01T00.nc"}[format],
-        socket.gethostname(),
-    )
-    names = (f"{here}.{gone.pid}", f"{here}.{os.getppid()}", "a.b-c.7", "a.b-c.8")
-    left = [path.with_name(f"{path.name}.part.{name}") for name in names]
-    for part in left:
-        (part / "init_time").mkdir(parents=True) if format == "zarr" else part.touch()
+def test_what_killed_runs_have_left_goes_at_the_next_start(tmp_path: Path) -> None:
+    left = [tmp_path / f"forecasts.zarr.part.{host}" for host in (f"{socket.gethostname()}.1", "a.b-c.7", "a.b-c.8")]
+    for path in left:
+        (path / "init_time").mkdir(parents=True)
+    os.utime(left[1], (0, 0))
+    _writer(tmp_path, format="zarr", initial_minutes=[FIRST]).write(FIRST, _fields())
+    # what another host began just now may be in the making
+    assert sorted(tmp_path.glob("*.part.*")) == [left[2]]
     os.utime(left[2], (0, 0))
-    _writer(tmp_path, format=format, initial_minutes=[FIRST]).write(FIRST, _fields())
-    # what another process or host began just now may be in the making
-    assert sorted(tmp_path.glob("*.part.*")) == sorted([left[1], left[3]])
-    for part in (left[1], left[3]):
-        os.utime(part, (0, 0))
-    _writer(tmp_path, format=format, initial_minutes=[FIRST]).write(FIRST, _fields())
+    _writer(tmp_path, format="zarr", initial_minutes=[FIRST])
     assert not list(tmp_path.glob("*.part.*"))
     assert open_forecasts(tmp_path).initial_minutes.tolist() == [FIRST]
 
@@ -297,7 +287,7 @@ def test_two_runs_that_append_unlike_times_at_once_without_locks(
         """Let the other run come between this one's initial times and their number."""
         if Path(target) == tmp_path / "forecasts.zarr" / "init_time" / "zarr.json" and not others:
             others.append(SECOND + 1440)
-            monkeypatch.setattr("credit.forecast.part_names.socket.gethostname", lambda: "elsewhere")
+            monkeypatch.setattr("credit.forecast.beside.socket.gethostname", lambda: "elsewhere")
             _writer(tmp_path, format="zarr", initial_minutes=others)
         replace(source, target)
 
@@ -338,3 +328,37 @@ def test_the_lead_times_are_in_every_file(tmp_path: Path) -> None:
     for path in tmp_path.iterdir():
         with netCDF4.Dataset(path) as dataset:
             assert dataset.lead_minutes == "360, 720, 1440"
+
+
+@pytest.mark.parametrize("split", [None, "lead"])
+def test_two_runs_that_make_the_same_forecast_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str | None
+) -> None:
+    fields, first = _fields(), Clock().parse(INITIAL[0])
+    own, other = (_writer(tmp_path / "both", split=split) for _ in range(2))
+    own.put(first, 0, fields[0])
+    with monkeypatch.context() as patched:
+        patched.setattr("os.getpid", lambda: 10**7)
+        other.put(first, 0, fields[0])
+    for writer in (own, other):
+        for number in range(1, len(fields)):
+            writer.put(first, number, fields[number])
+        assert writer.is_complete(first)
+    _writer(tmp_path / "alone", split=split).write(first, fields)
+    both, alone = ({path.name: path.read_bytes() for path in (tmp_path / n).iterdir()} for n in ("both", "alone"))
+    assert both == alone
+
+
+def test_what_killed_runs_have_left_of_files_goes_at_the_next_start(tmp_path: Path) -> None:
+    host, running, gone = socket.gethostname(), os.getpid(), 2**22 + 1  # above the most that Linux gives
+    names = [
+        f"forecast_2001-04-01T00.nc.part{end}" for end in (f".{host}.{running}", f".{host}.{gone}", ".a.b-c.7", "")
+    ]
+    for name in names:
+        (tmp_path / name).touch()
+    _writer(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {names[0], names[2], names[3]}
+    for name in names[2:]:
+        os.utime(tmp_path / name, (0, 0))
+    _writer(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == names[:1]

@@ -123,6 +123,11 @@ def test_lagged_members_start_earlier_and_are_valid_at_the_same_time() -> None:
             fields[0] = minutes
             return fields
 
+        def forcing(self, minutes: int, initial: int | None = None) -> np.ndarray:
+            # what is observed ends where the last lead time's step begins, of members with a shorter lag, too
+            assert minutes <= 1440
+            return super().forcing(minutes, initial)
+
     class Forward(nn.Module):
         """Adds a step to the first channel."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
@@ -170,7 +172,11 @@ def test_latest_is_the_last_time_that_has_what_a_forecast_needs() -> None:
     """A hole before the last time: with two input frames the last is the one before the hole."""
     conf, times = InferenceConfig(initial_times="latest"), np.delete(TIMES, -2)
     assert _choose(conf, times) == [times[-1]]
-    assert _choose(conf, times, history_len=2) == [times[-2]]
+    assert _find(conf, times).left_out == ""
+    found = _find(conf, times, history_len=2)
+    assert found.minutes == [times[-2]] and found.data_lack
+    last, lacking = (CLOCK.format(minutes) for minutes in (TIMES[-1], TIMES[-2]))
+    assert f"not the last time of the data, {last}, which needs the fields of {lacking}" in found.left_out
     with pytest.raises(DataError, match="latest: no time of the data has what a forecast needs: fields of the last 6h"):
         _choose(conf, TIMES[:1], history_len=2)
 
@@ -206,3 +212,11 @@ def test_observed_forcing_must_be_in_the_data(forcing: dict, lead_time: str) -> 
         with pytest.raises(DataError, match=r"initial_times: the forecast from .* needs sst \(in_forecast: observed\)"
                            " at 2001-01-10T06:00.* data.fields.sst.in_forecast: persist"):  # fmt: skip
             _choose(conf, in_forecast="observed", **forcing)
+
+
+def test_observed_forcing_must_be_there_from_the_first_analysis_on() -> None:
+    conf = InferenceConfig(initial_times=["2001-01-05"], lead_time="12h", ensemble={"members": 2, "lagged": "24h"})
+    hole = CLOCK.parse("2001-01-04T12:00")
+    for forcing, problem in (("persist", None), ("observed", r"needs sst \(in_forecast: observed\) at 2001-01-04T12")):
+        with pytest.raises(DataError, match=problem) if problem else nullcontext():
+            _find(conf, TIMES[hole != TIMES], in_forecast=forcing)

@@ -44,7 +44,9 @@ def hybrid_file(folder: Path) -> Path:
     return path
 
 
-def products(tmp_path: Path, hybrid: bool = False, **inference: object) -> Products:
+def products(
+    tmp_path: Path, hybrid: bool = False, masks: dict[str, np.ndarray] | None = None, **inference: object
+) -> Products:
     levels = {"level_units": "model_level", "levels": [1, 2, 3, 4, 5, 6], "coefficients": str(hybrid_file(tmp_path))}
     data = {
         "sources": [{"path": "x.nc"}],
@@ -56,7 +58,7 @@ def products(tmp_path: Path, hybrid: bool = False, **inference: object) -> Produ
     conf = DataConfig.model_validate(data)
     channels = ChannelMap.build(VARIABLES, conf.levels, level_units=conf.level_units)
     ground = np.full((1, *SHAPE), 300.0, dtype=np.float32)
-    return Products(InferenceConfig(**inference), conf, channels, ATTRIBUTES, ground, 1440)
+    return Products(InferenceConfig(**inference), conf, channels, ATTRIBUTES, ground, 1440, masks)
 
 
 def fields_of(made: Products, **values: object) -> np.ndarray:
@@ -177,6 +179,17 @@ def speed_of(u: str) -> dict:
         ),
         (False, {"derive": {"s": {"kind": "accumulation", "of": "u10"}}}, "u10 is no sum over the step"),
         (False, {"derive": {"s": {"kind": "accumulation", "of": "tp", "over": "9h"}}}, "9h is not a multiple"),
+        (
+            False,
+            {"derive": {"s": {"kind": "accumulation", "of": "tp", "over": "48h"}}},
+            "48h is longer than a forecast",
+        ),
+        (
+            True,
+            {"derive": {"z": {"kind": "geopotential", "inputs": {"temperature": "u10"}}}},
+            "inference.derive.z: u10 has no levels",
+        ),
+        (True, {"pressure_levels": [500, 1]}, "inference.pressure_levels: 1 hPa lies above the uppermost level of t"),
         (True, {"pressure_levels": [500], "surface_pressure": "u10"}, "as surface_pressure it must be in Pa or hPa"),
         (True, {"pressure_levels": [500], "surface_pressure": "ps"}, 'inference.surface_pressure: "ps" is not among'),
     ],
@@ -184,6 +197,51 @@ def speed_of(u: str) -> dict:
 def test_what_cannot_be_made_is_named(tmp_path: Path, hybrid: bool, inference: dict, says: str) -> None:
     with pytest.raises((ConfigError, DataError), match=says):
         products(tmp_path, hybrid, **inference)
+
+
+def test_what_is_made_of_masked_variables_is_masked(tmp_path: Path) -> None:
+    cells = np.arange(SHAPE[0] * SHAPE[1]).reshape(SHAPE)
+    masks = {"u10": cells < 3, "v10": cells > 20, "tp": cells == 7}
+    derive = {
+        "ws": {"kind": "wind_speed", "inputs": {"eastward_wind": "u10", "northward_wind": "v10"}},
+        "aloft": {"kind": "wind_speed"}, "tp24": {"kind": "accumulation", "of": "tp", "over": "24h"},
+    }  # fmt: skip
+    made = products(tmp_path, masks=masks, derive=derive)
+    assert set(made.masks) == {*masks, "ws", "tp24"}
+    np.testing.assert_array_equal(made.masks["ws"], (cells < 3) | (cells > 20))
+    np.testing.assert_array_equal(made.masks["tp24"], cells == 7)
+
+
+def test_levels_of_the_files_themselves_need_coefficients_for_products_alone(tmp_path: Path) -> None:
+    """Neither a source with `vertical` nor a budget needs them."""
+    raw = {
+        "experiment": "x", "save_loc": "x", "model": {"type": "wxformer"}, "trainer": {"max_steps": 1},
+        "data": {
+            "sources": [{"path": "x.nc"}], "variables": VARIABLES, "level_units": "model_level", "levels": [1, 2],
+            "coefficients": str(hybrid_file(tmp_path)),
+            "splits": {name: ["2000-01-01", "2000-02-01"] for name in ("train", "valid", "test")},
+        },
+    }  # fmt: skip
+    for inference in ({"pressure_levels": [500]}, {"derive": {"msl": {"kind": "mean_sea_level_pressure"}}}):
+        build_config({**raw, "inference": inference})
+    with pytest.raises(ConfigError, match="data.coefficients has no effect without .* inference.pressure_levels or"):
+        build_config(raw)
+
+
+@pytest.mark.parametrize("name", ["time", "level_2", "latitude", "time_6h", "valid_time_bnds", "written", "a/b", ""])
+def test_names_that_files_cannot_hold(name: str) -> None:
+    with pytest.raises(ValueError, match=f'"{name}" is (no name of a variable|the name of a coordinate)'):
+        InferenceConfig(derive={name: {"kind": "wind_speed"}})
+
+
+def test_names_of_centres() -> None:
+    InferenceConfig(derive={name: {"kind": "wind_speed"} for name in ("10si", "10m_wind_speed", "time_mean_wind")})
+
+
+@pytest.mark.parametrize("levels", [[500, 500], [500, 0], [-5]])
+def test_pressures(levels: list[float]) -> None:
+    with pytest.raises(ValueError, match="above 0 and are named once each"):
+        InferenceConfig(pressure_levels=levels)
 
 
 @pytest.mark.parametrize(
