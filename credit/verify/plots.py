@@ -7,11 +7,13 @@ Nothing but the files plots*.py imports matplotlib, so that commands that draw n
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from textwrap import fill
 
 import numpy as np
 from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
@@ -42,7 +44,9 @@ _PROPER_NAMES = {
     "north_pacific": "North Pacific",
 }
 _DPI = 150
-LEAST_WIDTH = 6.4  # inches; what the legend needs
+LEAST_WIDTH = 6.4  # inches
+_LONGEST_NAME = 44  # letters of a line of a legend
+LETTERS_AN_INCH = 9  # of the title of a figure
 
 
 def draw(path: Path, maker: Callable[..., Figure], *arguments: object) -> Path:
@@ -111,3 +115,25 @@ def new_figure(width: float, height: float) -> Figure:
     figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
     figure.get_layout_engine().set(w_pad=0.07, h_pad=0.06)
     return figure
+
+
+def add_legend(figure: Figure, axes: Iterable[Axes]) -> None:
+    """Put one legend below all panels: what any of `axes` shows, in as many columns as are not cut off."""
+    named = {name: line for axis in axes for line, name in zip(*axis.get_legend_handles_labels(), strict=True)}
+    names = [broken(name, _LONGEST_NAME) for name in named]
+    renderer, room = FigureCanvasAgg(figure).get_renderer(), figure.bbox.width
+    for columns in range(len(names), 0, -1):
+        legend = figure.legend(named.values(), names, loc="outside lower center", ncols=columns)
+        if columns == 1 or legend.get_window_extent(renderer).width <= room:
+            return
+        legend.remove()
+
+
+def add_title(figure: Figure, text: str) -> None:
+    """Put a title over all panels, in lines that are not cut off."""
+    figure.suptitle(broken(text, int(LETTERS_AN_INCH * figure.get_figwidth())))
+
+
+def broken(text: str, most: int) -> str:
+    """Return text in lines of at most so many letters, broken behind blanks or underscores where there are any."""
+    return fill(text.replace("_", "_ "), most).replace("_ ", "_")

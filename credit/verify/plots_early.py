@@ -10,7 +10,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from credit.data.reader import FieldReader
-from credit.verify.plots import LEAST_WIDTH, draw, new_figure, pretty_units
+from credit.verify.plots import LEAST_WIDTH, add_legend, add_title, draw, new_figure, pretty_units
 from credit.verify.plots_maps import Background, maps
 from credit.verify.plots_scores import lead_unit, tick_leads
 
@@ -81,10 +81,9 @@ def rmse_history(history: Mapping[int, Scores], units: Mapping[str, str], cases:
         axis.set_xlabel(f"Lead time ({unit_of_time})")
         tick_leads(axis, longest / hours, unit_of_time)
         axis.set_ylabel(f"RMSE ({pretty_units(unit)})")
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4))
+    add_legend(figure, axes)
     of = "one forecast" if cases == 1 else f"{cases} forecasts"
-    figure.suptitle(f"Early view at step {latest}: RMSE of {of} from the validation period")
+    add_title(figure, f"Early view at step {latest}: RMSE of {of} from the validation period")
     return figure
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
-from credit.verify.plots import LEAST_WIDTH, label, new_figure, pretty_units
+from credit.verify.plots import LEAST_WIDTH, add_legend, add_title, label, new_figure, pretty_units
 from credit.verify.plots_scores import draw_curve, lead_axis, styles_of, tick_leads
 from credit.verify.table import ScoreTable
 
@@ -33,9 +33,8 @@ def spread_and_skill(table: ScoreTable, channels: Sequence[str]) -> Figure:
         lower.set_ylabel("Spread / error of the mean")
         lower.set_xlabel(f"Lead time ({unit})")
         tick_leads(lower, leads[-1], unit)
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-    figure.suptitle(f"Global scores of {table.n_cases} forecasts from {table.dataset.attrs['initial_times']}")
+    add_legend(figure, axes[0])
+    add_title(figure, f"Global scores of {table.n_cases} forecasts from {table.dataset.attrs['initial_times']}")
     return figure
 
 
@@ -55,7 +54,6 @@ def rank_histograms(table: ScoreTable, channels: Sequence[str], leads: Sequence[
         axis.set_xlabel("Members below the truth")
     axes[0].set_ylabel("Relative frequency")
     axes[0].set_ylim(bottom=0)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-    figure.suptitle(f"Rank histograms, {label('global').lower()}; flat if the truth could be one more member")
+    add_legend(figure, axes)
+    add_title(figure, f"Rank histograms, {label('global').lower()}; flat if the truth could be one more member")
     return figure

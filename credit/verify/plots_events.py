@@ -9,7 +9,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from credit.verify.blocks import ends_of
-from credit.verify.plots import LEAST_WIDTH, new_figure
+from credit.verify.plots import LEAST_WIDTH, add_legend, new_figure
 from credit.verify.reliability import OBSERVED, POINTS
 from credit.verify.table import ScoreTable
 
@@ -46,8 +46,7 @@ def reliability_diagrams(table: ScoreTable, leads: Sequence[float]) -> Figure:
         lower.set_xlabel("Forecast probability")
     axes[0, 0].set_ylabel("Observed frequency")
     axes[1, 0].set_ylabel("Forecast\nfrequency")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    add_legend(figure, axes[0])
     bars = "; bars: 95 % intervals" if np.isfinite(data[f"{OBSERVED}_low"]).any() else ""
     figure.suptitle(f"Reliability diagrams, global{bars}")
     return figure

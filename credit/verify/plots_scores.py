@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import cycle, product
 from pathlib import Path
-from textwrap import fill
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,7 +14,17 @@ from matplotlib.ticker import MultipleLocator
 
 from credit.config.schema_forecast import BEST_BASELINE
 from credit.verify.card import card_rows, card_values
-from credit.verify.plots import LEAST_WIDTH, draw, label, new_figure, pretty_units
+from credit.verify.plots import (
+    LEAST_WIDTH,
+    LETTERS_AN_INCH,
+    add_legend,
+    add_title,
+    broken,
+    draw,
+    label,
+    new_figure,
+    pretty_units,
+)
 from credit.verify.table import ScoreTable
 
 _STYLES = {
@@ -34,7 +43,6 @@ _CARD = LinearSegmentedColormap.from_list("scorecard", [_BETTER, "white", _WORSE
 _MOST_PANELS = 5  # side by side
 _TALLEST = 20.0  # inches of a figure
 _LONGEST_TITLE = 28  # letters of a panel's
-_LETTERS_AN_INCH = 9  # of the title of a figure
 
 
 def skill_curves(table: ScoreTable, channels: Sequence[str]) -> Figure:
@@ -60,9 +68,8 @@ def skill_curves(table: ScoreTable, channels: Sequence[str]) -> Figure:
     least = min(0.0, *(axis.dataLim.y0 for axis in axes[1]))
     for axis in axes[1]:
         axis.set_ylim(least, 1.005)
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-    figure.suptitle(f"Global scores of {table.n_cases} forecasts from {table.dataset.attrs['initial_times']}")
+    add_legend(figure, axes[0])
+    add_title(figure, f"Global scores of {table.n_cases} forecasts from {table.dataset.attrs['initial_times']}")
     return figure
 
 
@@ -163,7 +170,7 @@ def scorecard(table: ScoreTable, reference: str, regions: Sequence[str]) -> Figu
         mesh = axis.pcolormesh(edges, lines, own, cmap=_CARD, vmin=-widest, vmax=widest, rasterized=True)
         hatched = np.ma.masked_where(significant[..., number] == 0, own)
         axis.pcolor(edges, lines, hatched, hatch="///", facecolor="none", edgecolor="black", linewidth=0)
-        axis.set_title(_broken(label(region), _LONGEST_TITLE))
+        axis.set_title(broken(label(region), _LONGEST_TITLE))
         _label_leads(axis, table.lead_hours)
         axis.grid(False)
         axis.spines[["top", "right"]].set_visible(True)
@@ -177,14 +184,9 @@ def scorecard(table: ScoreTable, reference: str, regions: Sequence[str]) -> Figu
     hatching = "hatched: significant" if significant.any() else "nothing is significant"
     against = "best baseline" if reference == BEST_BASELINE else label(reference)
     title, note = f"Model against {against}", f"(blue: better, orange: worse; {hatching})"
-    most = int(_LETTERS_AN_INCH * width)
-    figure.suptitle(f"{title} {note}" if len(title) + len(note) < most else f"{_broken(title, most)}\n{note}")
+    most = int(LETTERS_AN_INCH * width)
+    figure.suptitle(f"{title} {note}" if len(title) + len(note) < most else f"{broken(title, most)}\n{note}")
     return figure
-
-
-def _broken(text: str, most: int) -> str:
-    """Return text in lines of at most so many letters, broken behind blanks or underscores where there are any."""
-    return fill(text.replace("_", "_ "), most).replace("_ ", "_")
 
 
 def _panel_height(table: ScoreTable) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from credit.verify.plots import LEAST_WIDTH, label, new_figure, pretty_units
+from credit.verify.plots import LEAST_WIDTH, add_legend, label, new_figure, pretty_units
 from credit.verify.plots_scores import styles_of
 from credit.verify.table import ScoreTable
 
@@ -50,9 +50,6 @@ def spectra(table: ScoreTable, channels: Sequence[str]) -> Figure:
         lower[-1].set_xticks(ticks, [str(tick) for tick in ticks], minor=False)
         lower[-1].tick_params(axis="x", which="minor", labelbottom=False)
         lower[-1].set_xlabel("Total wavenumber")
-    named = {name: line for axis in axes[0] for line, name in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(
-        named.values(), named.keys(), loc="outside lower center", ncols=min(len(named), 1 + 2 * len(channels))
-    )
+    add_legend(figure, axes[0])
     figure.suptitle(f"Power spectra, mean over {table.n_cases} forecasts")
     return figure

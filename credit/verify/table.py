@@ -214,10 +214,10 @@ class ScoreTable:
         shown = ("model", *BASELINES) if reference is None else ("model", reference)
         what = "the best of the three baselines" if reference is None else reference
         short = {"damped_persistence": "damped"}
+        heads = {name: f"{short.get(name, name):>11.20s}" for name in shown}
         lines = [
             f"RMSE, global, {self.n_cases} initial times. Ratio: model over {what}.",
-            f"{'':12s} {'':10s} {'lead':>6s} {' '.join(f'{short.get(name, name):>11.20s}' for name in shown)}"
-            f" {'ratio':>7s} {'n_eff':>6s}",
+            f"{'':12s} {'':10s} {'lead':>6s} {' '.join(heads.values())} {'ratio':>7s} {'n_eff':>6s}",
         ]
         for channel in self.channels:
             differences, stars, n_eff = (
@@ -225,12 +225,11 @@ class ScoreTable:
             )
             for number, hours in enumerate(self.shown_leads()):
                 head = f"{channel:12s} {self.units(channel):10s}" if number == 0 else " " * 23
-                scores = [self.value(name, channel, hours) for name in shown]
-                numbers = " ".join(f"{score:11.4g}" for score in scores)
+                scores = {name: self.value(name, channel, hours) for name in shown}
+                numbers = " ".join(_padded(score, ".4g", len(heads[name])) for name, score in scores.items())
                 place = self.lead_hours.index(hours)
                 star = "*" if stars[place] else " "
-                independent = "-" if np.isnan(n_eff[place]) else f"{n_eff[place]:.0f}"
-                ratio = f"{1 + differences[place]:6.2f}{star} {independent:>6s}"
+                ratio = f"{_padded(1 + differences[place], '.2f', 6)}{star} {_padded(n_eff[place], '.0f', 6)}"
                 lines.append(f"{head} {f'{hours:g} h':>6s} {numbers} {ratio}")
         return "\n".join([*lines, self.explain_significance(against), *self.caveats()])
 
@@ -256,6 +255,11 @@ class ScoreTable:
 
 def _who(name: str) -> str:
     return "the model" if name == "model" else name
+
+
+def _padded(value: float, form: str, width: int) -> str:
+    """Return a number for the terminal, a hyphen where there is none."""
+    return f"{'-' if value != value else format(value, form):>{width}s}"
 
 
 def _number(value: float) -> str:

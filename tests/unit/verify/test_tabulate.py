@@ -238,6 +238,39 @@ def test_correlations_have_one_axis(table: ScoreTable) -> None:
     assert {axis.get_ylim() for axis in axes} == {(-0.3, 1.005)}
 
 
+def test_the_legend_names_every_curve_and_is_whole(sums: dict[str, tuple[ScoreSums, list[int]]]) -> None:
+    """The other forecasts lack the first panel's channel, and their names are long."""
+    names = [f"wxformer_1deg_6h_residual_dropout0.{number}_seed1000" for number in range(1, 6)]
+    others = {names[0]: sums["other"]} | dict.fromkeys(names[1:], sums["model"])
+    seasons = cases_by_season(INITIAL, CLOCK)
+    own = {name: sums[name] for name in sums if name != "other"}
+    table = build_table(own | others, ROWS, LEADS, seasons, ["global", "tropics"], FACTS_OF_ALL)
+    for channels in (["t500"], ["t500", "u500"]):
+        figure = skill_curves(table, channels)
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        (legend,) = figure.legends
+        shown = {text.get_text().replace("\n", "") for text in legend.get_texts()}
+        absent = {names[0]} if channels == ["t500"] else set()
+        assert shown == {label(name) for name in table.forecasts} - absent
+        for box in (legend.get_window_extent(), figure._suptitle.get_window_extent()):
+            assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
+            assert figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1
+        assert legend.get_window_extent().y1 <= min(axis.get_tightbbox().y0 for axis in figure.axes)
+
+
+def test_the_table_of_the_terminal_has_straight_columns(sums: dict[str, tuple[ScoreSums, list[int]]]) -> None:
+    """Also where a name is longer than a number, and where the other forecast lacks a channel."""
+    name = "a_model_with_a_very_long_name"
+    named = {name if key == "other" else key: own for key, own in sums.items()}
+    table = build_table(named, ROWS, LEADS, cases_by_season(INITIAL, CLOCK), ["global", "tropics"], FACTS_OF_ALL)
+    head, *rows = table.format(name).splitlines()[1 : 2 + 3 * len(LEADS)]
+    end = head.index(name[:20]) + 20
+    assert {len(row) for row in (head, *rows)} == {len(head)} and "nan" not in "".join(rows)
+    for row, channel in zip(rows, np.repeat(["u500", "v500", "t500"], len(LEADS)), strict=True):
+        assert (row[end - 2 : end] == " -") == (channel == "t500") and row[end - 1] != " " and row[end] == " "
+
+
 def test_curves_are_shaded_between_the_ends(table: ScoreTable) -> None:
     figure = skill_curves(table, ["t500"])
     upper, lower = figure.axes
