@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", type=int, metavar="N", help="nodes of a job; jobs of a rollout's array")
     parser.add_argument("--chain", type=int, metavar="K", help="how many jobs training may take, one after another")
     parser.add_argument("--online", action="store_true", help="of verify: forecast while scoring, on nodes with GPUs")
+    parser.add_argument("--model", metavar="RUN", help="of verify with --online: the run that forecasts")
     parser.add_argument(
         "--after", metavar="KIND", help="begin when the jobs of this kind, submitted before, have ended well: rollout"
     )
@@ -41,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
     from pathlib import Path
 
-    from credit.config import load_config
+    from credit.cli.verify import load_both
     from credit.errors import ConfigError, did_you_mean
     from credit.hpc.job import KINDS
     from credit.hpc.submit import cancel, preview, submit
@@ -61,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             "--after train: a job of training may end well and the run go on in another; submit when STATUS says done"
         )
-    config = load_config(arguments.config, arguments.overrides)
+    config, _ = load_both(arguments, arguments.overrides)
     if arguments.cancel:
         print("deleted: " + " ".join(reversed(cancel(Path(config.save_loc).absolute(), arguments.job))))
         return 0
@@ -79,6 +80,7 @@ def _build(config: Config, arguments: argparse.Namespace) -> Job:
     import os
     from pathlib import Path
 
+    from credit.cli.verify import config_of
     from credit.config.load import apply_overrides, build_section, read_yaml, variables_in
     from credit.errors import ConfigError
     from credit.hpc.cluster import load_cluster
@@ -97,6 +99,9 @@ def _build(config: Config, arguments: argparse.Namespace) -> Job:
     section = build_section(type(section), {**section.model_dump(), **options}, origin="credit submit")
     # PBS starts a job without the environment of its submission
     wanted = variables_in(apply_overrides(read_yaml(arguments.config), arguments.overrides))
+    model = config_of(arguments.model).absolute() if arguments.model is not None else None
+    if model is not None:
+        wanted |= variables_in(read_yaml(model))
     if config.plugins:
         wanted.add("PYTHONPATH")  # where they were found
     job = build_job(
@@ -110,6 +115,7 @@ def _build(config: Config, arguments: argparse.Namespace) -> Job:
         variables={name: os.environ[name] for name in sorted(wanted & set(os.environ))},
         spread=config.inference.parallelism.is_spread,
         online=arguments.online,
+        model=model,
         after=arguments.after,
     )
     tensor = config.inference.parallelism.tensor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,8 @@ The model, persistence, damped persistence, climatology and verification.other_f
 times. Writes scores.csv, scores.nc, figures/ and report.html into save_loc and prints a table.
 
 With a second run, OTHER, its forecasts are scored beside the first's, which are tested against them; the results go
-into save_loc/against_NAME. With --online the forecasts are made while they are scored and leave no file. Started on
+into save_loc/against_NAME. With --online the forecasts are made while they are scored and leave no file; with --model,
+too, by the run of that config, with its pressure levels and derived variables, against the data of CONFIG. Started on
 several ranks, each scores its share of the initial times."""
 
 __all__ = ["HELP", "add_arguments", "run"]
@@ -41,20 +43,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--online", action="store_true", help="forecast from inference.initial_times while scoring, without files"
     )
+    parser.add_argument(
+        "--model", metavar="RUN",
+        help="the YAML file or the folder of the run that forecasts with --online, where the data to score against are "
+        "others than its own; its inference counts, also of replaced keys",
+    )  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
     from contextlib import ExitStack
 
-    from credit.config import load_config
     from credit.parallel.launch import process_group, read_launch
     from credit.times import parse_duration
     from credit.train.network import choose_device
     from credit.verify.verification import verify
 
     others = [text for text in arguments.rest if "=" not in text or Path(text).exists()]
-    config = load_config(arguments.config, [text for text in arguments.rest if text not in others])
+    overrides = [text for text in arguments.rest if text not in others]
+    config, model = load_both(arguments, overrides)
     config, other = _compared(config, others)
     folder = Path(config.save_loc) / (f"against_{other}" if other else "")
     launch = read_launch()
@@ -62,8 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
     with ExitStack() as held:
         timeout = parse_duration(config.trainer.parallelism.timeout)
         held.enter_context(process_group(launch, device, timeout))
-        reader, forecasts, share = _open(config, arguments.online, launch, device.type)
-        notice, is_own = _find_doubt(config, forecasts.attributes) if launch.is_main else (None, True)
+        reader, forecasts, share = _open(config, model, arguments.online, launch, device.type)
+        notice, is_own = _find_doubt(model or config, forecasts.attributes) if launch.is_main else (None, True)
         if notice is not None:
             logger.warning("%s", notice)
         table = verify(config, reader, forecasts, folder, share, other, notice, is_own)
@@ -73,6 +80,26 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"figures  {folder / 'figures'}")
         print(f"report   {folder / 'report.html'}")
     return 0
+
+
+def load_both(arguments: argparse.Namespace, overrides: list[str]) -> tuple[Config, Config | None]:
+    """Return the config, with the inference of the run of ``--model`` where there is one, and that run's."""
+    from credit.config import load_config
+    from credit.errors import ConfigError
+
+    if arguments.model is None:
+        return load_config(arguments.config, overrides), None
+    if not arguments.online:
+        raise ConfigError("--model: it goes with --online; files are found by save_loc and inference.folder of CONFIG")
+    of_run = [text for text in overrides if re.match(r"inference[.=]", text)]
+    model = load_config(config_of(arguments.model), of_run)
+    config = load_config(arguments.config, [text for text in overrides if text not in of_run])
+    return config.model_copy(update={"inference": model.inference}), model
+
+
+def config_of(run: str) -> Path:
+    """Return the config file of a run that is named by it or by its folder."""
+    return Path(run) / "config.yml" if Path(run).is_dir() else Path(run)
 
 
 def _compared(config: Config, others: list[str]) -> tuple[Config, str | None]:
@@ -97,7 +124,7 @@ def _compared(config: Config, others: list[str]) -> tuple[Config, str | None]:
             f"{path}: has no config.yml, so it is no run's folder (save_loc); forecasts alone are compared by "
             f"verification.other_forecasts={{NAME: {path}}}"
         )
-    second = load_config(path / "config.yml" if path.is_dir() else path, [])
+    second = load_config(config_of(others[0]), [])
     folder = Path(second.save_loc) if not path.is_dir() else path
     called = second.experiment if second.experiment != config.experiment else folder.resolve().name
     name = "".join(c if c.isalnum() or c in "-_." else "_" for c in called)
@@ -132,7 +159,9 @@ def _find_doubt(config: Config, attributes: Mapping[str, object]) -> tuple[str |
     return f"{made}: of none of the checkpoints in {folder}. They are another run's, or of one that is gone.", False
 
 
-def _open(config: Config, online: bool, launch: Launch, device_type: str) -> tuple[FieldReader, Forecasts, Share]:
+def _open(
+    config: Config, model: Config | None, online: bool, launch: Launch, device_type: str
+) -> tuple[FieldReader, Forecasts, Share]:
     """Return the truth, the forecasts and which of the cases fall to this process."""
     from credit.forecast.archive import open_forecasts
     from credit.train.fields import open_for_all
@@ -143,20 +172,22 @@ def _open(config: Config, online: bool, launch: Launch, device_type: str) -> tup
         archive = open_forecasts(Path(config.save_loc) / config.inference.folder)
         return open_for_all(config.data), archive, Share(launch.rank, launch.world)
     mesh = build_forecast_mesh(config.inference.parallelism, launch, device_type)
-    reader, forecasts = _open_online(config, launch, mesh)
+    reader, forecasts = _open_online(model or config, launch, mesh, products=model is not None)
+    reader = reader if model is None else open_for_all(config.data)
     if mesh.device_mesh is None:
         return reader, forecasts, Share(launch.rank, launch.world)
     return reader, forecasts, Share(mesh.data_rank, mesh.data_ranks, counts=mesh.tensor_rank == 0, is_spread=True)
 
 
-def _open_online(config: Config, launch: Launch, mesh: RunMesh) -> tuple[FieldReader, Forecasts]:
-    """Return the data and the forecasts that the checkpoint makes of them."""
+def _open_online(config: Config, launch: Launch, mesh: RunMesh, products: bool) -> tuple[FieldReader, Forecasts]:
+    """Return the data and the forecasts that the checkpoint makes of them, on request with what is derived of them."""
     from functools import partial
 
     from credit.forecast.ensemble import build_perturbation, lag_minutes
     from credit.forecast.initial_times import choose_initial_times, choose_leads
     from credit.forecast.noise import build_noise
     from credit.forecast.online import OnlineForecasts
+    from credit.forecast.products import Products
     from credit.forecast.run import forecast
     from credit.forecast.stochastic import build_stochastic
     from credit.train.assemble import assemble_forecaster, describe_run
@@ -165,7 +196,11 @@ def _open_online(config: Config, launch: Launch, mesh: RunMesh) -> tuple[FieldRe
     reader, splits = open_fields(config)
     made = assemble_forecaster(config, reader, config.inference.checkpoint, launch, mesh)
     conf, step, history = config.inference, config.data.step_minutes, config.data.history_len
-    perturb = None
+    leads, assets, perturb = choose_leads(conf, step), made.assets, None
+    channels, attributes, described, derived = assets.channels, assets.attributes, describe_run(made), None
+    if products:
+        derived = Products(conf, made.config.data, channels, attributes, reader.static(), leads[-1], assets.masks)
+        channels, attributes, described = derived.channels, derived.attributes, described | derived.described
     if conf.ensemble is not None:
         perturb = build_perturbation(conf.ensemble, made.stepper, made.frames, made.assets.grid, step, history)
     forecasts = OnlineForecasts(
@@ -180,16 +215,17 @@ def _open_online(config: Config, launch: Launch, mesh: RunMesh) -> tuple[FieldRe
             noise=build_noise(conf.ensemble, made.stepper.model),
         ),
         choose_initial_times(conf, config.data, reader.times, reader.clock, splits["test"]),
-        choose_leads(conf, step),
+        leads,
         step,
         conf.batch_size,
         None if conf.ensemble is None else conf.ensemble.members,
         lag_minutes(conf.ensemble),
         origin=made.path,
-        channels=made.assets.channels,
-        grid=made.assets.grid,
+        channels=channels,
+        grid=assets.grid,
         clock=reader.clock,
-        attributes=made.assets.attributes,
-        described=describe_run(made),
+        attributes=attributes,
+        described=described,
+        products=derived,
     )
     return reader, forecasts

@@ -11,6 +11,7 @@ from torch import Tensor
 from credit.channels import ChannelMap
 from credit.forecast.forecasts import Forecasts
 from credit.forecast.initial_times import group
+from credit.forecast.products import Products
 from credit.forecast.run import Start, inferred, starts_of
 from credit.grid import LatLonGrid
 from credit.parallel.transfer import fetched
@@ -36,11 +37,12 @@ class OnlineForecasts(Forecasts):
         members: number of members, None for single forecasts.
         lag_minutes: between the members' analyses.
         origin: the checkpoint.
-        channels: of the model.
+        channels: of the model's outputs, or of `products`.
         grid: its grid.
         clock: its calendar.
         attributes: variable -> CF attributes.
         described: what describes the run.
+        products: what is made of the outputs before they are read; None for the outputs as they are.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class OnlineForecasts(Forecasts):
         clock: Clock,
         attributes: Mapping[str, Mapping[str, str]],
         described: Mapping[str, object],
+        products: Products | None = None,
     ) -> None:
         self.origin, self.grid, self.clock, self.attributes = origin, grid, clock, described
         self.initial_minutes, self.lead_minutes = (np.array(sorted(own), dtype=np.int64) for own in (initial, leads))
@@ -67,6 +70,7 @@ class OnlineForecasts(Forecasts):
         variables = {channel.variable for channel in channels.output}
         self.units = {name: own["units"] for name, own in attributes.items() if name in variables and "units" in own}
         self._run, self._step, self._batch_size, self._lag = run, step_minutes, batch_size, lag_minutes
+        self._products = products
         self._group: list[int] = []
         self._batches: list[tuple[list[Start], Iterator[Tensor]]] = []
         self._taken = 0
@@ -106,6 +110,8 @@ class OnlineForecasts(Forecasts):
     def _begin(self, initial: list[int]) -> None:
         starts = starts_of(initial, self.members or 1, self._lag)
         self._group, self._made, self._taken, self._batches = initial, {}, 0, []
+        if self._products is not None:
+            self._products.begin()
         for first in range(0, len(starts), self._batch_size):
             batch = starts[first : first + self._batch_size]
             longest = int(self.lead_minutes[-1]) + max(start.initial - start.analysis for start in batch)
@@ -126,5 +132,13 @@ class OnlineForecasts(Forecasts):
             fields = output.cpu().numpy()
             for row, start in enumerate(batch):
                 lead = start.analysis + self._taken * self._step - start.initial
-                if lead in wanted and lead >= after:
+                if self._products is not None:
+                    self._make_products(start, lead, fields[row], lead in wanted and lead >= after)
+                elif lead in wanted and lead >= after:
                     self._made.setdefault((start.initial, lead), {})[start.member] = fields, row
+
+    def _make_products(self, start: Start, lead: int, fields: np.ndarray, wanted: bool) -> None:
+        if wanted or (self._products.needs_every_step and 0 < lead <= self.lead_minutes[-1]):
+            made = self._products.make(start, lead, fields)[None]
+            if wanted:
+                self._made.setdefault((start.initial, lead), {})[start.member] = made, 0

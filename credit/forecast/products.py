@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -120,6 +120,12 @@ class Products:
                 raise ConfigError(f"inference.derive.{name}: {name} is an output already; choose another name")
             made += self._add_derived(name, own)
         self._is_plain = conf.pressure_levels is None and not conf.derive
+        flat = {channel.variable for channel in made if channel.level is None}
+        # as ChannelMap.build tells u at 10 hPa from u10
+        made = [
+            replace(c, name=f"{c.name}{self.level_units}") if c.level is not None and c.name in flat else c
+            for c in made
+        ]
         self.channels = channels if self._is_plain else ChannelMap(made)
         self._earlier: dict[tuple[int, int], list[deque[np.ndarray]]] = {}  # initial time, member -> fields of each sum
 
@@ -139,6 +145,10 @@ class Products:
     def needs_every_step(self) -> bool:
         """Whether steps matter that are not written."""
         return any(isinstance(own, _Sum) for own in self._recipes)
+
+    def begin(self) -> None:
+        """Forget the sums of forecasts that were not made to their end."""
+        self._earlier.clear()
 
     def make(self, start: Start, lead_minutes: int, fields_CHW: np.ndarray) -> np.ndarray:
         """Return what is written at a lead time, (C', H, W) float32.

@@ -10,7 +10,10 @@ import pytest
 import torch
 
 from credit.channels import ChannelMap
+from credit.config.schema_data import DataConfig
+from credit.config.schema_forecast import InferenceConfig
 from credit.forecast.online import OnlineForecasts
+from credit.forecast.products import Products
 from credit.forecast.run import Start
 from credit.times import Clock
 from tests.unit.analytic_reader import ATTRIBUTES, make_grid
@@ -36,10 +39,13 @@ class Runs:
             yield torch.stack([times, member], dim=1)[:, :, None, None].expand(-1, -1, *GRID.shape)
 
 
-def online(runs: Runs, members: int | None = None, lag: int = 0, batch_size: int = 2) -> OnlineForecasts:
+def online(
+    runs: Runs, members: int | None = None, lag: int = 0, batch_size: int = 2, products: Products | None = None
+) -> OnlineForecasts:
     return OnlineForecasts(
         runs, [0, 1440, 2880], [720, 1440], STEP, batch_size, members, lag, origin=Path("checkpoint"),
-        channels=CHANNELS, grid=GRID, clock=Clock(), attributes=ATTRIBUTES, described={"parameters": 7},
+        channels=CHANNELS if products is None else products.channels, grid=GRID, clock=Clock(), attributes=ATTRIBUTES,
+        described={"parameters": 7}, products=products,
     )  # fmt: skip
 
 
@@ -85,6 +91,25 @@ def test_members(batch_size: int, lag: int) -> None:
         assert fields.shape == (3, 2, *GRID.shape)
         assert (fields[:, 0] == initial + lead).all()
         assert fields[:, 1, 0, 0].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_sums_are_of_all_steps(batch_size: int) -> None:
+    """Also of lagged members, whose first steps lie before the initial time, and of those that nobody reads."""
+    data = DataConfig.model_validate({
+        "sources": [{"path": "x.nc"}], "levels": [],
+        "variables": {"prognostic": {"vars_2D": ["t2m", "tp"]}}, "fields": {"tp": {"temporal": "accumulate"}},
+        "splits": {name: ["2000-01-01", "2000-02-01"] for name in ("train", "valid", "test")},
+    })  # fmt: skip
+    conf = InferenceConfig(derive={"total": {"kind": "accumulation", "of": "tp"}})
+    known = {**ATTRIBUTES, "tp": {**ATTRIBUTES["tp"], "temporal": "accumulate"}}
+    products = Products(conf, data, CHANNELS, known, np.zeros((0, *GRID.shape), np.float32), 1440)
+    forecasts = online(Runs(), members=3, lag=720, batch_size=batch_size, products=products)
+    assert forecasts.channel_names == ["t2m", "tp", "total"]
+    forecasts.keep_company([720])
+    for (_, lead), fields in read_all(forecasts, forecasts.groups()).items():
+        # a member's number at each step
+        assert fields[:, 2, 0, 0].tolist() == [lead // STEP * member for member in range(3)]
 
 
 def test_company_takes_as_many_steps() -> None:

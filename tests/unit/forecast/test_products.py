@@ -75,6 +75,13 @@ def find(made: Products, fields: np.ndarray, name: str) -> np.ndarray:
     return fields[[channel.name for channel in made.channels.output].index(name)]
 
 
+def test_names_tell_levels_from_variables_without(tmp_path: Path) -> None:
+    derive = {"u500": {"kind": "wind_speed", "inputs": {"eastward_wind": "u10", "northward_wind": "v10"}}}
+    made = products(tmp_path, hybrid=True, pressure_levels=[850, 500], derive=derive)
+    names = [channel.name for channel in made.channels.output]
+    assert {"u850", "u500hPa", "v500", "u500"} <= {*names}
+
+
 def test_without_products_nothing_changes(tmp_path: Path) -> None:
     made = products(tmp_path)
     fields = fields_of(made)
