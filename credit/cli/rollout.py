@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from credit.forecast.writer import ForecastWriter
     from credit.parallel.launch import Launch
     from credit.parallel.mesh import RunMesh
+    from credit.times import Clock
     from credit.train.assemble import Forecaster
 
 logger = logging.getLogger(__name__)
@@ -99,6 +100,8 @@ def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -
     initial = choose_initial_times(conf, config.data, reader.times, reader.clock, splits["test"])
     leads = choose_leads(conf, step)
     assets = made.assets
+    if launch.is_main:
+        _warn_of_unlike(made, reader.clock, initial[-1])
     products = Products(
         conf, made.config.data, assets.channels, assets.attributes, reader.static(), leads[-1], assets.masks
     )
@@ -130,6 +133,17 @@ def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -
     if mesh.tensor_rank == 0:
         who = f"rank {launch.rank}: " if launch.world > 1 else ""
         print(f"{who}{len(todo)} forecasts written, {len(mine) - len(todo)} were there: {_folder(config)}")
+
+
+def _warn_of_unlike(made: Forecaster, clock: Clock, minutes: int) -> None:
+    """Look at the last fields that are forecast from: those of a new analysis may be of other units or variables."""
+    from credit.train.analysis import describe_unlike
+
+    unlike = describe_unlike(
+        made.assets, made.stepper.normalizer, made.frames.prognostic(minutes), clock.format(minutes)
+    )
+    if unlike:
+        logger.warning("%s", unlike)
 
 
 def _folder(config: Config) -> Path:
