@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from credit.forecast.writer import ForecastWriter
     from credit.parallel.launch import Launch
     from credit.parallel.mesh import RunMesh
-    from credit.times import Clock
     from credit.train.assemble import Forecaster
 
 logger = logging.getLogger(__name__)
@@ -101,9 +100,9 @@ def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -
     leads = choose_leads(conf, step)
     assets = made.assets
     if launch.is_main:
-        _warn_of_unlike(made, reader.clock, initial[-1])
+        _warn_of_unlike(made, reader, initial[-1])
     products = Products(
-        conf, made.config.data, assets.channels, assets.attributes, reader.static(), leads[-1], assets.masks
+        conf, made.config.data, assets.channels, assets.attributes, assets.static_stored_CHW, leads[-1], assets.masks
     )
     writer = _open_writer(config, made, reader, products, initial, leads)
     members = 1 if conf.ensemble is None else conf.ensemble.members
@@ -135,15 +134,15 @@ def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -
         print(f"{who}{len(todo)} forecasts written, {len(mine) - len(todo)} were there: {_folder(config)}")
 
 
-def _warn_of_unlike(made: Forecaster, clock: Clock, minutes: int) -> None:
+def _warn_of_unlike(made: Forecaster, reader: FieldReader, minutes: int) -> None:
     """Look at the last fields that are forecast from: those of a new analysis may be of other units or variables."""
-    from credit.train.analysis import describe_unlike
+    from credit.train.analysis import describe_other_static, describe_unlike
 
-    unlike = describe_unlike(
-        made.assets, made.stepper.normalizer, made.frames.prognostic(minutes), clock.format(minutes)
-    )
-    if unlike:
-        logger.warning("%s", unlike)
+    fields, when = made.frames.prognostic(minutes), reader.clock.format(minutes)
+    unlike = describe_unlike(made.assets, made.stepper.normalizer, fields, when)
+    for found in (unlike, describe_other_static(made.assets, reader.static())):
+        if found:
+            logger.warning("%s", found)
 
 
 def _folder(config: Config) -> Path:

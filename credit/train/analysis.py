@@ -57,3 +57,22 @@ def describe_unlike(assets: Assets, normalizer: Normalizer, fields_CHW: np.ndarr
         f"period's, in standard deviations by {', '.join(far[:_NAMED])}{more}; see whether units and variables are the "
         "same (data.fields.NAME.units, data.sources.N.rename)"
     )
+
+
+def describe_other_static(assets: Assets, static_CHW: np.ndarray) -> str:
+    """Return what to warn of where the data's static fields are not the checkpoint's, else nothing.
+
+    Args:
+        assets: of the checkpoint.
+        static_CHW: the static channels that are read from the data, in physical units.
+    """
+    other = []
+    for channel, ours, theirs in zip(assets.channels.static_stored, assets.static_stored_CHW, static_CHW, strict=True):
+        if not np.allclose(ours, theirs, rtol=1e-3, atol=1e-3 * np.nanstd(ours), equal_nan=True):
+            other.append(f"{channel.name} (by up to {np.nanmax(np.abs(theirs - ours)):.3g})")
+    if not other:
+        return ""
+    return (
+        f"{', '.join(other)}: the data's static fields are not those of training, which the checkpoint has and which "
+        "the forecast takes; were the analyses made over another ground?"
+    )
