@@ -99,8 +99,10 @@ def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -
     initial = choose_initial_times(conf, config.data, reader.times, reader.clock, splits["test"])
     leads = choose_leads(conf, step)
     assets = made.assets
+    if launch.is_main:
+        _warn_of_unlike(made, reader, initial[-1])
     products = Products(
-        conf, made.config.data, assets.channels, assets.attributes, reader.static(), leads[-1], assets.masks
+        conf, made.config.data, assets.channels, assets.attributes, assets.static_stored_CHW, leads[-1], assets.masks
     )
     writer = _open_writer(config, made, reader, products, initial, leads)
     members = 1 if conf.ensemble is None else conf.ensemble.members
@@ -130,6 +132,17 @@ def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -
     if mesh.tensor_rank == 0:
         who = f"rank {launch.rank}: " if launch.world > 1 else ""
         print(f"{who}{len(todo)} forecasts written, {len(mine) - len(todo)} were there: {_folder(config)}")
+
+
+def _warn_of_unlike(made: Forecaster, reader: FieldReader, minutes: int) -> None:
+    """Look at the last fields that are forecast from: those of a new analysis may be of other units or variables."""
+    from credit.train.analysis import describe_other_static, describe_unlike
+
+    fields, when = made.frames.prognostic(minutes), reader.clock.format(minutes)
+    unlike = describe_unlike(made.assets, made.stepper.normalizer, fields, when)
+    for found in (unlike, describe_other_static(made.assets, reader.static())):
+        if found:
+            logger.warning("%s", found)
 
 
 def _folder(config: Config) -> Path:

@@ -45,6 +45,8 @@ SPLITS = {
 LEADS = "lead_minutes"
 # the one with the number of its members, in files of one member each
 MEMBERS = "members"
+# hours may lie between two lead times that are written; in another host's file no longer than that
+_LEFT_SECONDS = 86400.0
 _MISSING = np.float32(netCDF4.default_fillvals["f4"])
 
 
@@ -107,7 +109,7 @@ class NetcdfFiles:
         if split == "member":
             assert layout.members is not None, "the config wants an ensemble for it"
             self._attributes[MEMBERS] = layout.members
-        for path in left_beside(folder, f"{PREFIX}*.nc", is_running):
+        for path in left_beside(folder, f"{PREFIX}*.nc", is_running, _LEFT_SECONDS):
             with suppress(OSError):
                 path.unlink(missing_ok=True)
 

@@ -51,6 +51,8 @@ WRITTEN = "written"
 # that a coordinate's chunk has room for, however many there are: a store that grew is as one that was written at once;
 # marks, which processes write one by one, have a chunk each
 _INITIAL_TIMES = 1024
+# another host's store in the making, which takes seconds, was left by a killed process after so long
+_LEFT_SECONDS = 3600.0
 # what file systems say that have no locks
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -282,7 +284,7 @@ class ZarrStore:
 
     def _left(self) -> list[Path]:
         """Return stores in the making that have no fields: of this host, as none is made outside the lock, or old."""
-        return left_beside(self._path.parent, self._path.name, is_alive=lambda process: False)
+        return left_beside(self._path.parent, self._path.name, lambda process: False, _LEFT_SECONDS)
 
     def _create(self) -> None:
         """Make the whole store beside and rename it, so that a store that exists is whole in its metadata."""

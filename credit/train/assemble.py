@@ -39,6 +39,7 @@ from credit.parallel.verdict import on_main
 from credit.parallel.watchdog import Watchdog
 from credit.times import parse_duration
 from credit.train import checkpoint
+from credit.train.analysis import require_same_masks
 from credit.train.assets import Assets, fit_assets, is_vector_component, require_same_fields
 from credit.train.constrain import build_constraints, output_bounds
 from credit.train.continuation import find_start, find_weights, take_over, write_config
@@ -154,11 +155,13 @@ def assemble_forecaster(
 
     Raises:
         CheckpointError: if the checkpoint was trained on other channels or on another grid.
+        DataError: if it was trained on other units, or on data that are missing in other cells.
     """
     path = checkpoint.resolve_checkpoint(Path(config.save_loc) / "checkpoints", which, "inference.checkpoint")
     meta = checkpoint.load_meta(path)
     assets = Assets.load(meta, checkpoint.load_tensors(path, "assets"))
     require_same_fields(assets, reader, path)
+    require_same_masks(assets, reader, path)
     trained = build_config(meta["config"], origin=str(path / "meta.json"))
     if trained.data.step_minutes != config.data.step_minutes or trained.data.history_len != config.data.history_len:
         raise CheckpointError(

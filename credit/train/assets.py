@@ -67,6 +67,11 @@ class Assets:
         own = [(clock.format(split.first), clock.format(split.last)) for split in splits]
         return replace(self, seen=tuple(dict.fromkeys([*self.seen, *own])))
 
+    @property
+    def static_stored_CHW(self) -> np.ndarray:
+        """Those of the static channels that were read from data."""
+        return self.static_CHW[[c.source == "data" for c in self.channels.group("static")]]
+
     def meta(self) -> dict[str, Any]:
         """Return the JSON part."""
         return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from credit.config import Config, build_config
 from credit.data.splits import build_splits
 from credit.errors import CheckpointError, DataError
 from credit.times import Clock
+from credit.train.analysis import describe_unlike, require_same_masks
+from credit.train.assemble import build_normalizer
 from credit.train.assets import Assets, fit_assets, require_same_fields
 from tests.unit.analytic_reader import AnalyticReader, make_grid
 
@@ -90,3 +93,25 @@ def test_other_data_are_refused(fitted: tuple[AnalyticReader, Assets]) -> None:
     celsius = {**assets.attributes, "t2m": {"units": "degC"}}
     with pytest.raises(DataError, match="t2m: the data are in K.*trained on degC"):
         require_same_fields(replace(assets, attributes=celsius), reader, Path("step"))
+
+
+def test_other_missing_cells_are_refused(fitted: tuple[AnalyticReader, Assets]) -> None:
+    reader, assets = fitted
+    require_same_masks(assets, reader, Path("step"))
+    sst = assets.masks["sst"]
+    for masks in ({}, {"sst": ~sst}, {"sst": sst, "t2m": sst}):
+        with pytest.raises(DataError, match=r"(sst|t2m): the data are missing in \d+ cells, .* trained on in \d+"):
+            require_same_masks(replace(assets, masks=masks), reader, Path("step"))
+
+
+def test_fields_far_from_those_of_training_are_named(fitted: tuple[AnalyticReader, Assets]) -> None:
+    reader, assets = fitted
+    normalizer = build_normalizer(build_config(RAW), assets)
+    number = len(assets.channels.group("prognostic"))
+    names = [channel.name for channel in assets.channels.group("prognostic")]
+    fields = reader.read(0)[:number].copy()
+    fields[names.index("u850")] -= 7  # this world's wind has a mean
+    assert describe_unlike(assets, normalizer, fields, "now") == ""
+    fields[names.index("t2m")] -= 7 * assets.statistics.select(["t2m"]).std[0]
+    said = describe_unlike(assets, normalizer, fields, "now")
+    assert re.search(r"of now are unlike.* deviations by t2m -[678]\S*;", said), said

@@ -13,6 +13,7 @@ import torch
 
 from credit.config import build_config
 from credit.errors import ConfigError
+from credit.train.analysis import describe_other_static
 from credit.train.assemble import build_stepper
 from credit.train.assets import Assets
 from tests.unit.forecast import air
@@ -184,3 +185,10 @@ def test_the_checkpoint_has_the_layers(tmp_path: Path) -> None:
     assert np.array_equal(again.layers.a, assets.layers.a)
     before = {key: value for key, value in assets.meta().items() if key != "layers"}
     assert Assets.load(before, assets.tensors()).layers is None
+
+
+def test_another_ground_than_that_of_training_is_named(tmp_path: Path) -> None:
+    _, assets, _ = assemble(raw_config(tmp_path))
+    ground = assets.static_stored_CHW
+    assert ground.shape == (1, H, W) and describe_other_static(assets, ground * (1 + 1e-5)) == ""
+    assert describe_other_static(assets, ground + 500).startswith("zs (by up to 500): the data's static fields are not")
