@@ -155,7 +155,8 @@ class Climatology:
     @property
     def notice(self) -> str | None:
         """Return a sentence for readers of scores where the period is short, else None."""
-        if self.years < _SHORT_YEARS:
+        # as they are shown
+        if round(self.years, 1) < _SHORT_YEARS:
             return f"The climatology is from {self.years:.1f} years of data, less than {_SHORT_YEARS:g}."
         return None
 

@@ -113,7 +113,7 @@ def plan_fit(times: np.ndarray, clock: Clock, first_minutes: int, last_minutes: 
     if not len(positions):
         raise ConfigError("data.splits.train: the data have no time in it, so there is no climatology")
     times = times[positions]
-    years = _years(times[0], times[-1], clock)
+    years = _years(times, clock)
     fractions = clock.year_fraction(times)
     day_minutes = np.unique(times % 1440) if conf.by_hour else np.empty(0, dtype=np.int64)
     members = np.searchsorted(day_minutes, times % 1440) if conf.by_hour else np.zeros(len(times), dtype=np.int64)
@@ -207,10 +207,11 @@ def _add(sums_KCHW: np.ndarray, weight_K: np.ndarray, values_CHW: np.ndarray) ->
             sums_KCHW[part, stretch] += weight_K[part] * values
 
 
-def _years(first: int, last: int, clock: Clock) -> float:
-    """Return the years between two times; those of the calendar count one each."""
-    fractions = clock.year_fraction(np.array([first, last]))
-    return clock.datetime(last).year - clock.datetime(first).year + float(fractions[1] - fractions[0])
+def _years(times: np.ndarray, clock: Clock) -> float:
+    """Return the years from the first time to a step after the last; those of the calendar count one each."""
+    ends = np.array([times[0], times[-1] + (np.diff(times).min() if len(times) > 1 else 0)])
+    first, last = (clock.datetime(minutes).year for minutes in ends)
+    return last - first + float(np.diff(clock.year_fraction(ends))[0])
 
 
 def _require_years(window_days: int, years: float) -> None:

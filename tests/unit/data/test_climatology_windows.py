@@ -116,9 +116,19 @@ def test_every_year_has_the_same_weight_at_midnight(days: int) -> None:
 def test_ten_years_are_ten_in_every_calendar(calendar: str) -> None:
     clock, times = _period(calendar, 10, 1440)
     climatology = _fit(clock, times, np.zeros(len(times)), window_days=1)
-    assert climatology.years == pytest.approx(10, abs=0.01)
+    assert climatology.years == 10.0
     with pytest.raises(ConfigError, match=r"at least 10 years of training data, there are 9\.8"):
         _fit(clock, times[:-70], np.zeros(len(times) - 70), window_days=1)
+
+
+@pytest.mark.parametrize("calendar", ["standard", "noleap", "360_day"])
+def test_five_whole_years_are_not_less_than_five(calendar: str) -> None:
+    clock = Clock(calendar)
+    times = np.arange(clock.parse("2001-01-01"), clock.parse("2006-01-01"), 360)
+    climatology = _fit(clock, times, np.zeros(len(times)), window_days=61)
+    assert climatology.years == 5.0 and climatology.notice is None
+    shorter = _fit(clock, times[:-360], np.zeros(len(times) - 360), window_days=61)
+    assert shorter.notice == "The climatology is from 4.8 years of data, less than 5."
 
 
 def test_round_trip_of_a_table() -> None:
