@@ -122,7 +122,8 @@ class Source:
     ) -> None:  # fmt: skip
         self.origin = origin
         self.names = list(variables)
-        self.attributes = dict(attributes)
+        # arrays as lists, which are equal or not
+        self.attributes = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in attributes.items()}
         self._variables = variables
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import fsspec
+import netCDF4
 import numpy as np
 import pytest
 import xarray as xr
@@ -104,6 +105,18 @@ def test_forecasts_of_two_runs_are_refused(tmp_path: Path) -> None:
     _writer(tmp_path / "leads", lead_minutes=[60, 120, 180]).write(CLOCK.parse(INITIAL[1]), _fields())
     with pytest.raises(DataError, match="other lead times"):
         open_forecasts(tmp_path / "leads")
+
+
+def test_attributes_of_several_numbers_tell_runs_apart(tmp_path: Path) -> None:
+    for initial in INITIAL:
+        _writer(tmp_path, global_attributes={"numbers": np.array([1.0, 2.0, 3.0])}).write(
+            CLOCK.parse(initial), _fields()
+        )
+    assert open_forecasts(tmp_path).attributes["numbers"] == [1.0, 2.0, 3.0]
+    with netCDF4.Dataset(max(tmp_path.glob("*.nc")), "a") as dataset:
+        dataset.numbers = np.array([1.0, 2.0, 4.0])
+    with pytest.raises(DataError, match=r"is of another run \(global attributes numbers\)"):
+        open_forecasts(tmp_path)
 
 
 def test_nothing_to_read(tmp_path: Path) -> None:
