@@ -259,6 +259,12 @@ class Products:
                 raise ConfigError(
                     f"{here}.over: {own.over} is not a multiple of data.timestep {format_duration(self._step)}"
                 )
+            if self.windows[name] > self._last:
+                raise ConfigError(
+                    f"{here}.over: {own.over} is longer than the last lead time that is written, "
+                    f"{format_duration(self._last)}, so that {name} would be missing everywhere; make it shorter, or "
+                    "the forecast longer (inference.lead_time, lead_times)"
+                )
         when = "since the initial time" if own.over is None else f"over the {own.over} before"
         self.attributes[name] = {
             "units": known.get("units", ""),

@@ -177,6 +177,11 @@ def speed_of(u: str) -> dict:
         ),
         (False, {"derive": {"s": {"kind": "accumulation", "of": "u10"}}}, "u10 is no sum over the step"),
         (False, {"derive": {"s": {"kind": "accumulation", "of": "tp", "over": "9h"}}}, "9h is not a multiple"),
+        (
+            False,
+            {"derive": {"s": {"kind": "accumulation", "of": "tp", "over": "30h"}}},
+            "derive.s.over: 30h is longer than the last lead time that is written, 24h, .* everywhere; make it shorter",
+        ),
         (True, {"pressure_levels": [500], "surface_pressure": "u10"}, "as surface_pressure it must be in Pa or hPa"),
         (True, {"pressure_levels": [500], "surface_pressure": "ps"}, 'inference.surface_pressure: "ps" is not among'),
     ],
