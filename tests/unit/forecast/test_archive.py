@@ -119,6 +119,15 @@ def test_attributes_of_several_numbers_tell_runs_apart(tmp_path: Path) -> None:
         open_forecasts(tmp_path)
 
 
+def test_an_initial_time_without_units(tmp_path: Path) -> None:
+    _writer(tmp_path).write(CLOCK.parse(INITIAL[0]), _fields())
+    (path,) = tmp_path.glob("*.nc")
+    with netCDF4.Dataset(path, "a") as dataset:
+        dataset["forecast_reference_time"].delncattr("units")
+    with pytest.raises(DataError, match=f"{path.name}: forecast_reference_time has no units; give it them, such as"):
+        open_forecasts(tmp_path)
+
+
 def test_nothing_to_read(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there are no forecasts; run credit_rollout first"):
         open_forecasts(tmp_path)
