@@ -111,6 +111,11 @@ class Clock:
         length = np.array([_new_year(self.calendar, year + 1) for year in years], dtype=np.float64) - begin
         return ((flat - begin) / length).reshape(np.shape(minutes))
 
+    @property
+    def days_a_year(self) -> int:
+        """Return the days of a year that is no leap year."""
+        return (_new_year(self.calendar, 2002) - _new_year(self.calendar, 2001)) // 1440
+
     def day_fraction(self, minutes: np.ndarray) -> np.ndarray:
         """Return the fraction of the UTC day elapsed, in [0, 1), float64, any shape."""
         return np.mod(np.asarray(minutes, dtype=np.float64), 1440.0) / 1440.0

@@ -96,6 +96,8 @@ class Climatology:
         day_minutes: (T,) minutes of the UTC day, or empty where they are not told apart.
         description: method and period in words, for reports.
         years: length of the period in years, NaN where unknown.
+        centres: (T,) fraction of the year at which the first part of a table is centred, the others following at equal
+            distances; None unless it is a table.
     """
 
     names: tuple[str, ...]
@@ -105,10 +107,12 @@ class Climatology:
     day_minutes: np.ndarray
     description: str
     years: float
+    centres: tuple[float, ...] | None = None
     _clock: Clock = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         assert self.kind in ("harmonic", "table", "days") and self.fields.ndim == 5
+        assert (self.centres is not None) == (self.kind == "table")
         object.__setattr__(self, "_clock", Clock(self.calendar))
 
     def at(self, minutes: int) -> np.ndarray:
@@ -127,7 +131,7 @@ class Climatology:
         fraction = float(self._clock.year_fraction(np.array(minutes)))
         if self.kind == "harmonic":
             return WeightedFields(evaluate_harmonics(fraction, parts).astype(np.float32), self.fields[member])
-        position = fraction * parts - 0.5
+        position = (fraction - self.centres[member]) * parts
         below = int(np.floor(position))
         share = np.float32(position - below)
         around = [self.fields[member, number % parts] for number in (below, below + 1)]
@@ -151,13 +155,16 @@ class Climatology:
     @property
     def notice(self) -> str | None:
         """Return a sentence for readers of scores where the period is short, else None."""
-        if self.years < _SHORT_YEARS:
+        # as they are shown
+        if round(self.years, 1) < _SHORT_YEARS:
             return f"The climatology is from {self.years:.1f} years of data, less than {_SHORT_YEARS:g}."
         return None
 
     def to_dict(self) -> dict[str, np.ndarray]:
         """Return numeric arrays alone, as checkpoints hold them; ``attributes`` is JSON as bytes."""
         attributes = {key: getattr(self, key) for key in ("names", "calendar", "kind", "description", "years")}
+        if self.centres is not None:
+            attributes["centres"] = self.centres
         text = np.frombuffer(json.dumps(attributes).encode(), dtype=np.uint8)
         return {"fields": self.fields, "day_minutes": self.day_minutes, "attributes": text}
 
@@ -165,8 +172,9 @@ class Climatology:
     def from_dict(cls, data: Mapping[str, np.ndarray]) -> Climatology:
         """Inverse of `to_dict`."""
         attributes = json.loads(np.asarray(data["attributes"]).tobytes())
-        names = tuple(attributes.pop("names"))
-        return cls(names, fields=data["fields"], day_minutes=np.asarray(data["day_minutes"]), **attributes)
+        for key in {"names", "centres"} & set(attributes):
+            attributes[key] = tuple(attributes[key])
+        return cls(fields=data["fields"], day_minutes=np.asarray(data["day_minutes"]), **attributes)
 
 
 def evaluate_harmonics(fraction: np.ndarray | float, count: int) -> np.ndarray:

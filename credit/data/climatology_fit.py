@@ -21,7 +21,6 @@ from credit.times import Clock
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
 
-_DAYS_A_YEAR = 365.2422
 _UNSMOOTHED_YEARS = 10.0  # fewer leave so much weather in a day's mean that it is too weak a baseline
 # the largest ratio of the normal equations' eigenvalues; a whole year has 1, half a year about 60, a quarter 3000
 _WORST_CONDITION = 1000.0
@@ -40,7 +39,8 @@ class Fit:
         fractions: (N,) of the year.
         members: (N,) which time of the day each is; 0 where they are not told apart.
         day_minutes: (T,) minutes of the UTC day, empty where they are not told apart.
-        window_days: width of the window (``table``).
+        centres: (T,) fraction of the year at which the first part is centred; None unless it is a table.
+        width: of the window, in parts (``table``).
         divisors: (T, K, K) inverse normal equations (``harmonic``) or (T, K) number of times (``table``).
         description: method and period in words.
         years: length of the period.
@@ -51,7 +51,8 @@ class Fit:
     fractions: np.ndarray
     members: np.ndarray
     day_minutes: np.ndarray
-    window_days: int
+    centres: tuple[float, ...] | None
+    width: float
     divisors: np.ndarray
     description: str
     years: float
@@ -66,7 +67,8 @@ class Fit:
         count = self.shape[1]
         if self.kind == "harmonic":
             return evaluate_harmonics(self.fractions[rows], count)[:, parts]
-        return _in_window(self.fractions[rows], np.arange(count)[parts], count, self.window_days)
+        since = self.fractions[rows] - np.array(self.centres)[self.members[rows]]
+        return _in_window(since, np.arange(count)[parts], count, self.width)
 
 
 def fit_climatology(
@@ -86,14 +88,19 @@ def fit_climatology(
         conf: ``harmonic``, least squares of the mean and some waves of the year in every cell; or ``window``, means
             over some days around each part of the year; by default one harmonic.
 
+    Returns:
+        The climatology. With ``window`` each time counts in as many parts as any other, to one where the window is no
+        whole number of them, and the times of a part lie evenly around its centre, whatever hours the data have.
+
     Raises:
         ConfigError: if the period cannot carry the method.
     """
     fit = plan_fit(reader.times, reader.clock, first_minutes, last_minutes, conf or ClimatologyConfig())
     fields = fit_fields(fit, reader, channel_names)
     return Climatology(
-        tuple(channel_names), reader.clock.calendar, fit.kind, fields, fit.day_minutes, fit.description, fit.years
-    )
+        tuple(channel_names), reader.clock.calendar, fit.kind, fields, fit.day_minutes, fit.description, fit.years,
+        fit.centres,
+    )  # fmt: skip
 
 
 def plan_fit(times: np.ndarray, clock: Clock, first_minutes: int, last_minutes: int, conf: ClimatologyConfig) -> Fit:
@@ -106,11 +113,12 @@ def plan_fit(times: np.ndarray, clock: Clock, first_minutes: int, last_minutes: 
     if not len(positions):
         raise ConfigError("data.splits.train: the data have no time in it, so there is no climatology")
     times = times[positions]
-    years = float((times[-1] - times[0]) / (_DAYS_A_YEAR * 1440))
+    years = _years(times, clock)
     fractions = clock.year_fraction(times)
     day_minutes = np.unique(times % 1440) if conf.by_hour else np.empty(0, dtype=np.int64)
     members = np.searchsorted(day_minutes, times % 1440) if conf.by_hour else np.zeros(len(times), dtype=np.int64)
     groups = [fractions[members == member] for member in range(max(1, len(day_minutes)))]
+    centres, width = None, float("nan")
     period = f"{clock.format(times[0])[:10]} to {clock.format(times[-1])[:10]}"
     if conf.method == "harmonic":
         kind = "harmonic"
@@ -118,9 +126,17 @@ def plan_fit(times: np.ndarray, clock: Clock, first_minutes: int, last_minutes: 
     else:
         assert conf.method == "window", conf.method
         kind = "table"
-        divisors = np.stack([_count(group, conf.window_days, years) for group in groups])
+        _require_years(conf.window_days, years)
+        days = clock.days_a_year
+        # parts a twelfth of the window long lose nothing that the window has left
+        count = round(days / max(1.0, conf.window_days / 12.0))
+        width = conf.window_days * count / days
+        hours = [(times[members == member] % 1440).mean() for member in range(len(groups))]
+        # a window that begins and ends midway between times has as many of each year
+        centres = tuple(float(minutes / (1440 * days)) for minutes in hours)
+        divisors = np.stack([_count(*group, count, width, days) for group in zip(groups, centres, strict=True)])
     description = f"{_describe(conf)}, {period}"
-    return Fit(kind, positions, fractions, members, day_minutes, conf.window_days, divisors, description, years)
+    return Fit(kind, positions, fractions, members, day_minutes, centres, width, divisors, description, years)
 
 
 def fit_fields(
@@ -191,25 +207,42 @@ def _add(sums_KCHW: np.ndarray, weight_K: np.ndarray, values_CHW: np.ndarray) ->
             sums_KCHW[part, stretch] += weight_K[part] * values
 
 
-def _in_window(fractions: np.ndarray, parts: np.ndarray, count: int, window_days: int) -> np.ndarray:
-    """Return which times some of the year's parts average, (N, P) of 0 and 1."""
-    distance = np.abs(np.mod(fractions[:, None] - (parts + 0.5) / count + 0.5, 1.0) - 0.5)
-    return (distance <= 0.5 * window_days / _DAYS_A_YEAR).astype(np.float64)
+def _years(times: np.ndarray, clock: Clock) -> float:
+    """Return the years from the first time to a step after the last; those of the calendar count one each."""
+    ends = np.array([times[0], times[-1] + (np.diff(times).min() if len(times) > 1 else 0)])
+    first, last = (clock.datetime(minutes).year for minutes in ends)
+    return last - first + float(np.diff(clock.year_fraction(ends))[0])
 
 
-def _count(fractions: np.ndarray, window_days: int, years: float) -> np.ndarray:
-    """Return how many times each part of the year averages, (K,)."""
+def _require_years(window_days: int, years: float) -> None:
     if window_days == 1 and years < _UNSMOOTHED_YEARS - 0.1:
         raise ConfigError(
             f"verification.climatology.window_days: 1 (unsmoothed) needs at least {_UNSMOOTHED_YEARS:g} years of "
             f"training data, there are {years:.1f}; take method: harmonic or a window of about 61 days"
         )
-    # parts a twelfth of the window long lose nothing that the window has left
-    parts = round(_DAYS_A_YEAR / max(1.0, window_days / 12.0))
+
+
+def _in_window(since: np.ndarray, parts: np.ndarray, count: int, width: float) -> np.ndarray:
+    """Return which times some of the year's parts average, (N, P) of 0 and 1.
+
+    Args:
+        since: (N,) fraction of the year since the centre of the first part.
+        parts: (P,) their numbers.
+        count: parts a year.
+        width: of the window, in parts; a time at its end belongs to the next one's beginning.
+    """
+    # rounded, as a time on the edge would else be in both or in none
+    distance = np.round(since * count, 9)[:, None] - parts
+    distance = np.mod(distance + count / 2, count) - count / 2
+    return ((-width / 2 <= distance) & (distance < width / 2)).astype(np.float64)
+
+
+def _count(fractions: np.ndarray, centre: float, count: int, width: float, days: int) -> np.ndarray:
+    """Return how many times each part of the year averages, (K,)."""
     # one after the other, as all together may be more than there is room for
-    counts = np.array([_in_window(fractions, np.array([part]), parts, window_days).sum() for part in range(parts)])
+    counts = np.array([_in_window(fractions - centre, np.array([part]), count, width).sum() for part in range(count)])
     if (counts == 0).any():
-        missing = int(np.flatnonzero(counts == 0)[0] / parts * 365) + 1
+        missing = int(np.flatnonzero(counts == 0)[0] / count * days) + 1
         raise ConfigError(
             f"verification.climatology: the training period has no time around day {missing} of the year; "
             "take method: harmonic or a wider window"

@@ -50,7 +50,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
+# their windows had other times; harmonics are the same
+_FORMAT_WITHOUT_CENTRES = 1
 # of sums and fields while a block is fitted
 BLOCK_BYTES = 4 * 2**30
 _CHUNK_BYTES = 4 * 2**20
@@ -138,6 +140,8 @@ def difference(path: Path, wanted: ClimatologyConfig, train: Split) -> str | Non
     meta = _describe(path)
     if meta is None:
         return "the store has none (preprocess.climatology)"
+    if not _is_current(meta):
+        return f"the store's is of another version of credit, which averaged other times ({_WAY_OUT})"
     before, now = meta["settings"], _about(wanted)
     if before != now:
         return f"the store's is with {before}, not {now}"
@@ -166,12 +170,17 @@ def _lock_folder(path: Path) -> Path:
 
 
 def _describe(path: Path) -> dict[str, Any] | None:
-    """Return the description of a store's climatology, complete or not, None where it has none of this format."""
+    """Return the description of a store's climatology, complete or not, None where it has none."""
     try:
-        meta = dict(zarr.open_group(path / "climatology", mode="r").attrs)["credit"]
+        return dict(zarr.open_group(path / "climatology", mode="r").attrs)["credit"]
     except (FileNotFoundError, KeyError):
         return None
-    return meta if meta["format"] == FORMAT else None
+
+
+def _is_current(meta: dict[str, Any]) -> bool:
+    """Whether a store's climatology has the numbers that a fit has now."""
+    before = meta["format"] == _FORMAT_WITHOUT_CENTRES and meta["kind"] == "harmonic"
+    return meta["format"] == FORMAT or before
 
 
 def _about(conf: ClimatologyConfig) -> dict[str, Any]:
@@ -183,7 +192,9 @@ def _about(conf: ClimatologyConfig) -> dict[str, Any]:
 def _begun(job: Fitting) -> bool:
     """Whether the store has such a climatology, complete or not."""
     meta = _describe(job.path)
-    return meta is not None and (meta["settings"], meta["period"]) == (_about(job.conf), list(job.period))
+    if meta is None or not _is_current(meta):
+        return False
+    return (meta["settings"], meta["period"]) == (_about(job.conf), list(job.period))
 
 
 def _block_shape(fit: Fit, channels: int, cells: int) -> tuple[int, int, int]:
@@ -244,6 +255,7 @@ def _create(job: Fitting, fit: Fit, reader: StoreReader) -> None:
         "period": list(job.period),
         "channels": [channel.name for channel in channels],
         "kind": fit.kind,
+        "centres": fit.centres,
         "day_minutes": fit.day_minutes.tolist(),
         "description": fit.description,
         "years": fit.years,
@@ -293,8 +305,9 @@ def _open(path: Path, channel_names: Sequence[str], calendar: str) -> Climatolog
         fields = fields[0][None]
     day_minutes = np.array(meta["day_minutes"], dtype=np.int64)
     return Climatology(
-        tuple(channel_names), calendar, meta["kind"], fields, day_minutes, meta["description"], meta["years"]
-    )
+        tuple(channel_names), calendar, meta["kind"], fields, day_minutes, meta["description"], meta["years"],
+        tuple(meta["centres"]) if meta["kind"] == "table" else None,
+    )  # fmt: skip
 
 
 def _stored_fields(path: Path, channels: list[int]) -> LazyFields:

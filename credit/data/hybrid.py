@@ -81,15 +81,19 @@ def load_table(path: Path, key: str) -> HybridLevels:
 
 def _read_csv(path: Path, key: str) -> HybridLevels:
     """Read half levels from the top down: columns whose names begin with a and b, others are passed over."""
-    with open(path, newline="", encoding="utf-8") as file:
-        header, *rows = [[cell.strip().lower() for cell in row] for row in csv.reader(file) if row]
-    places = [next((k for k, name in enumerate(header) if name.split(" ")[0] == wanted), None) for wanted in "ab"]
+    rule = f"{key}: {path} must have columns a (Pa) and b, with a number in every row"
     try:
-        a, b = (np.array([float(row[place]) for row in rows]) for place in places)
-    except (TypeError, ValueError, IndexError) as error:
-        raise DataError(
-            f"{key}: {path} must have columns a (Pa) and b, with a number in every row ({error})"
-        ) from error
+        # spreadsheets begin with a byte order mark
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            rows = [[cell.strip().lower() for cell in row] for row in csv.reader(file) if row]
+        if not rows:
+            raise DataError(f"{rule}; it is empty")
+        header = [name.split(" ")[0] for name in rows[0]]
+        if not {"a", "b"} <= {*header}:
+            raise DataError(f"{rule}; its columns are {', '.join(rows[0])}")
+        a, b = (np.array([float(row[header.index(name)]) for row in rows[1:]]) for name in "ab")
+    except (ValueError, IndexError, csv.Error) as error:
+        raise DataError(f"{rule} ({error})") from error
     return _of_half(a, b, f"{key}: {path}")
 
 

@@ -106,6 +106,11 @@ class _NetcdfArchive(ForecastArchive):
                     member = 0 if members is None else int(dataset[MEMBER][...])
                     reference = dataset["forecast_reference_time"]
                     clock = Clock(getattr(reference, "calendar", "standard"))
+                    if "units" not in reference.ncattrs():
+                        raise DataError(
+                            f'{path}: forecast_reference_time has no units; give it them, such as "hours since '
+                            '1900-01-01", or write the forecast again'
+                        )
                     initial = int(clock.from_cf(reference[...], reference.units))
             except (OSError, IndexError) as error:
                 raise DataError(f"{path}: is no readable forecast ({error}); remove it") from error

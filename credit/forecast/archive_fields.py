@@ -38,7 +38,8 @@ class ArchiveFields:
     """What the metadata of one file or store say.
 
     Fields are the variables with the dimensions `leading`, latitude and longitude, and perhaps a member and a level, in
-    any order.
+    any order. In an ensemble those that have no member are none: taken for all members alike, a mean or a control run
+    would be scored as an ensemble without spread.
 
     Args:
         source: the file or store.
@@ -76,12 +77,27 @@ class ArchiveFields:
             raise DataError(
                 f"{origin}: no variable has the dimensions {wanted}; there are {', '.join(source.all_dims)}{others.why}"
             )
+        self._leave_out_memberless(origin, rename)
         used = sorted({dim for dims in self.variables.values() for dim in dims} - needed)
         members, levels = ([dim for dim in used if (dim in others.levels) == is_level] for is_level in (False, True))
         self.order = (*members, *levels, lat, lon)
         self.members = source.length(members[0]) if members else None
         self.units = {ours[n]: u for n in self.variables if (u := source.variable_attributes(n).get("units"))}
         self.channel_names = _channel_names({ours[n]: dims for n, dims in self.variables.items()}, others.levels)
+
+    def _leave_out_memberless(self, origin: Path | str, rename: Mapping[str, str]) -> None:
+        """Leave out the variables of an ensemble that lack its dimension."""
+        has = {dim: [name for name, dims in self.variables.items() if dim in dims] for dim in _MEMBER_NAMES}
+        member = max(has, key=lambda dim: len(has[dim]))
+        without = [name for name in self.variables if name not in has[member]] if has[member] else []
+        for name in without:
+            problem = (
+                f"{origin}: {name} has no dimension {member}, unlike {has[member][0]}: it may be a mean or a control"
+            )
+            if name in rename.values():
+                raise DataError(f"{problem}; rename another, or repeat it along {member} if it is of every member")
+            logger.warning("%s; it is left out", problem)
+            del self.variables[name]
 
     def difference(self, other: ArchiveFields) -> str | None:
         """Return in words how another file differs but for its lead times, None where it fits."""
@@ -106,7 +122,8 @@ class Source:
     ) -> None:  # fmt: skip
         self.origin = origin
         self.names = list(variables)
-        self.attributes = dict(attributes)
+        # arrays as lists, which are equal or not
+        self.attributes = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in attributes.items()}
         self._variables = variables
 
     @property

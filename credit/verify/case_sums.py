@@ -44,6 +44,18 @@ class CaseSums:
         """Return the chosen cases; `cases` is (N,) bool."""
         return replace(self, initial=self.initial[cases], **{name: own[cases] for name, own in self.planes().items()})
 
+    def _require_members(self, found: int) -> None:
+        """Refuse a case whose number of members is not that of the others.
+
+        Raises:
+            DataError: if the two numbers differ, or there is no member.
+        """
+        if self.members < 1 or found != self.members:
+            raise DataError(
+                f"a forecast has {found} members, the sums are for {self.members}: corrections for a finite ensemble "
+                "need one number for all cases; score forecasts with other numbers apart"
+            )
+
     @classmethod
     def plane_names(cls) -> list[str]:
         """Return the names of what is summed."""

@@ -15,7 +15,6 @@ from typing import Self
 
 import numpy as np
 
-from credit.verify.addable import require_members
 from credit.verify.case_sums import CaseSums
 from credit.verify.cell_means import CellMeans
 
@@ -71,7 +70,7 @@ class EventSums(CaseSums):
         Raises:
             DataError: if there are not as many members as the sums are for.
         """
-        require_members(self.members, len(members_MP))
+        self._require_members(len(members_MP))
         valid = means.valid_CP[channel]
         happened = valid & (truth_P > threshold_P)
         count = np.zeros(truth_P.shape, dtype=np.int32)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from credit.verify.addable import AddableSums
+from credit.errors import DataError
 from credit.verify.cell_means import CellMeans
 
 # each case is rounded to multiples of 1 / this, so that float64 holds sums of 8192 cases exactly
@@ -17,7 +17,7 @@ _PARTS = 2.0**40
 
 
 @dataclass
-class RankHistogram(AddableSums):
+class RankHistogram:
     """Area-weighted frequency of the truth's rank among the members, summed over cases (Hamill 2001).
 
     Where truth and members are exchangeable every rank is equally likely: the histogram is flat. Rank 0 is a truth
@@ -27,11 +27,13 @@ class RankHistogram(AddableSums):
     Hamill (2001): Interpretation of rank histograms for verifying ensemble forecasts, Mon. Wea. Rev. 129, 550-560.
 
     Attributes:
+        cases: (L,) int64, how many cases were added at each lead time.
         members: number of members M, the same in all cases.
         ranks: (L, C, R, M + 1) float64; each case adds 1 in all, to within (M + 1) 2^-41. Sums are exact, so they do
             not depend on the order of the cases, or on which rank has scored which.
     """
 
+    cases: np.ndarray
     members: int
     ranks: np.ndarray
 
@@ -46,9 +48,24 @@ class RankHistogram(AddableSums):
         self.ranks[lead] += np.rint(frequency_CRK * _PARTS) / _PARTS
         self.cases[lead] += 1
 
+    def __add__(self, other: RankHistogram) -> RankHistogram:
+        """Return the sums over the cases of both.
+
+        Raises:
+            DataError: if the two are of ensembles of different size.
+        """
+        if self.members != other.members:
+            raise DataError(
+                f"ranks among {self.members} members and among {other.members} do not add up; score ensembles of "
+                "unlike size apart"
+            )
+        assert self.ranks.shape == other.ranks.shape
+        return RankHistogram(self.cases + other.cases, self.members, self.ranks + other.ranks)
+
     def frequencies(self) -> np.ndarray:
-        """Return the relative frequency of each rank, (L, C, R, M + 1), adding up to 1."""
-        return self.average(self.ranks)
+        """Return the relative frequency of each rank, (L, C, R, M + 1), adding up to 1; NaN where there is no case."""
+        with np.errstate(invalid="ignore"):
+            return self.ranks / self.cases[:, None, None, None]
 
     def metrics(self) -> dict[str, np.ndarray]:
         """Return metric -> (L, C, R).

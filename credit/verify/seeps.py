@@ -19,7 +19,6 @@ from typing import Self
 
 import numpy as np
 
-from credit.verify.addable import require_members
 from credit.verify.case_sums import CaseSums
 from credit.verify.cell_means import CellMeans
 
@@ -101,7 +100,7 @@ class SeepsSums(CaseSums):
             dry_probability_P: of the climate of the valid time, see `seeps`.
             heavy_above_P: likewise; a missing one where `is_scored` makes the score NaN.
         """
-        require_members(self.members, len(members_MP))
+        self._require_members(len(members_MP))
         scored = is_scored(dry_probability_P) & means.valid_CP[channel]
         penalty = sum(seeps(member_P, truth_P, dry_probability_P, heavy_above_P) for member_P in members_MP)
         rows = np.stack([np.where(scored, penalty / self.members, 0.0), scored])

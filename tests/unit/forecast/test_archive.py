@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import fsspec
+import netCDF4
 import numpy as np
 import pytest
 import xarray as xr
@@ -104,6 +105,27 @@ def test_forecasts_of_two_runs_are_refused(tmp_path: Path) -> None:
     _writer(tmp_path / "leads", lead_minutes=[60, 120, 180]).write(CLOCK.parse(INITIAL[1]), _fields())
     with pytest.raises(DataError, match="other lead times"):
         open_forecasts(tmp_path / "leads")
+
+
+def test_attributes_of_several_numbers_tell_runs_apart(tmp_path: Path) -> None:
+    for initial in INITIAL:
+        _writer(tmp_path, global_attributes={"numbers": np.array([1.0, 2.0, 3.0])}).write(
+            CLOCK.parse(initial), _fields()
+        )
+    assert open_forecasts(tmp_path).attributes["numbers"] == [1.0, 2.0, 3.0]
+    with netCDF4.Dataset(max(tmp_path.glob("*.nc")), "a") as dataset:
+        dataset.numbers = np.array([1.0, 2.0, 4.0])
+    with pytest.raises(DataError, match=r"is of another run \(global attributes numbers\)"):
+        open_forecasts(tmp_path)
+
+
+def test_an_initial_time_without_units(tmp_path: Path) -> None:
+    _writer(tmp_path).write(CLOCK.parse(INITIAL[0]), _fields())
+    (path,) = tmp_path.glob("*.nc")
+    with netCDF4.Dataset(path, "a") as dataset:
+        dataset["forecast_reference_time"].delncattr("units")
+    with pytest.raises(DataError, match=f"{path.name}: forecast_reference_time has no units; give it them, such as"):
+        open_forecasts(tmp_path)
 
 
 def test_nothing_to_read(tmp_path: Path) -> None:
@@ -267,6 +289,38 @@ def test_members_need_no_numbers(tmp_path: Path) -> None:
     dataset.drop_vars("level").rename_dims(level="member").to_zarr(tmp_path / "b.zarr", zarr_format=2)
     archive = open_forecasts(tmp_path / "b.zarr")
     assert archive.members == 2 and archive.channel_names == ["l"]
+
+
+@pytest.mark.parametrize("format", ["netcdf", "zarr"])
+def test_a_variable_without_members_is_none_of_an_ensemble(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, format: str
+) -> None:
+    """Its three levels would else be taken for three members."""
+    values = np.random.default_rng(5).random((1, 2, 3, 6, 12)).astype(np.float32)
+    init, lead = ("forecast_reference_time", "time") if format == "netcdf" else ("time", "prediction_timedelta")
+    fields = {
+        "t2m": ((init, lead, "number", "latitude", "longitude"), values),
+        "z": ((init, lead, "level", "latitude", "longitude"), values),
+        "orog": ((init, lead, "latitude", "longitude"), values[:, :, 0]),
+    }
+    hours = {"units": "hours since 2001-04-01"}
+    coords = {
+        init: (init, [0], hours), lead: (lead, [6, 12], hours if format == "netcdf" else {"units": "hours"}),
+        "level": [500.0, 700.0, 850.0], "latitude": GRID.lat, "longitude": GRID.lon,
+    }  # fmt: skip
+    dataset = xr.Dataset(fields, coords)
+    if format == "netcdf":
+        dataset["forecast_period"] = ("time", [6, 12], {"units": "hours"})
+        dataset.isel({init: 0}).to_netcdf(tmp_path / "forecast_1.nc")
+    else:
+        dataset.to_zarr(tmp_path / "forecasts.zarr", zarr_format=2)
+    archive = open_forecasts(tmp_path)
+    assert archive.channel_names == ["t2m"] and archive.members == 3
+    for name in ("z", "orog"):
+        assert f"{name} has no dimension number, unlike t2m: it may be a mean or a control; it is left" in caplog.text
+    np.testing.assert_array_equal(archive.read_members(CLOCK.parse("2001-04-01"), 1)[:, 0], values[0, 1])
+    with pytest.raises(DataError, match="orog has no dimension number, unlike t2m.*repeat it along number"):
+        open_forecasts(tmp_path, {"ground": "orog"})
 
 
 @pytest.mark.parametrize(

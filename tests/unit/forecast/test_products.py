@@ -188,8 +188,8 @@ def speed_of(u: str) -> dict:
         (False, {"derive": {"s": {"kind": "accumulation", "of": "tp", "over": "9h"}}}, "9h is not a multiple"),
         (
             False,
-            {"derive": {"s": {"kind": "accumulation", "of": "tp", "over": "48h"}}},
-            "48h is longer than a forecast",
+            {"derive": {"s": {"kind": "accumulation", "of": "tp", "over": "30h"}}},
+            "derive.s.over: 30h is longer than the last lead time that is written, 24h, .* everywhere; make it shorter",
         ),
         (
             True,

@@ -148,11 +148,6 @@ def test_a_member_that_blew_up_is_named_and_a_masked_cell_does_not_matter() -> N
         sums.add_members(0, 0, MEANS, cases.members[0], cases.truth[0], "here")
 
 
-def test_unlike_shapes_are_refused() -> None:
-    with pytest.raises(DataError, match="the shape of"):
-        RankHistogram.zeros(1, MEANS, 4) + RankHistogram.zeros(2, MEANS, 4)
-
-
-def test_unlike_numbers_are_refused() -> None:
-    with pytest.raises(DataError, match="members is 4 in one and 5 in the other"):
+def test_ranks_of_unlike_numbers_are_refused() -> None:
+    with pytest.raises(DataError, match="ranks among 4 members and among 5 do not add up"):
         RankHistogram.zeros(1, MEANS, 4) + RankHistogram.zeros(1, MEANS, 5)
