@@ -87,10 +87,9 @@ def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -
     from credit.forecast.ensemble import build_perturbation
     from credit.forecast.initial_times import choose_initial_times, choose_leads, group
     from credit.forecast.noise import build_noise
-    from credit.forecast.products import Products
     from credit.forecast.run import forecast, inferred
     from credit.forecast.stochastic import build_stochastic
-    from credit.train.assemble import assemble_forecaster
+    from credit.train.assemble import assemble_forecaster, build_products
     from credit.train.fields import open_fields
 
     reader, splits = open_fields(config)
@@ -98,12 +97,9 @@ def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -
     conf, step, history = config.inference, config.data.step_minutes, config.data.history_len
     initial = choose_initial_times(conf, config.data, reader.times, reader.clock, splits["test"])
     leads = choose_leads(conf, step)
-    assets = made.assets
     if launch.is_main:
         _warn_of_unlike(made, reader, initial[-1])
-    products = Products(
-        conf, made.config.data, assets.channels, assets.attributes, assets.static_stored_CHW, leads[-1], assets.masks
-    )
+    products = build_products(made, leads[-1])
     writer = _open_writer(config, made, reader, products, initial, leads)
     members = 1 if conf.ensemble is None else conf.ensemble.members
     groups = _share(group(initial, members, conf.batch_size), part, launch, mesh)

@@ -187,10 +187,9 @@ def _open_online(config: Config, launch: Launch, mesh: RunMesh, products: bool) 
     from credit.forecast.initial_times import choose_initial_times, choose_leads
     from credit.forecast.noise import build_noise
     from credit.forecast.online import OnlineForecasts
-    from credit.forecast.products import Products
     from credit.forecast.run import forecast
     from credit.forecast.stochastic import build_stochastic
-    from credit.train.assemble import assemble_forecaster, describe_run
+    from credit.train.assemble import assemble_forecaster, build_products, describe_run
     from credit.train.fields import open_fields
 
     reader, splits = open_fields(config)
@@ -199,7 +198,7 @@ def _open_online(config: Config, launch: Launch, mesh: RunMesh, products: bool) 
     leads, assets, perturb = choose_leads(conf, step), made.assets, None
     channels, attributes, described, derived = assets.channels, assets.attributes, describe_run(made), None
     if products:
-        derived = Products(conf, made.config.data, channels, attributes, reader.static(), leads[-1], assets.masks)
+        derived = build_products(made, leads[-1])
         channels, attributes, described = derived.channels, derived.attributes, described | derived.described
     if conf.ensemble is not None:
         perturb = build_perturbation(conf.ensemble, made.stepper, made.frames, made.assets.grid, step, history)

@@ -26,6 +26,7 @@ from credit.errors import CheckpointError, ConfigError, did_you_mean
 from credit.forecast.ensemble import describe_ensemble
 from credit.forecast.hyperdiffusion import Hyperdiffusion
 from credit.forecast.layout import SEEN
+from credit.forecast.products import Products
 from credit.forecast.step import Stepper
 from credit.losses import WeightedLoss, build_loss
 from credit.metrics import ErrorSums
@@ -179,6 +180,15 @@ def assemble_forecaster(
     stepper = build_stepper(config, assets, model, device, config.inference.amp)
     frames = Frames(reader, config.data, assets.climatology)
     return Forecaster(config, assets, stepper, frames, meta["step"], path)
+
+
+def build_products(made: Forecaster, last_lead: int) -> Products:
+    """Return what makes pressure levels and derived variables of the outputs, up to a lead time in minutes."""
+    config, assets = made.config, made.assets
+    return Products(
+        config.inference, config.data, assets.channels, assets.attributes, assets.static_stored_CHW, last_lead,
+        assets.masks,
+    )  # fmt: skip
 
 
 def as_trained(config: Config, trained: Config) -> Config:
