@@ -71,11 +71,13 @@ class OnlineForecasts(Forecasts):
         self.units = {name: own["units"] for name, own in attributes.items() if name in variables and "units" in own}
         self._run, self._step, self._batch_size, self._lag = run, step_minutes, batch_size, lag_minutes
         self._products = products
+        self._wanted, self._last = frozenset(self.lead_minutes.tolist()), int(self.lead_minutes[-1])
         self._group: list[int] = []
         self._batches: list[tuple[list[Start], Iterator[Tensor]]] = []
         self._taken = 0
-        # initial and lead time -> member -> output of its batch, its row there
-        self._made: dict[tuple[int, int], dict[int, tuple[np.ndarray, int]]] = {}
+        # initial and lead time -> (M, C, H, W), and how many members are still to come
+        self._made: dict[tuple[int, int], np.ndarray] = {}
+        self._missing: dict[tuple[int, int], int] = {}
 
     def groups(self) -> list[list[int]]:
         """Return the initial times that are forecast side by side."""
@@ -90,14 +92,10 @@ class OnlineForecasts(Forecasts):
         if initial_minutes not in self._group:
             self._begin(next(own for own in self.groups() if initial_minutes in own))
         key = initial_minutes, int(self.lead_minutes[number])
-        members = self.members or 1
-        while len(self._made.get(key, ())) < members:
+        while self._missing.get(key, 1):
             self._advance(after=key[1])
-        made = self._made.pop(key)
-        outputs, rows = zip(*(made[member] for member in range(members)), strict=True)
-        if all(output is outputs[0] for output in outputs) and list(rows) == list(range(rows[0], rows[0] + members)):
-            return outputs[0][rows[0] : rows[0] + members]  # side by side in one batch
-        return np.stack([output[row] for output, row in zip(outputs, rows, strict=True)])
+        del self._missing[key]
+        return self._made.pop(key)
 
     def keep_company(self, leads: Sequence[int]) -> None:
         """Make the forecasts of a group for nobody, where other ranks need this one's weights for theirs."""
@@ -109,12 +107,12 @@ class OnlineForecasts(Forecasts):
 
     def _begin(self, initial: list[int]) -> None:
         starts = starts_of(initial, self.members or 1, self._lag)
-        self._group, self._made, self._taken, self._batches = initial, {}, 0, []
+        self._group, self._made, self._missing, self._taken, self._batches = initial, {}, {}, 0, []
         if self._products is not None:
             self._products.begin()
         for first in range(0, len(starts), self._batch_size):
             batch = starts[first : first + self._batch_size]
-            longest = int(self.lead_minutes[-1]) + max(start.initial - start.analysis for start in batch)
+            longest = self._last + max(start.initial - start.analysis for start in batch)
             outputs = inferred(self._run(batch, longest // self._step))
             # several batches keep a GPU busy by themselves, and each would hold a step more in memory
             self._batches.append((batch, fetched(outputs) if len(starts) <= self._batch_size else outputs))
@@ -122,23 +120,33 @@ class OnlineForecasts(Forecasts):
     def _advance(self, after: int) -> None:
         """Make the next step of every batch; lead times before `after` are not asked for any more."""
         self._taken += 1
-        self._made = {key: made for key, made in self._made.items() if key[1] >= after}
-        wanted = set(self.lead_minutes.tolist())
-        steps = [(batch, next(outputs, None)) for batch, outputs in self._batches]
-        assert any(output is not None for _, output in steps), (self._group, after)
-        for batch, output in steps:
-            if output is None:  # its members were at the last lead time before those with a longer lag
-                continue
-            fields = output.cpu().numpy()
-            for row, start in enumerate(batch):
-                lead = start.analysis + self._taken * self._step - start.initial
-                if self._products is not None:
-                    self._make_products(start, lead, fields[row], lead in wanted and lead >= after)
-                elif lead in wanted and lead >= after:
-                    self._made.setdefault((start.initial, lead), {})[start.member] = fields, row
+        for key in [key for key in self._made if key[1] < after]:
+            del self._made[key], self._missing[key]
+        made = False
+        for batch, steps in self._batches:
+            output = next(steps, None)
+            if output is not None:  # else its members were at the last lead time before those with a longer lag
+                made = True
+                self._keep(batch, output.cpu().numpy(), after)
+        assert made, (self._group, after)
 
-    def _make_products(self, start: Start, lead: int, fields: np.ndarray, wanted: bool) -> None:
-        if wanted or (self._products.needs_every_step and 0 < lead <= self.lead_minutes[-1]):
-            made = self._products.make(start, lead, fields)[None]
-            if wanted:
-                self._made.setdefault((start.initial, lead), {})[start.member] = made, 0
+    def _keep(self, batch: Sequence[Start], fields: np.ndarray, after: int) -> None:
+        """Keep what is wanted of a step of a batch (B, C, H, W)."""
+        members, derived = self.members or 1, self._products
+        # all members of an initial time lie side by side and arrive at once
+        whole = derived is None and self._lag == 0 and len(self._batches) == 1
+        for row, start in enumerate(batch):
+            lead = start.analysis + self._taken * self._step - start.initial
+            key, wanted = (start.initial, lead), lead in self._wanted and lead >= after
+            own = fields[row]
+            if derived is not None and 0 < lead <= self._last and (wanted or derived.needs_every_step):
+                own = derived.make(start, lead, own)
+            if not wanted:
+                continue
+            if whole and start.member == 0:
+                self._made[key], self._missing[key] = fields[row : row + members], 0
+            elif not whole:
+                if key not in self._made:
+                    self._made[key], self._missing[key] = np.empty((members, *own.shape), own.dtype), members
+                self._made[key][start.member] = own
+                self._missing[key] -= 1

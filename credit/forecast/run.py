@@ -130,8 +130,10 @@ def forecast(
     reading = reading or nullcontext()
     times = [start.analysis for start in starts]
     with reading:
-        history = analyses(frames, times, step_minutes, history_len)
-    state = stepper.normalizer.encode(to_device(history, stepper.normalizer.tendency_scale_C.device), "prognostic")
+        state = to_device(
+            analyses(frames, times, step_minutes, history_len), stepper.normalizer.tendency_scale_C.device
+        )
+    state = stepper.normalizer.encode(state, "prognostic")
     if perturb is not None:
         state = perturb(starts, state)
     lags = [(start.initial - start.analysis) // step_minutes for start in starts]
@@ -140,6 +142,7 @@ def forecast(
     factors = None if stochastic is None else stochastic(starts, state.device)
     drawing = nullcontext if noise is None else noise(starts)
     outputs = stepper.rollout(state, forcing, steps, factors=factors)
+    del state  # or it would be held to the last step
     for _ in range(steps):
         with drawing():
             output = next(outputs)

@@ -132,13 +132,15 @@ class Stepper:
             factors: for each step what `step` multiplies the change by.
         """
         state = history_BCTHW.float()
+        del history_BCTHW  # or it would be held to the last step
         for number in range(steps):
             if recompute and number + 1 < steps and torch.is_grad_enabled():
                 output = checkpoint(self.step, state, forcing(number), use_reentrant=False, context_fn=recalling)
             else:
                 output = self.step(state, forcing(number), None if factors is None else next(factors))
-            yield output
+            # the state before is of no more use to a forecast, and who takes the output may take its time
             state = self._with(state, output[:, self._prognostic])
+            yield output
 
     def _with(self, state_BCTHW: torch.Tensor, newest_BCHW: torch.Tensor) -> torch.Tensor:
         """Return the input frames of the next step."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -137,6 +139,15 @@ def test_rollout_feeds_back_prognostic_channels_alone() -> None:
     assert last[0, 0, 0, 0].item() == pytest.approx(4 * 0.1)  # four steps of 0.2 / 2
     assert seen[2][2] == [2.0, 3.0]  # the third step's forcing window
     assert seen[2][0] == pytest.approx([0.1, 0.2])  # and its two frames of history
+
+
+def test_a_forecast_holds_no_state_before_its_last() -> None:
+    made, states = stepper(Constant([1.0, -1.0, 2.0]), residual=True), [torch.zeros(1, 2, 1, 4, 8)]
+    alive = weakref.ref(states[0])
+    with torch.inference_mode():
+        outputs = made.rollout(states.pop(), lambda _: torch.zeros(1, 1, 1, 4, 8), 3)
+        next(outputs)
+    assert alive() is None
 
 
 def test_what_is_fed_back_stays_the_mean_where_nothing_is_known() -> None:
