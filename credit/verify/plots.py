@@ -46,6 +46,7 @@ _PROPER_NAMES = {
 _DPI = 150
 LEAST_WIDTH = 6.4  # inches
 _LONGEST_NAME = 44  # letters of a line of a legend
+_LEGEND_ROW = 0.2  # inches, by which figures with further ones are taller
 LETTERS_AN_INCH = 9  # of the title of a figure
 
 
@@ -125,6 +126,7 @@ def add_legend(figure: Figure, axes: Iterable[Axes]) -> None:
     for columns in range(len(names), 0, -1):
         legend = figure.legend(named.values(), names, loc="outside lower center", ncols=columns)
         if columns == 1 or legend.get_window_extent(renderer).width <= room:
+            figure.set_figheight(figure.get_figheight() + _LEGEND_ROW * (-(-len(names) // columns) - 1))
             return
         legend.remove()
 
