@@ -20,6 +20,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from credit.config.schema_forecast import OWN_NAMES
 from credit.config.schema_regions import REGIONS
+from credit.data.units import plain
 from credit.whole import write_whole
 
 STYLE = {
@@ -62,8 +63,8 @@ def draw(path: Path, maker: Callable[..., Figure], *arguments: object) -> Path:
 
 
 def pretty_units(units: str, power: int = 1) -> str:
-    """Return units with raised exponents: ``m2 s-2`` becomes m$^2$ s$^{-2}$, all of it to `power`."""
-    parts = []
+    """Return units, all of them to `power`, with raised exponents: ``m2 s-2`` or ``m**2 s**-2`` is m$^2$ s$^{-2}$."""
+    parts, units = [], plain(units)
     for part in units.split():
         match = re.fullmatch(r"([A-Za-z%]+)(-?\d*)", part)
         if match is None:
