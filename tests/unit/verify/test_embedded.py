@@ -121,6 +121,5 @@ def test_the_page_has_the_figures_colours(table: ScoreTable) -> None:
 def test_units_are_written_with_raised_exponents() -> None:
     assert raised("m2 s-2") == "m² s⁻²" and raised("kg kg-1") == "kg kg⁻¹" and raised("1") == "1"
     assert raised("1e-5 s-1") == "1e-5 s⁻¹"
-    assert pretty_units("m2 s-2") == "m$^{2}$ s$^{-2}$" and pretty_units("m2 s-2", 2) == "m$^{4}$ s$^{-4}$"
     for units in ("m**2 s**-2", "m^2 s^-2", "m2/s2"):  # ERA5's spelling, and others
         assert raised(units) == "m² s⁻²" and pretty_units(units) == "m$^{2}$ s$^{-2}$"
