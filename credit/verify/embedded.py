@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from credit.data.units import plain
 from credit.verify.blocks import ENDS, LEAST_BLOCKS, WITH_INTERVAL
 from credit.verify.card import card_rows, card_values
 from credit.verify.comparison import ENOUGH_BLOCKS
@@ -258,14 +259,14 @@ def _rows(table: ScoreTable) -> Iterator[dict[str, Any]]:
                 "name": f"{variable} {level:g}" if prefix and there else variable if prefix else table.channels[number],
                 "variable": f"{variable} (vector)" if prefix else variable,
                 "level": f"{level:g}" if there else "",
-                "units": "" if units == "1" else raised(units),
+                "units": "" if plain(units) == "1" else raised(units),
                 "wind": bool(prefix),
             }
 
 
 def raised(units: str) -> str:
-    """Return units with raised exponents: ``m2 s-2`` becomes m² s⁻²."""
-    return re.sub(r"(?<=[A-Za-z])-?\d+", lambda found: found[0].translate(_RAISED), units)
+    """Return units with raised exponents: ``m2 s-2``, also ``m**2 s**-2``, becomes m² s⁻²."""
+    return re.sub(r"(?<=[A-Za-z])(?<!\d[eE])-?\d+", lambda found: found[0].translate(_RAISED), plain(units))
 
 
 def _left_out(table: ScoreTable, extent: Extent, metrics: Sequence[str]) -> str:

@@ -39,7 +39,8 @@ class Event:
         name: of ``verification.events``.
         channel: number of its channel among those that are scored.
         sign: 1 of values above the limit, -1 of values below.
-        threshold: the limit in the units of the data, None where it is a quantile.
+        threshold: the limit in the units of the data with the digits of fields, which are float32, so that a value that
+            was rounded to it equals it; None where it is a quantile.
         quantile: the limit as a quantile of the climate, None where it is a number.
         definition: it in words.
     """
@@ -58,6 +59,7 @@ class Event:
         threshold = conf.below if conf.above is None else conf.above
         quantile = conf.below_quantile if conf.above_quantile is None else conf.above_quantile
         limit = f"quantile {quantile:g} of its season" if threshold is None else f"{threshold:g} {units}".rstrip()
+        threshold = None if threshold is None else float(np.float32(threshold))
         return cls(name, channel, sign, threshold, quantile, f"{conf.channel} {_SIDES[sign]} {limit}")
 
 

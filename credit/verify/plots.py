@@ -20,6 +20,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from credit.config.schema_forecast import OWN_NAMES
 from credit.config.schema_regions import REGIONS
+from credit.data.units import plain
 from credit.whole import write_whole
 
 STYLE = {
@@ -46,6 +47,7 @@ _PROPER_NAMES = {
 _DPI = 150
 LEAST_WIDTH = 6.4  # inches
 _LONGEST_NAME = 44  # letters of a line of a legend
+_LEGEND_ROW = 0.2  # inches, by which figures with further ones are taller
 LETTERS_AN_INCH = 9  # of the title of a figure
 
 
@@ -61,8 +63,8 @@ def draw(path: Path, maker: Callable[..., Figure], *arguments: object) -> Path:
 
 
 def pretty_units(units: str, power: int = 1) -> str:
-    """Return units with raised exponents: ``m2 s-2`` becomes m$^2$ s$^{-2}$, all of it to `power`."""
-    parts = []
+    """Return units, all of them to `power`, with raised exponents: ``m2 s-2`` or ``m**2 s**-2`` is m$^2$ s$^{-2}$."""
+    parts, units = [], plain(units)
     for part in units.split():
         match = re.fullmatch(r"([A-Za-z%]+)(-?\d*)", part)
         if match is None:
@@ -125,6 +127,7 @@ def add_legend(figure: Figure, axes: Iterable[Axes]) -> None:
     for columns in range(len(names), 0, -1):
         legend = figure.legend(named.values(), names, loc="outside lower center", ncols=columns)
         if columns == 1 or legend.get_window_extent(renderer).width <= room:
+            figure.set_figheight(figure.get_figheight() + _LEGEND_ROW * (-(-len(names) // columns) - 1))
             return
         legend.remove()
 

@@ -9,6 +9,7 @@ from importlib.resources import files
 import numpy as np
 import yaml
 
+from credit.data.units import plain
 from credit.times import Clock
 from credit.verify.table import ScoreTable
 
@@ -81,7 +82,7 @@ def rows_of(found: list[Published], table: ScoreTable) -> list[tuple[str, str, f
         (own.system, channel, lead, score, table.value("model", channel, lead), own.source)
         for own in found
         for channel, scores in own.rmse.items()
-        if channel in table.channels and table.units(channel) == _UNITS[channel]
+        if channel in table.channels and plain(table.units(channel)) == _UNITS[channel]
         for lead, score in scores.items()
         if lead in table.lead_hours
     ]

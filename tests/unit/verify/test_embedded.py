@@ -12,6 +12,7 @@ import pytest
 from credit.channels import Channel
 from credit.verify.embedded import encode, pack_curves, page_scores, raised
 from credit.verify.meanings import MEANINGS
+from credit.verify.plots import pretty_units
 from credit.verify.plots_scores import scorecard, styles_of
 from credit.verify.table import ScoreTable
 from tests.browser.pages import make_table
@@ -119,3 +120,6 @@ def test_the_page_has_the_figures_colours(table: ScoreTable) -> None:
 
 def test_units_are_written_with_raised_exponents() -> None:
     assert raised("m2 s-2") == "m² s⁻²" and raised("kg kg-1") == "kg kg⁻¹" and raised("1") == "1"
+    assert raised("1e-5 s-1") == "1e-5 s⁻¹"
+    for units in ("m**2 s**-2", "m^2 s^-2", "m2/s2"):  # ERA5's spelling, and others
+        assert raised(units) == "m² s⁻²" and pretty_units(units) == "m$^{2}$ s$^{-2}$"

@@ -80,6 +80,16 @@ def test_limits_of_a_known_distribution(count: int) -> None:
     assert dry[1].tolist() == [0.0, 0.0]  # nothing lies above a median that most values have
 
 
+@pytest.mark.parametrize("limit", [0.1, 273.15, 0.3])
+def test_a_value_that_was_rounded_to_the_limit_is_not_beyond_it(limit: float) -> None:
+    """Fields are float32, in which 0.1 is a little more and 273.15 a little less than in float64."""
+    values = np.array([[limit]], dtype=np.float32)
+    for event in (make_event(above=limit), make_event(below=limit)):
+        threshold, probability = event_limits(event, values)
+        assert not (event.sign * values[0] > threshold).any() and probability == 0
+    assert make_event(above=limit).definition == f"x above {limit:g} K"
+
+
 def test_dry_and_heavy_are_numpys_quantiles() -> None:
     rng = np.random.default_rng(1)
     values = np.maximum(rng.gamma(0.7, 4.0, (90, 50)) - rng.uniform(0, 4, 50), 0.0)

@@ -34,10 +34,18 @@ def table(truth: str = "era5/*.nc") -> ScoreTable:
 
 def test_the_same_grid_years_and_truth() -> None:
     found = comparable(table(), 5.625, ALL, CLOCK)
-    assert {own.system for own in found} == {"IFS operational", "IFS T63", "ResNet (Rasp and Thuerey)", "persistence"}
+    simple = {"persistence", "weekly climatology"}
+    assert {own.system for own in found} == {"IFS operational", "IFS T63", "ResNet (Rasp and Thuerey)", *simple}
     rows = rows_of(found, table())
     assert ("IFS T63", "z500", 120, 463, 500.0, "README of github.com/pangeo-data/WeatherBench") in rows
     assert {row[1] for row in rows} == {"z500"}, "temperature in other units is left out"
+
+
+def test_units_as_era5_spells_them() -> None:
+    own = table()
+    own.dataset["units"] = "channel", ["m**2 s**-2", "Kelvin"]
+    rows = rows_of(comparable(own, 5.625, ALL, CLOCK), own)
+    assert {row[1] for row in rows} == {"z500", "t850"}
 
 
 @pytest.mark.parametrize(
