@@ -273,8 +273,8 @@ class Products:
             if self.windows[name] > self._last:
                 raise ConfigError(
                     f"{here}.over: {own.over} is longer than a forecast, whose last lead time is "
-                    f"{format_duration(self._last)}: all of it would be missing; shorten it, or lengthen "
-                    "inference.lead_time"
+                    f"{format_duration(self._last)}: all of it would be missing; shorten it, or write later "
+                    "lead times (inference.lead_time, lead_times)"
                 )
         when = "since the initial time" if own.over is None else f"over the {own.over} before"
         self.attributes[name] = {
