@@ -110,7 +110,7 @@ def make(
     ):
         raise DataError(
             f"surface pressure runs from {np.nanmin(pressure):g} to {np.nanmax(pressure):g} Pa; look at the units of "
-            "what data.sources.N.vertical.surface_pressure names"
+            "what data.sources.N.vertical.surface_pressure names, in a forecast inference.surface_pressure"
         )
     at_once = max(1, _BLOCK_VALUES // (levels * width))
     blocks = []
