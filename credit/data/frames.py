@@ -7,6 +7,7 @@ A forecast must not be fed the analysed future. Beyond its initial time, forcing
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import lru_cache
 
 import numpy as np
@@ -30,9 +31,13 @@ class Frames:
         reader: the fields.
         conf: the data section.
         climatology: of the dynamic forcing that is read from data; None holds the value instead of its anomaly.
+        hidden: of a forecast: variable -> (H, W) bool, True where its values are taken as missing.
     """
 
-    def __init__(self, reader: FieldReader, conf: DataConfig, climatology: Climatology | None) -> None:
+    def __init__(
+        self, reader: FieldReader, conf: DataConfig, climatology: Climatology | None,
+        hidden: Mapping[str, np.ndarray] | None = None,
+    ) -> None:  # fmt: skip
         self.reader = reader
         self._conf = conf
         self._climatology = climatology
@@ -42,7 +47,10 @@ class Frames:
         self._rows = {c.name: stored.index(c.name) for c in self._read_forcing}
         size = 4 * len(stored) * math.prod(reader.grid.shape)
         kept = min(_MOST_KEPT, max(_LEAST_KEPT, _KEPT_BYTES // size))
-        self._read = lru_cache(maxsize=kept)(reader.read)
+        self._hidden = {
+            row: hidden[c.variable] for row, c in enumerate(reader.channels.stored) if hidden and c.variable in hidden
+        }
+        self._read = lru_cache(maxsize=kept)(self._read_shown if self._hidden else reader.read)
         self._computed = lru_cache(maxsize=None if conf.cache == "memory" else 64)(self._compute)
 
     def state(self, minutes: int) -> np.ndarray:
@@ -131,6 +139,12 @@ class Frames:
         if index is None:
             raise DataError(f"the data have no fields at {self.reader.clock.format(minutes)}")
         return index
+
+    def _read_shown(self, index: int) -> np.ndarray:
+        fields = self.reader.read(index).copy()
+        for row, cells in self._hidden.items():
+            fields[row, cells] = np.nan
+        return fields
 
     def _stored(self, minutes: int) -> np.ndarray:
         return self._read(self._index(minutes))

@@ -17,21 +17,27 @@ _FAR = 5.0
 _NAMED = 5
 
 
-def require_same_masks(assets: Assets, reader: FieldReader, path: Path) -> None:
-    """Refuse data that are missing in other cells than the checkpoint's: it saw one value there, or never one.
+def find_hidden(assets: Assets, reader: FieldReader, path: Path) -> dict[str, np.ndarray]:
+    """Return what a forecast must not see: cells with values in the data that the checkpoint was trained without.
+
+    Returns:
+        variable -> (H, W) bool; such as land where an analysis has values and training had none.
 
     Raises:
-        DataError: naming the first such variable.
+        DataError: naming the first variable that the data lack where the checkpoint was trained on values.
     """
-    none = np.zeros(assets.grid.shape, dtype=bool)
+    none, hidden = np.zeros(assets.grid.shape, dtype=bool), {}
     for name in dict.fromkeys([*assets.masks, *reader.masks]):
         ours, theirs = (masks.get(name, none) for masks in (assets.masks, reader.masks))
-        if not np.array_equal(ours, theirs):
+        lacking = int((theirs & ~ours).sum())
+        if lacking:
             raise DataError(
-                f"{name}: the data are missing in {int(theirs.sum())} cells, those that the checkpoint {path} was "
-                f"trained on in {int(ours.sum())}, and {int((ours != theirs).sum())} cells differ; make them missing "
-                "in the same cells beforehand (cdo ifthen), and fill others"
+                f"{name}: the data are missing in {lacking} cells where the checkpoint {path} was trained on values; "
+                "fill them beforehand (cdo setmisstonn)"
             )
+        if (ours & ~theirs).any():
+            hidden[name] = ours
+    return hidden
 
 
 def describe_unlike(assets: Assets, normalizer: Normalizer, fields_CHW: np.ndarray, when: str) -> str:

@@ -40,7 +40,7 @@ from credit.parallel.verdict import on_main
 from credit.parallel.watchdog import Watchdog
 from credit.times import parse_duration
 from credit.train import checkpoint
-from credit.train.analysis import require_same_masks
+from credit.train.analysis import find_hidden
 from credit.train.assets import Assets, fit_assets, is_vector_component, require_same_fields
 from credit.train.constrain import build_constraints, output_bounds
 from credit.train.continuation import find_start, find_weights, take_over, write_config
@@ -162,7 +162,7 @@ def assemble_forecaster(
     meta = checkpoint.load_meta(path)
     assets = Assets.load(meta, checkpoint.load_tensors(path, "assets"))
     require_same_fields(assets, reader, path)
-    require_same_masks(assets, reader, path)
+    hidden = find_hidden(assets, reader, path)
     trained = build_config(meta["config"], origin=str(path / "meta.json"))
     if trained.data.step_minutes != config.data.step_minutes or trained.data.history_len != config.data.history_len:
         raise CheckpointError(
@@ -178,7 +178,7 @@ def assemble_forecaster(
     if mesh.device_mesh is None:
         freeze(model, torch.bfloat16 if config.inference.amp else None)
     stepper = build_stepper(config, assets, model, device, config.inference.amp)
-    frames = Frames(reader, config.data, assets.climatology)
+    frames = Frames(reader, config.data, assets.climatology, hidden)
     return Forecaster(config, assets, stepper, frames, meta["step"], path)
 
 

@@ -12,10 +12,11 @@ import pytest
 
 from credit.channels import ChannelMap
 from credit.config import Config, build_config
+from credit.data.frames import Frames
 from credit.data.splits import build_splits
 from credit.errors import CheckpointError, DataError
 from credit.times import Clock
-from credit.train.analysis import describe_unlike, require_same_masks
+from credit.train.analysis import describe_unlike, find_hidden
 from credit.train.assemble import build_normalizer
 from credit.train.assets import Assets, fit_assets, require_same_fields
 from tests.unit.analytic_reader import AnalyticReader, make_grid
@@ -95,13 +96,21 @@ def test_other_data_are_refused(fitted: tuple[AnalyticReader, Assets]) -> None:
         require_same_fields(replace(assets, attributes=celsius), reader, Path("step"))
 
 
-def test_other_missing_cells_are_refused(fitted: tuple[AnalyticReader, Assets]) -> None:
+def test_cells_that_training_lacked_are_hidden_and_others_must_be_there(
+    fitted: tuple[AnalyticReader, Assets],
+) -> None:
     reader, assets = fitted
-    require_same_masks(assets, reader, Path("step"))
     sst = assets.masks["sst"]
-    for masks in ({}, {"sst": ~sst}, {"sst": sst, "t2m": sst}):
-        with pytest.raises(DataError, match=r"(sst|t2m): the data are missing in \d+ cells, .* trained on in \d+"):
-            require_same_masks(replace(assets, masks=masks), reader, Path("step"))
+    assert find_hidden(assets, reader, Path("step")) == {}
+    for masks, name in (({}, "sst"), ({"sst": ~sst}, "sst")):
+        with pytest.raises(DataError, match=rf"{name}: the data are missing in {sst.sum()} cells where the checkpoint"):
+            find_hidden(replace(assets, masks=masks), reader, Path("step"))
+    wider = {"sst": sst | np.roll(sst, 1, axis=1), "t2m": ~sst}
+    hidden = find_hidden(replace(assets, masks=wider), reader, Path("step"))
+    frames, names = Frames(reader, build_config(RAW).data, None, hidden), [c.name for c in reader.channels.stored]
+    shown, own = frames.state(int(reader.times[0])), reader.read(0)
+    for row, name in enumerate(names[: len(shown)]):
+        np.testing.assert_array_equal(shown[row], np.where(wider.get(name, False), np.nan, own[row]))
 
 
 def test_fields_far_from_those_of_training_are_named(fitted: tuple[AnalyticReader, Assets]) -> None:
