@@ -90,8 +90,11 @@ class FieldConfig(Section):
         "(`persist`), the climatology itself, or `observed` (the analysed future: a prescribed-forcing run).",
     )
     minimum: float | None = Field(
-        None, description="Predictions are not allowed below it (0 for humidity and precipitation)."
+        None,
+        description="Predictions are not allowed below it (0 for humidity and precipitation), nor a dynamic forcing "
+        "that a forecast makes of its climatology (0 for sea ice).",
     )
+    maximum: float | None = Field(None, description="Likewise, not above it (1 for a fraction).")
     vector: Literal["auto", "yes", "no"] = Field(
         "auto", description="Whether it changes sign across a pole; `auto` decides by standard_name."
     )
@@ -317,7 +320,8 @@ class DataConfig(Section):
             self._check_derived(name, field, on_levels, [*outputs, *read])
             for key, members, which in (
                 ("levels", on_levels, "variables on levels"),
-                ("minimum", outputs, "prognostic and diagnostic variables"),
+                ("minimum", [*outputs, *read], "prognostic and diagnostic variables and forcing read from data"),
+                ("maximum", [*outputs, *read], "prognostic and diagnostic variables and forcing read from data"),
                 ("in_forecast", read, "dynamic forcing that is read from data"),
                 ("window", read, "dynamic forcing that is read from data"),
                 ("units", from_files, "variables that are read from data"),
@@ -325,6 +329,8 @@ class DataConfig(Section):
             ):
                 if getattr(field, key) != FieldConfig.model_fields[key].default and name not in members:
                     raise ValueError(f"fields.{name}.{key} has no effect: it is for {which}")
+            if field.minimum is not None and field.maximum is not None and field.minimum >= field.maximum:
+                raise ValueError(f"fields.{name}: minimum {field.minimum:g} must be below maximum {field.maximum:g}")
             if field.restarts is not None and field.temporal != "deaccumulate":
                 raise ValueError(f"fields.{name}.restarts has no effect without temporal: deaccumulate")
             if field.window == "next" and field.temporal == "instant":

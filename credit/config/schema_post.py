@@ -19,7 +19,7 @@ class ClampConfig(Section):
     kind: Literal["clamp"] = Field(description="Values outside the bounds are set to them.")
     variable: str = Field(description="A prognostic or diagnostic variable.")
     minimum: float | None = Field(None, description="In its units; `data.fields.NAME.minimum` is the same.")
-    maximum: float | None = Field(None, description="In its units.")
+    maximum: float | None = Field(None, description="In its units; `data.fields.NAME.maximum` is the same.")
 
     @model_validator(mode="after")
     def _some_bound(self) -> ClampConfig:
@@ -141,10 +141,11 @@ def check_variables(post: Sequence[ClampConfig | BudgetConfig], data: DataConfig
     for number, one in enumerate(post):
         if isinstance(one, ClampConfig):
             wanted = [("variable", [one.variable], every, "in prognostic or diagnostic")]
-            if one.minimum is not None and data.field(one.variable).minimum is not None:
-                raise ValueError(
-                    f"model.post.{number}.minimum: data.fields.{one.variable}.minimum says it already; leave one out"
-                )
+            for key in ("minimum", "maximum"):
+                if getattr(one, key) is not None and getattr(data.field(one.variable), key) is not None:
+                    raise ValueError(
+                        f"model.post.{number}.{key}: data.fields.{one.variable}.{key} says it already; leave one out"
+                    )
         else:
             wanted = [
                 ("surface_pressure", [one.surface_pressure], set(groups.prognostic.vars_2D), "in prognostic.vars_2D"),

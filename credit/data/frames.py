@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from credit.channels import Channel
-from credit.config.schema_data import DataConfig
+from credit.config.schema_data import DataConfig, FieldConfig
 from credit.data.chunks import copy_fields
 from credit.data.climatology import Climatology
 from credit.data.forcing import computed_dynamic, computed_static
@@ -176,15 +176,22 @@ class Frames:
 
     def _held(self, channel: Channel, label: int, initial: int) -> np.ndarray:
         """Return what a forecast from `initial` takes for a forcing after it."""
-        number = self._read_forcing.index(channel)
-        if self._conf.field(channel.variable).in_forecast == "climatology":
+        number, field = self._read_forcing.index(channel), self._conf.field(channel.variable)
+        if field.in_forecast == "climatology":
             if self._climatology is None:
                 raise DataError(
                     f"data.fields.{channel.variable}.in_forecast is climatology, but the training period is too short "
                     "to fit one; use persist"
                 )
-            return self._climatology.sum_at(label)[number]
+            return _within(field, self._climatology.sum_at(label)[number])
         held = self._stored(initial)[self._rows[channel.name]]
         if self._climatology is None:
             return held
-        return held + self._climatology.sum_at(label)[number] - self._climatology.sum_at(initial)[number]
+        moved = held + self._climatology.sum_at(label)[number] - self._climatology.sum_at(initial)[number]
+        return _within(field, moved)
+
+
+def _within(field: FieldConfig, values: np.ndarray) -> np.ndarray:
+    """Return values within the bounds of their variable, which an anomaly and harmonics do not know of."""
+    bounded = field.minimum is not None or field.maximum is not None
+    return np.clip(values, field.minimum, field.maximum) if bounded else values

@@ -14,6 +14,7 @@ from torch import nn
 
 from credit.channels import Channel, ChannelMap
 from credit.config import Config, build_config
+from credit.config.schema_data import FieldConfig
 from credit.data.dataset import ForecastDataset
 from credit.data.forcing import fixed_statistics
 from credit.data.frames import Frames
@@ -193,11 +194,12 @@ def build_products(made: Forecaster, last_lead: int) -> Products:
 
 def as_trained(config: Config, trained: Config) -> Config:
     """Return `config` with everything that the weights were trained with; sources and forecasting are its own."""
-    names = trained.data.fields.keys() | config.data.fields.keys()
-    fields = {
-        name: trained.data.field(name).model_copy(update={"in_forecast": config.data.field(name).in_forecast})
-        for name in names
-    }
+    fields = {name: trained.data.field(name) for name in trained.data.fields.keys() | config.data.fields.keys()}
+    forcing = config.data.variables.dynamic_forcing
+    for name in fields.keys() & {*forcing.vars_3D, *forcing.vars_2D}:
+        own = config.data.field(name)
+        update = {"in_forecast": own.in_forecast, "minimum": own.minimum, "maximum": own.maximum}
+        fields[name] = fields[name].model_copy(update=update)
     kept = {"solar": trained.data.solar, "transforms": trained.data.transforms}
     data = config.data.model_copy(update={"fields": fields, **kept})
     damping = config.inference.hyperdiffusion or trained.model.hyperdiffusion
@@ -209,7 +211,7 @@ def describe_run(made: Forecaster) -> dict[str, str | int]:
     """Return the global attributes of this model's forecast files; they tell one run's files from another's."""
     forcing = []
     for channel in made.assets.channels.group("dynamic_forcing"):
-        how = made.config.data.field(channel.variable).in_forecast if channel.source == "data" else "computed"
+        how = _describe_held(made.config.data.field(channel.variable)) if channel.source == "data" else "computed"
         forcing.append(f"{channel.name}: {how}")
     damping = made.config.model.hyperdiffusion
     post = made.config.model.post
@@ -229,6 +231,13 @@ def describe_run(made: Forecaster) -> dict[str, str | int]:
         "hyperdiffusion": f"{damping.time}, order {damping.order}" if damping is not None else "none",
         **described,
     }
+
+
+def _describe_held(field: FieldConfig) -> str:
+    """Return what a forcing is in a forecast, with the bounds of what is not read."""
+    bounds = ("least", field.minimum), ("most", field.maximum)
+    known = [f", at {which} {value:g}" for which, value in bounds if value is not None]
+    return field.in_forecast + ("" if field.in_forecast == "observed" else "".join(known))
 
 
 def assemble_training(

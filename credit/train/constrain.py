@@ -45,11 +45,10 @@ def output_bounds(config: Config, assets: Assets) -> tuple[list[float], list[flo
     clamps = {one.variable: one for one in config.model.post or [] if isinstance(one, ClampConfig)}
     least, most = [], []
     for channel in assets.channels.output:
-        clamp, minimum = clamps.get(channel.variable), config.data.field(channel.variable).minimum
-        if clamp is not None and clamp.minimum is not None:
-            minimum = clamp.minimum
-        least.append(-math.inf if minimum is None else minimum)
-        most.append(math.inf if clamp is None or clamp.maximum is None else clamp.maximum)
+        # each bound is in one of them at most
+        said = [clamps.get(channel.variable), config.data.field(channel.variable)]
+        least.append(next((one.minimum for one in said if one and one.minimum is not None), -math.inf))
+        most.append(next((one.maximum for one in said if one and one.maximum is not None), math.inf))
     return least, most
 
 

@@ -15,6 +15,13 @@ from credit.errors import DataError
 from credit.threads import in_threads
 from credit.verify.row_sums import plain_sums, weigh
 
+# usual names of components, of ECMWF, GRIB and WeatherBench 2, whose files of 10 m winds have no standard_name
+_FORMS = (
+    "{}", "{}10", "10{}", "{}100", "100{}",
+    "{}_component_of_wind", "10m_{}_component_of_wind", "100m_{}_component_of_wind",
+)  # fmt: skip
+_COMPONENTS = {"eastward_wind": "u", "northward_wind": "v"} | {f.format(one): one for f in _FORMS for one in "uv"}
+_NO_STANDARD_NAME = ("", "unknown")
 # number of a channel, room for the K sums that are wanted of it, (K, S)
 AddUp = Callable[[int, np.ndarray], None]
 # numbers of one channel, (1,), or of a vector's components, (2,); room for their sums, (1 or 2, K, S), and for the
@@ -189,19 +196,27 @@ def wind_pairs(
 ) -> list[tuple[int, int, str]]:
     """Return (index of u, index of v, name of the pair's variable) of the horizontal winds among `channels`.
 
-    Components belong together by standard_name, level, mask and a name that differs in its first letter only.
+    Components belong together by standard_name, or usual names where the data have none, by level, mask and a name that
+    differs in one letter only (u10, 10u, 10m_u_component_of_wind), for which the pair's has ``wind``.
     """
 
-    def component(channel: Channel) -> str | None:
-        name = attributes.get(channel.variable, {}).get("standard_name", "")
-        return {"eastward_wind": "u", "northward_wind": "v"}.get(name)
+    def component(channel: Channel) -> str:
+        said = attributes.get(channel.variable, {}).get("standard_name", "")
+        return _COMPONENTS.get(said if said not in _NO_STANDARD_NAME else channel.variable, "")
 
-    northward = {(c.variable[1:], c.level): i for i, c in enumerate(channels) if component(c) == "v"}
+    northward = {(name, c.level): i for i, c in enumerate(channels) if component(c) == "v" for name in _winds(c)}
     pairs = []
     for index, channel in enumerate(channels):
-        partner = northward.get((channel.variable[1:], channel.level))
-        if component(channel) != "u" or partner is None:
+        names = [name for name in _winds(channel) if (name, channel.level) in northward]
+        if component(channel) != "u" or not names:
             continue
+        partner = northward[names[0], channel.level]
         if np.array_equal(masks.get(channel.variable), masks.get(channels[partner].variable)):
-            pairs.append((index, partner, f"wind{channel.variable[1:]}"))
+            pairs.append((index, partner, names[0]))
     return pairs
+
+
+def _winds(channel: Channel) -> list[str]:
+    """Return a variable's name with ``wind`` for each of its letters."""
+    name = channel.variable
+    return [f"{name[:place]}wind{name[place + 1 :]}" for place in range(len(name))]

@@ -144,6 +144,31 @@ def test_persistence_holds_the_anomaly() -> None:
     assert abs(cycle(valid) - cycle(start)) > 2  # plain persistence would be far off
 
 
+@pytest.mark.parametrize("in_forecast", ["persist", "climatology"])
+def test_forcing_that_is_not_read_keeps_to_its_bounds(in_forecast: str) -> None:
+    """Sea ice that is gone at the start does not fall below 0 when the climatology does, nor above 1."""
+    clock = Clock()
+    first = clock.parse("2000-01-01")
+    times = first + 1440 * np.arange(366)
+
+    def cycle(minutes: int) -> float:
+        return float(0.5 + 0.6 * np.cos(2 * np.pi * clock.year_fraction(np.array([minutes]))[0]))
+
+    climatology = fit_climatology(reader_of(times, cycle), ["f"], int(times[0]), int(times[-1]))
+    start, summer, winter = (int(times[day]) for day in (90, 183, 365))
+    for value in (0.0, 1.0):
+        now = reader_of(times, lambda minutes, value=value: value)
+        free = Frames(now, conf(in_forecast=in_forecast), climatology)
+        bound = Frames(now, conf(in_forecast=in_forecast, minimum=0, maximum=1), climatology)
+        for valid in (summer, winter):
+            expected = np.clip(free.forcing(valid, initial=start), 0, 1)
+            np.testing.assert_array_equal(bound.forcing(valid, initial=start), expected)
+            assert bound.forcing(valid, initial=start).dtype == np.float32
+    assert free.forcing(summer, initial=start).min() < 1 and free.forcing(winter, initial=start).max() > 1
+    read = Frames(reader_of(times, lambda minutes: -1.0), conf(minimum=0), climatology)
+    assert read.forcing(start, initial=start).max() == read.forcing(summer).max() == -1
+
+
 def test_a_time_that_is_not_there() -> None:
     frames = Frames(reader_of(360 * np.arange(4)), conf(), None)
     with pytest.raises(DataError, match="no fields at 1900-01-02T00:00"):

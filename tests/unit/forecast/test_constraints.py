@@ -120,8 +120,14 @@ def test_amp_does_not_touch_the_sums(raw: dict) -> None:
     assert all(abs(one) < 1e-7 for one in residuals(before, after).values())
 
 
-def test_bounds(raw: dict) -> None:
-    raw["model"]["post"] = [{"kind": "clamp", "variable": "u", "minimum": -10.0, "maximum": 15.0}]
+@pytest.mark.parametrize(
+    ("clamp", "field"),
+    [({"minimum": -10.0, "maximum": 15.0}, {}), ({"minimum": -10.0}, {"maximum": 15.0})],
+    ids=["model.post", "data.fields, too"],
+)
+def test_bounds(raw: dict, clamp: dict, field: dict) -> None:
+    raw["model"]["post"] = [{"kind": "clamp", "variable": "u", **clamp}]
+    raw["data"]["fields"]["u"] = field
     config, assets, stepper = assemble(without_budgets(raw))
     with torch.no_grad():
         found = stepper.decode(stepper.step(initial_state(config, stepper), FORCING))

@@ -130,6 +130,16 @@ REFUSED = {
         {},
         r"model\.post\.0\.minimum: data\.fields\.q\.minimum says it already",
     ),
+    "maximum twice": (
+        change("data", "fields", "q", to={"maximum": 1}),
+        {},
+        r"model\.post\.0\.maximum: data\.fields\.q\.maximum says it already",
+    ),
+    "bounds that leave nothing": (
+        change("data", "fields", "q", to={"minimum": 1, "maximum": 0}),
+        {},
+        r"fields\.q: minimum 1 must be below maximum 0",
+    ),
     "no such variable": (change("model", "post", 1, "surface_pressure", to="ps"), {}, '"ps" must be in prognostic.var'),
     "no bounds": (change("model", "post", 0, to={"kind": "clamp", "variable": "q"}), {}, "minimum, maximum or both"),
     "empty bounds": (change("model", "post", 0, "maximum", to=-1), {}, "minimum 0 must be below maximum -1"),

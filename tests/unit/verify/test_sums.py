@@ -300,3 +300,22 @@ def test_wind_components_find_each_other() -> None:
     channels = [Channel(f"{n}{level or ''}", n, level, "prognostic") for n, level in names]
     assert wind_pairs(channels, ATTRIBUTES, {}) == [(1, 3, "wind"), (4, 5, "wind10")]
     assert wind_pairs(channels, ATTRIBUTES, {"u10": np.ones((2, 2), dtype=bool)}) == [(1, 3, "wind")]
+
+
+@pytest.mark.parametrize("said", ["", "unknown", "of CF"])
+@pytest.mark.parametrize(
+    ("u", "v", "wind"),
+    [
+        ("u10", "v10", "wind10"),
+        ("10u", "10v", "10wind"),
+        ("10m_u_component_of_wind", "10m_v_component_of_wind", "10m_wind_component_of_wind"),
+        ("u_component_of_wind", "v_component_of_wind", "wind_component_of_wind"),
+    ],
+)
+def test_wind_components_by_the_names_of_archives(u: str, v: str, wind: str, said: str) -> None:
+    names = {"100v": "northward_wind", u: "eastward_wind", v: "northward_wind", "t": "air_temperature"}
+    channels = [Channel(name, name, None, "prognostic") for name in names]
+    attributes = {name: {"standard_name": own if said == "of CF" else said} for name, own in names.items()}
+    assert wind_pairs(channels, attributes, {}) == [(1, 2, wind)]
+    attributes[u]["standard_name"] = "eastward_sea_water_velocity"
+    assert wind_pairs(channels, attributes, {}) == []

@@ -1,0 +1,30 @@
+"""What a forecast takes of its own config, and what of the one that its weights were trained with."""
+
+from __future__ import annotations
+
+import copy
+
+from credit.config import Config, build_config
+from credit.config.schema_data import FieldConfig
+from credit.train.assemble import as_trained
+from tests.unit.config.test_load import MINIMAL
+
+
+def _config(**fields: dict) -> Config:
+    raw = copy.deepcopy(MINIMAL)
+    raw["data"]["variables"] = {
+        "prognostic": {"vars_2D": ["t2m"]},
+        "diagnostic": {"vars_2D": ["tp"]},
+        "dynamic_forcing": {"vars_2D": ["siconc"]},
+    }
+    raw["data"]["fields"] = fields
+    return build_config(raw)
+
+
+def test_bounds_of_forcing_are_the_forecasts_own() -> None:
+    """Those of outputs belong to the weights."""
+    trained = _config(tp={"minimum": 0}, siconc={"temporal": "mean", "maximum": 2})
+    config = _config(tp={"maximum": 9}, siconc={"minimum": 0, "in_forecast": "climatology"})
+    fields = as_trained(config, trained).data.fields
+    assert fields["tp"] == FieldConfig(minimum=0)
+    assert fields["siconc"] == FieldConfig(temporal="mean", minimum=0, in_forecast="climatology")
