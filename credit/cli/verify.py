@@ -64,13 +64,14 @@ def run(arguments: argparse.Namespace) -> int:
     config, model = load_both(arguments, overrides)
     config, other = _compared(config, others)
     folder = Path(config.save_loc) / (f"against_{other}" if other else "")
-    launch = read_launch()
-    device = choose_device(config.trainer.device if arguments.online else "cpu", launch.local_rank)
+    launch, maker = read_launch(), model or config
+    device = choose_device(maker.trainer.device if arguments.online else "cpu", launch.local_rank)
     with ExitStack() as held:
-        timeout = parse_duration(config.trainer.parallelism.timeout)
+        timeout = parse_duration(maker.trainer.parallelism.timeout)
         held.enter_context(process_group(launch, device, timeout))
         reader, forecasts, share = _open(config, model, arguments.online, launch, device.type)
-        notice, is_own = _find_doubt(model or config, forecasts.attributes) if launch.is_main else (None, True)
+        notice, is_own = _find_doubt(maker, forecasts.attributes) if launch.is_main else (None, True)
+        is_own = is_own and Path(maker.save_loc).resolve() == Path(config.save_loc).resolve()
         if notice is not None:
             logger.warning("%s", notice)
         table = verify(config, reader, forecasts, folder, share, other, notice, is_own)
