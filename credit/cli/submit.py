@@ -62,11 +62,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             "--after train: a job of training may end well and the run go on in another; submit when STATUS says done"
         )
-    config, _ = load_both(arguments, arguments.overrides)
+    config, model = load_both(arguments, arguments.overrides)
     if arguments.cancel:
         print("deleted: " + " ".join(reversed(cancel(Path(config.save_loc).absolute(), arguments.job))))
         return 0
-    job = _build(config, arguments)
+    job = _build(config, model, arguments)
     if arguments.dry_run:
         print(preview(job), end="")
         return 0
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _build(config: Config, arguments: argparse.Namespace) -> Job:
+def _build(config: Config, model: Config | None, arguments: argparse.Namespace) -> Job:
     import os
     from pathlib import Path
 
@@ -99,10 +99,9 @@ def _build(config: Config, arguments: argparse.Namespace) -> Job:
     section = build_section(type(section), {**section.model_dump(), **options}, origin="credit submit")
     # PBS starts a job without the environment of its submission
     wanted = variables_in(apply_overrides(read_yaml(arguments.config), arguments.overrides))
-    model = config_of(arguments.model).absolute() if arguments.model is not None else None
     if model is not None:
-        wanted |= variables_in(read_yaml(model))
-    if config.plugins:
+        wanted |= variables_in(read_yaml(config_of(arguments.model)))
+    if config.plugins or (model is not None and model.plugins):
         wanted.add("PYTHONPATH")  # where they were found
     job = build_job(
         arguments.job,
@@ -115,7 +114,7 @@ def _build(config: Config, arguments: argparse.Namespace) -> Job:
         variables={name: os.environ[name] for name in sorted(wanted & set(os.environ))},
         spread=config.inference.parallelism.is_spread,
         online=arguments.online,
-        model=model,
+        model=Path(arguments.model) if model is not None else None,
         after=arguments.after,
     )
     tensor = config.inference.parallelism.tensor

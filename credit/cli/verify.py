@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -59,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     from credit.train.network import choose_device
     from credit.verify.verification import verify
 
-    others = [text for text in arguments.rest if "=" not in text or Path(text).exists()]
+    others = [text for text in arguments.rest if "=" not in text or os.path.exists(text)]
     overrides = [text for text in arguments.rest if text not in others]
     config, model = load_both(arguments, overrides)
     config, other = _compared(config, others)
@@ -93,7 +94,7 @@ def load_both(arguments: argparse.Namespace, overrides: list[str]) -> tuple[Conf
     if not arguments.online:
         raise ConfigError("--model: it goes with --online; files are found by save_loc and inference.folder of CONFIG")
     of_run = [text for text in overrides if re.match(r"inference[.=]", text)]
-    model = load_config(config_of(arguments.model), of_run)
+    model = load_run(arguments.model, of_run)
     config = load_config(arguments.config, [text for text in overrides if text not in of_run])
     return config.model_copy(update={"inference": model.inference}), model
 
@@ -103,13 +104,20 @@ def config_of(run: str) -> Path:
     return Path(run) / "config.yml" if Path(run).is_dir() else Path(run)
 
 
+def load_run(run: str, overrides: list[str]) -> Config:
+    """Return the config of a run; of a folder, which may have been moved, the folder is its save_loc."""
+    from credit.config import load_config
+
+    config = load_config(config_of(run), overrides)
+    return config.model_copy(update={"save_loc": run}) if Path(run).is_dir() else config
+
+
 def _compared(config: Config, others: list[str]) -> tuple[Config, str | None]:
     """Return the config with the second run's forecasts among those to score, and its name.
 
     Raises:
         ConfigError: if there are several, if it is no run, or if its name is taken.
     """
-    from credit.config import load_config
     from credit.config.schema_forecast import OtherForecastsConfig, is_own_name
     from credit.errors import ConfigError
 
@@ -125,8 +133,8 @@ def _compared(config: Config, others: list[str]) -> tuple[Config, str | None]:
             f"{path}: has no config.yml, so it is no run's folder (save_loc); forecasts alone are compared by "
             f"verification.other_forecasts={{NAME: {path}}}"
         )
-    second = load_config(config_of(others[0]), [])
-    folder = Path(second.save_loc) if not path.is_dir() else path
+    second = load_run(others[0], [])
+    folder = Path(second.save_loc)
     called = second.experiment if second.experiment != config.experiment else folder.resolve().name
     name = "".join(c if c.isalnum() or c in "-_." else "_" for c in called)
     if is_own_name(name) or name in config.verification.other_forecasts:
@@ -198,9 +206,11 @@ def _open_online(config: Config, launch: Launch, mesh: RunMesh, products: bool) 
     conf, step, history = config.inference, config.data.step_minutes, config.data.history_len
     leads, assets, perturb = choose_leads(conf, step), made.assets, None
     channels, attributes, described, derived = assets.channels, assets.attributes, describe_run(made), None
+    masks = assets.masks
     if products:
         derived = build_products(made, leads[-1])
-        channels, attributes, described = derived.channels, derived.attributes, described | derived.described
+        channels, attributes, masks = derived.channels, derived.attributes, derived.masks
+        described |= derived.described
     if conf.ensemble is not None:
         perturb = build_perturbation(conf.ensemble, made.stepper, made.frames, made.assets.grid, step, history)
     forecasts = OnlineForecasts(
@@ -227,5 +237,6 @@ def _open_online(config: Config, launch: Launch, mesh: RunMesh, products: bool) 
         attributes=attributes,
         described=described,
         products=derived,
+        masks=masks,
     )
     return reader, forecasts

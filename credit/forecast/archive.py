@@ -38,7 +38,7 @@ class ForecastArchive(Forecasts):
         self.initial_minutes = np.asarray(initial_minutes, dtype=np.int64)
         self.lead_minutes = lead_minutes
         self.members = example.members
-        self.channel_names = example.channel_names
+        self.channel_names, self.flat_names = example.channel_names, example.flat_names
         self.units, self.attributes = example.units, example.attributes
         self.grid, self._orientation = example.grid, example.orientation
         self._variables, self._order = example.variables, example.order

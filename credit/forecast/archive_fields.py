@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import netCDF4
@@ -83,7 +83,9 @@ class ArchiveFields:
         self.order = (*members, *levels, lat, lon)
         self.members = source.length(members[0]) if members else None
         self.units = {ours[n]: u for n in self.variables if (u := source.variable_attributes(n).get("units"))}
-        self.channel_names = _channel_names({ours[n]: dims for n, dims in self.variables.items()}, others.levels)
+        dims_of = {ours[name]: dims for name, dims in self.variables.items()}
+        self.flat_names = frozenset(name for name, dims in dims_of.items() if not {*dims} & others.levels.keys())
+        self.channel_names = _channel_names(dims_of, self.flat_names, others.levels)
 
     def _leave_out_memberless(self, origin: Path | str, rename: Mapping[str, str]) -> None:
         """Leave out the variables of an ensemble that lack its dimension."""
@@ -237,9 +239,10 @@ def _lead_minutes(source: Source, name: str) -> np.ndarray:
     return np.rint(values.astype(np.float64) * _MINUTES[units]).astype(np.int64)
 
 
-def _channel_names(variables: Mapping[str, tuple[str, ...]], levels: Mapping[str, tuple[np.ndarray, str]]) -> list[str]:
-    """Return names made as `credit.channels.ChannelMap` makes them, of our names -> dimensions."""
-    flat = {name for name, dims in variables.items() if not {*dims} & levels.keys()}
+def _channel_names(
+    variables: Mapping[str, tuple[str, ...]], flat: Collection[str], levels: Mapping[str, tuple[np.ndarray, str]]
+) -> list[str]:
+    """Return names made as `credit.channels.ChannelMap` makes them, of name -> dimensions; `flat` lack levels."""
     names = []
     for name, dims in variables.items():
         if name in flat:

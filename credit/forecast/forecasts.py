@@ -21,6 +21,7 @@ class Forecasts(ABC):
         lead_minutes: lead times, increasing, int64.
         members: number of an ensemble's members, None for single forecasts.
         channel_names: names such as ``z500`` and ``t2m``.
+        flat_names: those of channels without a level.
         units: variable -> units, where they are known.
         grid: the grid, in canonical orientation.
         clock: the calendar.
@@ -32,6 +33,7 @@ class Forecasts(ABC):
     lead_minutes: np.ndarray
     members: int | None
     channel_names: list[str]
+    flat_names: frozenset[str]
     units: Mapping[str, str]
     grid: LatLonGrid
     clock: Clock

@@ -43,6 +43,7 @@ class OnlineForecasts(Forecasts):
         attributes: variable -> CF attributes.
         described: what describes the run.
         products: what is made of the outputs before they are read; None for the outputs as they are.
+        masks: variable -> (H, W) bool, True where it is always missing.
     """
 
     def __init__(
@@ -62,11 +63,15 @@ class OnlineForecasts(Forecasts):
         attributes: Mapping[str, Mapping[str, str]],
         described: Mapping[str, object],
         products: Products | None = None,
+        masks: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         self.origin, self.grid, self.clock, self.attributes = origin, grid, clock, described
         self.initial_minutes, self.lead_minutes = (np.array(sorted(own), dtype=np.int64) for own in (initial, leads))
         self.members = members
         self.channel_names = [channel.name for channel in channels.output]
+        self.flat_names = frozenset(channel.name for channel in channels.output if channel.level is None)
+        rows = [(row, channel.variable) for row, channel in enumerate(channels.output)]
+        self._masks = [(row, masks[variable]) for row, variable in rows if masks and variable in masks]
         variables = {channel.variable for channel in channels.output}
         self.units = {name: own["units"] for name, own in attributes.items() if name in variables and "units" in own}
         self._run, self._step, self._batch_size, self._lag = run, step_minutes, batch_size, lag_minutes
@@ -143,6 +148,8 @@ class OnlineForecasts(Forecasts):
                 own = derived.make(start, lead, own)
             if not wanted:
                 continue
+            for number, mask in self._masks:
+                own[number, mask] = np.nan
             if whole and start.member == 0:
                 self._made[key], self._missing[key] = fields[row : row + members], 0
             elif not whole:

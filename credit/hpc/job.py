@@ -180,7 +180,7 @@ def build_job(
         variables: of the environment that the config names.
         spread: whether the config spreads one forecast over ranks.
         online: whether forecasts are made while they are scored.
-        model: the config of the run that makes them, where it is another.
+        model: the config or the folder of the run that makes them, where it is another.
         after: kind of the jobs that must have ended well before.
 
     Raises:
@@ -191,7 +191,7 @@ def build_job(
     if kind == "preprocess":
         asked = asked.model_copy(update={"nodes": 1, "ranks_per_node": 1})
     own = [o for o in overrides if not o.startswith(("pbs.", "slurm."))]
-    own += (["--online"] if online else []) + (["--model", str(model)] if model is not None else [])
+    own += (["--online"] if online else []) + (["--model", str(model.absolute())] if model is not None else [])
     return Job(
         kind=kind,
         name=SCHEDULERS[cluster.scheduler].job_name(experiment if kind == "train" else f"{kind}_{experiment}"),

@@ -161,6 +161,14 @@ def require_comparable(name: str, archive: Forecasts, reader: FieldReader, regri
             "data's calendar can be scored"
         )
     scored = [channel for channel in outputs if channel.name in archive.channel_names]
+    for channel in scored:
+        if (channel.level is None) != (channel.name in archive.flat_names):
+            what = "a variable without levels", f"{channel.variable} on a level"
+            theirs, ours = what if channel.level is not None else what[::-1]
+            problems.add(
+                f"{where}: {channel.name} is {theirs} there and {ours} in the data; have both among data.variables and "
+                "what is written (inference.variables), or leave one out of both"
+            )
     for variable in dict.fromkeys(channel.variable for channel in scored):
         ours = reader.attributes.get(variable, {}).get("units")
         if ours and archive.units.get(variable) is None:

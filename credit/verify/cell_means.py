@@ -80,8 +80,12 @@ class CellMeans:
         """
         flat_CP = fields_CHW.reshape(self.valid_CP.shape)
         for name, field_P, valid_P in zip(self.names, flat_CP, self.valid_CP, strict=True):
-            if not np.isfinite(field_P[valid_P]).all():
-                raise DataError(f"{what}: {name} is not finite outside its mask")
+            wrong = int((~np.isfinite(field_P[valid_P])).sum())
+            if wrong:
+                raise DataError(
+                    f"{what}: {name} is not finite outside its mask, in {wrong} of {int(valid_P.sum())} cells; if it "
+                    "is always missing there, make the data missing there, too, or leave the variable out"
+                )
 
     def cells(self, fields: np.ndarray, channel: int) -> np.ndarray:
         """Return the values of a channel of (C, H, W) or (C, P), (P,), 0 where it is masked."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import netCDF4
@@ -9,6 +10,7 @@ import pytest
 import xarray as xr
 import yaml
 
+from credit.cli.verify import load_run
 from tests.smoke.test_budgets import write_air
 
 DERIVE = {"z": {"kind": "geopotential"}, "msl": {"kind": "mean_sea_level_pressure"}, "wind": {"kind": "wind_speed"}}
@@ -62,5 +64,7 @@ def test_scores_of_files_are_those_without_files(tmp_path: Path, command) -> Non
     # the run's folder has its config
     assert command("verify", scores, "--online", "--model", run, TWO, ensemble).returncode == 0
     assert (run / "scores.csv").read_bytes() == of_files
+    moved = str(shutil.copytree(run, tmp_path / "moved"))
+    assert load_run(moved, []).save_loc == moved
     done = command("verify", scores, "--model", config)
     assert done.returncode == 2 and "--model: it goes with --online" in done.stderr

@@ -71,6 +71,9 @@ def test_without_files_and_against_another_run(small_run: Path, capsys: pytest.C
     assert (run / "against_second" / "scores.csv").exists()
     assert main(["verify", config, str(small_run / "second" / "made")]) == 2
     assert "no run's folder" in (said := capsys.readouterr().err) and "verification.other_forecasts" in said
+    times = ", ".join(f"2000-02-{day:02d}T00:00:00" for day in range(9, 25))  # longer than names of files can be
+    assert main(["verify", config, f"inference.initial_times=[{times}]", "verification.regions=[nowhere]"]) == 2
+    assert "nowhere" in capsys.readouterr().err
     (small_run / "lr=0.1").mkdir()
     assert main(["verify", config, str(small_run / "lr=0.1")]) == 2
     assert "lr=0.1: has no config.yml" in capsys.readouterr().err

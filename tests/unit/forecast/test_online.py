@@ -45,7 +45,7 @@ def online(
     return OnlineForecasts(
         runs, [0, 1440, 2880], [720, 1440], STEP, batch_size, members, lag, origin=Path("checkpoint"),
         channels=CHANNELS if products is None else products.channels, grid=GRID, clock=Clock(), attributes=ATTRIBUTES,
-        described={"parameters": 7}, products=products,
+        described={"parameters": 7}, products=products, masks=None if products is None else products.masks,
     )  # fmt: skip
 
 
@@ -103,13 +103,16 @@ def test_sums_are_of_all_steps(batch_size: int) -> None:
     })  # fmt: skip
     conf = InferenceConfig(derive={"total": {"kind": "accumulation", "of": "tp"}})
     known = {**ATTRIBUTES, "tp": {**ATTRIBUTES["tp"], "temporal": "accumulate"}}
-    products = Products(conf, data, CHANNELS, known, np.zeros((0, *GRID.shape), np.float32), 1440)
+    mask = np.arange(32).reshape(GRID.shape) > 28
+    products = Products(conf, data, CHANNELS, known, np.zeros((0, *GRID.shape), np.float32), 1440, {"tp": mask})
     forecasts = online(Runs(), members=3, lag=720, batch_size=batch_size, products=products)
     assert forecasts.channel_names == ["t2m", "tp", "total"]
     forecasts.keep_company([720])
     for (_, lead), fields in read_all(forecasts, forecasts.groups()).items():
         # a member's number at each step
         assert fields[:, 2, 0, 0].tolist() == [lead // STEP * member for member in range(3)]
+        # as in files
+        assert np.isnan(fields[:, 1:, mask]).all() and np.isfinite(fields[:, 0]).all()
 
 
 def test_company_takes_as_many_steps() -> None:

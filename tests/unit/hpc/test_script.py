@@ -168,13 +168,16 @@ def test_plugins_are_found_in_the_job(
 def test_a_job_of_scores_names_the_run_that_forecasts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "quickstart"]) == 0
     text = capsys.readouterr().out.replace("runs/quickstart", "$A_RUN")
-    for name in ("scores", "run"):
-        (tmp_path / f"{name}.yml").write_text(text)
+    (tmp_path / "plugin_of_a_run.py").write_text("")
+    for name, more in {"scores": "", "run": "plugins: [plugin_of_a_run]\n"}.items():
+        (tmp_path / f"{name}.yml").write_text(text + more)
     asked = ["--cluster", "slurm", "--job", "verify", "--online", "--model", str(tmp_path / "run.yml"), "--dry-run"]
     spread = ["inference.parallelism.tensor=2", "slurm.walltime=1h", "slurm.nodes=2", f"save_loc={tmp_path}"]
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("A_RUN", str(tmp_path / "a"))
+        patched.setenv("PYTHONPATH", str(tmp_path))
+        patched.syspath_prepend(tmp_path)
         assert main(["submit", str(tmp_path / "scores.yml"), *asked, *spread]) == 0
     script = capsys.readouterr().out
     assert f"inference.parallelism.tensor=2 save_loc={tmp_path} --online --model {tmp_path}/run.yml\n" in script
-    assert f"A_RUN={tmp_path}/a" in script
+    assert f"A_RUN={tmp_path}/a" in script and f"export PYTHONPATH={tmp_path}" in script

@@ -262,6 +262,18 @@ def test_a_store_of_weatherbench2_has_the_scores_of_the_same_forecasts_in_our_fi
         score_forecasts(make_config(tmp_path, other_forecasts={"x": store}), run.reader, run.archive)
 
 
+def test_a_level_and_a_variable_of_one_name_are_not_compared(run: Run, tmp_path: Path) -> None:
+    """As u at 10 hPa, u10 where there is no wind at 10 m, and the wind at 10 m."""
+    write_forecasts(tmp_path / "other", run.reader, ["2001-03-04T06:00"])
+    with xr.open_dataset(next((tmp_path / "other").glob("*.nc")), decode_times=False) as dataset:
+        flat = dataset.load().isel(level=0, drop=True).rename({"z": "z500"})
+    (tmp_path / "flat").mkdir()
+    flat.to_netcdf(tmp_path / "flat" / "forecast_2001-03-04T06.nc")
+    config = make_config(tmp_path, other_forecasts={"flat": str(tmp_path / "flat")})
+    with pytest.raises(DataError, match="flat: z500 is a variable without levels there and z on a level in the data"):
+        score_forecasts(config, run.reader, run.archive)
+
+
 def test_a_masked_output_is_scored_over_its_valid_cells(tmp_path: Path) -> None:
     reader = make_reader(every=1440)
     variables = {"prognostic": {"vars_3D": [], "vars_2D": ["sst"]}}
