@@ -131,7 +131,9 @@ def obtain_climatology(
         climatology = _open(path, channel_names, reader.clock.calendar)
         logger.info("climatology of %d channels: that of the store (%s)", len(channel_names), climatology.description)
         return climatology
-    logger.info("climatology of %d channels: fitted now to data.splits.train; %s", len(channel_names), reason)
+    # one that was made and is not taken: fitting it now may take long, and much memory
+    level = logging.INFO if path is None or _describe(path) is None else logging.WARNING
+    logger.log(level, "climatology of %d channels: fitted now to data.splits.train; %s", len(channel_names), reason)
     return fit_climatology(reader, channel_names, train.first, train.last, wanted)
 
 
