@@ -3,11 +3,11 @@
 The 1 degree starter (80 channels in, 84 out: 5 variables on 16 levels and 4 at the surface) with random weights
 forecasts from a random state. Bare is the network and nothing else; every other case makes the same forecast by the
 package's own road: for nobody, which shows what laying inputs together, adding the change and decoding take; with
-another way of writing; or scored as `credit_verify --online` does, with the three baselines, in the five default
-regions, 16 winds among the channels. Reading the truth costs nothing here. Each case has a process of its own, so that
-peak memory (resident set) is its own. There it alternates with the bare network and the forecast for nobody, as two
-processes may differ by more than what is measured; the ratios are medians over the rounds, of time and, for a machine
-that others use, of processor time.
+another way of writing; scored as `credit_verify --online` does, with the three baselines, in the five default regions,
+16 winds among the channels; or both at once. Reading the truth costs nothing here. Each case has a process of its own,
+so that peak memory (resident set) is its own. There it alternates with the bare network and the forecast for nobody, as
+two processes may differ by more than what is measured; the ratios are medians over the rounds, of time and, for a
+machine that others use, of processor time.
 
     python benchmarks/rollout.py [--threads 2] [--steps 40] [--rounds 3] [--members 1] [--amp] [--cases zarr scored]
 
@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -50,6 +51,7 @@ from credit.verify.scoring import score_forecasts
 
 STEP = 360
 BARE, ALONE, SCORED = "bare network", "forecast alone", "scored beside the baselines"
+BOTH = "scored, and written as netCDF"
 CASES: dict[str, dict[str, object]] = {
     BARE: {},
     ALONE: {},
@@ -58,6 +60,7 @@ CASES: dict[str, dict[str, object]] = {
     "zarr": {"format": "zarr"},
     "zarr, zstd 3, 12 bits": {"format": "zarr", "compression": 3, "keep_bits": 12},
     SCORED: {},
+    BOTH: {},
 }
 LEVELS = [1000.0 - 60 * n for n in range(16)]
 GROUPS = {
@@ -141,7 +144,18 @@ def measure(case: str, steps: int, rounds: int, members: int, amp: bool) -> dict
                 return _consume(forecast(stepper, frames, starts, steps, STEP, 1), steps)
             if name == SCORED:
                 return _score(stepper, frames, channels, grid, steps, members)
-            return _write(stepper, frames, channels, grid, starts, steps, CASES[name]) / steps
+            with tempfile.TemporaryDirectory() as folder:
+                options = CASES[name] | ({} if members == 1 else {"members": members})
+                leads = [STEP * number for number in range(1, steps + 1)]
+                writer = ForecastWriter(
+                    folder, channels, grid, Clock(), {}, STEP, lead_minutes=leads, initial_minutes=[0], **options
+                )
+                began = _now()
+                with BackgroundWriter(writer, {lead: n for n, lead in enumerate(leads)}, STEP, "it", [0]) as background:
+                    if name == BOTH:
+                        return _score(stepper, frames, channels, grid, steps, members, background)
+                    _write(forecast(stepper, frames, starts, steps, STEP, 1), starts, background)
+                return (_now() - began) / steps
 
         names = list(dict.fromkeys([BARE, ALONE, case]))
         stepper.step(state, torch.zeros(members, 0, 1, *grid.shape))  # warm
@@ -170,15 +184,18 @@ def _consume(outputs: Iterator[torch.Tensor], steps: int) -> np.ndarray:
     return (_now() - began) / steps
 
 
-def _score(stepper, frames, channels, grid, steps: int, members: int) -> np.ndarray:
+def _score(stepper, frames, channels, grid, steps: int, members: int, background=None) -> np.ndarray:
     """Return seconds from a step to the next; climatology and damping are made before the first, tables at the end."""
     reader, leads, began = RandomReader(channels, grid, steps), [STEP * n for n in range(1, steps + 1)], []
 
     def run(starts, number):
         outputs = forecast(stepper, frames, starts, number, STEP, 1)
-        for _ in range(number):
+        for taken in range(1, number + 1):
             began.append(_now())
-            yield next(outputs)
+            output = next(outputs)
+            if background is not None:
+                background.put([replace(start, initial=0, analysis=0) for start in starts], taken, output)
+            yield output
 
     archive = OnlineForecasts(
         run, [reader.clock.parse("2001-02-01")], leads, STEP, members, members if members > 1 else None, 0,
@@ -194,20 +211,9 @@ def _score(stepper, frames, channels, grid, steps: int, members: int) -> np.ndar
     return (began[-1] - began[0]) / (len(began) - 1)
 
 
-def _write(stepper, frames, channels, grid, starts, steps: int, options: dict[str, object]) -> np.ndarray:
-    leads = [STEP * number for number in range(1, steps + 1)]
-    with tempfile.TemporaryDirectory() as folder:
-        writer = ForecastWriter(
-            folder, channels, grid, Clock(), {}, STEP, lead_minutes=leads, initial_minutes=[0],
-            members=len(starts) if len(starts) > 1 else None, **options,
-        )  # fmt: skip
-        began = _now()
-        numbers = {lead: number for number, lead in enumerate(leads)}
-        with BackgroundWriter(writer, numbers, STEP, "benchmark", [0]) as background:
-            outputs = forecast(stepper, frames, starts, steps, STEP, 1, reading=background.reading)
-            for step, output in enumerate(inferred(outputs), start=1):
-                background.put(starts, step, output)
-        return _now() - began
+def _write(outputs: Iterator[torch.Tensor], starts, background: BackgroundWriter) -> None:
+    for step, output in enumerate(inferred(outputs), start=1):
+        background.put(starts, step, output)
 
 
 def main() -> None:
