@@ -234,6 +234,8 @@ class _Piece:
         self.missing.discard((number, member))
         if self.missing:
             begin_to_store(self._part)
+            with suppress(OSError):  # compressed fields wait in memory, and who looks for what is left sees no writing
+                os.utime(self._part)
         else:
             self._dataset.close()
             with open(self._part, "rb") as handle:

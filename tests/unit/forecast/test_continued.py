@@ -332,25 +332,6 @@ def test_the_lead_times_are_in_every_file(tmp_path: Path) -> None:
             assert dataset.lead_minutes == "360, 720, 1440"
 
 
-@pytest.mark.parametrize("split", [None, "lead"])
-def test_two_runs_that_make_the_same_forecast_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str | None
-) -> None:
-    fields, first = _fields(), Clock().parse(INITIAL[0])
-    own, other = (_writer(tmp_path / "both", split=split) for _ in range(2))
-    own.put(first, 0, fields[0])
-    with monkeypatch.context() as patched:
-        patched.setattr("os.getpid", lambda: 10**7)
-        other.put(first, 0, fields[0])
-    for writer in (own, other):
-        for number in range(1, len(fields)):
-            writer.put(first, number, fields[number])
-        assert writer.is_complete(first)
-    _writer(tmp_path / "alone", split=split).write(first, fields)
-    both, alone = ({path.name: path.read_bytes() for path in (tmp_path / n).iterdir()} for n in ("both", "alone"))
-    assert both == alone
-
-
 def test_what_killed_runs_have_left_of_files_goes_at_the_next_start(tmp_path: Path) -> None:
     host, running, gone = socket.gethostname(), os.getpid(), 2**22 + 1  # above the most that Linux gives
     names = [
