@@ -20,6 +20,8 @@ _NAMED = 5
 def find_hidden(assets: Assets, reader: FieldReader, path: Path) -> dict[str, np.ndarray]:
     """Return what a forecast must not see: cells with values in the data that the checkpoint was trained without.
 
+    A forecast reads prognostic variables and dynamic forcing; others are not looked at.
+
     Returns:
         variable -> (H, W) bool; such as land where an analysis has values and training had none.
 
@@ -27,7 +29,8 @@ def find_hidden(assets: Assets, reader: FieldReader, path: Path) -> dict[str, np
         DataError: naming the first variable that the data lack where the checkpoint was trained on values.
     """
     none, hidden = np.zeros(assets.grid.shape, dtype=bool), {}
-    for name in dict.fromkeys([*assets.masks, *reader.masks]):
+    read = [*assets.channels.group("prognostic"), *assets.channels.group("dynamic_forcing")]
+    for name in dict.fromkeys(channel.variable for channel in read):
         ours, theirs = (masks.get(name, none) for masks in (assets.masks, reader.masks))
         lacking = int((theirs & ~ours).sum())
         if lacking:
