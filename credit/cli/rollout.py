@@ -7,7 +7,7 @@ import itertools
 import logging
 import re
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,14 +97,14 @@ def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -
     conf, step, history = config.inference, config.data.step_minutes, config.data.history_len
     initial = choose_initial_times(conf, config.data, reader.times, reader.clock, splits["test"])
     leads = choose_leads(conf, step)
-    if launch.is_main:
-        _warn_of_unlike(made, reader, initial[-1])
     products = build_products(made, leads[-1])
     writer = _open_writer(config, made, reader, products, initial, leads)
     members = 1 if conf.ensemble is None else conf.ensemble.members
     groups = _share(group(initial, members, conf.batch_size), part, launch, mesh)
     mine = [minutes for own in groups for minutes in own]
     todo = _agree([minutes for minutes in mine if not writer.is_complete(minutes)], launch, mesh)
+    if launch.is_main and todo:
+        _warn_of_unlike(made, reader, todo[0])
     batches = _batches(groups, conf)
     batches = [batch for batch in batches if any(start.initial in todo for start in batch)]
     idle = _company(initial[0], conf, _most(len(batches), mesh) - len(batches))
@@ -131,14 +131,19 @@ def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -
 
 
 def _warn_of_unlike(made: Forecaster, reader: FieldReader, minutes: int) -> None:
-    """Look at the last fields that are forecast from: those of a new analysis may be of other units or variables."""
+    """Look at the first fields that are forecast from: those of a new analysis may be of other units or variables."""
+    from credit.errors import DataError
     from credit.train.analysis import describe_other_static, describe_unlike
 
-    fields, when = made.frames.prognostic(minutes), reader.clock.format(minutes)
-    unlike = describe_unlike(made.assets, made.stepper.normalizer, fields, when)
-    for found in (unlike, describe_other_static(made.assets, reader.static())):
-        if found:
-            logger.warning("%s", found)
+    when = reader.clock.format(minutes)
+    looks = (
+        lambda: describe_unlike(made.assets, made.stepper.normalizer, made.frames.prognostic(minutes), when),
+        lambda: describe_other_static(made.assets, reader.static()),
+    )
+    for look in looks:
+        with suppress(DataError):  # of what the forecast needs it says so itself
+            if found := look():
+                logger.warning("%s", found)
 
 
 def _folder(config: Config) -> Path:

@@ -98,7 +98,9 @@ class _NetcdfArchive(ForecastArchive):
             try:
                 with netCDF4.Dataset(path) as dataset:
                     source = Source(path, dataset.variables, dataset.__dict__)
-                    fields = ArchiveFields(source, ("time",), "forecast_period", rename, level_units)
+                    fields = ArchiveFields(
+                        source, ("time",), "forecast_period", rename, level_units, warn=first is None
+                    )
                     fields_before = fields.attributes.pop(INITIAL_FIELDS, None)  # is of one forecast, not of the run
                     whole = fields.attributes.pop(LEADS, None)
                     alone = MEMBER in dataset.variables and dataset[MEMBER].ndim == 0

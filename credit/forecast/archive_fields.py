@@ -47,11 +47,12 @@ class ArchiveFields:
         lead: the lead times.
         rename: our name of a variable -> its name there.
         level_units: of the levels in the names of channels; None for those of the file.
+        warn: of variables that are left out; said once is enough where a forecast is in many files.
     """
 
     def __init__(
         self, source: Source, leading: tuple[str, ...], lead: str, rename: Mapping[str, str],
-        level_units: str | None = None,
+        level_units: str | None = None, warn: bool = True,
     ) -> None:  # fmt: skip
         origin = source.origin
         lat, lon = (source.first_of(names) for names in (_LAT_NAMES, _LON_NAMES))
@@ -72,12 +73,13 @@ class ArchiveFields:
                 problem = f"{origin}: {name} has the dimensions {', '.join(dims)}, but a forecast has {wanted}{why}"
                 if name in rename.values():
                     raise DataError(f"{problem}; cut the store to one position along the others, or rename another")
-                logger.warning("%s; it is left out", problem)
+                if warn:
+                    logger.warning("%s; it is left out", problem)
         if not self.variables:
             raise DataError(
                 f"{origin}: no variable has the dimensions {wanted}; there are {', '.join(source.all_dims)}{others.why}"
             )
-        self._leave_out_memberless(origin, rename)
+        self._leave_out_memberless(origin, rename, warn)
         used = sorted({dim for dims in self.variables.values() for dim in dims} - needed)
         members, levels = ([dim for dim in used if (dim in others.levels) == is_level] for is_level in (False, True))
         self.order = (*members, *levels, lat, lon)
@@ -87,7 +89,7 @@ class ArchiveFields:
         self.flat_names = frozenset(name for name, dims in dims_of.items() if not {*dims} & others.levels.keys())
         self.channel_names = _channel_names(dims_of, self.flat_names, others.levels)
 
-    def _leave_out_memberless(self, origin: Path | str, rename: Mapping[str, str]) -> None:
+    def _leave_out_memberless(self, origin: Path | str, rename: Mapping[str, str], warn: bool) -> None:
         """Leave out the variables of an ensemble that lack its dimension."""
         has = {dim: [name for name, dims in self.variables.items() if dim in dims] for dim in _MEMBER_NAMES}
         member = max(has, key=lambda dim: len(has[dim]))
@@ -98,7 +100,8 @@ class ArchiveFields:
             )
             if name in rename.values():
                 raise DataError(f"{problem}; rename another, or repeat it along {member} if it is of every member")
-            logger.warning("%s; it is left out", problem)
+            if warn:
+                logger.warning("%s; it is left out", problem)
             del self.variables[name]
 
     def difference(self, other: ArchiveFields) -> str | None:

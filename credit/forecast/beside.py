@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+
+# what follows NAME: before hosts and processes were in it there was nothing more
+_ENDING = re.compile(r"\.part(\.(?P<host>[\w.-]+)\.(?P<process>\d+))?")
 
 
 def name_beside(path: Path) -> Path:
@@ -16,20 +20,25 @@ def name_beside(path: Path) -> Path:
 
 
 def left_beside(folder: Path, pattern: str, is_alive: Callable[[int], bool], seconds: float) -> list[Path]:
-    """Return what killed processes have left.
+    """Return what killed processes have left, ``NAME.part.HOST.PID`` or ``NAME.part``.
 
     Args:
         folder: where to look.
         pattern: of the names without their ending.
         is_alive: whether a process of this host, by its number, may still be writing.
-        seconds: after which what nobody has written to was left, also by processes of other hosts.
+        seconds: after which what nobody has written to was left, where the process is none of this host.
     """
     found = []
     for path in folder.glob(f"{pattern}.part*"):
-        host, _, number = path.name.partition(".part")[2].removeprefix(".").rpartition(".")
+        ending = _ENDING.fullmatch(path.name, path.name.index(".part"))
+        if ending is None:  # somebody else's
+            continue
         with suppress(OSError):  # gone meanwhile
-            dead = host == socket.gethostname() and not (number.isdigit() and is_alive(int(number)))
-            if dead or time.time() - path.stat().st_mtime > seconds:
+            if ending["host"] == socket.gethostname():
+                left = not is_alive(int(ending["process"]))
+            else:
+                left = time.time() - path.stat().st_mtime > seconds
+            if left:
                 found.append(path)
     return found
 

@@ -133,7 +133,7 @@ class NetcdfFiles:
         try:
             with netCDF4.Dataset(path) as dataset:
                 return self._matches(dataset, initial_minutes, own)
-        except OSError:
+        except (OSError, RuntimeError):
             return False
 
     def _matches(self, dataset: netCDF4.Dataset, initial_minutes: int, own: Cut) -> bool:
@@ -176,7 +176,9 @@ class NetcdfFiles:
         pieces = cut(self._layout, initial_minutes, self._split)
         stale = self._others(initial_minutes, pieces)
         if len(pieces) > 1:  # or a run that is killed would leave pieces of two forecasts
-            stale += [self._folder / own for own in pieces]
+            paths = {self._folder / name: own for name, own in pieces.items()}
+            # those of this very one may be another run's that makes it at once
+            stale += [path for path, own in paths.items() if not self._holds(path, initial_minutes, own)]
         for path in stale:
             try:
                 path.unlink(missing_ok=True)
@@ -210,6 +212,7 @@ class _Piece:
         self._fields = frozenset(itertools.product(own.numbers, members))
         self.missing = set(self._fields)
         self._part = name_beside(path)  # another run in this folder may be making the same forecast
+        self._added: tuple[int, int] | None = None  # what the whole file is known by, where none was there before
         self._dataset: netCDF4.Dataset | None = None
 
     def has(self, number: int, member: int) -> bool:
@@ -234,20 +237,31 @@ class _Piece:
         self.missing.discard((number, member))
         if self.missing:
             begin_to_store(self._part)
+            with suppress(OSError):  # compressed fields wait in memory, and who looks for what is left sees no writing
+                os.utime(self._part)
         else:
             self._dataset.close()
             with open(self._part, "rb") as handle:
                 os.fsync(handle.fileno())
+                own = _known_by(os.fstat(handle.fileno()))
+            added = not self.path.exists()
             os.replace(self._part, self.path)
+            self._added = own if added else None
 
     def discard(self) -> None:
-        """Remove the file, also if it is whole: its forecast is not."""
+        """Remove the file, also if it is whole: its forecast is not. Another run's stays: that counts on it."""
         if self._dataset is not None and self._dataset.isopen():
             with suppress(OSError, RuntimeError):  # of a full disk, a second time
                 self._dataset.close()
-        for path in [self._part, *([] if self.missing else [self.path])]:
-            with suppress(OSError):  # of a read-only file system, also where no file is
-                path.unlink(missing_ok=True)
+        with suppress(OSError):  # of a read-only file system, also where no file is
+            self._part.unlink(missing_ok=True)
+        with suppress(OSError):
+            if self._added is not None and _known_by(self.path.stat()) == self._added:
+                self.path.unlink()
+
+
+def _known_by(status: os.stat_result) -> tuple[int, int]:
+    return status.st_ino, status.st_mtime_ns
 
 
 def _failure(path: Path, error: Exception) -> CreditError:

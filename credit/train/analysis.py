@@ -20,6 +20,8 @@ _NAMED = 5
 def find_hidden(assets: Assets, reader: FieldReader, path: Path) -> dict[str, np.ndarray]:
     """Return what a forecast must not see: cells with values in the data that the checkpoint was trained without.
 
+    A forecast reads prognostic variables and dynamic forcing; others are not looked at.
+
     Returns:
         variable -> (H, W) bool; such as land where an analysis has values and training had none.
 
@@ -27,7 +29,8 @@ def find_hidden(assets: Assets, reader: FieldReader, path: Path) -> dict[str, np
         DataError: naming the first variable that the data lack where the checkpoint was trained on values.
     """
     none, hidden = np.zeros(assets.grid.shape, dtype=bool), {}
-    for name in dict.fromkeys([*assets.masks, *reader.masks]):
+    read = [*assets.channels.group("prognostic"), *assets.channels.group("dynamic_forcing")]
+    for name in dict.fromkeys(channel.variable for channel in read):
         ours, theirs = (masks.get(name, none) for masks in (assets.masks, reader.masks))
         lacking = int((theirs & ~ours).sum())
         if lacking:
@@ -68,14 +71,18 @@ def describe_unlike(assets: Assets, normalizer: Normalizer, fields_CHW: np.ndarr
 def describe_other_static(assets: Assets, static_CHW: np.ndarray) -> str:
     """Return what to warn of where the data's static fields are not the checkpoint's, else nothing.
 
+    Cells that either lacks are not compared.
+
     Args:
         assets: of the checkpoint.
         static_CHW: the static channels that are read from the data, in physical units.
     """
     other = []
     for channel, ours, theirs in zip(assets.channels.static_stored, assets.static_stored_CHW, static_CHW, strict=True):
-        if not np.allclose(ours, theirs, rtol=1e-3, atol=1e-3 * np.nanstd(ours), equal_nan=True):
-            other.append(f"{channel.name} (by up to {np.nanmax(np.abs(theirs - ours)):.3g})")
+        both = np.isfinite(ours) & np.isfinite(theirs)
+        ours, theirs = ours[both], theirs[both]
+        if len(ours) and not np.allclose(theirs, ours, rtol=1e-3, atol=1e-3 * np.std(ours)):
+            other.append(f"{channel.name} (by up to {np.abs(theirs - ours).max():.3g})")
     if not other:
         return ""
     return (

@@ -323,6 +323,25 @@ def test_a_variable_without_members_is_none_of_an_ensemble(
         open_forecasts(tmp_path, {"ground": "orog"})
 
 
+def test_what_is_left_out_of_every_file_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    values = np.zeros((2, 3, *GRID.shape), dtype=np.float32)
+    for day in (1, 2, 3):
+        hours = {"units": f"hours since 2001-04-0{day}"}
+        cells = ("latitude", "longitude")
+        fields = {
+            "t2m": (("time", "number", *cells), values),
+            "control": (("time", *cells), values[:, 0]),
+            "soil": (("time", "depth", *cells), values),
+            "forecast_reference_time": ((), 0, hours),
+            "forecast_period": (("time",), [6, 12], {"units": "hours"}),
+        }
+        coords = {"time": ("time", [6, 12], hours), "latitude": GRID.lat, "longitude": GRID.lon}
+        xr.Dataset(fields, coords).to_netcdf(tmp_path / f"forecast_{day}.nc")
+    assert open_forecasts(tmp_path).channel_names == ["t2m"]
+    said = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    assert len(said) == 2 and "forecast_1.nc: soil has" in said[0] and "forecast_1.nc: control has" in said[1]
+
+
 @pytest.mark.parametrize(
     "options", [{"zarr_format": 2, "consolidated": True}, {"zarr_format": 3, "consolidated": False}]
 )

@@ -261,15 +261,17 @@ def test_a_run_goes_on_behind_what_another_has_just_appended(tmp_path: Path, mon
 
 def test_what_killed_runs_have_left_goes_at_the_next_start(tmp_path: Path) -> None:
     left = [tmp_path / f"forecasts.zarr.part.{host}" for host in (f"{socket.gethostname()}.1", "a.b-c.7", "a.b-c.8")]
-    for path in left:
+    others = [tmp_path / f"forecasts.zarr.part{end}" for end in ("1", "s", "ial_copy")]
+    for path in (*left, *others):
         (path / "init_time").mkdir(parents=True)
-    os.utime(left[1], (0, 0))
+    for path in (left[1], *others):
+        os.utime(path, (0, 0))
     _writer(tmp_path, format="zarr", initial_minutes=[FIRST]).write(FIRST, _fields())
     # what another host began just now may be in the making
     assert sorted(tmp_path.glob("*.part.*")) == [left[2]]
     os.utime(left[2], (0, 0))
     _writer(tmp_path, format="zarr", initial_minutes=[FIRST])
-    assert not list(tmp_path.glob("*.part.*"))
+    assert not list(tmp_path.glob("*.part.*")) and all(path.exists() for path in others)
     assert open_forecasts(tmp_path).initial_minutes.tolist() == [FIRST]
 
 
@@ -330,25 +332,6 @@ def test_the_lead_times_are_in_every_file(tmp_path: Path) -> None:
             assert dataset.lead_minutes == "360, 720, 1440"
 
 
-@pytest.mark.parametrize("split", [None, "lead"])
-def test_two_runs_that_make_the_same_forecast_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str | None
-) -> None:
-    fields, first = _fields(), Clock().parse(INITIAL[0])
-    own, other = (_writer(tmp_path / "both", split=split) for _ in range(2))
-    own.put(first, 0, fields[0])
-    with monkeypatch.context() as patched:
-        patched.setattr("os.getpid", lambda: 10**7)
-        other.put(first, 0, fields[0])
-    for writer in (own, other):
-        for number in range(1, len(fields)):
-            writer.put(first, number, fields[number])
-        assert writer.is_complete(first)
-    _writer(tmp_path / "alone", split=split).write(first, fields)
-    both, alone = ({path.name: path.read_bytes() for path in (tmp_path / n).iterdir()} for n in ("both", "alone"))
-    assert both == alone
-
-
 def test_what_killed_runs_have_left_of_files_goes_at_the_next_start(tmp_path: Path) -> None:
     host, running, gone = socket.gethostname(), os.getpid(), 2**22 + 1  # above the most that Linux gives
     names = [
@@ -358,7 +341,9 @@ def test_what_killed_runs_have_left_of_files_goes_at_the_next_start(tmp_path: Pa
         (tmp_path / name).touch()
     _writer(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {names[0], names[2], names[3]}
-    for name in names[2:]:
+    others = ["forecast_2001-04-01T00.nc.partial", "forecast_2001-04-01T00.nc.part.md5"]
+    for name in [names[0], *names[2:], *others]:
+        (tmp_path / name).touch()
         os.utime(tmp_path / name, (0, 0))
     _writer(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == names[:1]
+    assert {path.name for path in tmp_path.iterdir()} == {names[0], *others}

@@ -113,6 +113,18 @@ def test_cells_that_training_lacked_are_hidden_and_others_must_be_there(
         np.testing.assert_array_equal(shown[row], np.where(wider.get(name, False), np.nan, own[row]))
 
 
+def test_cells_of_what_no_forecast_reads_need_not_be_there(fitted: tuple[AnalyticReader, Assets]) -> None:
+    _, assets = fitted
+    raw = json.loads(json.dumps(RAW))
+    raw["data"]["variables"] |= {"diagnostic": {"vars_2D": ["tp"]}, "static": {"vars_2D": ["lsm"]}}
+    reader = world(build_config(raw))
+    reader.masks |= {"tp": reader.masks["sst"], "lsm": reader.masks["sst"]}
+    ours = replace(assets, channels=reader.channels)
+    assert find_hidden(ours, reader, Path("step")) == {}
+    wider = {name: mask | ~mask for name, mask in reader.masks.items()}
+    assert find_hidden(replace(ours, masks=wider), reader, Path("step")).keys() == {"sst"}
+
+
 def test_fields_far_from_those_of_training_are_named(fitted: tuple[AnalyticReader, Assets]) -> None:
     reader, assets = fitted
     normalizer = build_normalizer(build_config(RAW), assets)

@@ -202,3 +202,10 @@ def test_another_ground_than_that_of_training_is_named(tmp_path: Path) -> None:
     ground = assets.static_stored_CHW
     assert ground.shape == (1, H, W) and describe_other_static(assets, ground * (1 + 1e-5)) == ""
     assert describe_other_static(assets, ground + 500).startswith("zs (by up to 500): the data's static fields are not")
+    lacking, bare = assets.static_CHW.copy(), ground.copy()
+    lacking[:, :2], bare[:, 1:3] = np.nan, np.nan
+    for trained in (assets, replace(assets, static_CHW=lacking)):
+        for data in (ground, bare):
+            assert describe_other_static(trained, data) == ""
+            assert describe_other_static(trained, data + 500).startswith("zs (by up to 500)")
+    assert describe_other_static(assets, np.full_like(ground, np.nan)) == ""

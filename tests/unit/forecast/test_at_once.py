@@ -1,0 +1,84 @@
+"""Runs that write netCDF files of the same forecasts into one folder at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from credit.times import Clock
+from tests.unit.forecast.test_writer import INITIAL, _fields, _writer
+
+FIRST = Clock().parse(INITIAL[0])
+
+
+@contextmanager
+def other_process() -> Iterator[None]:
+    """Write what begins here as another process would."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("os.getpid", lambda: 10**7)
+        yield
+
+
+@pytest.mark.parametrize("compression", [0, 1])
+def test_a_file_that_is_being_written_never_looks_left(tmp_path: Path, compression: int) -> None:
+    writer = _writer(tmp_path, compression=compression)
+    for number, fields in enumerate(_fields()[:-1]):
+        writer.put(FIRST, number, fields)
+        (part,) = tmp_path.glob("*.part.*")
+        assert part.stat().st_mtime > 1, number
+        os.utime(part, (0, 0))
+
+
+@pytest.mark.parametrize("split", [None, "lead"])
+def test_two_runs_that_make_the_same_forecast_at_once(tmp_path: Path, split: str | None) -> None:
+    fields = _fields()
+    own, other = (_writer(tmp_path / "both", split=split) for _ in range(2))
+    own.put(FIRST, 0, fields[0])
+    with other_process():
+        other.put(FIRST, 0, fields[0])
+    for writer in (own, other):
+        for number in range(1, len(fields)):
+            writer.put(FIRST, number, fields[number])
+        assert writer.is_complete(FIRST)
+    _writer(tmp_path / "alone", split=split).write(FIRST, fields)
+    both, alone = ({path.name: path.read_bytes() for path in (tmp_path / n).iterdir()} for n in ("both", "alone"))
+    assert both == alone
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["killed", "closed by an error"])
+@pytest.mark.parametrize(("begins", "ends"), [(1, 2), (1, 3), (2, 3), (3, 3)])
+def test_a_second_run_that_fails_takes_nothing_from_the_first(
+    tmp_path: Path, begins: int, ends: int, closed: bool
+) -> None:
+    """The second begins and ends when the first has put that many of its lead times."""
+    fields = _fields()
+    own, other = (_writer(tmp_path, split="lead") for _ in range(2))
+    for number, field in enumerate(fields):
+        own.put(FIRST, number, field)
+        if number + 1 == begins:
+            with other_process():
+                other.put(FIRST, 0, fields[0])
+        if number + 1 == ends and closed:
+            other.close()
+    assert own.is_complete(FIRST)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"forecast_2001-04-01T00_{lead}.nc" for lead in ("006h", "012h", "024h")
+    ]
+
+
+def test_a_first_run_that_fails_takes_nothing_from_the_second(tmp_path: Path) -> None:
+    fields = _fields()
+    own, other = (_writer(tmp_path, split="lead") for _ in range(2))
+    own.put(FIRST, 0, fields[0])
+    own.put(FIRST, 1, fields[1])
+    with other_process():
+        other.put(FIRST, 0, fields[0])
+    own.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["forecast_2001-04-01T00_006h.nc"]
+    for number in (1, 2):
+        other.put(FIRST, number, fields[number])
+    assert other.is_complete(FIRST)
