@@ -216,7 +216,7 @@ def test_what_the_files_have(scored: Scored) -> None:
 def test_two_shares_are_one_to_the_last_bit(scored: Scored, monkeypatch: pytest.MonkeyPatch) -> None:
     def part(share: Share) -> Part:
         found = []
-        monkeypatch.setattr(scoring, "gather", lambda score: found.append(score()))
+        monkeypatch.setattr(scoring, "gather", lambda score, is_spread: found.append(score()))
         score_forecasts(config_of(scored.folder, events=EVENTS), make_reader(), scored.archive, share)
         return found[0]
 
