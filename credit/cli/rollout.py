@@ -202,11 +202,10 @@ def _share(groups: list[list[int]], part: str | None, launch: Launch, mesh: RunM
 def _batches(groups: list[list[int]], conf: InferenceConfig) -> list[list[Start]]:
     """Return the starts of each batch, group by group."""
     from credit.forecast.ensemble import lag_minutes
-    from credit.forecast.run import starts_of
+    from credit.forecast.run import batches_of
 
-    members, size = 1 if conf.ensemble is None else conf.ensemble.members, conf.batch_size
-    starts = [starts_of(own, members, lag_minutes(conf.ensemble)) for own in groups]
-    return [own[first : first + size] for own in starts for first in range(0, len(own), size)]
+    members, lag = 1 if conf.ensemble is None else conf.ensemble.members, lag_minutes(conf.ensemble)
+    return [batch for own in groups for batch in batches_of(own, conf.batch_size, members, lag)]
 
 
 def _company(initial: int, conf: InferenceConfig, number: int) -> list[list[Start]]:

@@ -12,7 +12,7 @@ from credit.channels import ChannelMap
 from credit.forecast.forecasts import Forecasts
 from credit.forecast.initial_times import group
 from credit.forecast.products import Products
-from credit.forecast.run import Start, inferred, starts_of
+from credit.forecast.run import Start, batches_of, inferred
 from credit.grid import LatLonGrid
 from credit.parallel.transfer import fetched
 from credit.times import Clock
@@ -111,16 +111,15 @@ class OnlineForecasts(Forecasts):
         self._group = []
 
     def _begin(self, initial: list[int]) -> None:
-        starts = starts_of(initial, self.members or 1, self._lag)
+        batches = batches_of(initial, self._batch_size, self.members or 1, self._lag)
         self._group, self._made, self._missing, self._taken, self._batches = initial, {}, {}, 0, []
         if self._products is not None:
             self._products.begin()
-        for first in range(0, len(starts), self._batch_size):
-            batch = starts[first : first + self._batch_size]
+        for batch in batches:
             longest = self._last + max(start.initial - start.analysis for start in batch)
             outputs = inferred(self._run(batch, longest // self._step))
             # several batches keep a GPU busy by themselves, and each would hold a step more in memory
-            self._batches.append((batch, fetched(outputs) if len(starts) <= self._batch_size else outputs))
+            self._batches.append((batch, fetched(outputs) if len(batches) == 1 else outputs))
 
     def _advance(self, after: int) -> None:
         """Make the next step of every batch; lead times before `after` are not asked for any more."""

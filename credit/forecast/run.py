@@ -37,6 +37,12 @@ def starts_of(initial: Sequence[int], members: int = 1, lag_minutes: int = 0) ->
     return [Start(t, m, t - m * lag_minutes) for t in initial for m in range(members)]
 
 
+def batches_of(initial: Sequence[int], batch_size: int, members: int = 1, lag_minutes: int = 0) -> list[list[Start]]:
+    """Return the starts of a group of initial times, `batch_size` at a time."""
+    starts = starts_of(initial, members, lag_minutes)
+    return [starts[first : first + batch_size] for first in range(0, len(starts), batch_size)]
+
+
 def generator_of(seed: int, start: Start, stream: int) -> np.random.Generator:
     """Return the source of a member's random numbers; each purpose has a stream of its own."""
     # times before 1970 are negative, which a seed must not be
