@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,7 +22,7 @@ from credit.parallel.launch import Launch
 from credit.parallel.mesh import RunMesh
 from credit.parallel.reduce import mean_over_ranks
 from credit.parallel.transfer import Fetched
-from credit.parallel.verdict import together
+from credit.parallel.verdict import on_main, together
 from credit.parallel.watchdog import Watchdog
 from credit.times import Clock
 from credit.train import checkpoint
@@ -36,14 +37,15 @@ from credit.train.optim import learning_rate, optimizer_tensors
 from credit.train.preempt import StopRequest
 from credit.train.presence import Presence
 from credit.train.progression import Progression, checkpoint_meta
-from credit.train.record import last_rows, read_status, read_summary
+from credit.train.record import is_repeated, last_rows, read_status, read_summary
 from credit.train.step import StepResult, TrainingStep
 from credit.train.store import CheckpointStore
 from credit.train.summary import conclude, record
 
 logger = logging.getLogger(__name__)
 
-# what another attempt may survive: a rank or a host that is gone, a disk that is full, a hand that interrupts
+# Another start may survive these: a rank or a host that is gone, a disk that is full, a hand that interrupts. torch also
+# raises RuntimeError for what is wrong in the program; that fails in the same way at the next start, and is known by it.
 _PASSING = (CheckpointError, OSError, RuntimeError, KeyboardInterrupt)
 
 
@@ -84,6 +86,7 @@ class Trainer:
         self._pending: list[tuple[int, StepResult, float]] = []
         self._store = CheckpointStore(self._checkpoints)
         self._presence: Presence | None = None
+        self._status_before: dict[str, Any] = {}
         self._validate_every = self._conf.validate_every or parts.order.steps_per_epoch
         self._view_every = self._validate_every * (self._conf.early_view.every if self._conf.early_view else 1)
         self._checkpoint_every = self._conf.checkpoint_every or parts.order.steps_per_epoch
@@ -106,6 +109,7 @@ class Trainer:
             # what was best elsewhere has no checkpoint here
             at.forget_checkpoints()
             return
+        self._store.committed = at.step
         best = checkpoint.step_folder(self._checkpoints, at.best_step)
         if at.best_step and checkpoint.find_damage(best) is None:
             # a kill between the save and the link would have left the link behind
@@ -125,6 +129,7 @@ class Trainer:
         parts.meter.resume(at.step, at.spent, known)
         log = MetricsLog(self._folder, at.step, parts.launch.is_main, self._conf.tensorboard)
         bar = Progress(at.step, parts.total_steps, parts.launch.is_main)
+        self._status_before = on_main(lambda: read_status(self._folder))
         self._status("running", "")
         try:
             with self._store:
@@ -374,15 +379,20 @@ class Trainer:
             return {name: value.clone() for name, value in saved_state(self._parts.model).items()}
 
     def _say_why(self, error: BaseException) -> None:
-        """Write into STATUS why the run ends; where a rank has failed, the others only see that it is gone."""
+        """Write into STATUS why the run ends: the reason of the rank that failed first, as others see it gone alone."""
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        if not isinstance(error, _PASSING):
-            self._status("failed", reason)
-        elif read_status(self._folder).get("status") != "failed":
-            self._status("requeue", reason)
+        repeated = not isinstance(error, KeyboardInterrupt) and is_repeated(
+            self._status_before, self._committed_step(), reason
+        )
+        if repeated or not isinstance(error, _PASSING):
+            self._status("failed", reason, every_rank=True)
+        elif read_status(self._folder).get("status") not in ("failed", "requeue"):
+            self._status("requeue", reason, every_rank=True)
 
-    def _status(self, state: str, reason: str) -> None:
-        if self._parts.launch.is_main or state == "failed":
-            # only what is on the disk counts
-            step = self._at.step if self._store.committed is None else self._store.committed
-            write_status(self._folder, state, step, reason, self._parts.launch.job_id)
+    def _committed_step(self) -> int:
+        """Return the step that another start would go on from: only what is on the disk counts."""
+        return self._at.step if self._store.committed is None else self._store.committed
+
+    def _status(self, state: str, reason: str, every_rank: bool = False) -> None:
+        if self._parts.launch.is_main or every_rank:
+            write_status(self._folder, state, self._committed_step(), reason, self._parts.launch.job_id)

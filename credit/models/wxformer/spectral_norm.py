@@ -130,8 +130,7 @@ class SpectralNorm(nn.Module):
         if self.prepared is not None:
             return self.prepared
         if self.is_ordered():
-            iterate_([(self, weight)])
-            self.armed = False
+            take_ordered_iteration([(self, weight)])
         (normalised_weight,) = normalised([(self, weight)])
         return normalised_weight
 
@@ -216,14 +215,11 @@ def _unit_vectors(norms: Sequence[SpectralNorm], products: Sequence[Tensor], alo
     return [p / s.sqrt().clamp(min=EPS) if part else unit_(s) for p, s, part in zip(products, sums, ours, strict=True)]
 
 
-def iterate_if_ordered(chains: Chains) -> None:
-    """Take the ordered power iterations of the weights."""
-    ordered = [(norm, chain) for norm, chain in chains if norm.is_ordered()]
-    with torch.no_grad():  # nothing is kept for backward: a recomputation, where none is ordered, must keep as much
-        for weights in together((norm, unnormalised(chain)) for norm, chain in ordered):
-            iterate_(weights)
-            for norm, _ in weights:
-                norm.armed = False
+def take_ordered_iteration(weights: Weights) -> None:
+    """Run the power iteration that was ordered of every one of `weights`, which `together` has put together."""
+    iterate_(weights)
+    for norm, _ in weights:
+        norm.armed = False
 
 
 def apply_spectral_norm(model: nn.Module) -> nn.Module:
@@ -305,7 +301,14 @@ def iterate_before_forward(module: nn.Module) -> None:
     For one whose forward is compiled, where an iteration must not be.
     """
     inside = list(weight_chains(module))
-    module.register_forward_pre_hook(lambda module, args: iterate_if_ordered(inside))
+
+    def iterate(module: nn.Module, args: tuple) -> None:
+        ordered = [(norm, chain) for norm, chain in inside if norm.is_ordered()]
+        with torch.no_grad():
+            for weights in together((norm, unnormalised(chain)) for norm, chain in ordered):
+                take_ordered_iteration(weights)
+
+    module.register_forward_pre_hook(iterate)
 
 
 def prepare_before_forward(module: nn.Module, without: Iterable[nn.Module] = ()) -> None:
@@ -329,8 +332,13 @@ def prepare_before_forward(module: nn.Module, without: Iterable[nn.Module] = ())
 def _prepare(inside: Chains, module: nn.Module, args: tuple) -> None:
     if torch.compiler.is_compiling():
         return  # a block inside of what is compiled, which has prepared it
-    iterate_if_ordered(inside)
+    # An iteration takes the weights that the forward computes with. To form them for it alone would be a product of
+    # adapters (LoRA) that a recomputation, where none is ordered, does not repeat: selective checkpointing hands stored
+    # products back in their order, so each later one would be another's.
     for weights in together((norm, unnormalised(chain)) for norm, chain in inside if norm.prepared is None):
+        ordered = [(norm, weight) for norm, weight in weights if norm.is_ordered()]
+        if ordered:
+            take_ordered_iteration(ordered)
         if len(weights) > 1 or weights[0][0].split is not None:
             for (norm, _), weight in zip(weights, normalised(weights), strict=True):
                 norm.prepared = weight
