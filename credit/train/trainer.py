@@ -44,8 +44,8 @@ from credit.train.summary import conclude, record
 
 logger = logging.getLogger(__name__)
 
-# Another start may survive these: a rank or a host that is gone, a disk that is full, a hand that interrupts. torch also
-# raises RuntimeError for what is wrong in the program; that fails in the same way at the next start, and is known by it.
+# Another start may survive these: a lost rank or host, a full disk, an interruption by hand. torch raises RuntimeError
+# for an error in the program, too; the next start repeats that one, and so it is recognised.
 _PASSING = (CheckpointError, OSError, RuntimeError, KeyboardInterrupt)
 
 
