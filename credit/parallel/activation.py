@@ -35,7 +35,9 @@ def is_marked(module: nn.Module) -> bool:
 def checkpoint_blocks(model: nn.Module, mode: Literal[True, "selective"] = True) -> nn.Module:
     """Make every marked block run again in the backward pass; in place, returns the model.
 
-    That holds for its forward and for the entry points that it names in ``_fsdp2_forward_methods``. What a module inside computes again by itself while its attribute ``saves_memory`` is true, it then keeps: the block
+    That holds for its forward and for the entry points that it names in ``_fsdp2_forward_methods``.
+
+    What a module inside computes again by itself while its attribute ``saves_memory`` is true, it then keeps: the block
     frees it, and would have it computed twice. torch's own spectral norm iterates in every forward in training; a block
     that runs again finds the vectors that it had at each of its calls, and leaves the present ones alone.
 

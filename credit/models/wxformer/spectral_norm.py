@@ -29,6 +29,7 @@ from torch.nn.utils import parametrize
 
 from credit.models.hardware import takes_cpu_way
 from credit.models.wxformer.alike import EPS, iterate_alike_, normalise_alike, unit_
+from credit.parallel.activation import is_marked
 from credit.parallel.reduce import local
 
 SETTLE_ITERATIONS = 15  # leaves sigma of a random matrix a few per cent low
@@ -113,8 +114,8 @@ class SpectralNorm(nn.Module):
 
     @staticmethod
     def share_sums(block: nn.Module) -> None:
-        """Add up for all split weights of `block` together from now on."""
-        prepare_before_forward(block)
+        """Add up for all split weights of `block` together from now on, for those of a sharding unit inside apart."""
+        prepare_units_before_forward(block)
 
     def initial_buffers(self, weight: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
         """Return settled u and v for a whole initial `weight`, starting from a random u drawn from `generator`."""
@@ -327,6 +328,17 @@ def prepare_before_forward(module: nn.Module, without: Iterable[nn.Module] = ())
     module.register_forward_pre_hook(functools.partial(_prepare, inside))
     # also after an exception, such as the one that ends a recomputation early
     module.register_forward_hook(functools.partial(_forget, inside), always_call=True)
+
+
+def prepare_units_before_forward(module: nn.Module) -> None:
+    """Do the same for `module` and for every block inside that is marked as a sharding unit, each with its own weights.
+
+    A unit's weights are whole during its own forward alone, and checkpointing may run that again without `module`.
+    """
+    for unit in module.modules():
+        if unit is module or is_marked(unit):
+            inner_units = [inner for inner in unit.modules() if inner is not unit and is_marked(inner)]
+            prepare_before_forward(unit, without=inner_units)
 
 
 def _prepare(inside: Chains, module: nn.Module, args: tuple) -> None:
