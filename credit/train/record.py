@@ -8,6 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from credit.errors import CheckpointError
+
+# Another start may survive these: a lost rank or host, a full disk, an interruption by hand. torch raises RuntimeError
+# for an error in the program, too; the next start repeats that one, and so it is recognised.
+PASSING = (CheckpointError, OSError, RuntimeError, KeyboardInterrupt)
+
 _MOST_BYTES = 2**18
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from credit.config import Config
 from credit.data.loader import TrainingOrder, block_at
-from credit.errors import CheckpointError, CreditError
+from credit.errors import CreditError
 from credit.models.lora import saved_state
 from credit.parallel.fsdp2 import reshard
 from credit.parallel.launch import Launch
@@ -31,22 +31,18 @@ from credit.train.early_view import EarlyView
 from credit.train.ema import WeightAverage
 from credit.train.feed import BatchFeed
 from credit.train.guard import Astray, StepGuard
-from credit.train.log import MetricsLog, Progress, peak_memory_gb, write_status
+from credit.train.log import MetricsLog, Progress, peak_memory_gb, write_failure, write_status
 from credit.train.meter import Meter
 from credit.train.optim import learning_rate, optimizer_tensors
 from credit.train.preempt import StopRequest
 from credit.train.presence import Presence
 from credit.train.progression import Progression, checkpoint_meta
-from credit.train.record import is_repeated, last_rows, read_status, read_summary
+from credit.train.record import last_rows, read_status, read_summary
 from credit.train.step import StepResult, TrainingStep
 from credit.train.store import CheckpointStore
 from credit.train.summary import conclude, record
 
 logger = logging.getLogger(__name__)
-
-# Another start may survive these: a lost rank or host, a full disk, an interruption by hand. torch raises RuntimeError
-# for an error in the program, too; the next start repeats that one, and so it is recognised.
-_PASSING = (CheckpointError, OSError, RuntimeError, KeyboardInterrupt)
 
 
 @dataclass(frozen=True)
@@ -138,7 +134,8 @@ class Trainer:
             if at.step > first:
                 bar.say(conclude(*self._account()))
         except BaseException as error:
-            self._say_why(error)
+            step = self._committed_step()
+            write_failure(self._folder, self._status_before, error, step, parts.launch.job_id, every_rank=True)
             try:
                 if parts.launch.is_main:
                     bar.say(record(*self._account(), peak_memory_gb(parts.device)))
@@ -378,21 +375,10 @@ class Trainer:
             reshard(self._parts.model)
             return {name: value.clone() for name, value in saved_state(self._parts.model).items()}
 
-    def _say_why(self, error: BaseException) -> None:
-        """Write into STATUS why the run ends: the reason of the rank that failed first, as others see it gone alone."""
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        repeated = not isinstance(error, KeyboardInterrupt) and is_repeated(
-            self._status_before, self._committed_step(), reason
-        )
-        if repeated or not isinstance(error, _PASSING):
-            self._status("failed", reason, every_rank=True)
-        elif read_status(self._folder).get("status") not in ("failed", "requeue"):
-            self._status("requeue", reason, every_rank=True)
-
     def _committed_step(self) -> int:
         """Return the step that another start would go on from: only what is on the disk counts."""
         return self._at.step if self._store.committed is None else self._store.committed
 
-    def _status(self, state: str, reason: str, every_rank: bool = False) -> None:
-        if self._parts.launch.is_main or every_rank:
+    def _status(self, state: str, reason: str) -> None:
+        if self._parts.launch.is_main:
             write_status(self._folder, state, self._committed_step(), reason, self._parts.launch.job_id)
