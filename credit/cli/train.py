@@ -57,10 +57,11 @@ def _train(config: Config, launch: Launch) -> str:
     from credit.times import parse_duration
     from credit.train.assemble import assemble_training
     from credit.train.continuation import prepare_folder
-    from credit.train.log import rank_log
+    from credit.train.log import rank_log, write_failure
     from credit.train.network import choose_device
     from credit.train.preempt import StopRequest
     from credit.train.presence import Presence
+    from credit.train.record import read_status
 
     conf, began = config.trainer, time.perf_counter()
     device = choose_device(conf.device, launch.local_rank)
@@ -77,7 +78,14 @@ def _train(config: Config, launch: Launch) -> str:
         # long before the collectives give up
         watchdog = held.enter_context(Watchdog(store, launch.rank, launch.world, patience=timeout * 60.0 / 4))
         peaks = reported_peaks(torch.cuda.get_device_name(device)) if device.type == "cuda" else {}
-        trainer = assemble_training(config, launch, device, watchdog, _draw_early_view, began, peaks)
+        try:
+            trainer = assemble_training(config, launch, device, watchdog, _draw_early_view, began, peaks)
+        except Exception as error:
+            # a run that is done stays so: what was asked of it now is wrong
+            before = read_status(folder) if launch.is_main else {}
+            if before.get("status") in ("requeue", "running"):
+                write_failure(folder, before, error, before.get("step", 0), launch.job_id, every_rank=False)
+            raise
         return trainer.run(stop, presence)
 
 

@@ -18,6 +18,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from credit.errors import ConfigError
+from credit.parallel.entries import custom_entries
 
 # put into module names by wrappers; a weight's name in a checkpoint does not have them
 _WRAPPERS = ("_checkpoint_wrapped_module", "_orig_mod")
@@ -33,6 +34,8 @@ def is_marked(module: nn.Module) -> bool:
 
 def checkpoint_blocks(model: nn.Module, mode: Literal[True, "selective"] = True) -> nn.Module:
     """Make every marked block run again in the backward pass; in place, returns the model.
+
+    That holds for its forward and for the entry points that it names in ``_fsdp2_forward_methods``.
 
     What a module inside computes again by itself while its attribute ``saves_memory`` is true, it then keeps: the block
     frees it, and would have it computed twice. torch's own spectral norm iterates in every forward in training; a block
@@ -61,9 +64,20 @@ def checkpoint_blocks(model: nn.Module, mode: Literal[True, "selective"] = True)
                     for module in child.modules():
                         if hasattr(module, "saves_memory"):
                             module.saves_memory = False
-                    wrappers[child] = checkpoint_wrapper(child, CheckpointImpl.NO_REENTRANT, **_options(mode, child))
+                    wrappers[child] = _wrapped(child, mode)
                 parent._modules[name] = wrappers[child]
     return model
+
+
+def _wrapped(block: nn.Module, mode: Literal[True, "selective"]) -> CheckpointWrapper:
+    """Return the wrapper that checkpoints every entry point of a block.
+
+    torch's wrapper does so for forward; other attributes it takes from the block as they are.
+    """
+    wrapper = checkpoint_wrapper(block, CheckpointImpl.NO_REENTRANT, **_options(mode, block))
+    for name in custom_entries(block):
+        setattr(wrapper, name, functools.partial(wrapper.checkpoint_fn, getattr(block, name)))
+    return wrapper
 
 
 def wrapped_modules(model: nn.Module) -> set[int]:

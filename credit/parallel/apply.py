@@ -11,6 +11,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from credit.errors import ConfigError
 from credit.parallel.activation import checkpoint_blocks
+from credit.parallel.compiled import keep_dtensors_outside
 from credit.parallel.fsdp2 import shard_units
 from credit.parallel.mesh import RunMesh
 from credit.parallel.tensor_parallel import apply_tensor_parallel, has_dropout
@@ -58,6 +59,7 @@ def parallelize(
     if checkpoint:
         checkpoint_blocks(model, checkpoint)
     if compile_blocks is not None:
+        keep_dtensors_outside(model)
         compile_blocks(model)
     if shard and mesh.device_mesh is not None:
         shard_units(model, mesh.whole_mesh, mesh.split_mesh, policy, reshard_after_forward, cpu_offload)

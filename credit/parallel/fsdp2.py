@@ -34,6 +34,7 @@ from torch.distributed.tensor import DTensor
 
 from credit.errors import CheckpointError, ConfigError, did_you_mean
 from credit.parallel.activation import checkpoint_blocks, plain_name, wrapped_modules
+from credit.parallel.entries import copy_returned_views, custom_entries
 from credit.parallel.launch import read_launch
 from credit.parallel.optimizer_state import gather_state, scatter_state
 from credit.parallel.reduce import local_part
@@ -103,6 +104,7 @@ def shard_units(
         free = reshard_after_forward and unit is not units[0] and unit is not model
         for module in (*_of_other_dtype(unit, taken), unit):
             own = [p for p in module.parameters() if id(p) not in taken]
+            copy_returned_views(module)
             fully_shard(
                 module,
                 mesh=split_mesh if _is_split(own) else whole_mesh,
@@ -111,7 +113,7 @@ def shard_units(
                 offload_policy=offload,
             )
             taken.update(map(id, module.parameters()))
-        for name in getattr(unit, "_fsdp2_forward_methods", ()):
+        for name in custom_entries(unit):
             register_fsdp_forward_method(unit, name)
 
 

@@ -19,6 +19,7 @@ import torch
 from tqdm import tqdm
 
 from credit.errors import ConfigError, CreditError
+from credit.train.record import PASSING, is_repeated, read_status
 from credit.whole import write_text_whole
 
 logger = logging.getLogger(__name__)
@@ -151,6 +152,27 @@ def write_status(folder: Path, state: str, step: int, reason: str, job_id: str) 
         write_text_whole(folder / "STATUS", json.dumps(told) + "\n")
     except CreditError as error:
         logger.warning("%s", error)
+
+
+def write_failure(
+    folder: Path, before: Mapping[str, Any], error: BaseException, step: int, job_id: str, every_rank: bool
+) -> None:
+    """Write into STATUS why a start ended: ``requeue`` where another one may pass, else ``failed``.
+
+    Args:
+        folder: of the run.
+        before: what STATUS said before this start. The same error again, without a new checkpoint, is no passing one.
+        error: what ended it.
+        step: of the newest checkpoint.
+        job_id: of the scheduler.
+        every_rank: whether each rank calls this. Then the first reason stays: the others only see that a rank is gone.
+    """
+    reason = next(iter(str(error).splitlines()), type(error).__name__)
+    repeated = is_repeated(before, step, reason) and not isinstance(error, KeyboardInterrupt)
+    if repeated or not isinstance(error, PASSING):
+        write_status(folder, "failed", step, reason, job_id)
+    elif not every_rank or read_status(folder).get("status") not in ("failed", "requeue"):
+        write_status(folder, "requeue", step, reason, job_id)
 
 
 @contextmanager

@@ -24,7 +24,6 @@ from credit.grid import LatLonGrid
 from credit.models.lora import apply_lora
 from credit.models.registry import build_model, model_class
 from credit.models.wxformer import spectral_norm
-from credit.parallel.activation import is_marked
 from credit.parallel.apply import parallelize
 from credit.parallel.fsdp2 import _build_mp_policy
 from credit.parallel.launch import Launch
@@ -133,10 +132,10 @@ def normalise_together(model: nn.Module, by_block: bool) -> None:
         by_block: whether a block's weights are whole, or what is made of them is kept, during its own forward alone, or
             tensor parallelism has split them, whose sums are a block's.
     """
-    blocks = [module for module in model.modules() if is_marked(module)] if by_block else []
-    for block in blocks:
-        spectral_norm.prepare_before_forward(block)
-    spectral_norm.prepare_before_forward(model, without=blocks)
+    if by_block:
+        spectral_norm.prepare_units_before_forward(model)
+    else:
+        spectral_norm.prepare_before_forward(model)
 
 
 def build_policy(conf: TrainerConfig, sharded: bool) -> MixedPrecisionPolicy | None:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from credit.errors import CheckpointError
+
+# Another start may survive these: a lost rank or host, a full disk, an interruption by hand. torch raises RuntimeError
+# for an error in the program, too; the next start repeats that one, and so it is recognised.
+PASSING = (CheckpointError, OSError, RuntimeError, KeyboardInterrupt)
 
 _MOST_BYTES = 2**18
 
@@ -51,6 +57,18 @@ def early_rows(folder: Path) -> dict[int, dict[str, float | None]]:
 def read_status(folder: Path) -> dict[str, Any]:
     """Return what STATUS says, nothing where there is none that can be read."""
     return _read_object(folder / "STATUS")
+
+
+def is_repeated(status: Mapping[str, Any], step: int, reason: str) -> bool:
+    """Return whether a failure is that of the start before, without a new checkpoint in between.
+
+    Args:
+        status: what STATUS said before this start.
+        step: of the newest checkpoint.
+        reason: of the failure now.
+    """
+    ended = status.get("status") in ("requeue", "failed")
+    return ended and status.get("step") == step and status.get("reason") == reason
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

@@ -8,20 +8,21 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from credit.config import Config
 from credit.data.loader import TrainingOrder, block_at
-from credit.errors import CheckpointError, CreditError
+from credit.errors import CreditError
 from credit.models.lora import saved_state
 from credit.parallel.fsdp2 import reshard
 from credit.parallel.launch import Launch
 from credit.parallel.mesh import RunMesh
 from credit.parallel.reduce import mean_over_ranks
 from credit.parallel.transfer import Fetched
-from credit.parallel.verdict import together
+from credit.parallel.verdict import on_main, together
 from credit.parallel.watchdog import Watchdog
 from credit.times import Clock
 from credit.train import checkpoint
@@ -30,7 +31,7 @@ from credit.train.early_view import EarlyView
 from credit.train.ema import WeightAverage
 from credit.train.feed import BatchFeed
 from credit.train.guard import Astray, StepGuard
-from credit.train.log import MetricsLog, Progress, peak_memory_gb, write_status
+from credit.train.log import MetricsLog, Progress, peak_memory_gb, write_failure, write_status
 from credit.train.meter import Meter
 from credit.train.optim import learning_rate, optimizer_tensors
 from credit.train.preempt import StopRequest
@@ -42,9 +43,6 @@ from credit.train.store import CheckpointStore
 from credit.train.summary import conclude, record
 
 logger = logging.getLogger(__name__)
-
-# what another attempt may survive: a rank or a host that is gone, a disk that is full, a hand that interrupts
-_PASSING = (CheckpointError, OSError, RuntimeError, KeyboardInterrupt)
 
 
 @dataclass(frozen=True)
@@ -84,6 +82,7 @@ class Trainer:
         self._pending: list[tuple[int, StepResult, float]] = []
         self._store = CheckpointStore(self._checkpoints)
         self._presence: Presence | None = None
+        self._status_before: dict[str, Any] = {}
         self._validate_every = self._conf.validate_every or parts.order.steps_per_epoch
         self._view_every = self._validate_every * (self._conf.early_view.every if self._conf.early_view else 1)
         self._checkpoint_every = self._conf.checkpoint_every or parts.order.steps_per_epoch
@@ -106,6 +105,7 @@ class Trainer:
             # what was best elsewhere has no checkpoint here
             at.forget_checkpoints()
             return
+        self._store.committed = at.step
         best = checkpoint.step_folder(self._checkpoints, at.best_step)
         if at.best_step and checkpoint.find_damage(best) is None:
             # a kill between the save and the link would have left the link behind
@@ -125,6 +125,7 @@ class Trainer:
         parts.meter.resume(at.step, at.spent, known)
         log = MetricsLog(self._folder, at.step, parts.launch.is_main, self._conf.tensorboard)
         bar = Progress(at.step, parts.total_steps, parts.launch.is_main)
+        self._status_before = on_main(lambda: read_status(self._folder))
         self._status("running", "")
         try:
             with self._store:
@@ -133,7 +134,8 @@ class Trainer:
             if at.step > first:
                 bar.say(conclude(*self._account()))
         except BaseException as error:
-            self._say_why(error)
+            step = self._committed_step()
+            write_failure(self._folder, self._status_before, error, step, parts.launch.job_id, every_rank=True)
             try:
                 if parts.launch.is_main:
                     bar.say(record(*self._account(), peak_memory_gb(parts.device)))
@@ -373,16 +375,10 @@ class Trainer:
             reshard(self._parts.model)
             return {name: value.clone() for name, value in saved_state(self._parts.model).items()}
 
-    def _say_why(self, error: BaseException) -> None:
-        """Write into STATUS why the run ends; where a rank has failed, the others only see that it is gone."""
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        if not isinstance(error, _PASSING):
-            self._status("failed", reason)
-        elif read_status(self._folder).get("status") != "failed":
-            self._status("requeue", reason)
+    def _committed_step(self) -> int:
+        """Return the step that another start would go on from: only what is on the disk counts."""
+        return self._at.step if self._store.committed is None else self._store.committed
 
     def _status(self, state: str, reason: str) -> None:
-        if self._parts.launch.is_main or state == "failed":
-            # only what is on the disk counts
-            step = self._at.step if self._store.committed is None else self._store.committed
-            write_status(self._folder, state, step, reason, self._parts.launch.job_id)
+        if self._parts.launch.is_main:
+            write_status(self._folder, state, self._committed_step(), reason, self._parts.launch.job_id)

@@ -2,7 +2,7 @@
 
 The environment variable CREDIT_TEST_INJECT holds JSON: ``steps`` (from 0) whose batches are spoiled when they are
 first met, ``rank`` that does it (all without), ``always`` true to spoil the steps whatever their batch, ``factor`` of
-the loss (NaN without), ``error`` true to raise a DataError instead.
+the loss (NaN without), ``error`` true to raise a DataError instead, ``shape`` true to add tensors that do not fit.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ def _micro_loss(self: TrainingStep, batch: Batch, step: int, micro: int, last: b
     spoiled = step in WHAT.get("steps", ()) if WHAT.get("always") else times in _met.values()
     if spoiled and WHAT.get("error"):
         raise DataError("era5.nc: t2m cannot be read")
+    if spoiled and WHAT.get("shape"):
+        return loss + torch.zeros(2).add(torch.zeros(3)).sum()
     return loss * WHAT.get("factor", math.nan) if spoiled else loss
 
 

@@ -115,3 +115,15 @@ def test_the_folder_of_a_living_job_is_refused(runs: Path) -> None:
         code, said = train(runs, "held", {})
         assert code == 2 and f"in use by job 42, process {os.getpid()} on {socket.gethostname()}" in said, said
         assert not (runs / "held" / "checkpoints").exists()
+
+
+def test_an_error_that_repeats_is_not_passing(runs: Path) -> None:
+    """torch raises RuntimeError for lost peers and for wrong shapes alike: the second start tells which it was."""
+    name, batch = "repeated", "trainer.train_batch_size=2"
+    # on the second rank alone, so that the first only sees that the other is gone
+    shape = {"steps": [5], "rank": 1, "shape": True}
+    for expected in ("requeue", "failed"):
+        code, said = train(runs, name, shape, batch, ranks=2)
+        assert code == 1, said
+        status = json.loads((runs / name / "STATUS").read_text())
+        assert (status["status"], status["step"]) == (expected, 4) and "must match the size" in status["reason"], said

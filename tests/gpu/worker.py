@@ -58,6 +58,11 @@ TRAINING = {
     "selective, damped": ["trainer.activation_checkpoint=selective", "model.hyperdiffusion={time: 3h}"],
     "dropout, no spectral norm": ["model.attn_dropout=0.1", "model.ff_dropout=0.1", "model.use_spectral_norm=false"],
     "adapters": ["trainer.lora={rank: 2, targets: ['*.to_qkv']}", "trainer.resume=somewhere"],
+    "adapters, selective": [
+        "trainer.lora={rank: 2, targets: ['*.to_qkv', '*.expand']}",
+        "trainer.resume=somewhere",
+        "trainer.activation_checkpoint=selective",
+    ],
     "bounds, transforms": ["data.fields.t2m={minimum: 200}", "data.transforms={msl: {kind: log1p, unit: 1}}"],
 }
 SPLIT = "split over two ranks"

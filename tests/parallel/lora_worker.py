@@ -24,7 +24,11 @@ from credit.parallel.reduce import local_part, mean_over_ranks
 from tests.parallel import cases
 
 MESHES = ("4x1", "2x2")
-CASES = (cases.Case(True, True, 1, 2), cases.Case(False, False, 2, 1, "pixel_shuffle"))
+CASES = (
+    cases.Case(True, True, 1, 2),
+    cases.Case(False, False, 2, 1, "pixel_shuffle"),
+    cases.Case(True, "selective", 1, 1, steps=3),
+)
 TARGETS = ["*.to_qkv", "*.to_out", "*.expand", "*.contract", "*.position_bias.layers.0", "decoder.*"]
 
 

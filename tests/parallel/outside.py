@@ -208,6 +208,42 @@ class Planned(nn.Module):
         return self.down(nn.functional.gelu(self.up(self.norm(x))))
 
 
+class Coder(nn.Module):
+    """A marked block whose entry points are not its forward; what they return is a view."""
+
+    _fsdp2_shard = True
+    _fsdp2_forward_methods = ("encode", "decode")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(3 * WIDTH, WIDTH)
+        self.calls = 0
+
+    def encode(self, x: Tensor, *, scale: float) -> Latent:
+        self.calls += 1
+        y = nn.functional.gelu(self.down(x) * scale)
+        return Latent({"tokens": [y.unflatten(-1, (3, WIDTH))]}, Note(len(x), x[..., :1]))
+
+    def decode(self, latent: Latent) -> Tensor:
+        self.calls += 1
+        return (self.up(latent.parts["tokens"][0].flatten(-2)) + latent.note.weights).flatten(1).unflatten(1, (3, -1))
+
+
+class Coders(nn.Module):
+    """Two such blocks in a model that returns a view itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(WIDTH, WIDTH)
+        self.coders = nn.ModuleList([Coder(), Coder()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        for coder in self.coders:
+            x = x + coder.decode(coder.encode(x, scale=2.0))
+        return x.flatten(1).unflatten(1, (3, WIDTH))
+
+
 def built(kind: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
     """Return a model with the same weights wherever it is built."""
     torch.manual_seed(seed)

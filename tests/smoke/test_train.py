@@ -105,6 +105,28 @@ def test_continuing_as_another_run_is_refused(small_run: Path, command) -> None:
 
 
 @pytest.mark.slow
+def test_a_start_with_a_wrong_config_ends_a_requeued_run(small_run: Path, command) -> None:
+    """Else a script that submits itself while STATUS says requeue would do so for ever."""
+    config, path = small_run / "config.yml", small_run / "run" / "STATUS"
+    assert command("train", config, "trainer.max_steps=2", "trainer.validate_every=2").returncode == 0
+    done = json.loads(path.read_text())
+    wrong = ("trainer.max_steps=4", "trainer.monitor=nothing")
+    assert command("train", config, *wrong).returncode == 2
+    assert json.loads(path.read_text()) == done, "a wrong start takes nothing from a run that is done"
+    for state in ("requeue", "running"):
+        path.write_text(json.dumps({**done, "status": state}))
+        assert command("train", config, *wrong).returncode == 2
+        status = json.loads(path.read_text())
+        assert (status["status"], status["step"]) == ("failed", 2) and "trainer.monitor" in status["reason"], status
+    path.write_text(json.dumps({**done, "status": "requeue"}))
+    for expected in ("requeue", "failed"):
+        # an error of checkpoints may pass, but not one that repeats
+        assert command("train", config, "trainer.max_steps=4", "model.residual=false").returncode == 1
+        status = json.loads(path.read_text())
+        assert (status["status"], status["step"]) == (expected, 2) and "model.residual" in status["reason"], status
+
+
+@pytest.mark.slow
 def test_the_model_learns_something_and_forecasts(small_run: Path, command) -> None:
     """Train, forecast, score; the waves travel, so the model must beat persistence."""
     config = small_run / "config.yml"

@@ -29,6 +29,7 @@ from torch.nn.utils import parametrize
 
 from credit.models.hardware import takes_cpu_way
 from credit.models.wxformer.alike import EPS, iterate_alike_, normalise_alike, unit_
+from credit.parallel.activation import is_marked
 from credit.parallel.reduce import local
 
 SETTLE_ITERATIONS = 15  # leaves sigma of a random matrix a few per cent low
@@ -113,8 +114,8 @@ class SpectralNorm(nn.Module):
 
     @staticmethod
     def share_sums(block: nn.Module) -> None:
-        """Add up for all split weights of `block` together from now on."""
-        prepare_before_forward(block)
+        """Add up for all split weights of `block` together from now on, for those of a sharding unit inside apart."""
+        prepare_units_before_forward(block)
 
     def initial_buffers(self, weight: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
         """Return settled u and v for a whole initial `weight`, starting from a random u drawn from `generator`."""
@@ -130,8 +131,7 @@ class SpectralNorm(nn.Module):
         if self.prepared is not None:
             return self.prepared
         if self.is_ordered():
-            iterate_([(self, weight)])
-            self.armed = False
+            take_ordered_iteration([(self, weight)])
         (normalised_weight,) = normalised([(self, weight)])
         return normalised_weight
 
@@ -216,14 +216,11 @@ def _unit_vectors(norms: Sequence[SpectralNorm], products: Sequence[Tensor], alo
     return [p / s.sqrt().clamp(min=EPS) if part else unit_(s) for p, s, part in zip(products, sums, ours, strict=True)]
 
 
-def iterate_if_ordered(chains: Chains) -> None:
-    """Take the ordered power iterations of the weights."""
-    ordered = [(norm, chain) for norm, chain in chains if norm.is_ordered()]
-    with torch.no_grad():  # nothing is kept for backward: a recomputation, where none is ordered, must keep as much
-        for weights in together((norm, unnormalised(chain)) for norm, chain in ordered):
-            iterate_(weights)
-            for norm, _ in weights:
-                norm.armed = False
+def take_ordered_iteration(weights: Weights) -> None:
+    """Run the power iteration that was ordered of every one of `weights`, which `together` has put together."""
+    iterate_(weights)
+    for norm, _ in weights:
+        norm.armed = False
 
 
 def apply_spectral_norm(model: nn.Module) -> nn.Module:
@@ -305,7 +302,14 @@ def iterate_before_forward(module: nn.Module) -> None:
     For one whose forward is compiled, where an iteration must not be.
     """
     inside = list(weight_chains(module))
-    module.register_forward_pre_hook(lambda module, args: iterate_if_ordered(inside))
+
+    def iterate(module: nn.Module, args: tuple) -> None:
+        ordered = [(norm, chain) for norm, chain in inside if norm.is_ordered()]
+        with torch.no_grad():
+            for weights in together((norm, unnormalised(chain)) for norm, chain in ordered):
+                take_ordered_iteration(weights)
+
+    module.register_forward_pre_hook(iterate)
 
 
 def prepare_before_forward(module: nn.Module, without: Iterable[nn.Module] = ()) -> None:
@@ -326,11 +330,27 @@ def prepare_before_forward(module: nn.Module, without: Iterable[nn.Module] = ())
     module.register_forward_hook(functools.partial(_forget, inside), always_call=True)
 
 
+def prepare_units_before_forward(module: nn.Module) -> None:
+    """Do the same for `module` and for every block inside that is marked as a sharding unit, each with its own weights.
+
+    A unit's weights are whole during its own forward alone, and checkpointing may run that again without `module`.
+    """
+    for unit in module.modules():
+        if unit is module or is_marked(unit):
+            inner_units = [inner for inner in unit.modules() if inner is not unit and is_marked(inner)]
+            prepare_before_forward(unit, without=inner_units)
+
+
 def _prepare(inside: Chains, module: nn.Module, args: tuple) -> None:
     if torch.compiler.is_compiling():
         return  # a block inside of what is compiled, which has prepared it
-    iterate_if_ordered(inside)
+    # An iteration takes the weights that the forward computes with. To form them for it alone would be a product of
+    # adapters (LoRA) that a recomputation, where none is ordered, does not repeat: selective checkpointing hands stored
+    # products back in their order, so each later one would be another's.
     for weights in together((norm, unnormalised(chain)) for norm, chain in inside if norm.prepared is None):
+        ordered = [(norm, weight) for norm, weight in weights if norm.is_ordered()]
+        if ordered:
+            take_ordered_iteration(ordered)
         if len(weights) > 1 or weights[0][0].split is not None:
             for (norm, _), weight in zip(weights, normalised(weights), strict=True):
                 norm.prepared = weight

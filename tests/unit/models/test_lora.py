@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,9 @@ from torch import nn
 from credit.config.schema_trainer import LoraConfig
 from credit.errors import ConfigError
 from credit.models import lora
+from credit.models.hardware import as_on_gpu
 from credit.models.wxformer import WXFormer, spectral_norm
+from credit.parallel.activation import checkpoint_blocks, plain_name
 
 from .small import SETTINGS, build, fields
 
@@ -116,6 +119,59 @@ def test_vectors_follow_adapted_weights_alone() -> None:
             matrix = norm.matrix(chain[0](chain.original).detach())
             sigma = torch.dot(norm.u, matrix @ norm.v)
             torch.testing.assert_close(sigma, torch.linalg.svdvals(matrix)[0], rtol=1e-3, atol=0)
+
+
+class NormalisedPair(nn.Module):
+    """A marked block of two spectrally normalised layers of one shape."""
+
+    _fsdp2_shard = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (spectral_norm.apply_spectral_norm(nn.Linear(6, 6)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x).tanh())
+
+
+def gradients_of_two_steps(model: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the gradients of the second of two optimizer steps with two forwards each, and the vectors behind it."""
+    spectral_norm.iterate_per_step(model.train())
+    for _ in range(2):
+        model.zero_grad()
+        spectral_norm.arm(model)
+        (model(x).square().mean() + model(2 * x).square().mean()).backward()
+    gradients = {plain_name(name): p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return gradients | {plain_name(name): vector for name, vector in spectral_norm.vectors(model).items()}
+
+
+@pytest.mark.parametrize("mode", [True, "selective"])
+@pytest.mark.parametrize("prepared", [False, True])
+def test_checkpointing_does_not_mix_up_the_products_of_adapters(prepared: bool, mode: bool | str) -> None:
+    """A power iteration that forms the adapted weight once more would shift what selective checkpointing has stored.
+
+    With as many samples as channels, products of one shape would take each other's places without an error.
+    """
+    results = []
+    for checkpointed in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 6), NormalisedPair(), NormalisedPair())
+        conf = LoraConfig(rank=2, alpha=4.0, targets=["*.first", "*.second"])
+        lora.apply_lora(model, conf)
+        for name, parameter in model.named_parameters():
+            if name.endswith((".a", ".b")):
+                nn.init.normal_(parameter)
+        if prepared:
+            for block in model[1:]:
+                spectral_norm.prepare_before_forward(block)
+        if checkpointed:
+            checkpoint_blocks(model, mode)
+        with as_on_gpu() if prepared else contextlib.nullcontext():
+            results.append(gradients_of_two_steps(model, torch.randn(6, 4)))
+    expected, recomputed = results
+    assert recomputed.keys() == expected.keys() and len(expected) == 2 * 2 * 4
+    for name, value in expected.items():
+        torch.testing.assert_close(recomputed[name], value, rtol=1e-5, atol=1e-7, msg=name)
 
 
 def test_a_checkpoint_holds_the_adapters_and_their_vectors() -> None:

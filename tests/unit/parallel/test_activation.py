@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -101,6 +103,71 @@ def test_a_normalised_layer_that_a_block_calls_twice(norm) -> None:
         found.append(values | {plain_name(name): buffer for name, buffer in model.named_buffers()})
     for name, value in found[0].items():
         torch.testing.assert_close(found[1][name], value, rtol=1e-5, atol=1e-7, msg=name)
+
+
+class Coder(nn.Module):
+    """A marked block with two entry points, no forward, and layers that torch normalises."""
+
+    _fsdp2_shard = True
+    _fsdp2_forward_methods = ("encode", "decode")
+
+    def __init__(self, norm: Callable[[nn.Linear], nn.Linear]) -> None:
+        super().__init__()
+        self.down, self.up = norm(nn.Linear(8, 32)), norm(nn.Linear(32, 8))
+        self.calls = 0
+
+    def encode(self, x: torch.Tensor, *, scale: float) -> dict[str, torch.Tensor]:
+        self.calls += 1
+        return {"code": nn.functional.gelu(self.down(x) * scale)}
+
+    def decode(self, code: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.up(nn.functional.gelu(code)).sin()
+
+
+def coded(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Return the loss of two rounds through the entry points of a model's two coders."""
+    for coder in (*model[1:], *model[1:]):
+        x = x + coder.decode(coder.encode(model[0](x), scale=2.0)["code"])
+    return x.square().mean()
+
+
+@pytest.mark.parametrize("mode", [True, "selective"])
+@pytest.mark.parametrize("norm", [lambda layer: layer, nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm])
+def test_custom_entry_points_are_computed_again(norm: Callable, mode: bool | str) -> None:
+    """Gradients and vectors are those without checkpointing; each call runs twice, and what it kept is freed."""
+    found, calls, kept = [], [], []
+    for checkpointed in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), Coder(norm), Coder(norm))
+        if checkpointed:
+            checkpoint_blocks(model, mode)
+        x, sizes = torch.randn(64, 8), []
+
+        def note(tensor: torch.Tensor, sizes: list[int] = sizes) -> torch.Tensor:
+            sizes.append(tensor.numel())
+            return tensor
+
+        for _ in range(2):
+            with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+                loss = coded(model, x)
+            loss.backward()
+        values = {plain_name(name): p.grad for name, p in model.named_parameters()}
+        found.append(values | {plain_name(name): buffer for name, buffer in model.named_buffers()})
+        calls.append(model[1].calls)
+        kept.append(sum(sizes))
+    assert found[0].keys() == found[1].keys()
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value, rtol=1e-5, atol=1e-7, msg=name)
+    assert calls == [8, 16], "two rounds of two entries in two steps"
+    assert kept[1] < kept[0] / 2
+
+
+def test_an_entry_point_that_is_not_there_is_refused() -> None:
+    model = nn.Sequential(Coder(lambda layer: layer))
+    model[0]._fsdp2_forward_methods = ("encode", "encoded")
+    with pytest.raises(ConfigError, match=r"Coder._fsdp2_forward_methods: 'encoded' is not one of its methods"):
+        checkpoint_blocks(model)
 
 
 @pytest.mark.parametrize("mode", ["selectiv", "false", 2, [True]])
