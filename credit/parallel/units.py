@@ -110,17 +110,26 @@ def require_shardable(model: nn.Module) -> None:
             )
 
 
-def _require_module(path: str, module: nn.Module, is_root: bool) -> None:
-    """Refuse one module of a model for what it is.
+def require_unwrapped(path: str, module: nn.Module) -> None:
+    """Refuse a module of DistributedDataParallel and its like: their buckets hold parameters that get replaced.
 
     Raises:
         ConfigError: naming the module.
     """
     if isinstance(module, _OTHER_WRAPPERS):
         raise ConfigError(
-            f"{path}: is wrapped in {type(module).__name__}, which sums gradients or shards weights by itself; shard "
-            "the plain model (its attribute `module`) instead"
+            f"{path or 'the model'}: is wrapped in {type(module).__name__}, which sums gradients or shards weights by "
+            "itself; give the plain model (its attribute `module`) instead"
         )
+
+
+def _require_module(path: str, module: nn.Module, is_root: bool) -> None:
+    """Refuse one module of a model for what it is.
+
+    Raises:
+        ConfigError: naming the module.
+    """
+    require_unwrapped(path, module)
     if (is_root or _has_fsdp2_shard(module)) and _is_container(module):
         raise ConfigError(
             f"{path}: a {type(module).__name__} cannot be a unit of sharding: its forward is never called, so FSDP2 "

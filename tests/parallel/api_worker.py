@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from credit.parallel.launch import process_group, read_launch
-from tests.parallel import api_state_cases  # noqa: F401 (adds its cases)
+from tests.parallel import api_plan_cases, api_shard_cases, api_state_cases  # noqa: F401 (add their cases)
 from tests.parallel.api_cases import CASES
 
 

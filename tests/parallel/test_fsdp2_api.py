@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parallel import api_state_cases  # noqa: F401 (adds its cases)
+from tests.parallel import api_plan_cases, api_shard_cases, api_state_cases  # noqa: F401 (add their cases)
 from tests.parallel.api_cases import CASES
 from tests.parallel.grid import launch
 
