@@ -89,6 +89,10 @@ def require_shardable(model: nn.Module) -> None:
         raise ConfigError(f"{type(model).__name__} is sharded already; apply_fsdp2 is called once, on a plain model")
     for path, module in model.named_modules():
         _require_module(plain_name(path) or "the model", module, module is model)
+    taken: set[int] = set()
+    for unit in find_units(model):
+        split_by_dtype(unit, taken)
+        taken.update(map(id, unit.parameters()))
     unit_of: dict[int, int] = {}
     inside: set[int] = set()
     for number, unit in enumerate(find_units(model)):
