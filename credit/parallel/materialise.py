@@ -97,7 +97,8 @@ def scatter_from_main(whole: Tensor | None, target: Tensor, dtype: torch.dtype |
     if whole is not None:
         value.copy_(whole)
     if dist.is_initialized():
-        dist.broadcast(value, src=0)
+        # gloo does not know every dtype (complex, bool, uint16), but bytes
+        dist.broadcast(value.view(-1).view(torch.uint8), src=0)
     part = part_of(value, target).clone()
     if target.device.type != "meta":
         part = part.to(target.device)

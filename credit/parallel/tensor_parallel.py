@@ -9,6 +9,7 @@ A block says what may be split in its attribute ``_tp_plan``, a dict from submod
 - ``replicated``: a submodule that is whole on every rank but whose output each rank uses for its own part (attention's
   position bias; the only k and v head of multi-query attention), so that its gradient has to be added up.
 
+A plan lists colwise layers before the rowwise layer that takes their outputs.
 The module that holds these layers may say in ``heads`` how many attention heads they have; then whole heads are dealt.
 A fused projection under plain ``colwise`` is ordered head by head. Keys and values may have fewer heads than queries: a
 colwise layer narrower than its rowwise partner counts heads of the same width.

@@ -92,11 +92,12 @@ def require_splittable(model: nn.Module, layers: list[PlannedLayer]) -> None:
             holders.setdefault(id(parameter), set()).add(module)
     for layer in layers:
         module = layer.module
-        own = module.parametrizations.weight if parametrize.is_parametrized(module, "weight") else None
         problem = _problem_of_weight(module) or _problem_of_bias(module) or _problem_of_forward(module)
-        weight = own.original if own is not None and problem is None else module._parameters.get("weight")
-        if problem is None and len(holders[id(weight)]) > 1:
-            problem = "its weight is also that of another module, which would keep the whole one; give each its own"
+        if problem is None:
+            is_parametrized = parametrize.is_parametrized(module, "weight")
+            weight = module.parametrizations.weight.original if is_parametrized else module.weight
+            if len(holders[id(weight)]) > 1:
+                problem = "its weight is also that of another module, which would keep the whole one; give each its own"
         if problem is not None:
             raise ConfigError(f"{layer.where}: {problem}; or leave the layer out of the plan")
 
@@ -139,12 +140,10 @@ def _group_names(kinds: dict[str, str]) -> dict[str, list[str]]:
 
 
 def _partner(name: str, names: list[str], entries: dict[str, tuple[str, int | None]]) -> str | None:
-    """Return the rowwise layer that takes what a colwise one returns: the only one of the group, or the next."""
+    """Return the rowwise layer that takes what a colwise one returns: the next of its group, or else the last."""
     rowwise = [other for other in names if entries[other][0] == "rowwise"]
-    if len(rowwise) < 2:
-        return next(iter(rowwise), None)
-    behind = names[names.index(name) + 1 :]
-    return next((other for other in rowwise if other in behind), None)
+    behind = [other for other in rowwise if names.index(other) > names.index(name)]
+    return next(iter(behind or rowwise[-1:]), None)
 
 
 def _count_units(path: str, block: nn.Module, name: str, partner: str | None, entry: tuple[str, int | None]) -> int:
@@ -158,6 +157,7 @@ def _count_units(path: str, block: nn.Module, name: str, partner: str | None, en
     if kind == "replicated":
         return 0
     heads = getattr(block.get_submodule(name.rpartition(".")[0]), "heads", None)
+    heads = heads if isinstance(heads, int) else None
     if kind == "rowwise":
         return heads or layer.in_features
     where, rows = _where(path, block, name), layer.out_features
@@ -187,21 +187,23 @@ def _count_units(path: str, block: nn.Module, name: str, partner: str | None, en
 
 
 def _problem_of_weight(layer: nn.Linear) -> str | None:
-    if parametrize.is_parametrized(layer, "weight"):
-        # a link that makes the weight from several tensors (weight norm) has no `share` either
-        strange = next((link for link in layer.parametrizations.weight if not hasattr(link, "share")), None)
-        if strange is None:
-            return None
-        return (
-            f"the parametrization {type(strange).__name__} of its weight does not know how to treat a part of a weight "
-            "(method share); use credit.models.wxformer.spectral_norm, or set trainer.parallelism.tensor to 1"
-        )
     weight = layer._parameters.get("weight")
+    if parametrize.is_parametrized(layer, "weight"):
+        chain = layer.parametrizations.weight
+        # a link that makes the weight from several tensors (weight norm) has no `share` either
+        strange = next((link for link in chain if not hasattr(link, "share")), None)
+        if strange is not None:
+            return (
+                f"the parametrization {type(strange).__name__} of its weight does not know how to treat a part of a "
+                "weight (method share); use the package's own spectral norm (docs/add_a_model.md), or set "
+                "trainer.parallelism.tensor to 1"
+            )
+        weight = chain.original
     if weight is None:
         return (
             "its weight is no parameter but is made by a hook before each forward, as torch.nn.utils.spectral_norm, "
-            "weight_norm and prune do, from a whole weight that cannot be split; use a parametrization "
-            "(credit.models.wxformer.spectral_norm) or remove the hook"
+            "weight_norm and prune do, from a whole weight that cannot be split; use the package's own spectral norm "
+            "(docs/add_a_model.md), or remove the hook"
         )
     if isinstance(weight, DTensor):
         return "its weight is sharded or split already; apply tensor parallelism once, before sharding"
