@@ -188,12 +188,12 @@ class _Calls:
 
 
 def fsdp2_state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return a copy of the whole state on the CPU of rank 0, an empty dict elsewhere; collective."""
+    """Collective: return a copy of the whole state on the CPU of rank 0, an empty dict elsewhere."""
     return gather_weights(model)
 
 
 def fsdp2_load_state_dict(model: nn.Module, state_dict: Mapping[str, torch.Tensor]) -> None:
-    """Load a whole state dict that rank 0 has; the other ranks' arguments are not read. Collective.
+    """Collective: load a whole state dict that rank 0 has; the other ranks' arguments are not read.
 
     Names may have what wrappers put into them: ``module.`` (also repeated), ``_orig_mod.``,
     ``_checkpoint_wrapped_module.``, ``_fsdp_wrapped_module.``.
@@ -206,7 +206,7 @@ def fsdp2_load_state_dict(model: nn.Module, state_dict: Mapping[str, torch.Tenso
 
 
 def fsdp2_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return a copy of the whole optimizer state on the CPU of rank 0, an empty dict elsewhere; collective.
+    """Collective: return a copy of the whole optimizer state on the CPU of rank 0, an empty dict elsewhere.
 
     Returns:
         ``{"state": {parameter name: {key: value}}, "param_groups": [{..., "params": [name, ...]}, ...]}``.
@@ -218,12 +218,12 @@ def fsdp2_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimize
 def fsdp2_load_optimizer_state_dict(
     model: nn.Module, optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]
 ) -> None:
-    """Load a whole optimizer state that rank 0 has; the other ranks' arguments are not read. Collective.
+    """Collective: load a whole optimizer state that rank 0 has; the other ranks' arguments are not read.
 
     A parameter without saved state, because it never had a gradient, gets zeros, which is how it would start.
 
     Raises:
-        CheckpointError: on every rank, if the state is of other parameters.
+        CheckpointError: on every rank, if the state is of other parameters or not whole.
     """
     reshard(model)
     scatter_state(model, optimizer, state_dict)

@@ -82,9 +82,9 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def gather_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return ``{"state": {name: {key: value}}, "param_groups": [...]}`` on rank 0, an empty dict elsewhere; collective.
+    """Collective: return the whole optimizer state on rank 0, an empty dict elsewhere.
 
-    The tensors are copies on the CPU.
+    It is ``{"state": {name: {key: value}}, "param_groups": [...]}``, whose tensors are copies on the CPU.
 
     Raises:
         ConfigError: if the optimizer has other parameters than the model.
@@ -103,13 +103,13 @@ def gather_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str
 
 
 def scatter_state(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Load what `gather_state` returned and rank 0 has; the other ranks' `saved` is not read. Collective.
+    """Collective: load what `gather_state` returned and rank 0 has; the other ranks' `saved` is not read.
 
     Settings go to the parameters that had them, however the optimizer groups them now.
 
     Raises:
         ConfigError: if the optimizer has other parameters than the model.
-        CheckpointError: on every rank, if the state is of other parameters.
+        CheckpointError: on every rank, if the state is of other parameters or not whole.
     """
     names = _names(unwrap(model), optimizer)
     given: dict[Any, Mapping[str, Any]] = {}
@@ -226,7 +226,7 @@ def _whole_on_main(value: Any) -> Any:
 
 
 def _part(outline: Any, whole: Tensor | None, parameter: nn.Parameter) -> Any:
-    """Return this rank's part of what rank 0 has as `whole`, cut as `parameter` is; collective."""
+    """Collective: return this rank's part of what rank 0 has as `whole`, cut as `parameter` is."""
     if not (isinstance(outline, Tensor) and outline.is_meta):
         return copy.deepcopy(outline)
     return scatter_from_main(whole, parameter, outline.dtype)

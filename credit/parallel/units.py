@@ -18,19 +18,19 @@ _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
 def _has_fsdp2_shard(module: nn.Module) -> bool:
-    """Whether a module opted in as a sharding unit, as an instance or as a class."""
+    """Return True if a module opted in as a sharding unit, as an instance or as a class."""
     return bool(getattr(module, "_fsdp2_shard", False))
 
 
 def _is_shardable(module: nn.Module, ac_enabled: bool) -> bool:
-    """Whether a module is a sharding unit: with checkpointing the wrapper around a marked block, else the block."""
+    """Return True if a module is a sharding unit: with checkpointing the wrapper around a marked block, else the block."""
     if ac_enabled:
         return isinstance(module, CheckpointWrapper) and _has_fsdp2_shard(module._checkpoint_wrapped_module)
     return not isinstance(module, CheckpointWrapper) and _has_fsdp2_shard(module)
 
 
 def fsdp2_is_applied(model: nn.Module) -> bool:
-    """Whether ``fully_shard`` was applied to `model`; the config may ask for it and a caller skip it."""
+    """Return True if ``fully_shard`` was applied to `model`; the config may ask for it and a caller skip it."""
     return any(isinstance(module, FSDPModule) for module in model.modules())
 
 
