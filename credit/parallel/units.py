@@ -23,7 +23,7 @@ def _has_fsdp2_shard(module: nn.Module) -> bool:
 
 
 def _is_shardable(module: nn.Module, ac_enabled: bool) -> bool:
-    """Return True if a module is a sharding unit: with checkpointing the wrapper around a marked block, else the block."""
+    """Return True for a sharding unit: with checkpointing the wrapper around a marked block, else the block."""
     if ac_enabled:
         return isinstance(module, CheckpointWrapper) and _has_fsdp2_shard(module._checkpoint_wrapped_module)
     return not isinstance(module, CheckpointWrapper) and _has_fsdp2_shard(module)
