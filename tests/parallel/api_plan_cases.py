@@ -80,11 +80,25 @@ class Grouped(nn.Module):
         self.to_out = nn.Linear(heads * HEAD, WIDTH)
         self._tp_plan = {"to_q": "colwise", "to_k": keys, "to_v": keys, "to_out": "rowwise"}
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, shift: Tensor | float = 0.0) -> Tensor:
         q, k, v = (layer(x).unflatten(-1, (-1, HEAD)).transpose(1, 2) for layer in (self.to_q, self.to_k, self.to_v))
+        q = q + shift
         k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for tensor in (k, v))
         y = nn.functional.scaled_dot_product_attention(q, k, v)
         return x + self.to_out(y.transpose(1, 2).flatten(2))
+
+
+class Shifted(nn.Module):
+    """Attention whose heads all use the output of a layer beside it."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.attention, self.shift = Grouped(heads, heads), nn.Linear(WIDTH, HEAD)
+        plan, self.attention._tp_plan = self.attention._tp_plan, {}
+        self._tp_plan = {f"attention.{name}": kind for name, kind in plan.items()} | {"shift": "replicated"}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x, self.shift(x).unsqueeze(1))
 
 
 class Fused(nn.Module):
@@ -144,11 +158,17 @@ def fused_parts_checkpointed_and_compiled() -> None:
 @case
 def fused_parts_that_are_not_declared() -> None:
     mesh = init_device_mesh("cpu", (4,))
+    half_heads = Grouped(4, 4)
+    half_heads.to_k = nn.Linear(WIDTH, 6)
     for model, words in (
         (Gated("colwise"), ("Gated._tp_plan['up']", "24 outputs are not the 12 inputs of 'down'", '"colwise:2"')),
         (Gated("colwise:5"), ("Gated._tp_plan['up']", "24 outputs are not 5 equal parts")),
         (Gated("colwise:0"), ("'colwise:0' is not one of colwise, rowwise",)),
         (Gated("rowwise:2"), ("'rowwise:2' is not one of colwise, rowwise",)),
+        (
+            half_heads,
+            ("Grouped._tp_plan['to_k']", "6 outputs do not divide into heads, of which there are 4 in the 16"),
+        ),
     ):
         message = raised(lambda model=model: apply_tensor_parallel(model, mesh))
         assert message.startswith("ConfigError") and all(word in message for word in words), message
@@ -163,6 +183,13 @@ def fewer_heads_of_keys_than_of_queries() -> None:
     # two heads of keys are not dealt to four ranks: that attention stays whole, the feed-forward is split
     model = lambda: nn.Sequential(Grouped(4, 2), Gated("colwise:2"))  # noqa: E731
     require_same_split(model, 4, 2)
+
+
+@case
+def what_all_heads_use_beside_their_attention() -> None:
+    """Its gradient is added up where the attention is split, and there alone."""
+    require_same_split(partial(Shifted, 4), 2, 4)
+    require_same_split(lambda: nn.Sequential(Shifted(2), Gated("colwise:2")), 4, 2)
 
 
 @case
