@@ -53,17 +53,26 @@ class Gated(nn.Module):
         return x + self.down(product)
 
 
-class Deep(nn.Module):
-    """A feed-forward whose two layers lie at different depths, with dropout between them."""
+class Gate(nn.Module):
+    """Gate times up, with dropout."""
 
-    _tp_plan = {"net.0.proj": "colwise:2", "net.2": "rowwise"}
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.proj, self.drop = nn.Linear(WIDTH, 2 * HIDDEN), nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.proj(x).chunk(2, -1)
+        return self.drop(gate * up)
+
+
+class Deep(nn.Module):
+    """A feed-forward whose two layers lie at different depths."""
+
+    _tp_plan = {"net.0.proj": "colwise:2", "net.1": "rowwise"}
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
-        first = nn.Module()
-        first.proj = nn.Linear(WIDTH, 2 * HIDDEN)
-        first.forward = lambda x: torch.mul(*first.proj(x).chunk(2, -1))
-        self.net = nn.Sequential(first, nn.Dropout(dropout), nn.Linear(HIDDEN, WIDTH))
+        self.net = nn.Sequential(Gate(dropout), nn.Linear(HIDDEN, WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.net(x)
