@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import parametrizations
 
+from credit.config.schema_trainer import MixedPrecisionConfig, TrainerConfig
+from credit.models.wxformer import WXFormer
 from credit.parallel import fsdp2
+from credit.train.network import build_policy
 from tests.parallel.api_cases import BF16, case, require_same_gradients
 from tests.parallel.outside import (
     WIDTH,
@@ -23,7 +29,7 @@ from tests.parallel.outside import (
     samples,
     squares,
     weights,
-)
+)from tests.unit.models.small import SETTINGS
 
 KEPT = {"trainer": {"parallelism": {"reshard_after_forward": False}}}
 
@@ -112,6 +118,23 @@ def inputs_keep_their_dtypes_on_request() -> None:
         assert model.seen.dtype == (torch.bfloat16 if cast else torch.float32)
         assert torch.equal(model.seen, level) != cast
         assert model.block.expand.weight.grad is not None
+
+
+@case
+def the_trainers_policy_reaches_its_model() -> None:
+    """The same key of a checked config; WXFormer casts its input itself."""
+    mesh = init_device_mesh("cpu", (4,))
+    results = []
+    for cast in (True, False):
+        precision = MixedPrecisionConfig(cast_forward_inputs=cast)
+        policy = build_policy(TrainerConfig(max_steps=1, amp=True, fsdp2_mp_policy=precision), sharded=True)
+        assert policy.cast_forward_inputs == cast and policy.param_dtype == torch.bfloat16
+        model = built(partial(WXFormer, **SETTINGS))
+        fsdp2.shard_units(model, mesh, mesh, policy)
+        x = torch.randn(4, *model.in_shape, generator=torch.Generator().manual_seed(2))
+        squares(model, mine(x)).backward()
+        results.append(gradients(model))
+    assert all(torch.equal(value, results[0][name]) for name, value in results[1].items())
 
 
 def parametrized_spectral_norm() -> Net:
