@@ -94,6 +94,11 @@ class MixedPrecisionConfig(Section):
     param_dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="Weights and activations.")
     reduce_dtype: Literal["float32", "bfloat16"] = Field("float32", description="Reduction of gradients.")
     output_dtype: Literal["float32", "bfloat16"] = Field("float32", description="The model's output.")
+    cast_forward_inputs: bool = Field(
+        True,
+        description="Cast what the model and its blocks are given to param_dtype. false: inputs keep their dtypes (a "
+        "float32 noise level keeps its digits), and the model must cast those that meet its weights.",
+    )
 
 
 class LoraConfig(Section):

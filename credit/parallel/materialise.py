@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -78,6 +79,34 @@ def part_of(whole: Tensor, like: Tensor) -> Tensor:
             rank = like.device_mesh.get_local_rank(axis)
             whole = parts[rank] if rank < len(parts) else whole.narrow(dim, 0, 0)
     return whole
+
+
+def scatter_from_main(whole: Tensor | None, target: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Collective: return this rank's part of a whole tensor that rank 0 has, cut as `target` is and on its device.
+
+    Args:
+        whole: of the shape of `target`; None except on rank 0.
+        target: a parameter, buffer, or any other tensor, sharded or not.
+        dtype: of the result; that of `target` by default. Rank 0 casts, so that all ranks agree on what is sent.
+    """
+    is_sharded = isinstance(target, DTensor)
+    # Parameters in host memory (CPU offload) are sent where the mesh is; what is on the meta device has no place yet.
+    device = torch.device(target.device_mesh.device_type) if is_sharded else target.device
+    device = torch.device("cpu") if device.type == "meta" else device
+    value = torch.empty(target.shape, dtype=dtype or target.dtype, device=device)
+    if whole is not None:
+        value.copy_(whole)
+    if dist.is_initialized():
+        # gloo does not know every dtype (complex, bool, uint16), but bytes
+        dist.broadcast(value.view(-1).view(torch.uint8), src=0)
+    part = part_of(value, target).clone()
+    if target.device.type != "meta":
+        part = part.to(target.device)
+    if not is_sharded:
+        return part
+    return DTensor.from_local(
+        part, target.device_mesh, target.placements, run_check=False, shape=target.shape, stride=target.stride()
+    )
 
 
 def _unset(dtype: torch.dtype) -> float | int | bool:

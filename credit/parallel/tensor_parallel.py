@@ -1,11 +1,18 @@
 """Tensor parallelism: the linear layers of a block are split over the ranks that work on the same sample.
 
-A block says what may be split in its class attribute ``_tp_plan``, from submodule path to
+A block says what may be split in its attribute ``_tp_plan``, a dict from submodule path to
 
 - ``colwise``: a Linear whose outputs are dealt to the ranks; each rank goes on with its own,
+- ``colwise:2``: the same of a fused Linear whose outputs are 2 equal parts, one behind the other (gate and up of
+  SwiGLU; ``colwise:3`` for q, k, v); each rank gets its share of every part,
 - ``rowwise``: a Linear that takes such outputs; the ranks' products are added up,
 - ``replicated``: a submodule that is whole on every rank but whose output each rank uses for its own part (attention's
-  position bias), so that its gradient has to be added up.
+  position bias; the only k and v head of multi-query attention), so that its gradient has to be added up.
+
+A plan lists colwise layers before the rowwise layer that takes their outputs.
+The module that holds these layers may say in ``heads`` how many attention heads they have; then whole heads are dealt.
+A fused projection under plain ``colwise`` is ordered head by head. Keys and values may have fewer heads than queries: a
+colwise layer narrower than its rowwise partner counts heads of the same width.
 
 Between a colwise layer and its rowwise partner, activations belong to the rank: dropout draws differently on each.
 The split weights are DTensors on the ``tp`` mesh, computed with as local tensors. A parametrized weight (spectral norm)
@@ -17,12 +24,11 @@ block, so that it can add up for all its weights at once.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -30,9 +36,10 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn.utils import parametrize
 
 from credit.errors import ConfigError
+from credit.parallel.collectives import DealFusedRows, FusedRoutes, Sum, SumGradient, Total, plan_fused_routes
 from credit.parallel.reduce import local
-
-KINDS = ("colwise", "rowwise", "replicated")
+from credit.parallel.tensor_plan import PlannedLayer, read_plan, require_splittable
+from credit.parallel.units import require_unwrapped
 
 
 def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> list[str]:
@@ -45,26 +52,30 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> list[str]:
         mesh: one-dimensional.
 
     Raises:
-        ConfigError: if a plan names no module, or nothing at all can be split.
+        ConfigError: if a plan names no module, a layer cannot be split, or nothing at all can. The model is as it was.
     """
-    plans = [(path, module) for path, module in model.named_modules() if getattr(module, "_tp_plan", None)]
-    split = []
-    for path, block in plans:
-        plan = _checked_plan(path, block)
-        for parent in dict.fromkeys(name.rpartition(".")[0] for name in plan):
-            group = {name: kind for name, kind in plan.items() if name.rpartition(".")[0] == parent}
-            if _divides(block, group, mesh.size()):
-                _split_group(block, group, mesh)
-                split += [f"{path}.{name}" if path else name for name, kind in group.items() if kind != "replicated"]
-        _share_sums(block)
-    if not split:
-        widths = {n for _, block in plans for n in _units(block, block._tp_plan)}
+    for path, module in model.named_modules():
+        require_unwrapped(path, module)
+    blocks = [(path, module) for path, module in model.named_modules() if getattr(module, "_tp_plan", None)]
+    groups_of = {block: read_plan(path, block) for path, block in blocks}
+    split = {
+        block: [group for group in groups if all(layer.units % mesh.size() == 0 for layer in group)]
+        for block, groups in groups_of.items()
+    }
+    layers = [layer for groups in split.values() for group in groups for layer in group if layer.kind != "replicated"]
+    if not layers:
+        widths = {layer.units for groups in groups_of.values() for group in groups for layer in group if layer.units}
         raise ConfigError(
             f"trainer.parallelism.tensor: {mesh.size()} splits nothing of {type(model).__name__}: "
-            + (f"its heads and hidden units are {sorted(widths)}; choose a divisor" if plans else "no block has a "
+            + (f"its heads and hidden units are {sorted(widths)}; choose a divisor" if blocks else "no block has a "
                "_tp_plan; set tensor to 1")
         )  # fmt: skip
-    return split
+    require_splittable(model, layers)
+    for _, block in blocks:
+        for group in split[block]:
+            _split_group(group, mesh)
+        _share_sums(block)
+    return [layer.path for layer in layers]
 
 
 def has_dropout(module: nn.Module) -> bool:
@@ -78,54 +89,21 @@ def drop_rate(module: nn.Module) -> float:
     return rate if isinstance(rate, int | float) else 0.0
 
 
-def _checked_plan(path: str, block: nn.Module) -> Mapping[str, str]:
-    """Return the block's plan.
-
-    Raises:
-        ConfigError: if a name matches no module or a kind is unknown.
-    """
-    modules = dict(block.named_modules())
-    for name, kind in block._tp_plan.items():
-        where = f"{type(block).__name__}._tp_plan[{name!r}] (at {path or 'the model'})"
-        if name not in modules:
-            raise ConfigError(f"{where}: there is no such submodule; it has {', '.join(filter(None, modules))}")
-        if kind not in KINDS:
-            raise ConfigError(f"{where}: {kind!r} is not one of {', '.join(KINDS)}")
-        if kind != "replicated" and not isinstance(modules[name], nn.Linear):
-            raise ConfigError(f"{where}: only Linear layers are split, this is a {type(modules[name]).__name__}")
-    return block._tp_plan
-
-
-def _units(block: nn.Module, group: Mapping[str, str]) -> list[int]:
-    """Return, for each layer of a plan, how many things there are to deal: heads, or hidden units."""
-    units = []
-    for name, kind in group.items():
-        if kind == "replicated":
-            continue
-        layer = block.get_submodule(name)
-        # the parent knows how many of the fused outputs make one head
-        parent = block.get_submodule(name.rpartition(".")[0])
-        rows = layer.out_features if kind == "colwise" else layer.in_features
-        units.append(getattr(parent, "heads", rows))
-    return units
-
-
-def _divides(block: nn.Module, group: Mapping[str, str], ranks: int) -> bool:
-    return all(n % ranks == 0 for n in _units(block, group))
-
-
-def _split_group(block: nn.Module, group: Mapping[str, str], mesh: DeviceMesh) -> None:
-    """Split the layers below one parent; they share one region where ranks draw their own dropout."""
-    parent = block.get_submodule(next(iter(group)).rpartition(".")[0])
+def _split_group(group: list[PlannedLayer], mesh: DeviceMesh) -> None:
+    """Split layers between which activations belong to the rank; they share one region of dropout of its own."""
+    parent = group[0].parent
     region = _OwnRandom(mesh.get_local_rank(), parent) if has_dropout(parent) else None
-    for name, kind in group.items():
-        module = block.get_submodule(name)
-        if kind == "replicated":
+    for layer in group:
+        module = layer.module
+        if layer.kind == "replicated":
             module.register_forward_hook(functools.partial(_sum_gradient_of_output, group=mesh.get_group()))
             continue
-        _split_parameters(module, 0 if kind == "colwise" else 1, mesh)
-        forward = _colwise if kind == "colwise" else _rowwise
-        module.forward = functools.partial(forward, module, mesh.get_group(), region)
+        _split_parameters(module, 0 if layer.kind == "colwise" else 1, mesh)
+        if layer.kind == "rowwise":
+            module.forward = functools.partial(_rowwise, module, mesh.get_group(), region)
+            continue
+        routes = plan_fused_routes(module.out_features, layer.parts, mesh.get_group()) if layer.parts > 1 else None
+        module.forward = functools.partial(_colwise, module, mesh.get_group(), region, routes=routes)
 
 
 def _split_parameters(layer: nn.Linear, dim: int, mesh: DeviceMesh) -> None:
@@ -134,12 +112,7 @@ def _split_parameters(layer: nn.Linear, dim: int, mesh: DeviceMesh) -> None:
         chain = layer.parametrizations.weight
         _replace(chain, "original", Shard(dim), mesh)
         for link in chain:
-            if not hasattr(link, "share"):
-                raise ConfigError(
-                    f"trainer.parallelism.tensor: the parametrization {type(link).__name__} does not know how to "
-                    "treat a part of a weight (method share); set tensor to 1"
-                )
-            total, common = (functools.partial(f.apply, mesh.get_group()) for f in (_Total, _SumGradient))
+            total, common = (functools.partial(f.apply, mesh.get_group()) for f in (Total, SumGradient))
             for name, along in link.share(dim, total, common).items():
                 _replace(link, name, Replicate() if along is None else Shard(along), mesh)
     else:
@@ -160,7 +133,9 @@ def _replace(module: nn.Module, name: str, placement: Shard | Replicate, mesh: D
     whole = getattr(module, name)
     part = whole.detach()
     if isinstance(placement, Shard):
-        part = part.chunk(mesh.size(), dim=placement.dim)[mesh.get_local_rank()].clone()
+        part = part.chunk(mesh.size(), dim=placement.dim)[mesh.get_local_rank()]
+    # a layer's weight may be a view of another layout, of which FSDP2 takes none
+    part = part.clone(memory_format=torch.contiguous_format)
     new = DTensor.from_local(
         part, mesh, [placement], run_check=False, shape=whole.shape, stride=whole.contiguous().stride()
     )
@@ -176,9 +151,16 @@ def _colwise(
     region: _OwnRandom | None,
     x: Tensor,
     product: Callable[..., Any] = F.linear,
+    routes: FusedRoutes | None = None,
 ) -> Any:
+    weight = local(layer.weight)
     bias = None if layer.bias is None else local(layer.bias)
-    y = product(_SumGradient.apply(group, x), local(layer.weight), bias)
+    if routes is not None:
+        # Each rank stores whole rows one behind the other, as checkpoints have them; it computes with its share of
+        # every part. A weight is small against activations, so the exchange is cheap.
+        weight = DealFusedRows.apply(weight, routes)
+        bias = None if bias is None else DealFusedRows.apply(bias, routes)
+    y = product(SumGradient.apply(group, x), weight, bias)
     if region is not None and region.is_needed():
         region.enter(x.device)
     return y
@@ -194,60 +176,12 @@ def _rowwise(
     weight = local(layer.weight)
     if region is not None:
         region.leave(weight.device)
-    y = _Sum.apply(product(x, weight, None), group)
+    y = Sum.apply(product(x, weight, None), group)
     return y if layer.bias is None else y + layer.bias.to(y.dtype)
 
 
 def _sum_gradient_of_output(module: nn.Module, args: tuple, output: Tensor, *, group: dist.ProcessGroup) -> Tensor:
-    return _SumGradient.apply(group, output)
-
-
-def _summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return the sum over the ranks, a new tensor."""
-    if torch.compiler.is_compiling():
-        # the sum in place is traced, too, but in torch 2.11 every gradient before it is lost, without an error
-        return functional.wait_tensor(functional.all_reduce(x.contiguous(), "sum", group))
-    x = x.contiguous().clone()
-    dist.all_reduce(x, group=group)
-    return x
-
-
-class _SumGradient(torch.autograd.Function):
-    """Identity whose gradient is the sum over the ranks: the input of parts that each rank holds alone."""
-
-    @staticmethod
-    def forward(ctx, group: dist.ProcessGroup, x: Tensor) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[None, Tensor]:
-        return None, _summed(gradient, ctx.group)
-
-
-class _Sum(torch.autograd.Function):
-    """Sum over the ranks whose gradient is handed to each rank as it is."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        return _summed(x, group)
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient, None
-
-
-class _Total(torch.autograd.Function):
-    """Sum over the ranks of which each rank uses the result for its own part: the gradient is summed, too."""
-
-    @staticmethod
-    def forward(ctx, group: dist.ProcessGroup, x: Tensor) -> Tensor:
-        ctx.group = group
-        return _summed(x, group)
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[None, Tensor]:
-        return None, _summed(gradient, ctx.group)
+    return SumGradient.apply(group, output)
 
 
 class _OwnRandom:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -66,12 +67,14 @@ def on_main(what: Callable[[], T]) -> T:
     """
     if not dist.is_initialized():
         return what()
-    results: list[T] = []
-    together(lambda: results.append(what()) if rank_of() == 0 else None)
-    box = [results[0] if results else None]
+    pickled: list[bytes] = []
+    # Pickling here, not in the broadcast, makes a result that cannot be pickled an error of all ranks: there rank 0
+    # alone would raise, and the others would wait for it.
+    together(lambda: pickled.append(pickle.dumps(what())) if rank_of() == 0 else None)
+    box = [pickled[0] if pickled else None]
     with _connected():
         dist.broadcast_object_list(box, src=0)
-    return box[0]
+    return pickle.loads(box[0])
 
 
 def dealt_by_main(offer: T, deal: Callable[[list[T]], list[U]], group: dist.ProcessGroup | None = None) -> U:

@@ -144,12 +144,7 @@ def build_policy(conf: TrainerConfig, sharded: bool) -> MixedPrecisionPolicy | N
     if not (sharded and conf.amp and conf.lora is None):
         return None
     asked = conf.fsdp2_mp_policy or MixedPrecisionConfig()
-    dtypes = {
-        "param_dtype": asked.param_dtype,
-        "reduce_dtype": asked.reduce_dtype,
-        "output_dtype": asked.output_dtype,
-    }
-    return _build_mp_policy({"trainer": {"amp": True, "fsdp2_mp_policy": dtypes}})
+    return _build_mp_policy({"trainer": {"amp": True, "fsdp2_mp_policy": asked.model_dump()}})
 
 
 def build_forecast_mesh(conf: ForecastParallelismConfig, launch: Launch, device_type: str) -> RunMesh:

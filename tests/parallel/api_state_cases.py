@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,10 +14,12 @@ from torch.distributed.tensor import DTensor
 
 from credit.errors import CheckpointError, ConfigError
 from credit.parallel import fsdp2
-from credit.parallel.verdict import together
+from credit.parallel.activation import plain_name
+from credit.parallel.verdict import on_main, together
 from tests.parallel.api_cases import CHECKPOINTED, case
 from tests.parallel.cases import whole
 from tests.parallel.outside import (
+    WIDTH,
     Net,
     built,
     gradients,
@@ -203,3 +206,101 @@ def wrong_optimizer_states() -> None:
     strangers = torch.optim.AdamW(built(Net).parameters())
     said = raised(lambda: fsdp2.fsdp2_optimizer_state_dict(model, strangers))
     assert said.startswith(ConfigError.__name__) and "after the model has been sharded" in said, said
+
+
+@case
+def states_that_are_not_whole() -> None:
+    """What rank 0 alone would fail on is refused by all ranks at once."""
+    model = fsdp2.apply_fsdp2(built(Net), None, {})
+    optimizer = torch.optim.AdamW(model.parameters())
+    take_step(model, optimizer, 0)
+    before, whole_state = weights(model), built(Net, seed=1).state_dict()
+    begin = time.monotonic()
+    for given, words in (
+        (model.state_dict(), "embed.weight is a rank's part (a DTensor)"),
+        (whole_state | {"head.weight": torch.empty(WIDTH, WIDTH, device="meta")}, "head.weight has no values"),
+        (whole_state | {"head.weight": torch.eye(WIDTH).to_sparse()}, "head.weight is a sparse or quantized tensor"),
+        (whole_state | {"head.weight": torch.eye(WIDTH).cfloat()}, "head.weight is complex, here real"),
+        (whole_state | {"scale": lambda: 3}, "scale is no tensor"),
+    ):
+        message = raised(lambda given=given: fsdp2.fsdp2_load_state_dict(model, given))
+        assert message.startswith("CheckpointError: state dict: ") and words in message, message
+    saved = fsdp2.fsdp2_optimizer_state_dict(model, optimizer)
+    parts = {plain_name(name): optimizer.state.get(p, {}) for name, p in model.named_parameters()}
+    names = [plain_name(name) for name, _ in model.named_parameters()]
+    for given, words in (
+        (optimizer.state_dict(), "its parameters are numbers"),
+        ({"state": parts, "param_groups": [{"params": names}]}, "embed.weight/exp_avg is a rank's part (a DTensor)"),
+        ({"state": {}, "param_groups": None}, "param_groups is no list of dicts"),
+        ({"state": {}, "param_groups": [{"params": names, "lr": lambda: 1.0}]}, "pickle"),
+        ({"state": {3: {}}, "param_groups": [{"params": names}]}, "the key 3 is no name"),
+    ):
+        message = raised(lambda given=given: fsdp2.fsdp2_load_optimizer_state_dict(model, optimizer, given))
+        assert message.startswith("CheckpointError: ") and words in message, message
+    assert time.monotonic() - begin < 30, "the ranks waited for each other"
+    require_equal(weights(model), before)
+    fsdp2.fsdp2_load_optimizer_state_dict(model, optimizer, saved)
+
+
+@case
+def a_result_that_cannot_be_sent() -> None:
+    message = raised(lambda: on_main(lambda: lambda: 3))
+    assert message.startswith("CheckpointError: ") and "pickle" in message, message
+
+
+@case
+def names_of_wrappers() -> None:
+    """DDP, FSDP1, torch.compile and checkpointing put their own parts into names, DDP also several times."""
+    plain = built(Net, seed=4)
+    expected = plain.state_dict()
+    model = fsdp2.apply_fsdp2(built(Net), None, CHECKPOINTED)
+    optimizer = torch.optim.AdamW(model.parameters())
+    take_step(model, optimizer, 0)
+    saved = fsdp2.fsdp2_optimizer_state_dict(model, optimizer)
+    for wrapped in (
+        "module.{}".format,
+        "module.module.{}".format,
+        "_orig_mod.{}".format,
+        "module._orig_mod.{}".format,
+        "_fsdp_wrapped_module.{}".format,
+        lambda name: name.replace("blocks.0.", "blocks.0._checkpoint_wrapped_module."),
+    ):
+        other = fsdp2.apply_fsdp2(built(Net), None, CHECKPOINTED)
+        fsdp2.fsdp2_load_state_dict(other, {wrapped(name): value for name, value in expected.items()})
+        require_equal(weights(other), {name: value for name, value in expected.items() if name != "scale"})
+        renamed = {
+            "state": {wrapped(name): entry for name, entry in saved.get("state", {}).items()},
+            "param_groups": [
+                {**group, "params": [wrapped(name) for name in group["params"]]}
+                for group in saved.get("param_groups", [])
+            ],
+        }
+        fsdp2.fsdp2_load_optimizer_state_dict(model, optimizer, renamed)
+    message = raised(lambda: fsdp2.fsdp2_load_state_dict(model, expected | {"module.head.bias": expected["head.bias"]}))
+    assert "head.bias and module.head.bias are one parameter, head.bias" in message, message
+
+
+@case
+def models_that_are_not_sharded() -> None:
+    """All four functions also take a plain model and one in DDP, whose names do not show it."""
+    expected = built(Net, seed=4).state_dict()
+    for wrap in (lambda model: model, lambda model: nn.parallel.DistributedDataParallel(model)):
+        for seed in (0, 4):
+            plain = built(Net, seed=seed)
+            plain.unused.requires_grad_(False)
+            model = wrap(plain)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+            if seed == 0:
+                fsdp2.fsdp2_load_state_dict(model, expected if dist.get_rank() == 0 else {})
+                together(lambda plain=plain: require_equal(dict(plain.state_dict()), dict(expected)))
+            state = fsdp2.fsdp2_state_dict(model)
+            together(lambda state=state: require_equal(dict(state), dict(expected) if dist.get_rank() == 0 else {}))
+            squares(model, samples()).backward()
+            optimizer.step()
+            saved = fsdp2.fsdp2_optimizer_state_dict(model, optimizer)
+            assert (saved.keys() == {"state", "param_groups"}) == (dist.get_rank() == 0)
+            again = torch.optim.AdamW(model.parameters())
+            fsdp2.fsdp2_load_optimizer_state_dict(model, again, saved)
+            assert again.param_groups[0]["lr"] == 0.1
+            for parameter, entry in optimizer.state.items():
+                require_equal(dict(again.state[parameter]), dict(entry))

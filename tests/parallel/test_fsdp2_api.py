@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.parallel import api_compile_cases, api_entry_cases, api_state_cases  # noqa: F401 (add their cases)
+from tests.parallel import (  # noqa: F401 (they add their cases)
+    api_compile_cases,
+    api_entry_cases,
+    api_plan_cases,
+    api_shard_cases,
+    api_state_cases,
+)
 from tests.parallel.api_cases import CASES
 from tests.parallel.grid import launch
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from credit.errors import CheckpointError, ConfigError
@@ -168,6 +168,10 @@ BF16, FP32 = torch.bfloat16, torch.float32
             {"trainer": {"amp": True, "fsdp2_mp_policy": {"param_dtype": "float16", "output_dtype": "bfloat16"}}},
             (torch.float16, FP32, BF16),
         ),
+        (
+            {"trainer": {"amp": True, "fsdp2_mp_policy": {"param_dtype": BF16, "reduce_dtype": BF16}}},
+            (BF16, BF16, FP32),
+        ),
     ],
 )
 def test_policy(conf: dict, dtypes: tuple | None) -> None:
@@ -181,6 +185,8 @@ def test_policy(conf: dict, dtypes: tuple | None) -> None:
         ({"param_dtype": "bfloat"}, r'param_dtype: .bfloat. is no dtype; did you mean "bfloat16"'),
         ({"parm_dtype": "bfloat16"}, r'parm_dtype: there is no such key; did you mean "param_dtype"'),
         ("bfloat16", "is no section; its keys are param_dtype"),
+        ({"param_dtype": torch.int8}, r"param_dtype: torch\.int8 is no dtype"),
+        ({"cast_forward_inputs": "false"}, r"cast_forward_inputs: .false. is not a boolean; write true or false"),
     ],
 )
 def test_policy_that_is_none(asked: object, message: str) -> None:
@@ -196,6 +202,54 @@ def test_spectral_norm_buffers() -> None:
     torch.testing.assert_close(model[0].weight_u.float(), before, atol=1e-2, rtol=1e-2)
     assert model[0].weight_orig.dtype == model[1].running_mean.dtype == FP32
     assert "0.weight_u" in model.state_dict()
+
+
+def test_parametrized_spectral_norm_buffers() -> None:
+    model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)))
+    link = model[0].parametrizations.weight[0]
+    before = link._u.clone()
+    fsdp2._fix_spectral_norm_dtype(model, BF16)
+    assert (link._u.dtype, link._v.dtype) == (BF16, BF16)
+    torch.testing.assert_close(link._u.float(), before, atol=1e-2, rtol=1e-2)
+    assert model[0].parametrizations.weight.original.dtype == FP32
+
+
+@pytest.mark.parametrize(
+    ("conf", "words"),
+    [
+        ({"trainer": {"amp": "false"}}, r"trainer\.amp: 'false' is not a boolean; write true or false"),
+        ({"trainer": {"amp": 2}}, r"trainer\.amp: 2 is not a boolean"),
+        ({"trainer": {"amp": True}, "model": {"use_spectral_norm": "no"}}, r"model\.use_spectral_norm: 'no' is not"),
+        ({"trainer": {"parallelism": {"cpu_offload": "true"}}}, r"trainer\.parallelism\.cpu_offload: 'true' is not"),
+        ({"trainer": {"parallelism": {"reshard_after_forward": "false"}}}, r"reshard_after_forward: 'false' is not"),
+        ({"trainer": {"parallelism": [1]}}, r"trainer\.parallelism: \[1\] is no section"),
+        ({"trainer": {"activation_checkpoint": "false"}}, "activation_checkpoint: 'false' is not one of true, false"),
+    ],
+)
+def test_switches_that_are_no_booleans(conf: dict, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        fsdp2.apply_fsdp2(built(Net), None, conf)
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize("offload", [True, False, None])
+@pytest.mark.parametrize("again", [True, False, None])
+def test_parallelism_of_the_config_is_honoured(
+    offload: bool | None, again: bool | None, no_group: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policies, freed = [], []
+
+    def record(module: nn.Module, **options) -> None:
+        policies.append(isinstance(options["offload_policy"], CPUOffloadPolicy))
+        freed.append(options["reshard_after_forward"])
+        fully_shard(module, **options)
+
+    monkeypatch.setattr(fsdp2, "fully_shard", record)
+    conf = {"trainer": {"parallelism": {"cpu_offload": offload, "reshard_after_forward": again}}}
+    fsdp2.apply_fsdp2(built(Net), None, conf)
+    assert policies == [bool(offload)] * 3
+    # the last block and the model are needed first in the backward pass
+    assert freed == [False, again is not False, False]
 
 
 class Strange(Net):

@@ -1,0 +1,116 @@
+"""Mixed precision of a sharded model: the policy that a config asks for, and the buffers that FSDP2 does not cast."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
+
+from credit.errors import ConfigError, did_you_mean
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DEFAULT_DTYPES = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32, "output_dtype": torch.float32}
+_CAST_INPUTS = "cast_forward_inputs"
+_POLICY_KEYS = (*_DEFAULT_DTYPES, _CAST_INPUTS)
+
+
+def _build_mp_policy(conf: Mapping[str, Any]) -> MixedPrecisionPolicy | None:
+    """Return the policy of a config, None where everything is to stay float32.
+
+    Without ``trainer.amp`` there is none. With spectral norm there is one only where ``trainer.fsdp2_mp_policy`` opts
+    in. With ``cast_forward_inputs: false`` inputs keep their dtypes, and the model casts those that it has to.
+
+    Args:
+        conf: a whole config as nested dicts; a dtype is a name or a ``torch.dtype``.
+
+    Raises:
+        ConfigError: for an unknown key or dtype, or a switch that is neither true nor false.
+    """
+    trainer = read_section(conf, "trainer")
+    requested = trainer.get("fsdp2_mp_policy")
+    amp = read_switch(trainer, "trainer.amp", default=False)
+    spectral_norm = read_switch(read_section(conf, "model"), "model.use_spectral_norm", default=False)
+    if not amp or (spectral_norm and requested is None):
+        return None
+    if not isinstance(requested or {}, Mapping):
+        raise ConfigError(
+            f"trainer.fsdp2_mp_policy: {requested!r} is no section; its keys are {', '.join(_POLICY_KEYS)}"
+        )
+    settings: dict[str, Any] = dict(_DEFAULT_DTYPES)
+    for key, value in (requested or {}).items():
+        path = f"trainer.fsdp2_mp_policy.{key}"
+        if key not in _POLICY_KEYS:
+            raise ConfigError(f"{path}: there is no such key{did_you_mean(str(key), _POLICY_KEYS)}")
+        if key == _CAST_INPUTS:
+            settings[key] = read_switch(requested, path, default=True)
+        else:
+            settings[key] = _read_dtype(value, path)
+    return MixedPrecisionPolicy(**settings)
+
+
+def _fix_spectral_norm_dtype(model: nn.Module, param_dtype: torch.dtype) -> None:
+    """Cast the u and v buffers of torch's spectral norm to `param_dtype`, in place.
+
+    Both kinds are cast: ``torch.nn.utils.spectral_norm`` (hooks; ``weight_u``, ``weight_v``) and
+    ``torch.nn.utils.parametrizations.spectral_norm`` (``_u``, ``_v``). They multiply these vectors with the weight in
+    the dtype that FSDP2 has cast it to. The package's own parametrization needs no cast: it computes in float32
+    whatever it is given.
+    """
+    for module in model.modules():
+        names = {"weight_u", "weight_v"}
+        if isinstance(module, _SpectralNorm):
+            names |= {"_u", "_v"}
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, SpectralNorm):
+                names |= {f"{hook.name}_u", f"{hook.name}_v"}
+        for name, buffer in module.named_buffers(recurse=False):
+            if name in names:
+                setattr(module, name, buffer.to(param_dtype))
+
+
+def read_section(conf: Any, name: str, parent: str = "") -> Mapping[str, Any]:
+    """Return the section `name` of a config as nested dicts; one that is missing or empty is an empty one.
+
+    Args:
+        conf: the whole config, or the section that holds this one.
+        name: its key.
+        parent: what the key is preceded by in a message: ``"trainer."``.
+
+    Raises:
+        ConfigError: if it is no dict.
+    """
+    section = (conf.get(name) if isinstance(conf, Mapping) else conf) or {}
+    if not isinstance(section, Mapping):
+        raise ConfigError(f"{parent}{name}: {section!r} is no section; conf is a whole config as nested dicts")
+    return section
+
+
+def read_switch(section: Mapping[str, Any], path: str, default: bool) -> bool:
+    """Return a switch of a section, `default` where it is missing or None.
+
+    A plain dict was checked by nobody, and the text "false" is true in Python. The numbers 0 and 1 equal the booleans.
+
+    Raises:
+        ConfigError: if it is neither true nor false.
+    """
+    value = section.get(path.rpartition(".")[2])
+    if value is None:
+        return default
+    if not isinstance(value, int) or value not in (0, 1):
+        raise ConfigError(f"{path}: {value!r} is not a boolean; write true or false, without quotation marks")
+    return bool(value)
+
+
+def _read_dtype(value: Any, path: str) -> torch.dtype:
+    """Return the dtype that a config gives by its name or as itself."""
+    if isinstance(value, torch.dtype) and value in _DTYPES.values():
+        return value
+    if isinstance(value, str) and value in _DTYPES:
+        return _DTYPES[value]
+    name = str(value).removeprefix("torch.")
+    raise ConfigError(f"{path}: {value!r} is no dtype{did_you_mean(name, _DTYPES)}")
