@@ -1,29 +1,31 @@
-"""Units that contradict their variable or their values: Celsius called K, a height called geopotential, hPa called Pa.
+"""Values that no field can have: fill values that nothing declares, and values outside the range of their units.
 
-Units are kept as the files have them, or converted from what these say; a model learns in any. But scores, figures and
-least values are read in the units that the files state, and a file of another unit that joins later would go unnoticed.
-The ranges are wide: what falls outside is not unusual weather.
+Every value that is read from a source passes `ValueRules.apply` once, in the units of its file and before anything is
+computed from it. Whoever reads through `credit.data.sources` is therefore protected: check, preprocess, training,
+initial states of forecasts and the truth of scores. The limits are physical bounds that also hold in the stratosphere,
+in the soil and in the ocean; they recognise wrong units and fill values, and do not judge the weather.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from credit.channels import Channel
-from credit.data.units import plain
+from credit.data.units import Conversion, plain
+from credit.errors import DataError
 
-# quantity -> unit -> range of a field's mean
-_RANGES = {
-    "temperature": {"K": (100.0, 400.0), "degC": (-120.0, 99.0)},
+# quantity -> unit -> least and greatest value
+_QUANTITY_LIMITS = {
+    "temperature": {"K": (80.0, 3000.0), "degC": (-193.0, 100.0)},
     "pressure at the surface or at sea level": {"Pa": (2e4, 1.2e5), "hPa": (200.0, 1200.0)},
-    "specific humidity": {"kg kg-1": (-0.01, 0.2), "g kg-1": (-10.0, 200.0)},
-    "wind": {"m s-1": (-150.0, 150.0)},
-    "geopotential": {"m2 s-2": (-1e5, 1e6)},
-    "geopotential height": {"m": (-1e4, 1e5)},
+    "specific humidity": {"kg kg-1": (-0.05, 0.2), "g kg-1": (-50.0, 200.0)},
+    "wind": {"m s-1": (-1000.0, 1000.0)},
+    "geopotential": {"m2 s-2": (-1e5, 5e6)},
+    "geopotential height": {"m": (-1e4, 5e5)},
 }
-_UNITS = {unit for units in _RANGES.values() for unit in units}
 # by standard_name, and where a file has none by the usual short name
 _QUANTITIES = {
     "temperature": ("air_temperature", "surface_temperature", "sea_surface_temperature", "t", "t2m", "sst", "skt"),
@@ -36,8 +38,196 @@ _QUANTITIES = {
     "geopotential height": ("geopotential_height", "gh"),
 }  # fmt: skip
 _QUANTITY_OF = {name: quantity for quantity, names in _QUANTITIES.items() for name in names}
+_UNITS_OF_QUANTITIES = {unit for units in _QUANTITY_LIMITS.values() for unit in units}
+# Of any quantity in these units. K holds differences and potential temperature at 100 km (2e5 K), m2 s-2 energies a
+# mass such as CAPE, kg kg-1 water in peat, Pa pressure in the deep ocean and stress, J m-2 sums over months.
+_UNIT_LIMITS = {
+    "K": (-1e6, 1e6),
+    "degC": (-1e6, 1e6),
+    "Pa": (-1e9, 1e9),
+    "hPa": (-1e7, 1e7),
+    "Pa s-1": (-1e4, 1e4),
+    "kg kg-1": (-1.0, 100.0),
+    "g kg-1": (-1e3, 1e5),
+    "m s-1": (-1e4, 1e4),
+    "m": (-2e4, 1e7),
+    "m2 s-2": (-1e6, 1e8),
+    "s-1": (-1e3, 1e3),
+    "W m-2": (-1e5, 1e5),
+    "J m-2": (-1e14, 1e14),
+    "kg m-2": (-1e7, 1e8),
+    "kg m-2 s-1": (-1e3, 1e3),
+    "m3 m-3": (-10.0, 10.0),
+}
 # below this pressure a height above sea level is far from 0
 _LOWEST_HPA = 700.0
+# No quantity is so large; netCDF's own fill value of real numbers, 9.96921e36, is.
+_GREATEST = 1e30
+# What files are filled with besides: usual choices of programs and archives, and netCDF's fill values of integers.
+_FILL_VALUES = (
+    -99.0, -999.0, -999.9, -999.99, -9999.0, -9999.9, -99999.0, -999999.0, -9.99e8, -32767.0, -32768.0, -2147483647.0,
+    -2147483648.0, -9223372036854775806.0, -1e20, 1e15, 1e20, 9.99e20, 9.999e20,
+)  # fmt: skip
+_PACKED_FILL_VALUES = (-32768.0, -32767.0, 32767.0, -9999.0, -999.0)
+
+
+@dataclass(frozen=True)
+class Implausible:
+    """Values of one field that cannot be right.
+
+    Attributes:
+        index: of the field, in all dimensions but the last two.
+        cells: (h, w) bool, True where they are.
+        value: the first of them.
+        rule: what they break, in words.
+    """
+
+    index: tuple[int, ...]
+    cells: np.ndarray
+    value: float
+    rule: str
+
+
+@dataclass(frozen=True)
+class ValueRules:
+    """What the values of one variable in one file may be.
+
+    Attributes:
+        limits: (L, 2) least and greatest value on each level, or (1, 2) on any.
+        about: what has these limits, in words.
+        fill_values: (F,) values that are not data where they stand apart from all others.
+        tolerances: (F,) how exactly a value must be one of them.
+        valid_range: least and greatest value that the config declares, in the units of the file; then all within is
+            accepted, and all outside is missing.
+        advice: what to do about values that are refused.
+    """
+
+    limits: np.ndarray
+    about: str
+    fill_values: np.ndarray
+    tolerances: np.ndarray
+    valid_range: tuple[float, float] | None
+    advice: str
+
+    def apply(self, values: np.ndarray, levels: slice = slice(None)) -> tuple[np.ndarray, Implausible | None]:
+        """Return the values, NaN where `valid_range` makes them missing, and the first field that cannot be right.
+
+        Args:
+            values: (..., L, h, w) in the units of the file; not written to.
+            levels: which of the variable's levels they are on.
+        """
+        lowest, highest = _extremes(values)
+        if self.valid_range is not None:
+            least, greatest = self.valid_range
+            with np.errstate(invalid="ignore"):
+                if (lowest < least).any() or (highest > greatest).any():
+                    values = np.where((values < least) | (values > greatest), np.nan, values)
+            return values, None
+        limits = self.limits if len(self.limits) == 1 else self.limits[levels]
+        with np.errstate(invalid="ignore"):
+            suspects = (lowest < limits[:, 0]) | (highest > limits[:, 1])
+            for extreme in (lowest, highest):
+                suspects |= (np.abs(extreme) >= _GREATEST) | self._is_fill(extreme)
+        for index in np.argwhere(suspects):
+            place = tuple(int(number) for number in index)
+            found = self._judge(values[place], limits[place[-1] % len(limits)])
+            if found is not None:
+                return values, Implausible(place, *found)
+        return values, None
+
+    def _is_fill(self, values: np.ndarray) -> np.ndarray:
+        """Return True where a value is one of the fill values."""
+        distance = np.abs(np.asarray(values, dtype=np.float64)[..., None] - self.fill_values)
+        return (distance <= self.tolerances).any(axis=-1)
+
+    def _judge(self, field: np.ndarray, limits: np.ndarray) -> tuple[np.ndarray, float, str] | None:
+        """Return cells, first value and broken rule of a field (h, w); None where it can be right."""
+        finite = np.isfinite(field)
+        huge = finite & (np.abs(field) >= _GREATEST)
+        filled = huge if huge.any() else self._standing_apart(field, finite)
+        if filled.any():
+            return filled, float(field[filled][0]), "which is a fill value that the file does not declare as missing"
+        # infinite values have a message of their own
+        outside = finite & ((field < limits[0]) | (field > limits[1]))
+        if outside.any():
+            rule = f"which is no {self.about} ({limits[0]:g} to {limits[1]:g})"
+            return outside, float(field[outside][0]), rule
+        return None
+
+    def _standing_apart(self, field: np.ndarray, finite: np.ndarray) -> np.ndarray:
+        """Return the cells of the smallest or greatest value where that is a fill value and stands apart.
+
+        It stands apart where it is farther from all other values than these are from each other. A wind of -99 m/s or
+        a height of -999 m among values like it is data.
+        """
+        nothing = np.zeros(field.shape, dtype=bool)
+        if not finite.any():
+            return nothing
+        for extreme in (field[finite].min(), field[finite].max()):
+            cells = finite & (field == extreme)
+            others = field[finite & ~cells].astype(np.float64)
+            if not self._is_fill(extreme):
+                continue
+            if not others.size or np.abs(others - extreme).min() > np.ptp(others):
+                return cells
+        return nothing
+
+
+def build_rules(
+    name: str,
+    attributes: Mapping[str, str],
+    *,
+    levels: Sequence[float | None] = (None,),
+    level_units: str = "hPa",
+    packing: tuple[float, float] | None = None,
+    valid_range: Sequence[float] | None = None,
+    conversion: Conversion | None = None,
+    has_options: bool = True,
+) -> ValueRules:
+    """Return the rules for the values of a variable.
+
+    Args:
+        name: the variable.
+        attributes: its units and standard_name, in the file.
+        levels: of the values; None where they have none, or lie on other levels than the run's.
+        level_units: of the levels.
+        packing: scale and offset of packed integers.
+        valid_range: ``data.fields.NAME.valid_range``, in the units of the run.
+        conversion: from the units of the file to those of the run.
+        has_options: whether the variable can have options in ``data.fields``.
+    """
+    units = plain(attributes.get("units", ""))
+    quantity = _quantity_of(name, attributes)
+    known = _QUANTITY_LIMITS.get(quantity, {}).get(units)
+    usual = known or _UNIT_LIMITS.get(units) or (-np.inf, np.inf)
+    limits = [_height_limits(level, level_units, units) if known else None for level in levels]
+    fill_values = [np.array(_FILL_VALUES)]
+    tolerances = [np.abs(fill_values[0]) * 1e-6]
+    if packing is not None:
+        scale, offset = packing
+        fill_values.append(np.array(_PACKED_FILL_VALUES) * scale + offset)
+        tolerances.append(np.full(len(_PACKED_FILL_VALUES), 0.25 * abs(scale)))
+    if valid_range is not None and conversion is not None:
+        valid_range = sorted((value - conversion.offset) / conversion.scale for value in valid_range)
+    return ValueRules(
+        limits=np.array([usual if own is None else own for own in limits]),
+        about=f"{quantity} in {units}" if known else f"value in {units}",
+        fill_values=np.concatenate(fill_values),
+        tolerances=np.concatenate(tolerances),
+        valid_range=tuple(valid_range) if valid_range is not None else None,
+        advice=_advice(name, has_options),
+    )
+
+
+def require_units(name: str, attributes: Mapping[str, str], where: str) -> None:
+    """Stop where a variable has the units of another quantity.
+
+    Raises:
+        DataError: naming the units that it can have.
+    """
+    message = _describe_units(name, attributes)
+    if message is not None:
+        raise DataError(f"{where}: {message}")
 
 
 def find_contradictions(
@@ -47,7 +237,7 @@ def find_contradictions(
     level_units: str,
     when: str,
 ) -> list[str]:
-    """Return a message for each variable whose units cannot be right, at most one a variable.
+    """Return a message for each variable whose units or values cannot be right, for fields that come from a store.
 
     Args:
         fields_CHW: fields of one time, missing values as NaN.
@@ -58,34 +248,69 @@ def find_contradictions(
     """
     found: dict[str, str] = {}
     for field, channel in zip(fields_CHW, channels, strict=True):
+        if channel.variable in found:
+            continue
         own = attributes.get(channel.variable, {})
-        called = own.get("standard_name") or channel.variable
-        quantity, units = _QUANTITY_OF.get(called), plain(own.get("units", ""))
-        if quantity is None or units not in _UNITS or channel.variable in found:
-            continue
-        known = _RANGES[quantity]
-        if units not in known:
-            found[channel.variable] = (
-                f'{channel.variable}: its units are "{own["units"]}", but {called} is a {quantity} '
-                f"({' or '.join(known)}); correct units or standard_name in the files, or data.sources.N.rename"
-            )
-            continue
-        low, high = _height_range(channel, level_units, units) or known[units]
-        mean = float(np.nanmean(field))
-        if not low <= mean <= high:
-            found[channel.variable] = (
-                f'{channel.name}: its units are "{own["units"]}", but its mean at {when} is {mean:.4g}, which is no '
-                f"{quantity} in {units} ({low:g} to {high:g}); correct the units in the files"
-            )
+        message = _describe_units(channel.variable, own)
+        if message is None:
+            rules = build_rules(channel.variable, own, levels=[channel.level], level_units=level_units)
+            implausible = rules.apply(field[None])[1]
+            if implausible is not None:
+                message = f"{channel.name} at {when}: {describe_values(implausible, rules)}"
+        if message is not None:
+            found[channel.variable] = message
     return list(found.values())
 
 
-def _height_range(channel: Channel, level_units: str, units: str) -> tuple[float, float] | None:
-    """Return the range of (geo)potential at a pressure level, within a factor of 2 of 7.5 km times ln(1013 hPa / p)."""
-    if channel.level is None or level_units == "model_level" or units not in ("m", "m2 s-2"):
+def describe_values(implausible: Implausible, rules: ValueRules, where: str = "") -> str:
+    """Return what is wrong with the values of a field, and what to do; `where` says where the first one lies."""
+    count, size = int(implausible.cells.sum()), implausible.cells.size
+    return f"{count} of {size} values are like {implausible.value:.6g}{where}, {implausible.rule}; {rules.advice}"
+
+
+def _advice(name: str, has_options: bool) -> str:
+    if not has_options:
+        return "correct the units in the file, or declare the fill value there (_FillValue)"
+    return (
+        f"correct the units in the file, declare the fill value there (_FillValue), or set data.fields.{name}."
+        f"valid_range: [least, greatest]: what is outside is then missing (see data.fields.{name}.missing, "
+        "data.bad_times), and what is within is accepted"
+    )
+
+
+def _quantity_of(name: str, attributes: Mapping[str, str]) -> str:
+    return _QUANTITY_OF.get(attributes.get("standard_name") or name, "")
+
+
+def _describe_units(name: str, attributes: Mapping[str, str]) -> str | None:
+    """Return what is wrong with units that measure another quantity; None for right ones and such as are not known."""
+    quantity, units = _quantity_of(name, attributes), plain(attributes.get("units", ""))
+    if not quantity or units not in _UNITS_OF_QUANTITIES or units in _QUANTITY_LIMITS[quantity]:
         return None
-    pressure = channel.level / (100.0 if level_units == "Pa" else 1.0)
+    called = attributes.get("standard_name") or name
+    return (
+        f'{name}: its units are "{attributes["units"]}", but {called} is a {quantity} '
+        f"({' or '.join(_QUANTITY_LIMITS[quantity])}); correct units or standard_name in the files, or "
+        "data.sources.N.rename"
+    )
+
+
+def _height_limits(level: float | None, level_units: str, units: str) -> tuple[float, float] | None:
+    """Return limits of (geo)potential at a pressure level, within a factor of 2 of 7.5 km times ln(1013 hPa / p)."""
+    if level is None or level_units == "model_level" or units not in ("m", "m2 s-2"):
+        return None
+    pressure = level / (100.0 if level_units == "Pa" else 1.0)
     if pressure > _LOWEST_HPA:
         return None
     height = 7500.0 * np.log(1013.0 / pressure) * (9.80665 if units == "m2 s-2" else 1.0)
     return 0.5 * height, 2.0 * height
+
+
+def _extremes(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the least and the greatest value of each field (..., h, w), NaN where all are missing."""
+    lowest, highest = values.min(axis=(-2, -1)), values.max(axis=(-2, -1))
+    if np.isnan(lowest).any():
+        # these two pass over missing values, but are slower
+        lowest = np.fmin.reduce(np.fmin.reduce(values, axis=-1), axis=-1)
+        highest = np.fmax.reduce(np.fmax.reduce(values, axis=-1), axis=-1)
+    return lowest, highest

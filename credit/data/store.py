@@ -239,6 +239,11 @@ def identity(conf: DataConfig) -> dict[str, Any]:
         **{f"data.fields.{name}.temporal": field.temporal for name, field in fields.items()},
         **{f"data.fields.{name}.restarts": field.restarts for name, field in fields.items() if field.restarts},
         **{f"data.fields.{name}.units": field.units for name, field in fields.items() if field.units},
+        **{
+            f"data.fields.{name}.valid_range": list(field.valid_range)
+            for name, field in fields.items()
+            if field.valid_range is not None
+        },
         **{f"data.fields.{name}.derive": field.derive for name, field in fields.items() if field.derive},
         **{f"data.fields.{name}.inputs": field.inputs for name, field in fields.items() if field.inputs},
         # without a source that is brought to them, the fields do not depend on the coefficients
