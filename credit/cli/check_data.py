@@ -16,7 +16,7 @@ from credit.data.plausible import find_contradictions
 from credit.data.problems import Problems
 from credit.data.reader import FieldReader
 from credit.data.scan import Scan, scan_sources
-from credit.data.sources import open_sources
+from credit.data.sources import SourceReader, look_at_files, open_sources
 from credit.data.splits import Split, build_splits, describe_cover, describe_gaps, require_samples
 from credit.data.store import open_configured_store
 from credit.grid import LatLonGrid
@@ -71,7 +71,7 @@ def look_at_data(conf: DataConfig, findings: Findings) -> DataFound | None:
         splits, samples, reader,
     )  # fmt: skip
     if reader is not None:
-        _read_samples(conf, reader, samples, findings)
+        _look_at_values(conf, reader, splits, samples, findings)
     return found
 
 
@@ -146,6 +146,23 @@ def _count_samples(
     return samples
 
 
+def _look_at_values(
+    conf: DataConfig, reader: FieldReader, splits: dict[str, Split], samples: dict[str, np.ndarray], findings: Findings
+) -> None:
+    """Look at a time of every source file, and at what training and forecasts read first."""
+    known = len(findings.messages)
+    if isinstance(reader, SourceReader) and splits:
+        with findings.collect():
+            first = min(split.first for split in splits.values())
+            last = max(split.last for split in splits.values())
+            looked, files = look_at_files(reader, first, last)
+            rest = "" if looked == files else f" of {files}; preprocessing and training look at all"
+            findings.say(f"values: of {looked} times that lie in different files{rest}")
+    # what is wrong with the values of a file would be said again of each sample
+    if len(findings.messages) == known:
+        _read_samples(conf, reader, samples, findings)
+
+
 def _read_samples(conf: DataConfig, reader: FieldReader, samples: dict[str, np.ndarray], findings: Findings) -> None:
     """Read the first, a middle and the last sample's initial time of each split, and the forcing of the last.
 
@@ -162,9 +179,9 @@ def _read_samples(conf: DataConfig, reader: FieldReader, samples: dict[str, np.n
                 fields = reader.read(reader.index_of(int(minutes)))
                 if name != "train":
                     continue
-                if not ranges:
-                    arguments = (reader.channels.stored, reader.attributes, conf.level_units)
-                    for message in find_contradictions(fields, *arguments, reader.clock.format(minutes)):
+                if not ranges and not isinstance(reader, SourceReader):
+                    # earlier versions wrote stores without a look at their values
+                    for message in find_contradictions(fields, reader, conf, reader.clock.format(minutes)):
                         findings.add(message)
                 ranges.append((np.nanmin(fields, axis=(1, 2)), np.nanmax(fields, axis=(1, 2))))
             last = int(initial[-1]) + (steps[name] - 1) * conf.step_minutes

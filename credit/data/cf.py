@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 
 from credit.data.grib import UNREADABLE
-from credit.data.plausible import Implausible, ValueRules, describe_values
+from credit.data.plausible import Implausible, ValueRules
 from credit.data.regrid import Regridder
 from credit.data.select import listing
 from credit.data.units import Conversion, OfLogarithm
@@ -139,15 +139,16 @@ class Layout:
 
     def _describe(self, implausible: Implausible, position: int | slice) -> str:
         """Return what is wrong with values, with their time and the place of the first."""
-        when = ""
+        levels = self.rules.levels
+        when = "" if len(levels) == 1 and levels[0] is None else f", level {levels[implausible.row]:g}"
         if self.times is not None and self.clock is not None:
             number = 0
             if "time" in self.dims:
                 number = position.start + implausible.index[0] if isinstance(position, slice) else position
-            when = f" at {self.clock.format(self.times[number])}"
+            when += f" at {self.clock.format(self.times[number])}"
         row, column = np.argwhere(self.orientation.apply(implausible.cells))[0]
-        place = f" (latitude {self.grid.lat[row]:g}, longitude {self.grid.lon[column]:g})"
-        return f"{self.where}{when}: {describe_values(implausible, self.rules, place)}"
+        place = f"latitude {self.grid.lat[row]:g}, longitude {self.grid.lon[column]:g}"
+        return f"{self.where}{when}: {self.rules.describe(implausible, place)}"
 
     def _stored_values(self, dataset: xr.Dataset, position: int | slice, levels: slice) -> np.ndarray:
         variable = dataset.variables[self.name]

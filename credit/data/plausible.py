@@ -10,12 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from credit.channels import Channel
+from credit.config.schema_data import DataConfig
 from credit.data.units import Conversion, plain
 from credit.errors import DataError
+
+if TYPE_CHECKING:
+    from credit.data.reader import FieldReader
 
 # quantity -> unit -> least and greatest value
 _QUANTITY_LIMITS = {
@@ -65,7 +69,7 @@ _LOWEST_HPA = 700.0
 _GREATEST = 1e30
 # What files are filled with besides: usual choices of programs and archives, and netCDF's fill values of integers.
 _FILL_VALUES = (
-    -99.0, -999.0, -999.9, -999.99, -9999.0, -9999.9, -99999.0, -999999.0, -9.99e8, -32767.0, -32768.0, -2147483647.0,
+    -99.0, -99.9, -99.99, -999.0, -999.9, -999.99, -9999.0, -9999.9, -99999.0, -999999.0, -9.99e8, -32767.0, -32768.0, -2147483647.0,
     -2147483648.0, -9223372036854775806.0, -1e20, 1e15, 1e20, 9.99e20, 9.999e20,
 )  # fmt: skip
 _PACKED_FILL_VALUES = (-32768.0, -32767.0, 32767.0, -9999.0, -999.0)
@@ -76,16 +80,18 @@ class Implausible:
     """Values of one field that cannot be right.
 
     Attributes:
-        index: of the field, in all dimensions but the last two.
+        index: of the field, in the dimensions before its level.
+        row: its level, among all of the variable.
         cells: (h, w) bool, True where they are.
         value: the first of them.
-        rule: what they break, in words.
+        is_fill: whether this is a fill value; else it is outside of the limits.
     """
 
     index: tuple[int, ...]
+    row: int
     cells: np.ndarray
     value: float
-    rule: str
+    is_fill: bool
 
 
 @dataclass(frozen=True)
@@ -93,21 +99,23 @@ class ValueRules:
     """What the values of one variable in one file may be.
 
     Attributes:
-        limits: (L, 2) least and greatest value on each level, or (1, 2) on any.
+        levels: (L,) of the run, or None alone.
+        limits: (L, 2) least and greatest value on each of these levels, or (1, 2) on any.
         about: what has these limits, in words.
         fill_values: (F,) values that are not data where they stand apart from all others.
         tolerances: (F,) how exactly a value must be one of them.
         valid_range: least and greatest value that the config declares, in the units of the file; then all within is
             accepted, and all outside is missing.
-        advice: what to do about values that are refused.
+        name: the variable, where the config can have options for it in ``data.fields``; else empty.
     """
 
+    levels: tuple[float | None, ...]
     limits: np.ndarray
     about: str
     fill_values: np.ndarray
     tolerances: np.ndarray
     valid_range: tuple[float, float] | None
-    advice: str
+    name: str
 
     def apply(self, values: np.ndarray, levels: slice = slice(None)) -> tuple[np.ndarray, Implausible | None]:
         """Return the values, NaN where `valid_range` makes them missing, and the first field that cannot be right.
@@ -130,29 +138,50 @@ class ValueRules:
                 suspects |= (np.abs(extreme) >= _GREATEST) | self._is_fill(extreme)
         for index in np.argwhere(suspects):
             place = tuple(int(number) for number in index)
-            found = self._judge(values[place], limits[place[-1] % len(limits)])
-            if found is not None:
-                return values, Implausible(place, *found)
+            cells, is_fill = self._judge(values[place], limits[place[-1] % len(limits)])
+            if cells.any():
+                row = place[-1] + (levels.start or 0)
+                return values, Implausible(place[:-1], row, cells, float(values[place][cells][0]), is_fill)
         return values, None
+
+    def describe(self, implausible: Implausible, place: str = "") -> str:
+        """Return what is wrong with the values of a field, and what to do; `place` is where the first one lies."""
+        value, place = f"{implausible.value:.6g}", place and f" at {place}"
+        count = f"{int(implausible.cells.sum())} of {implausible.cells.size} values are"
+        key = f"data.fields.{self.name}"
+        if implausible.is_fill:
+            found = f"{count} {value}, the first{place}: a fill value that the file does not declare as missing"
+            advice = "declare it there (attribute _FillValue)"
+            if self.name:
+                advice += (
+                    f", or set {key}.valid_range: [least, greatest], outside of which values are missing; "
+                    f"{key}.missing and data.bad_times say what becomes of missing values"
+                )
+        else:
+            limits = self.limits[implausible.row % len(self.limits)]
+            found = f"{count} no {self.about} ({limits[0]:g} to {limits[1]:g}), the first is {value}{place}"
+            advice = "correct the values or their units in the file"
+            if self.name:
+                advice += (
+                    f"; if they are fill values, or right as they are, set {key}.valid_range: [least, greatest]: what "
+                    "is outside is missing, what is within is accepted"
+                )
+        return f"{found}; {advice}"
 
     def _is_fill(self, values: np.ndarray) -> np.ndarray:
         """Return True where a value is one of the fill values."""
         distance = np.abs(np.asarray(values, dtype=np.float64)[..., None] - self.fill_values)
         return (distance <= self.tolerances).any(axis=-1)
 
-    def _judge(self, field: np.ndarray, limits: np.ndarray) -> tuple[np.ndarray, float, str] | None:
-        """Return cells, first value and broken rule of a field (h, w); None where it can be right."""
+    def _judge(self, field: np.ndarray, limits: np.ndarray) -> tuple[np.ndarray, bool]:
+        """Return the cells (h, w) of a field that cannot be right, and whether they hold a fill value."""
+        # infinite values have a message of their own
         finite = np.isfinite(field)
         huge = finite & (np.abs(field) >= _GREATEST)
         filled = huge if huge.any() else self._standing_apart(field, finite)
         if filled.any():
-            return filled, float(field[filled][0]), "which is a fill value that the file does not declare as missing"
-        # infinite values have a message of their own
-        outside = finite & ((field < limits[0]) | (field > limits[1]))
-        if outside.any():
-            rule = f"which is no {self.about} ({limits[0]:g} to {limits[1]:g})"
-            return outside, float(field[outside][0]), rule
-        return None
+            return filled, True
+        return finite & ((field < limits[0]) | (field > limits[1])), False
 
     def _standing_apart(self, field: np.ndarray, finite: np.ndarray) -> np.ndarray:
         """Return the cells of the smallest or greatest value where that is a fill value and stands apart.
@@ -210,12 +239,13 @@ def build_rules(
     if valid_range is not None and conversion is not None:
         valid_range = sorted((value - conversion.offset) / conversion.scale for value in valid_range)
     return ValueRules(
+        levels=tuple(levels),
         limits=np.array([usual if own is None else own for own in limits]),
         about=f"{quantity} in {units}" if known else f"value in {units}",
         fill_values=np.concatenate(fill_values),
         tolerances=np.concatenate(tolerances),
         valid_range=tuple(valid_range) if valid_range is not None else None,
-        advice=_advice(name, has_options),
+        name=name if has_options else "",
     )
 
 
@@ -230,52 +260,35 @@ def require_units(name: str, attributes: Mapping[str, str], where: str) -> None:
         raise DataError(f"{where}: {message}")
 
 
-def find_contradictions(
-    fields_CHW: np.ndarray,
-    channels: Sequence[Channel],
-    attributes: Mapping[str, Mapping[str, str]],
-    level_units: str,
-    when: str,
-) -> list[str]:
-    """Return a message for each variable whose units or values cannot be right, for fields that come from a store.
+def find_contradictions(fields_CHW: np.ndarray, reader: FieldReader, conf: DataConfig, when: str) -> list[str]:
+    """Return a message for each variable of a store whose units or values cannot be right.
 
     Args:
-        fields_CHW: fields of one time, missing values as NaN.
-        channels: the C channels.
-        attributes: variable -> units and standard_name.
-        level_units: of the channels' levels.
+        fields_CHW: the stored fields of one time, missing values as NaN.
+        reader: of the store.
+        conf: the data section.
         when: the time, for messages.
     """
     found: dict[str, str] = {}
-    for field, channel in zip(fields_CHW, channels, strict=True):
+    for field, channel in zip(fields_CHW, reader.channels.stored, strict=True):
         if channel.variable in found:
             continue
-        own = attributes.get(channel.variable, {})
-        message = _describe_units(channel.variable, own)
+        attributes = reader.attributes.get(channel.variable, {})
+        message = _describe_units(channel.variable, attributes)
         if message is None:
-            rules = build_rules(channel.variable, own, levels=[channel.level], level_units=level_units)
+            rules = build_rules(
+                channel.variable,
+                attributes,
+                levels=[channel.level],
+                level_units=conf.level_units,
+                valid_range=conf.field(channel.variable).valid_range,
+            )
             implausible = rules.apply(field[None])[1]
             if implausible is not None:
-                message = f"{channel.name} at {when}: {describe_values(implausible, rules)}"
+                message = f"{channel.name} at {when}: {rules.describe(implausible)}"
         if message is not None:
             found[channel.variable] = message
     return list(found.values())
-
-
-def describe_values(implausible: Implausible, rules: ValueRules, where: str = "") -> str:
-    """Return what is wrong with the values of a field, and what to do; `where` says where the first one lies."""
-    count, size = int(implausible.cells.sum()), implausible.cells.size
-    return f"{count} of {size} values are like {implausible.value:.6g}{where}, {implausible.rule}; {rules.advice}"
-
-
-def _advice(name: str, has_options: bool) -> str:
-    if not has_options:
-        return "correct the units in the file, or declare the fill value there (_FillValue)"
-    return (
-        f"correct the units in the file, declare the fill value there (_FillValue), or set data.fields.{name}."
-        f"valid_range: [least, greatest]: what is outside is then missing (see data.fields.{name}.missing, "
-        "data.bad_times), and what is within is accepted"
-    )
 
 
 def _quantity_of(name: str, attributes: Mapping[str, str]) -> str:

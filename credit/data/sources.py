@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
 from credit.channels import ChannelMap
 from credit.config.schema_data import DataConfig
@@ -26,6 +27,10 @@ from credit.times import Clock
 
 # of the fields that are read at once; a time more or less does not tell beyond it
 _BYTES_AT_ONCE = 2**25
+# Of the fields that are read to look at each file once: seconds, also on a slow disk. Preprocessing and training read
+# all times, and judge each value that they read.
+_BYTES_LOOKED_AT, _LEAST_LOOKED_AT = 2**32, 8
+_TIMES_WITH_BAR = 50
 # of a variable that there are while it is unpacked and put into the grid's order, about
 _COPIES = 3
 
@@ -87,7 +92,8 @@ class SourceReader:
         )
         of_run = len(channels.stored) * math.prod(self.grid.shape) * 4
         self.bytes_a_time = of_run + max(of_files, default=0)
-        self.masks |= find_masks(self._assemble([0], self._series)[0], channels.stored, declared)
+        masked = [channel for channel in channels.stored if channel.variable in declared]
+        self.masks |= find_masks(self._assemble([0], declared)[0], masked, declared)
 
     def read(self, index: int) -> np.ndarray:
         """Return the fields of one time, (C, H, W) float32 in the order of ``channels.stored``; NaN where masked.
@@ -131,6 +137,16 @@ class SourceReader:
         """Return the place of a time in `times`, None where it is not there."""
         index = int(np.searchsorted(self.times, minutes))
         return index if index < len(self.times) and self.times[index] == minutes else None
+
+    def times_of_files(self) -> np.ndarray:
+        """Return places in `times`, increasing, that together read every file of a variable that varies in time."""
+        chosen: set[int] = set()
+        for one in self._series.values():
+            inputs = [series for series, _ in one.inputs.values()] if isinstance(one, MadeSeries) else []
+            for series in (one, *inputs):
+                first = series.times[np.unique(series.piece, return_index=True)[1]]
+                chosen.update(np.minimum(np.searchsorted(self.times, first), len(self.times) - 1).tolist())
+        return np.array(sorted(chosen))
 
     def describe_files(self) -> dict[str, list[int]]:
         """Return path -> two numbers that are others when the file is, of every source file."""
@@ -194,6 +210,28 @@ def _between(series: Series, times: np.ndarray) -> int:
 def _values(series: Series) -> int:
     layout = series.pieces[0].layout
     return len(layout.level_rows or (0,)) * math.prod(layout.grid.shape)
+
+
+def look_at_files(reader: SourceReader, first_minutes: int, last_minutes: int) -> tuple[int, int]:
+    """Read one time of each file in a period, for what is wrong with its values; of very large fields a few.
+
+    Returns:
+        How many times were read, and how many it takes to have read every file.
+
+    Raises:
+        DataError: for the first time whose fields cannot be right.
+    """
+    places = reader.times_of_files()
+    minutes = reader.times[places]
+    places = places[(minutes >= first_minutes) & (minutes <= last_minutes)]
+    bytes_a_time = 4 * len(reader.channels.stored) * math.prod(reader.grid.shape)
+    most = max(_LEAST_LOOKED_AT, _BYTES_LOOKED_AT // bytes_a_time)
+    chosen = places
+    if len(places) > most:
+        chosen = places[np.linspace(0, len(places) - 1, most).round().astype(int)]
+    for place in tqdm(chosen, "looking at values", unit="time", disable=len(chosen) < _TIMES_WITH_BAR or None):
+        reader.read(int(place))
+    return len(chosen), len(places)
 
 
 def open_sources(conf: DataConfig) -> SourceReader:
