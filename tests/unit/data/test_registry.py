@@ -345,7 +345,8 @@ def test_a_fingerprint_changes_with_what_is_said() -> None:
         return OpenFiles(conf.sources).fingerprint("data.sources.0 (given)", 0)
 
     variants = [
-        {}, {"version": 2}, {"hours": (0, 6, 12)}, {"latitude": LAT[::-1]}, {"variables": {"u": SourceVariable("m s-1")}},
+        {}, {"version": 2}, {"hours": (0, 6, 12)}, {"latitude": LAT[::-1]},
+        {"variables": {"u": SourceVariable("m s-1")}},
         {"variables": {"t": SourceVariable("K", (250, 500, 851))}},
     ]  # fmt: skip
     found = [fingerprint(**changes) for changes in variants]
