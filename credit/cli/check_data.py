@@ -13,10 +13,11 @@ from credit.config.schema_data import DataConfig
 from credit.data.files import OpenFiles
 from credit.data.frames import Frames
 from credit.data.plausible import find_contradictions
+from credit.data.preprocess import MOST_BAD
 from credit.data.problems import Problems
 from credit.data.reader import FieldReader
 from credit.data.scan import Scan, scan_sources
-from credit.data.sources import SourceReader, look_at_files, open_sources
+from credit.data.sources import SourceReader, look_at_values, open_sources
 from credit.data.splits import Split, build_splits, describe_cover, describe_gaps, require_samples
 from credit.data.store import open_configured_store
 from credit.grid import LatLonGrid
@@ -150,16 +151,21 @@ def _look_at_values(
     conf: DataConfig, reader: FieldReader, splits: dict[str, Split], samples: dict[str, np.ndarray], findings: Findings
 ) -> None:
     """Look at a time of every source file, and at what training and forecasts read first."""
-    known = len(findings.messages)
+    bad: list[str] = []
     if isinstance(reader, SourceReader) and splits:
-        with findings.collect():
-            first = min(split.first for split in splits.values())
-            last = max(split.last for split in splits.values())
-            looked, files = look_at_files(reader, first, last)
-            rest = "" if looked == files else f" of {files}; preprocessing and training look at all"
-            findings.say(f"values: of {looked} times that lie in different files{rest}")
+        first = min(split.first for split in splits.values())
+        last = max(split.last for split in splits.values())
+        look = look_at_values(reader, first, last)
+        bad = look.bad
+        rest = "" if look.looked_at == look.times else "; preprocessing and training look at all"
+        findings.say(f"values: {look.looked_at} of {look.times} times looked at{rest}")
+        share = f"{len(bad)} of these times are bad"
+        if bad and conf.bad_times == "skip" and len(bad) <= MOST_BAD * look.looked_at:
+            findings.say(f"values: {share} and will be left out (data.bad_times: skip); the first: {bad[0]}")
+        elif bad:
+            findings.add(bad[0] if len(bad) == 1 else f"{bad[0]} ({share}; this is the first)")
     # what is wrong with the values of a file would be said again of each sample
-    if len(findings.messages) == known:
+    if not bad:
         _read_samples(conf, reader, samples, findings)
 
 

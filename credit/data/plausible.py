@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 # quantity -> unit -> least and greatest value
 _QUANTITY_LIMITS = {
-    "temperature": {"K": (80.0, 3000.0), "degC": (-193.0, 100.0)},
+    "temperature": {"K": (80.0, 400.0), "degC": (-193.0, 127.0)},
     "pressure at the surface or at sea level": {"Pa": (2e4, 1.2e5), "hPa": (200.0, 1200.0)},
     "specific humidity": {"kg kg-1": (-0.05, 0.2), "g kg-1": (-50.0, 200.0)},
-    "wind": {"m s-1": (-1000.0, 1000.0)},
+    "wind": {"m s-1": (-500.0, 500.0)},
     "geopotential": {"m2 s-2": (-1e5, 5e6)},
     "geopotential height": {"m": (-1e4, 5e5)},
 }
@@ -55,6 +55,8 @@ _UNIT_LIMITS = {
     "g kg-1": (-1e3, 1e5),
     "m s-1": (-1e4, 1e4),
     "m": (-2e4, 1e7),
+    "mm": (-1e6, 1e7),
+    "%": (-1e4, 1e5),
     "m2 s-2": (-1e6, 1e8),
     "s-1": (-1e3, 1e3),
     "W m-2": (-1e5, 1e5),
@@ -63,6 +65,12 @@ _UNIT_LIMITS = {
     "kg m-2 s-1": (-1e3, 1e3),
     "m3 m-3": (-10.0, 10.0),
 }
+# of these on levels that may lie in the thermosphere, which begins at this pressure
+_THERMOSPHERE_LIMITS = {
+    "temperature": {"K": (80.0, 3000.0), "degC": (-193.0, 2700.0)},
+    "wind": {"m s-1": (-2000.0, 2000.0)},
+}
+_THERMOSPHERE_HPA = 1e-3
 # below this pressure a height above sea level is far from 0
 _LOWEST_HPA = 700.0
 # No quantity is so large; netCDF's own fill value of real numbers, 9.96921e36, is.
@@ -227,9 +235,8 @@ def build_rules(
     """
     units = plain(attributes.get("units", ""))
     quantity = _quantity_of(name, attributes)
-    known = _QUANTITY_LIMITS.get(quantity, {}).get(units)
-    usual = known or _UNIT_LIMITS.get(units) or (-np.inf, np.inf)
-    limits = [_height_limits(level, level_units, units) if known else None for level in levels]
+    known = units in _QUANTITY_LIMITS.get(quantity, {})
+    limits = [_limits(quantity, units, _in_hpa(level, level_units)) for level in levels]
     fill_values = [np.array(_FILL_VALUES)]
     tolerances = [np.abs(fill_values[0]) * 1e-6]
     if packing is not None:
@@ -240,7 +247,7 @@ def build_rules(
         valid_range = sorted((value - conversion.offset) / conversion.scale for value in valid_range)
     return ValueRules(
         levels=tuple(levels),
-        limits=np.array([usual if own is None else own for own in limits]),
+        limits=np.array(limits),
         about=f"{quantity} in {units}" if known else f"value in {units}",
         fill_values=np.concatenate(fill_values),
         tolerances=np.concatenate(tolerances),
@@ -308,15 +315,26 @@ def _describe_units(name: str, attributes: Mapping[str, str]) -> str | None:
     )
 
 
-def _height_limits(level: float | None, level_units: str, units: str) -> tuple[float, float] | None:
-    """Return limits of (geo)potential at a pressure level, within a factor of 2 of 7.5 km times ln(1013 hPa / p)."""
-    if level is None or level_units == "model_level" or units not in ("m", "m2 s-2"):
+def _in_hpa(level: float | None, level_units: str) -> float | None:
+    """Return the pressure of a level; NaN for model levels, of which it is not known, None without a level."""
+    if level is None:
         return None
-    pressure = level / (100.0 if level_units == "Pa" else 1.0)
-    if pressure > _LOWEST_HPA:
-        return None
-    height = 7500.0 * np.log(1013.0 / pressure) * (9.80665 if units == "m2 s-2" else 1.0)
-    return 0.5 * height, 2.0 * height
+    return {"hPa": level, "Pa": level / 100.0}.get(level_units, np.nan)
+
+
+def _limits(quantity: str, units: str, pressure: float | None) -> tuple[float, float]:
+    """Return least and greatest value of a quantity in these units, at a pressure in hPa where there is one.
+
+    A (geo)potential is within a factor of 2 of 7.5 km times ln(1013 hPa / p).
+    """
+    if pressure is not None and units in _THERMOSPHERE_LIMITS.get(quantity, {}) and not pressure > _THERMOSPHERE_HPA:
+        return _THERMOSPHERE_LIMITS[quantity][units]
+    if quantity.startswith("geopotential") and pressure is not None and pressure <= _LOWEST_HPA:
+        height = 7500.0 * np.log(1013.0 / pressure) * {"m2 s-2": 9.80665, "m": 1.0}.get(units, np.nan)
+        if np.isfinite(height):
+            return 0.5 * height, 2.0 * height
+    known = _QUANTITY_LIMITS.get(quantity, {}).get(units)
+    return known or _UNIT_LIMITS.get(units) or (-np.inf, np.inf)
 
 
 def _extremes(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -44,7 +44,7 @@ _SPARE_BYTES = 16 * 2**20
 _SECONDS_BETWEEN_LOOKS = 2.0
 _COMPRESSORS = {"lz4": [BloscCodec(cname="lz4", clevel=1, shuffle="shuffle")], "none": []}
 # of all times, so many may be skipped as bad
-_MOST_BAD = 0.05
+MOST_BAD = 0.05
 _VERSIONS = ("numpy", "xarray", "netCDF4", "zarr")
 
 
@@ -250,11 +250,11 @@ def _write_fields(
     if not dict(group.attrs)["credit"]["complete"]:
         marks = _judge_outliers(path, group, conf, sources)
     bad = int((marks == parts.BAD).sum())
-    if bad > _MOST_BAD * len(marks):
+    if bad > MOST_BAD * len(marks):
         first = next(iter(parts.read_notes(path).values()), "")
         raise DataError(
             f"data.store: {path}: {bad} of {len(marks)} times are bad; data.bad_times: skip is for at most one in "
-            f"{1 / _MOST_BAD:.0f}: correct the files, delete the store and write it again. The first: {first}"
+            f"{1 / MOST_BAD:.0f}: correct the files, delete the store and write it again. The first: {first}"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +28,8 @@ from credit.times import Clock
 
 # of the fields that are read at once; a time more or less does not tell beyond it
 _BYTES_AT_ONCE = 2**25
-# Of the fields that are read to look at each file once: seconds, also on a slow disk. Preprocessing and training read
-# all times, and judge each value that they read.
-_BYTES_LOOKED_AT, _LEAST_LOOKED_AT = 2**32, 8
+# of the fields that are read to look at their values before a run: seconds; and the least number of times
+_BYTES_LOOKED_AT, _LEAST_LOOKED_AT = 2**30, 8
 _TIMES_WITH_BAR = 50
 # of a variable that there are while it is unpacked and put into the grid's order, about
 _COPIES = 3
@@ -212,26 +212,59 @@ def _values(series: Series) -> int:
     return len(layout.level_rows or (0,)) * math.prod(layout.grid.shape)
 
 
-def look_at_files(reader: SourceReader, first_minutes: int, last_minutes: int) -> tuple[int, int]:
-    """Read one time of each file in a period, for what is wrong with its values; of very large fields a few.
+@dataclass(frozen=True)
+class Look:
+    """A look at the values of a period.
 
-    Returns:
-        How many times were read, and how many it takes to have read every file.
-
-    Raises:
-        DataError: for the first time whose fields cannot be right.
+    Attributes:
+        looked_at: number of times that were read.
+        times: number of times of the period.
+        bad: what is wrong, of each time whose fields are bad.
     """
-    places = reader.times_of_files()
-    minutes = reader.times[places]
-    places = places[(minutes >= first_minutes) & (minutes <= last_minutes)]
-    bytes_a_time = 4 * len(reader.channels.stored) * math.prod(reader.grid.shape)
-    most = max(_LEAST_LOOKED_AT, _BYTES_LOOKED_AT // bytes_a_time)
-    chosen = places
-    if len(places) > most:
-        chosen = places[np.linspace(0, len(places) - 1, most).round().astype(int)]
-    for place in tqdm(chosen, "looking at values", unit="time", disable=len(chosen) < _TIMES_WITH_BAR or None):
-        reader.read(int(place))
-    return len(chosen), len(places)
+
+    looked_at: int
+    times: int
+    bad: list[str]
+
+
+def look_at_values(reader: SourceReader, first_minutes: int, last_minutes: int) -> Look:
+    """Read one time of each file in a period and as many others as take seconds, for what is wrong with the values."""
+    inside = np.flatnonzero((reader.times >= first_minutes) & (reader.times <= last_minutes))
+    of_files = np.intersect1d(reader.times_of_files(), inside)
+    most = max(_LEAST_LOOKED_AT, _BYTES_LOOKED_AT // (4 * len(reader.channels.stored) * math.prod(reader.grid.shape)))
+    chosen = _spread(of_files, most)
+    rest = _spread(np.setdiff1d(inside, chosen), most - len(chosen))
+    chosen = np.union1d(chosen, rest)
+    bad: list[str] = []
+    at_once = reader.times_at_once(_BYTES_AT_ONCE)
+    bar = tqdm(total=len(chosen), desc="looking at values", unit="time", disable=len(chosen) < _TIMES_WITH_BAR or None)
+    with bar:
+        for first in range(0, len(chosen), at_once):
+            places = chosen[first : first + at_once].tolist()
+            try:
+                for _ in reader.read_each(places):
+                    pass
+            except DataError:
+                # which of them
+                bad += filter(None, (_read_problem(reader, place) for place in places))
+            bar.update(len(places))
+    return Look(len(chosen), len(inside), bad)
+
+
+def _spread(places: np.ndarray, most: int) -> np.ndarray:
+    """Return at most so many of the places, evenly over all of them."""
+    if len(places) <= most:
+        return places
+    return places[np.linspace(0, len(places) - 1, max(0, most)).round().astype(int)]
+
+
+def _read_problem(reader: SourceReader, place: int) -> str | None:
+    """Return what is wrong with the fields of a time, None where nothing is."""
+    try:
+        reader.read(place)
+    except DataError as error:
+        return str(error)
+    return None
 
 
 def open_sources(conf: DataConfig) -> SourceReader:

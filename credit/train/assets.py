@@ -21,7 +21,7 @@ from credit.data.climatology_store import obtain_climatology
 from credit.data.frames import Frames
 from credit.data.layers import Layers, find_layers
 from credit.data.reader import FieldReader
-from credit.data.sources import look_at_files
+from credit.data.sources import look_at_values
 from credit.data.splits import Split, build_splits
 from credit.data.statistics import Statistics, fit_statistics
 from credit.data.units import plain
@@ -133,9 +133,11 @@ def fit_assets(config: Config, reader: FieldReader, train: Split) -> Assets:
             reader, train.first, train.last, config.data.step_minutes, packing, True, config.data.transforms, accepted
         )
     if hasattr(reader, "times_of_files"):
-        # those of validation would be met only at its end, those of training have been read for the statistics
+        # the training period has just been read; validation would meet its own only after an epoch
         valid = build_splits(config.data, reader.clock)["valid"]
-        look_at_files(reader, valid.first, valid.last)
+        bad = look_at_values(reader, valid.first, valid.last).bad
+        if bad:
+            raise DataError(bad[0])
     statistics = center_vectors(statistics, config.data, reader)
     climatology = None
     forcing = [c.name for c in reader.channels.group("dynamic_forcing") if c.source == "data"]

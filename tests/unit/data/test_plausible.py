@@ -63,6 +63,7 @@ def test_what_can_be_right(name: str, units: str, mean: float, level: float | No
     [
         ("t", "K", -20.0, 500, ""),
         ("t2m", "K", 15.0, None, ""),
+        ("t", "K", 1100.0, 500, ""),
         ("t2m", "degC", 287.0, None, ""),
         ("msl", "Pa", 1013.0, None, ""),
         ("msl", "hPa", 101300.0, None, ""),
