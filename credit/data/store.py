@@ -297,7 +297,7 @@ def _require_complete(path: Path, meta: Mapping[str, Any]) -> None:
 
 def _brief(value: object) -> str:
     """Return a value of the identity in words; of a source, what is not the default."""
-    if not isinstance(value, list):
+    if not isinstance(value, list) or not all(isinstance(source, dict) for source in value):
         return str(value)
     return ", ".join(
         str({key: item for key, item in source.items() if item not in (None, {}, "auto")}) for source in value
