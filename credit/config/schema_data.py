@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from credit.channels import COMPUTED_DYNAMIC, COMPUTED_STATIC, DERIVED_FROM, ChannelMap
-from credit.config.base import Section
+from credit.config.base import PathText, Section
 from credit.config.schema_source import GridConfig, SourceConfig
 from credit.errors import ConfigError
 from credit.times import format_duration, parse_duration
@@ -221,7 +221,7 @@ class DataConfig(Section):
     variables: VariablesConfig = Field(description="Which variables play which part.")
     levels: list[Level] = Field([], description="Levels of the 3-D variables, matched exactly, in `level_units`.")
     level_units: Literal["hPa", "Pa", "model_level"] = Field("hPa", description="Units of `levels`.")
-    coefficients: str | None = Field(
+    coefficients: PathText | None = Field(
         None,
         description="A file with the coefficients of the run's model levels, to bring sources with `vertical` to them, "
         "for the budgets of `model.post`, and for `inference.pressure_levels` and `inference.derive`.",
@@ -247,13 +247,13 @@ class DataConfig(Section):
     )
     splits: SplitsConfig = Field(description="Training, validation and test periods.")
     split_gap: Duration = Field("10d", description="Least distance between two splits.")
-    store: str | None = Field(
+    store: PathText | None = Field(
         None, description="The training store that credit_preprocess writes; none: train from the sources."
     )
     bad_times: Literal["fail", "skip"] = Field(
         "fail",
-        description="A time whose fields have missing or infinite values or cannot be read: stop, or leave it out of "
-        "the store and list it (at most one in twenty).",
+        description="A time whose fields have missing, infinite or impossible values or cannot be read: stop, or leave "
+        "it out of the store and list it (at most one in twenty).",
     )
     solar: SolarConfig = Field(SolarConfig(), description="Options of toa_incident_solar_radiation.")
     cache: Literal["none", "memory", "disk"] = Field(
@@ -261,7 +261,7 @@ class DataConfig(Section):
         description="`memory`: keep every field that training has read. `disk`: copy what was read of the store to "
         "`cache_folder`, and read it there from then on.",
     )
-    cache_folder: str | None = Field(
+    cache_folder: PathText | None = Field(
         None, description="A folder on the node's own disk for `cache: disk`; none: its temporary one (TMPDIR)."
     )
     num_workers: int = Field(

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from credit.data.preprocess import preprocess
 from credit.data.reader import open_reader
 from credit.data.sources import open_sources
-from credit.data.units import Conversion, find_conversion
+from credit.data.units import Conversion, find_conversion, plain
 from credit.errors import ConfigError, DataError
 from tests.unit.data.files_on_the_fly import make_config, random_fields, write_file
 
@@ -96,6 +96,42 @@ def test_files_in_different_units(tmp_path: Path) -> None:
     no_units = write_file(tmp_path / "c.nc", {"t2m": t[:4]}, attributes={"t2m": {"units": ""}})
     with pytest.raises(DataError, match=r"c\.nc: t2m has no units"):
         open_sources(make_config(no_units, p2=["t2m"], fields=IN_KELVIN))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("m2 s-2", "m**2 s**-2"), ("m2 s-2", "m^2/s^2"), ("m2 s-2", "J kg**-1"), ("W m**-2", "W/m2"), ("s-1", "1/s"),
+        ("kg m-2 s-1", "kg/m2/s"), ("m s-1", "m.s-1"), ("K", "kelvin"), ("(0 - 1)", "1"),
+    ],
+)  # fmt: skip
+def test_two_spellings_of_one_unit_are_one(tmp_path: Path, one: str, other: str) -> None:
+    values = random_fields(8, H, W)
+    paths = [
+        write_file(tmp_path / f"{number}.nc", {"x": values[4 * number :][:4]}, 24 * number + np.arange(0, 24, 6),
+                   attributes={"x": {"units": units}})
+        for number, units in enumerate((one, other))
+    ]  # fmt: skip
+    reader = open_sources(make_config(paths, p2=["x"]))
+    assert len(reader.times) == 8 and reader.attributes["x"]["units"] == one
+    assert find_conversion(one, other, "x", "a.nc") is None
+
+
+@pytest.mark.parametrize(("one", "other"), [("m2 s-2", "m2 s-1"), ("W/m2", "W m2"), ("K", "degC"), ("10-6", "1e-6")])
+def test_other_units_are_no_spelling(one: str, other: str) -> None:
+    assert plain(one) != plain(other)
+
+
+def test_a_file_without_units_among_others(tmp_path: Path) -> None:
+    t = random_fields(8, H, W)
+    one = write_file(tmp_path / "a.nc", {"t2m": t[:4]})
+    bare = {"t2m": {"units": ""}}
+    two = write_file(tmp_path / "b.nc", {"t2m": t[4:]}, hours=[24, 30, 36, 42], attributes=bare)
+    for order in ([one, two], [two, one]):
+        with pytest.raises(
+            DataError, match=r"t2m has units in one of .* and none in .*b\.nc; write them into that file"
+        ):
+            open_sources(make_config(order, p2=["t2m"]))
 
 
 def test_steps_of_packed_values_are_converted(tmp_path: Path) -> None:
