@@ -159,18 +159,11 @@ def shared_attributes(name: str, pieces: list[Piece], temporal: str) -> dict[str
     first = pieces[0].layout.attributes
     for piece in pieces[1:]:
         units = piece.layout.attributes.get("units")
-        if plain(units or "") == plain(first.get("units", "")):
-            continue
-        lacking = next((one.path for one in (pieces[0], piece) if not one.layout.attributes.get("units")), None)
-        if lacking is not None:
+        if plain(units or "") != plain(first.get("units", "")):
             raise DataError(
-                f"{name} has units in one of {pieces[0].path} and {piece.path} and none in {lacking}; write them into "
-                "that file"
+                f'{name} is in "{first.get("units")}" in {pieces[0].path} and in "{units}" in {piece.path}; set '
+                f"data.fields.{name}.units to what all are to be converted to"
             )
-        raise DataError(
-            f'{name} is in "{first["units"]}" in {pieces[0].path} and in "{units}" in {piece.path}; set '
-            f"data.fields.{name}.units to what all are to be converted to"
-        )
     kept = {key: value for key, value in first.items() if key != "cell_methods"}
     if temporal == "instant":
         return kept

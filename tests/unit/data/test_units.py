@@ -122,18 +122,6 @@ def test_other_units_are_no_spelling(one: str, other: str) -> None:
     assert plain(one) != plain(other)
 
 
-def test_a_file_without_units_among_others(tmp_path: Path) -> None:
-    t = random_fields(8, H, W)
-    one = write_file(tmp_path / "a.nc", {"t2m": t[:4]})
-    bare = {"t2m": {"units": ""}}
-    two = write_file(tmp_path / "b.nc", {"t2m": t[4:]}, hours=[24, 30, 36, 42], attributes=bare)
-    for order in ([one, two], [two, one]):
-        with pytest.raises(
-            DataError, match=r"t2m has units in one of .* and none in .*b\.nc; write them into that file"
-        ):
-            open_sources(make_config(order, p2=["t2m"]))
-
-
 def test_steps_of_packed_values_are_converted(tmp_path: Path) -> None:
     pressure = np.round(random_fields(4, H, W) * 2) / 2
     options = {"attributes": {"sp": {"units": "hPa"}}, "packed": {"sp": 0.5}}
