@@ -252,3 +252,6 @@ class _Reader:
 def _note(path: Path, bad: Mapping[int, str]) -> None:
     if bad:
         write_text_whole(path, json.dumps(bad))
+    else:
+        # those of a part that was written before, from files that have been corrected
+        path.unlink(missing_ok=True)

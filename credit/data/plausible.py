@@ -71,8 +71,9 @@ _THERMOSPHERE_LIMITS = {
     "wind": {"m s-1": (-2000.0, 2000.0)},
 }
 _THERMOSPHERE_HPA = 1e-3
-# below this pressure a height above sea level is far from 0
+# Below this pressure a height above sea level is far from 0 and known within a factor of 2, above it within so many m.
 _LOWEST_HPA = 700.0
+_HEIGHT_TOLERANCE = 2000.0
 # No quantity is so large; netCDF's own fill value of real numbers, 9.96921e36, is.
 _GREATEST = 1e30
 # What files are filled with besides: usual choices of programs and archives, and netCDF's fill values of integers.
@@ -217,6 +218,7 @@ def build_rules(
     levels: Sequence[float | None] = (None,),
     level_units: str = "hPa",
     packing: tuple[float, float] | None = None,
+    file_range: tuple[float, float] | None = None,
     valid_range: Sequence[float] | None = None,
     conversion: Conversion | None = None,
     has_options: bool = True,
@@ -229,6 +231,7 @@ def build_rules(
         levels: of the values; None where they have none, or lie on other levels than the run's.
         level_units: of the levels.
         packing: scale and offset of packed integers.
+        file_range: from `read_file_range`.
         valid_range: ``data.fields.NAME.valid_range``, in the units of the run.
         conversion: from the units of the file to those of the run.
         has_options: whether the variable can have options in ``data.fields``.
@@ -236,7 +239,11 @@ def build_rules(
     units = plain(attributes.get("units", ""))
     quantity = _quantity_of(name, attributes)
     known = units in _QUANTITY_LIMITS.get(quantity, {})
-    limits = [_limits(quantity, units, _in_hpa(level, level_units)) for level in levels]
+    limits = np.array([_limits(quantity, units, _in_hpa(level, level_units)) for level in levels])
+    about = f"{quantity} in {units}" if known else f"value in {units}"
+    if file_range is not None:
+        limits = np.stack([np.maximum(limits[:, 0], file_range[0]), np.minimum(limits[:, 1], file_range[1])], axis=1)
+        about += " within the valid range that the file declares"
     fill_values = [np.array(_FILL_VALUES)]
     tolerances = [np.abs(fill_values[0]) * 1e-6]
     if packing is not None:
@@ -247,13 +254,33 @@ def build_rules(
         valid_range = sorted((value - conversion.offset) / conversion.scale for value in valid_range)
     return ValueRules(
         levels=tuple(levels),
-        limits=np.array(limits),
-        about=f"{quantity} in {units}" if known else f"value in {units}",
+        limits=limits,
+        about=about,
         fill_values=np.concatenate(fill_values),
         tolerances=np.concatenate(tolerances),
         valid_range=tuple(valid_range) if valid_range is not None else None,
         name=name if has_options else "",
     )
+
+
+def read_file_range(
+    attributes: Mapping[str, object], packing: tuple[float, float] | None
+) -> tuple[float, float] | None:
+    """Return the range of values that a file declares (CF: valid_range, or valid_min and valid_max), None for none.
+
+    Integers of a packed variable are packed as well, so the netCDF User Guide; real numbers are values.
+    """
+    ends = np.atleast_1d(
+        attributes.get("valid_range", [attributes.get(f"valid_{end}", np.nan) for end in ("min", "max")])
+    )
+    if ends.shape != (2,) or ends.dtype.kind not in "iuf" or np.isnan(ends.astype(np.float64)).all():
+        return None
+    values = ends.astype(np.float64)
+    if packing is not None and ends.dtype.kind in "iu":
+        values = np.sort(values * packing[0] + packing[1])
+    # limits are often rounded to the precision of the values
+    slack = 1e-6 * np.nanmax(np.abs(values))
+    return float(np.nan_to_num(values[0] - slack, nan=-np.inf)), float(np.nan_to_num(values[1] + slack, nan=np.inf))
 
 
 def require_units(name: str, attributes: Mapping[str, str], where: str) -> None:
@@ -325,14 +352,17 @@ def _in_hpa(level: float | None, level_units: str) -> float | None:
 def _limits(quantity: str, units: str, pressure: float | None) -> tuple[float, float]:
     """Return least and greatest value of a quantity in these units, at a pressure in hPa where there is one.
 
-    A (geo)potential is within a factor of 2 of 7.5 km times ln(1013 hPa / p).
+    A height is taken to be near to 7.5 km times ln(1013 hPa / p).
     """
     if pressure is not None and units in _THERMOSPHERE_LIMITS.get(quantity, {}) and not pressure > _THERMOSPHERE_HPA:
         return _THERMOSPHERE_LIMITS[quantity][units]
-    if quantity.startswith("geopotential") and pressure is not None and pressure <= _LOWEST_HPA:
-        height = 7500.0 * np.log(1013.0 / pressure) * {"m2 s-2": 9.80665, "m": 1.0}.get(units, np.nan)
-        if np.isfinite(height):
-            return 0.5 * height, 2.0 * height
+    gravity = {"m2 s-2": 9.80665, "m": 1.0}.get(units)
+    on_pressure_level = pressure is not None and np.isfinite(pressure)
+    if quantity.startswith("geopotential") and on_pressure_level and gravity is not None:
+        height = 7500.0 * np.log(1013.0 / pressure)
+        if pressure <= _LOWEST_HPA:
+            return 0.5 * height * gravity, 2.0 * height * gravity
+        return (height - _HEIGHT_TOLERANCE) * gravity, (height + _HEIGHT_TOLERANCE) * gravity
     known = _QUANTITY_LIMITS.get(quantity, {}).get(units)
     return known or _UNIT_LIMITS.get(units) or (-np.inf, np.inf)
 

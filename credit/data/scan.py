@@ -15,7 +15,7 @@ from credit.config.schema_source import GridConfig, SourceConfig
 from credit.data.cf import Coordinates, Layout, is_vector_component, level_values, match_levels
 from credit.data.columns import Tables
 from credit.data.files import OpenFiles, expand_path, expand_paths, open_file
-from credit.data.plausible import build_rules, require_units
+from credit.data.plausible import build_rules, read_file_range, require_units
 from credit.data.problems import Problems
 from credit.data.recipes import derived_attributes, find_si, interpolated_as
 from credit.data.regrid import Regridder
@@ -245,6 +245,11 @@ class _FileScanner:
                 without coefficients.
         """
         variable = self._dataset.variables[theirs]
+        if variable.dtype.kind not in "biuf":
+            raise DataError(
+                f"{self._where}: {theirs} holds no numbers but {variable.dtype}; write it as numbers, or name another "
+                f"variable (data.sources.N.rename: {{{want.name}: NAME}})"
+            )
         dims = self._coordinates.roles(theirs, self._where)
         kind = self._conf.field(want.serves).derive
         is_field = want.role == FIELD
@@ -274,12 +279,14 @@ class _FileScanner:
         is_read = is_field and kind is None
         if is_read:
             require_units(want.serves, read, self._where)
+        packing = (step_in_file, float(variable.encoding.get("add_offset", 0.0))) if step_in_file else None
         rules = build_rules(
             want.name,
             read,
             levels=want.levels if want.levels is not None and column is None else (None,),
             level_units=self._conf.level_units,
-            packing=(step_in_file, float(variable.encoding.get("add_offset", 0.0))) if step_in_file else None,
+            packing=packing,
+            file_range=read_file_range(variable.attrs, packing),
             valid_range=field.valid_range if is_read else None,
             conversion=conversion,
             has_options=is_read,

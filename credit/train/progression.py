@@ -68,8 +68,8 @@ class Progression:
             raise CreditError(
                 f"trainer.monitor: {monitor} was finite in none of {self.worse} validations, so no checkpoint is the "
                 "best; null in metrics.jsonl is what was not finite. Look at the values of data.splits.valid (credit "
-                "check, the report beside data.store); where only the forecasts grow without bounds, lower "
-                "trainer.learning_rate"
+                "check, the report beside data.store): fields that never change there make skill infinite. Where only "
+                "the forecasts grow without bounds, lower trainer.learning_rate"
             )
 
     def meta(self) -> dict[str, Any]:

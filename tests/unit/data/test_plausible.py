@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from credit.data.plausible import build_rules, require_units
+from credit.data.plausible import build_rules, read_file_range, require_units
 from credit.data.units import Conversion
 from credit.errors import DataError
 
@@ -72,6 +72,7 @@ def test_what_can_be_right(name: str, units: str, mean: float, level: float | No
         ("clwc", "kg kg-1", -2.0, 1000, ""),
         ("z", "m2 s-2", 5500.0, 500, ""),
         ("hgt", "m", 54000.0, 500, "geopotential_height"),
+        ("z", "m2 s-2", -32000.0, 850, ""),
         ("z", "m", 5500.0, 500, ""),
         ("temperature", "Pa", 250.0, 500, "air_temperature"),
         ("n", "m-3", 9.96921e36, None, ""),
@@ -121,6 +122,35 @@ def test_each_level_has_its_limits() -> None:
     wrong = rules.apply(np.stack([fields, fields[[0, 0, 2]]]))[1]
     assert (wrong.index, wrong.row) == ((1,), 1)
     assert rules.apply(fields[[0]], slice(1, 2))[1].row == 1
+
+
+@pytest.mark.parametrize(
+    ("attributes", "packing", "expected"),
+    [
+        ({}, None, None),
+        ({"valid_range": np.array([0.0, 50.0], np.float32)}, None, (0.0, 50.0)),
+        ({"valid_min": 0.0}, None, (0.0, np.inf)),
+        ({"valid_max": np.float32(7)}, None, (-np.inf, 7.0)),
+        ({"valid_range": np.array([-100, 100], np.int16)}, (0.5, 10.0), (-40.0, 60.0)),
+        ({"valid_range": np.array([-100.0, 100.0], np.float32)}, (0.5, 10.0), (-100.0, 100.0)),
+        ({"valid_range": "0, 50"}, None, None),
+        ({"valid_range": [1.0, 2.0, 3.0]}, None, None),
+    ],
+)
+def test_the_range_that_a_file_declares(attributes: dict, packing: tuple | None, expected: tuple | None) -> None:
+    found = read_file_range(attributes, packing)
+    assert found == (expected and pytest.approx(expected, rel=1e-5, abs=1e-3))
+    if found is not None:
+        rules = build_rules("x", {"units": "1"}, file_range=found)
+        assert rules.apply(np.full((1, 2, 2), 2.0))[1] is None
+        assert rules.describe(rules.apply(np.full((1, 2, 2), 1e3 if found[1] < 1e3 else -1e3))[1]).startswith(
+            "4 of 4 values are no value in 1 within the valid range that the file declares"
+        )
+
+
+def test_a_wide_range_of_the_file_does_not_excuse_wrong_units() -> None:
+    rules = build_rules("t2m", {"units": "K"}, file_range=(-1e30, 1e30))
+    assert rules.apply(np.full((1, 2, 2), 15.0))[1] is not None
 
 
 def test_a_declared_range_decides_alone() -> None:
