@@ -13,10 +13,11 @@ from credit.config.schema_data import DataConfig
 from credit.data.files import OpenFiles
 from credit.data.frames import Frames
 from credit.data.plausible import find_contradictions
+from credit.data.preprocess import MOST_BAD
 from credit.data.problems import Problems
 from credit.data.reader import FieldReader
 from credit.data.scan import Scan, scan_sources
-from credit.data.sources import open_sources
+from credit.data.sources import SourceReader, look_at_values, open_sources
 from credit.data.splits import Split, build_splits, describe_cover, describe_gaps, require_samples
 from credit.data.store import open_configured_store
 from credit.grid import LatLonGrid
@@ -71,7 +72,7 @@ def look_at_data(conf: DataConfig, findings: Findings) -> DataFound | None:
         splits, samples, reader,
     )  # fmt: skip
     if reader is not None:
-        _read_samples(conf, reader, samples, findings)
+        _look_at_values(conf, reader, splits, samples, findings)
     return found
 
 
@@ -146,6 +147,28 @@ def _count_samples(
     return samples
 
 
+def _look_at_values(
+    conf: DataConfig, reader: FieldReader, splits: dict[str, Split], samples: dict[str, np.ndarray], findings: Findings
+) -> None:
+    """Look at a time of every source file, and at what training and forecasts read first."""
+    bad: list[str] = []
+    if isinstance(reader, SourceReader) and splits:
+        first = min(split.first for split in splits.values())
+        last = max(split.last for split in splits.values())
+        look = look_at_values(reader, first, last)
+        bad = look.bad
+        rest = "" if look.looked_at == look.times else "; preprocessing and training look at all"
+        findings.say(f"values: {look.looked_at} of {look.times} times looked at{rest}")
+        share = f"{len(bad)} of these times are bad"
+        if bad and conf.bad_times == "skip" and len(bad) <= MOST_BAD * look.looked_at:
+            findings.say(f"values: {share} and will be left out (data.bad_times: skip); the first: {bad[0]}")
+        elif bad:
+            findings.add(bad[0] if len(bad) == 1 else f"{bad[0]} ({share}; this is the first)")
+    # what is wrong with the values of a file would be said again of each sample
+    if not bad:
+        _read_samples(conf, reader, samples, findings)
+
+
 def _read_samples(conf: DataConfig, reader: FieldReader, samples: dict[str, np.ndarray], findings: Findings) -> None:
     """Read the first, a middle and the last sample's initial time of each split, and the forcing of the last.
 
@@ -162,9 +185,9 @@ def _read_samples(conf: DataConfig, reader: FieldReader, samples: dict[str, np.n
                 fields = reader.read(reader.index_of(int(minutes)))
                 if name != "train":
                     continue
-                if not ranges:
-                    arguments = (reader.channels.stored, reader.attributes, conf.level_units)
-                    for message in find_contradictions(fields, *arguments, reader.clock.format(minutes)):
+                if not ranges and not isinstance(reader, SourceReader):
+                    # earlier versions wrote stores without a look at their values
+                    for message in find_contradictions(fields, reader, conf, reader.clock.format(minutes)):
                         findings.add(message)
                 ranges.append((np.nanmin(fields, axis=(1, 2)), np.nanmax(fields, axis=(1, 2))))
             last = int(initial[-1]) + (steps[name] - 1) * conf.step_minutes

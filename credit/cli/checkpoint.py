@@ -6,6 +6,8 @@ import argparse
 from datetime import UTC
 from pathlib import Path
 
+from credit.cli.arguments import path_argument
+
 HELP = """Look after the checkpoints in SAVE_LOC/checkpoints.
 
 list    one line each: step, size, when it was written, the validation that was best by then, what points to it
@@ -17,7 +19,9 @@ prune   remove all but the newest --keep-last, those of steps that are multiples
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the arguments."""
     parser.add_argument("action", choices=("list", "verify", "prune"), metavar="ACTION", help="list, verify or prune")
-    parser.add_argument("save_loc", metavar="SAVE_LOC", type=Path, help="the run's folder")
+    parser.add_argument(
+        "save_loc", metavar="SAVE_LOC", type=lambda text: Path(path_argument(text)), help="the run's folder"
+    )
     parser.add_argument("--keep-last", type=int, default=2, metavar="N", help="prune: newest ones to keep (default 2)")
     parser.add_argument("--keep-every", type=int, metavar="N", help="prune: keep steps that are multiples of N")
     parser.add_argument("--dry-run", action="store_true", help="prune: remove nothing")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from credit.cli.arguments import add_config_arguments
+from credit.cli.arguments import add_config_arguments, path_argument
 
 HELP = """Import published weights as step 0 of the run of CONFIG, or export the run's weights.
 
@@ -21,17 +21,25 @@ __all__ = ["HELP", "add_arguments", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the files of an import and of an export."""
     add_config_arguments(parser)
-    parser.add_argument("--weights", metavar="FILE", help="torch file with model_state_dict or a bare state dict")
-    parser.add_argument("--mean", metavar="FILE", help="netCDF with the mean of each variable")
-    parser.add_argument("--std", metavar="FILE", help="netCDF with the scale of each variable")
-    parser.add_argument("--static", metavar="FILE", help="netCDF with the static fields and the grid")
+    parser.add_argument(
+        "--weights", metavar="FILE", type=path_argument, help="torch file with model_state_dict or a bare state dict"
+    )
+    parser.add_argument("--mean", metavar="FILE", type=path_argument, help="netCDF with the mean of each variable")
+    parser.add_argument("--std", metavar="FILE", type=path_argument, help="netCDF with the scale of each variable")
+    parser.add_argument(
+        "--static", metavar="FILE", type=path_argument, help="netCDF with the static fields and the grid"
+    )
     parser.add_argument("--levels", metavar="L1,L2,...", help="levels in the weights' order, instead of data.levels")
     parser.add_argument("--variables", metavar="U,V,...", help="3-D variables in the weights' order")
     parser.add_argument(
         "--rename", metavar="OURS=THEIRS", action="append", default=[], help="a variable's name in these files"
     )
-    parser.add_argument("--export", metavar="FILE", help="write the weights that forecast to one safetensors file")
-    parser.add_argument("--checkpoint", default="best", help="what to export: best (default), latest or a path")
+    parser.add_argument(
+        "--export", metavar="FILE", type=path_argument, help="write the weights that forecast to one safetensors file"
+    )
+    parser.add_argument(
+        "--checkpoint", default="best", type=path_argument, help="what to export: best (default), latest or a path"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from credit.cli.arguments import add_config_arguments
+from credit.cli.arguments import add_config_arguments, path_argument
 
 HELP = """Collect what a bug report needs in one text file: versions, machine, ranks, environment, the resolved config,
 and of the run in save_loc STATUS, heartbeat, newest checkpoints, last metrics, last error and the ends of its logs.
@@ -19,7 +19,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add CONFIG, overrides and the file."""
     add_config_arguments(parser)
     parser.add_argument(
-        "--output", metavar="FILE", help="where it goes, - for the terminal; default: doctor.txt in save_loc"
+        "--output",
+        metavar="FILE",
+        type=path_argument,
+        help="where it goes, - for the terminal; default: doctor.txt in save_loc",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from credit.cli.arguments import add_config_arguments
+from credit.cli.arguments import add_config_arguments, path_argument
 
 if TYPE_CHECKING:
     from credit.config import Config
@@ -26,11 +26,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add CONFIG, overrides and options."""
     add_config_arguments(parser)
     parser.add_argument("--job", default="train", metavar="KIND", help="train (default), preprocess, rollout or verify")
-    parser.add_argument("--cluster", metavar="NAME", help="the site, such as derecho, or the path of a cluster file")
+    parser.add_argument(
+        "--cluster", metavar="NAME", type=path_argument, help="the site, such as derecho, or the path of a cluster file"
+    )
     parser.add_argument("--nodes", type=int, metavar="N", help="nodes of a job; jobs of a rollout's array")
     parser.add_argument("--chain", type=int, metavar="K", help="how many jobs training may take, one after another")
     parser.add_argument("--online", action="store_true", help="of verify: forecast while scoring, on nodes with GPUs")
-    parser.add_argument("--model", metavar="RUN", help="of verify with --online: the run that forecasts")
+    parser.add_argument(
+        "--model", metavar="RUN", type=path_argument, help="of verify with --online: the run that forecasts"
+    )
     parser.add_argument(
         "--after", metavar="KIND", help="begin when the jobs of this kind, submitted before, have ended well: rollout"
     )

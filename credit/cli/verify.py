@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from credit.cli.arguments import path_argument
+
 if TYPE_CHECKING:
     from credit.config import Config
     from credit.data.reader import FieldReader
@@ -35,9 +37,9 @@ logger = logging.getLogger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add CONFIG, a second run, overrides and where forecasts come from."""
-    parser.add_argument("config", metavar="CONFIG", help="the run's YAML file")
+    parser.add_argument("config", metavar="CONFIG", type=path_argument, help="the run's YAML file")
     parser.add_argument(
-        "rest", nargs="*", metavar="OTHER, section.key=value",
+        "rest", nargs="*", type=path_argument, metavar="OTHER, section.key=value",
         help="the YAML file or the folder of a run to compare with; and replaced keys of the first, e.g. "
         "verification.regions=[global,europe]",
     )  # fmt: skip
@@ -45,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--online", action="store_true", help="forecast from inference.initial_times while scoring, without files"
     )
     parser.add_argument(
-        "--model", metavar="RUN",
+        "--model", metavar="RUN", type=path_argument,
         help="the YAML file or the folder of the run that forecasts with --online, where the data to score against are "
         "others than its own; its inference counts, also of replaced keys",
     )  # fmt: skip

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+from credit.paths import expand_home
+
+# The type of every key that holds a path: `~` is expanded here and nowhere else.
+PathText = Annotated[str, AfterValidator(expand_home)]
 
 
 class Section(BaseModel):

@@ -18,9 +18,10 @@ _INTRODUCTION = """# Configuration
 One YAML file describes a run. Every key is checked; an unknown key, a wrong type or an impossible combination is
 reported with all others at once. `section.key=value` after the file's name on the command line replaces a single key
 (`trainer.max_steps=100`, `data.sources.0.path=era5.nc`, `model.dim=[32,64,128,256]`). `$NAME` and `${NAME}` in any
-string are taken from the environment. Durations are written `6h`, `30min` or `10d`, and a number alone means hours; a
-run keeps them in hours, or in minutes where these are no whole hours: `1d`, `24` and `24 h` are one config. Times are
-written `2000-01-01` or `2000-01-01T06:00`, always UTC, in the data's calendar.
+string are taken from the environment, and `~` at the beginning of a path is your home folder. Durations are written
+`6h`, `30min` or `10d`, and a number alone means hours; a run keeps them in hours, or in minutes where these are no
+whole hours: `1d`, `24` and `24 h` are one config. Times are written `2000-01-01` or `2000-01-01T06:00`, always UTC, in
+the data's calendar.
 
 This page is generated from the schema (`python -m credit.config.describe`); a test keeps it true.
 """

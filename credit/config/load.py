@@ -33,7 +33,7 @@ def load_config(path: str | os.PathLike, overrides: Iterable[str] = ()) -> Confi
 def read_yaml(path: str | os.PathLike) -> dict[str, Any]:
     """Return the mapping that a YAML file holds; a key given twice is an error."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(os.path.expanduser(path)).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"config {path}: cannot be read ({error.strerror}); credit_init writes a starter") from error
     except UnicodeDecodeError as error:

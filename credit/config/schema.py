@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, SerializeAsAny, model_validator
 
-from credit.config.base import Section
+from credit.config.base import PathText, Section
 from credit.config.schema_data import DataConfig, PreprocessConfig
 from credit.config.schema_forecast import InferenceConfig, VerificationConfig
 from credit.config.schema_hpc import PbsConfig, SlurmConfig
@@ -18,7 +18,7 @@ class Config(Section):
     """A run."""
 
     experiment: str = Field("experiment", description="A name for the run.")
-    save_loc: str = Field(description="The run's folder. `$VAR` is expanded.")
+    save_loc: PathText = Field(description="The run's folder. `~` and `$VAR` are expanded.")
     seed: int = Field(1000, ge=0, description="Every random draw derives from it.")
     plugins: list[str] = Field([], description="Modules to import first: models, losses, sources of your own.")
     data: DataConfig = Field(description="Where the data are and what they mean.")

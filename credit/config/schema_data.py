@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from credit.channels import COMPUTED_DYNAMIC, COMPUTED_STATIC, DERIVED_FROM, ChannelMap
-from credit.config.base import Section
+from credit.config.base import PathText, Section
 from credit.config.schema_source import GridConfig, SourceConfig
 from credit.errors import ConfigError
 from credit.times import format_duration, parse_duration
@@ -95,6 +95,12 @@ class FieldConfig(Section):
         "that a forecast makes of its climatology (0 for sea ice).",
     )
     maximum: float | None = Field(None, description="Likewise, not above it (1 for a fraction).")
+    valid_range: tuple[float, float] | None = Field(
+        None,
+        description="Least and greatest value in the files, in the units of the run (`units` where it is set). What is "
+        "outside is missing, as a fill value that a file does not declare (-999); what is within is accepted. Default: "
+        "values that are fill values, or that no quantity in these units can have, stop.",
+    )
     vector: Literal["auto", "yes", "no"] = Field(
         "auto", description="Whether it changes sign across a pole; `auto` decides by standard_name."
     )
@@ -215,7 +221,7 @@ class DataConfig(Section):
     variables: VariablesConfig = Field(description="Which variables play which part.")
     levels: list[Level] = Field([], description="Levels of the 3-D variables, matched exactly, in `level_units`.")
     level_units: Literal["hPa", "Pa", "model_level"] = Field("hPa", description="Units of `levels`.")
-    coefficients: str | None = Field(
+    coefficients: PathText | None = Field(
         None,
         description="A file with the coefficients of the run's model levels, to bring sources with `vertical` to them, "
         "for the budgets of `model.post`, and for `inference.pressure_levels` and `inference.derive`.",
@@ -241,13 +247,13 @@ class DataConfig(Section):
     )
     splits: SplitsConfig = Field(description="Training, validation and test periods.")
     split_gap: Duration = Field("10d", description="Least distance between two splits.")
-    store: str | None = Field(
+    store: PathText | None = Field(
         None, description="The training store that credit_preprocess writes; none: train from the sources."
     )
     bad_times: Literal["fail", "skip"] = Field(
         "fail",
-        description="A time whose fields have missing or infinite values or cannot be read: stop, or leave it out of "
-        "the store and list it (at most one in twenty).",
+        description="A time whose fields have missing, infinite or impossible values or cannot be read: stop, or leave "
+        "it out of the store and list it (at most one in twenty).",
     )
     solar: SolarConfig = Field(SolarConfig(), description="Options of toa_incident_solar_radiation.")
     cache: Literal["none", "memory", "disk"] = Field(
@@ -255,7 +261,7 @@ class DataConfig(Section):
         description="`memory`: keep every field that training has read. `disk`: copy what was read of the store to "
         "`cache_folder`, and read it there from then on.",
     )
-    cache_folder: str | None = Field(
+    cache_folder: PathText | None = Field(
         None, description="A folder on the node's own disk for `cache: disk`; none: its temporary one (TMPDIR)."
     )
     num_workers: int = Field(
@@ -312,6 +318,7 @@ class DataConfig(Section):
         read = [name for name in forcing if name not in COMPUTED_DYNAMIC]
         static = [*groups.static.vars_3D, *groups.static.vars_2D]
         from_files = [*outputs, *read, *(name for name in static if name not in COMPUTED_STATIC)]
+        as_they_are = [name for name in from_files if self.field(name).derive is None]
         if self.grid is None and self.regrid != "bilinear":
             raise ValueError("regrid has no effect without grid; set data.grid")
         if self.coefficients and self.level_units != "model_level":
@@ -325,12 +332,16 @@ class DataConfig(Section):
                 ("in_forecast", read, "dynamic forcing that is read from data"),
                 ("window", read, "dynamic forcing that is read from data"),
                 ("units", from_files, "variables that are read from data"),
+                ("valid_range", as_they_are, "variables that are read from data and not derived"),
                 ("regrid", from_files if self.grid else (), "variables that are read from data, with data.grid"),
             ):
                 if getattr(field, key) != FieldConfig.model_fields[key].default and name not in members:
                     raise ValueError(f"fields.{name}.{key} has no effect: it is for {which}")
             if field.minimum is not None and field.maximum is not None and field.minimum >= field.maximum:
                 raise ValueError(f"fields.{name}: minimum {field.minimum:g} must be below maximum {field.maximum:g}")
+            if field.valid_range is not None and field.valid_range[0] >= field.valid_range[1]:
+                least, greatest = field.valid_range
+                raise ValueError(f"fields.{name}.valid_range: {least:g} must be below {greatest:g}")
             if field.restarts is not None and field.temporal != "deaccumulate":
                 raise ValueError(f"fields.{name}.restarts has no effect without temporal: deaccumulate")
             if field.window == "next" and field.temporal == "instant":

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from credit.config.base import Section
+from credit.config.base import PathText, Section
 from credit.config.schema_data import Duration
 from credit.config.schema_events import EventConfig
 from credit.config.schema_model import HyperdiffusionConfig
@@ -123,7 +123,7 @@ class ForecastParallelismConfig(Section):
 class InferenceConfig(Section):
     """How forecasts are made."""
 
-    checkpoint: str = Field("best", description="best, latest, or the path of a checkpoint.")
+    checkpoint: PathText = Field("best", description="best, latest, or the path of a checkpoint.")
     initial_times: InitialTimesConfig | list[str] | Literal["latest"] = Field(
         InitialTimesConfig(),
         description="A range {start, end, every}, a list of times, or `latest`: the last that the data can start from.",
@@ -140,7 +140,9 @@ class InferenceConfig(Section):
         description="Damping of the shortest waves in place of the model's own. A network learns to undo what it is "
         "trained with, so runs of weeks want about half of model.hyperdiffusion.time. Default: as in training.",
     )
-    folder: str = Field("forecasts", description="Where they go, below save_loc; credit_verify scores this folder.")
+    folder: PathText = Field(
+        "forecasts", description="Where they go, below save_loc; credit_verify scores this folder."
+    )
     format: Literal["netcdf", "zarr"] = Field("netcdf", description="One netCDF file an initial time, or one store.")
     layout: Literal["cf", "weatherbench2"] = Field("cf", description="Names of zarr's dimensions.")
     pressure_levels: list[float] | None = Field(
@@ -233,7 +235,7 @@ class ClimatologyConfig(Section):
     harmonics: int = Field(1, ge=0, description="Annual harmonics (method harmonic).")
     window_days: int = Field(61, ge=1, description="Width of the moving window (method window).")
     by_hour: bool = Field(False, description="One climatology for each hour of the day; for data with a diurnal cycle.")
-    path: str | None = Field(
+    path: PathText | None = Field(
         None,
         description="A netCDF file or zarr store with the climatology (method file): dimensions dayofyear, hour, "
         "level, latitude and longitude, as WeatherBench 2's.",
@@ -257,7 +259,7 @@ class ClimatologyConfig(Section):
 class OtherForecastsConfig(Section):
     """Other forecasts to score; a plain path stands for a section with it alone."""
 
-    path: str = Field(
+    path: PathText = Field(
         description="A folder of credit_rollout, or a zarr store, such as WeatherBench 2's, on a disk or at s3://, "
         "gs://, https://."
     )

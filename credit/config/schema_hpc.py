@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from credit.config.base import Section
+from credit.config.base import PathText, Section
 from credit.config.schema_data import Duration
 
 # what stands in a directive: one word, which cannot begin another line or another option
@@ -18,7 +18,9 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 class SchedulerConfig(Section):
     """What jobs of either scheduler ask for."""
 
-    cluster: str | None = Field(None, description="The site: a name that `credit submit` knows, or a cluster file.")
+    cluster: PathText | None = Field(
+        None, description="The site: a name that `credit submit` knows, or a cluster file."
+    )
     account: Word | None = Field(None, description="Project that pays.")
     walltime: Duration | None = Field(None, description="Time of a job, of each link of a chain.")
     nodes: int | None = Field(
@@ -45,8 +47,8 @@ class SchedulerConfig(Section):
         None, description="Variables to export, besides those of the cluster file."
     )
     directives: list[Line] | None = Field(None, description="Further options of the scheduler, one a line.")
-    python: str | None = Field(None, description="Interpreter of the job; default: the one that submits.")
-    template: str | None = Field(None, description="A Jinja2 template of your own for the job script.")
+    python: PathText | None = Field(None, description="Interpreter of the job; default: the one that submits.")
+    template: PathText | None = Field(None, description="A Jinja2 template of your own for the job script.")
 
 
 class PbsConfig(SchedulerConfig):

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from credit.config.base import Section
+from credit.config.base import PathText, Section
 from credit.errors import did_you_mean
 
 _TYPES: dict[str, type] = {}
@@ -31,7 +31,7 @@ class VerticalConfig(Section):
     surface_geopotential: str | None = Field(
         None, description="Variable with geopotential or height of the ground, for what lies below it and `derive`."
     )
-    coefficients: str | None = Field(
+    coefficients: PathText | None = Field(
         None,
         description="A file with the levels' coefficients where the source has none: netCDF, or CSV with columns a "
         "(Pa) and b of the half levels.",
@@ -41,11 +41,11 @@ class VerticalConfig(Section):
 class SourceConfig(Section):
     """One set of files, or one source that a plugin registers, with some or all of the variables."""
 
-    path: str | list[str] | None = Field(
+    path: PathText | list[PathText] | None = Field(
         None,
         description="A file, a zarr store (on a disk, or s3://, gs://, https://), a glob, a strftime pattern "
         "(era5_%Y%m.nc), or a list of these. "
-        "`sample:NAME` finds data that ships with the package. `$VAR` is expanded.",
+        "`sample:NAME` finds data that ships with the package. `~` and `$VAR` are expanded.",
     )
     type: str | None = Field(None, description="Instead of `path`: a source that a plugin registers, by its name.")
     options: dict[str, Any] = Field({}, description="What the class of `type` is called with.")
@@ -125,7 +125,7 @@ class GridConfig(Section):
     poles: bool | None = Field(
         None, description="Whether the outermost rows lie on the poles (181 x 360) or half a cell off (180 x 360)."
     )
-    like: str | None = Field(
+    like: PathText | None = Field(
         None, description="A file with the grid, or several with the same, written as in `data.sources.N.path`."
     )
 

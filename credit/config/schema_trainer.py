@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from credit.config.base import Section
+from credit.config.base import PathText, Section
 from credit.config.schema_data import Duration
 from credit.errors import did_you_mean
 
@@ -196,7 +196,7 @@ class TrainerConfig(Section):
         "RMSE over persistence's) or a validation key such as rmse/z500/24h.",
     )
     patience: int | None = Field(None, ge=1, description="Stop after so many validations without a better one.")
-    resume: str = Field(
+    resume: PathText = Field(
         "auto", description="auto, never, the path of a checkpoint, or of a file of weights to begin with."
     )
     max_bad_steps: int = Field(

@@ -10,12 +10,14 @@ import numpy as np
 import xarray as xr
 
 from credit.data.grib import UNREADABLE
+from credit.data.plausible import Implausible, ValueRules
 from credit.data.regrid import Regridder
 from credit.data.select import listing
 from credit.data.units import Conversion, OfLogarithm
 from credit.data.vertical import Column
 from credit.errors import DataError
 from credit.grid import LatLonGrid, Orientation
+from credit.times import Clock
 
 _STANDARD_NAMES = {
     "time": "time",
@@ -68,6 +70,9 @@ class Layout:
         attributes: units (converted), standard_name, long_name, cell_methods where given.
         packing_step: the step of packed integers in these units, 0 where the variable is not packed.
         chunk_times: how many times a chunk of the file spans, which are unpacked together; 1 without chunks.
+        rules: what the values may be.
+        where: the file and the variable, for messages.
+        clock: the calendar of `times`, for messages; None where no file has had a time yet.
     """
 
     name: str
@@ -84,6 +89,9 @@ class Layout:
     attributes: dict[str, str]
     packing_step: float
     chunk_times: int
+    rules: ValueRules
+    where: str
+    clock: Clock | None
 
     def read(self, dataset: xr.Dataset, position: int | slice) -> np.ndarray:
         """Return fields on the run's grid and in its units, missing ones NaN.
@@ -91,14 +99,17 @@ class Layout:
         Args:
             dataset: the file.
             position: of one time, for (levels or 1, H, W), or of T times, for (T, levels or 1, H, W).
+
+        Raises:
+            DataError: for values that cannot be right, see `credit.data.plausible`.
         """
-        return self.to_run(self.orientation.apply(self._values(dataset, position, self.level_rows)))
+        return self.to_run(self.orientation.apply(self._values(dataset, position)))
 
     def read_raw(self, dataset: xr.Dataset, position: int | slice) -> np.ndarray:
         """Return fields for formulas, ([T,] levels or 1, h, w), on the file's grid, in `to_si`'s units; see `read`."""
         rows = self.level_rows
         if rows is None or "level" not in self.dims:
-            return self._raw(dataset, position, rows)
+            return self._raw(dataset, position)
         times = (position.stop - position.start,) if isinstance(position, slice) else ()
         chunk = dataset.variables[self.name].encoding.get("preferred_chunks", {}).get(self.dims["level"], 1)
         # a few fields at once are unpacked in the same memory; for all of them the system would give new memory
@@ -106,11 +117,11 @@ class Layout:
         fields = np.empty((*times, len(rows), *self.grid.shape), dtype=np.float32)
         for first in range(0, len(rows), at_once):
             part = slice(first, first + at_once)
-            fields[..., part, :, :] = self._raw(dataset, position, rows[part])
+            fields[..., part, :, :] = self._raw(dataset, position, part)
         return fields
 
-    def _raw(self, dataset: xr.Dataset, position: int | slice, rows: tuple[int, ...] | None) -> np.ndarray:
-        values = self.orientation.apply(self._values(dataset, position, rows))
+    def _raw(self, dataset: xr.Dataset, position: int | slice, levels: slice = slice(None)) -> np.ndarray:
+        values = self.orientation.apply(self._values(dataset, position, levels))
         return values if self.to_si is None else self.to_si.apply(values)
 
     def to_run(self, fields: np.ndarray) -> np.ndarray:
@@ -119,8 +130,29 @@ class Layout:
             fields = self.regridder.apply(fields)
         return fields if self.conversion is None else self.conversion.apply(fields)
 
-    def _values(self, dataset: xr.Dataset, position: int | slice, level_rows: tuple[int, ...] | None) -> np.ndarray:
+    def _values(self, dataset: xr.Dataset, position: int | slice, levels: slice = slice(None)) -> np.ndarray:
+        """Return values on some of the wanted levels as they lie in the file; each is checked here, once."""
+        values, implausible = self.rules.apply(self._stored_values(dataset, position, levels), levels)
+        if implausible is not None:
+            raise DataError(self._describe(implausible, position))
+        return values
+
+    def _describe(self, implausible: Implausible, position: int | slice) -> str:
+        """Return what is wrong with values, with their time and the place of the first."""
+        levels = self.rules.levels
+        when = "" if len(levels) == 1 and levels[0] is None else f", level {levels[implausible.row]:g}"
+        if self.times is not None and self.clock is not None:
+            number = 0
+            if "time" in self.dims:
+                number = position.start + implausible.index[0] if isinstance(position, slice) else position
+            when += f" at {self.clock.format(self.times[number])}"
+        row, column = np.argwhere(self.orientation.apply(implausible.cells))[0]
+        place = f"latitude {self.grid.lat[row]:g}, longitude {self.grid.lon[column]:g}"
+        return f"{self.where}{when}: {self.rules.describe(implausible, place)}"
+
+    def _stored_values(self, dataset: xr.Dataset, position: int | slice, levels: slice) -> np.ndarray:
         variable = dataset.variables[self.name]
+        level_rows = None if self.level_rows is None else self.level_rows[levels]
         index: dict[str, object] = {dim: 0 for dim in variable.dims if dim not in self.dims.values()}
         if "time" in self.dims:
             index[self.dims["time"]] = position

@@ -60,7 +60,6 @@ def expand_path(pattern: str, key: str) -> list[Path | str]:
         if "*" in pattern:
             raise DataError(f"{key}: {pattern}: patterns find files on disks only; list the stores")
         return [pattern]
-    pattern = os.path.expanduser(pattern)
     if pattern.startswith("sample:"):
         return _sample_files(pattern.removeprefix("sample:"), key)
     if not _TOKEN.search(pattern) and "[" not in pattern:

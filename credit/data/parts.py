@@ -122,6 +122,24 @@ def write_part(job: Writing, number: int) -> int:
         return len(marks)
 
 
+def mark_bad(path: Path, group: zarr.Group, number: int, index: int, minutes: int, text: str) -> None:
+    """Mark a time of the store `path` that was written as bad, and note why.
+
+    Args:
+        path: the store.
+        group: the same, open.
+        number: of the part that the time is in.
+        index: of the time.
+        minutes: of the time.
+        text: what is wrong.
+    """
+    with lock(lock_folder(path) / f"{number:06d}.lock"):
+        file = lock_folder(path) / f"{number:06d}.json"
+        noted = json.loads(file.read_text()) if file.exists() else {}
+        _note(file, noted | {str(minutes): text})
+        group["done"][index] = BAD
+
+
 def digest(values: np.ndarray) -> int:
     """Return the checksum of a field's values: the first 8 bytes of BLAKE2b."""
     return int.from_bytes(hashlib.blake2b(np.ascontiguousarray(values), digest_size=8).digest(), "little")
@@ -149,6 +167,7 @@ def merge_moments(
     """
     state = change = Moments.empty(moments.shape[2])
     step = moments.attrs["step_minutes"]
+    bad = set(times[marks == BAD].tolist())
     for begin in range(0, len(times), moments.chunks[0]):
         span = slice(begin, begin + moments.chunks[0])
         inside = (times[span] >= first_minutes) & (times[span] <= last_minutes) & (marks[span] == WRITTEN)
@@ -157,8 +176,9 @@ def merge_moments(
         rows = moments[span]
         for index in np.flatnonzero(inside):
             state = state.merge(Moments.of_rows(rows[index, :5]))
-            # a change belongs to the period that both its ends are in
-            if times[begin + index] - step >= first_minutes:
+            # a change belongs to the period that both its ends are in, and has none where it begins at a bad time
+            before = times[begin + index] - step
+            if before >= first_minutes and before not in bad:
                 change = change.merge(Moments.of_rows(rows[index, 5:]))
     return state, change
 
@@ -232,3 +252,6 @@ class _Reader:
 def _note(path: Path, bad: Mapping[int, str]) -> None:
     if bad:
         write_text_whole(path, json.dumps(bad))
+    else:
+        # those of a part that was written before, from files that have been corrected
+        path.unlink(missing_ok=True)

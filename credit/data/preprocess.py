@@ -28,6 +28,7 @@ from zarr.codecs import BloscCodec, Crc32cCodec
 from credit import __version__
 from credit.config.schema_data import DataConfig, PreprocessConfig, TransformConfig
 from credit.data import parts, store
+from credit.data.outliers import find_outliers
 from credit.data.sources import SourceReader, open_sources
 from credit.data.splits import Split, build_splits
 from credit.data.statistics import Statistics, fit_statistics, summarise
@@ -43,7 +44,7 @@ _SPARE_BYTES = 16 * 2**20
 _SECONDS_BETWEEN_LOOKS = 2.0
 _COMPRESSORS = {"lz4": [BloscCodec(cname="lz4", clevel=1, shuffle="shuffle")], "none": []}
 # of all times, so many may be skipped as bad
-_MOST_BAD = 0.05
+MOST_BAD = 0.05
 _VERSIONS = ("numpy", "xarray", "netCDF4", "zarr")
 
 
@@ -246,13 +247,36 @@ def _write_fields(
             marks = group["done"][:]
             if (marks == parts.WANTED).any():
                 time.sleep(_SECONDS_BETWEEN_LOOKS)  # another process is at what is left
+    if not dict(group.attrs)["credit"]["complete"]:
+        marks = _judge_outliers(path, group, conf, sources)
     bad = int((marks == parts.BAD).sum())
-    if bad > _MOST_BAD * len(marks):
+    if bad > MOST_BAD * len(marks):
         first = next(iter(parts.read_notes(path).values()), "")
         raise DataError(
             f"data.store: {path}: {bad} of {len(marks)} times are bad; data.bad_times: skip is for at most one in "
-            f"{1 / _MOST_BAD:.0f}: correct the files, delete the store and write it again. The first: {first}"
+            f"{1 / MOST_BAD:.0f}: correct the files, delete the store and write it again. The first: {first}"
         )
+
+
+def _judge_outliers(path: Path, group: zarr.Group, conf: DataConfig, sources: SourceReader) -> np.ndarray:
+    """Return the marks of all times, those with values far off all others marked as bad where these are skipped.
+
+    Raises:
+        DataError: for such values that are not to be skipped.
+    """
+    times, length = group["time"][:], group["done"].chunks[0]
+    # a bad time has no values, but may have the moments of values that were judged before
+    present = group["done"][:] == parts.WRITTEN
+    moments_T5C = group["moments"][:, : parts.MOMENTS // 2]
+    moments_T5C[~present, 0] = 0
+    accepted = [name for name, field in conf.fields.items() if field.valid_range is not None]
+    outliers = find_outliers(moments_T5C, sources.channels.stored, accepted)
+    for index, text in outliers.items():
+        message = f"{sources.clock.format(times[index])}: {text}"
+        if conf.bad_times != "skip":
+            raise DataError(f"data.store: {path}: {message}; or leave such times out with data.bad_times: skip")
+        parts.mark_bad(path, group, index // length, index, int(times[index]), message)
+    return group["done"][:]
 
 
 def _close(path: Path, group: zarr.Group, conf: DataConfig, train: Split, progress: bool) -> None:

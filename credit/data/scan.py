@@ -15,6 +15,7 @@ from credit.config.schema_source import GridConfig, SourceConfig
 from credit.data.cf import Coordinates, Layout, is_vector_component, level_values, match_levels
 from credit.data.columns import Tables
 from credit.data.files import OpenFiles, expand_path, expand_paths, open_file
+from credit.data.plausible import build_rules, read_file_range, require_units
 from credit.data.problems import Problems
 from credit.data.recipes import derived_attributes, find_si, interpolated_as
 from credit.data.regrid import Regridder
@@ -244,6 +245,11 @@ class _FileScanner:
                 without coefficients.
         """
         variable = self._dataset.variables[theirs]
+        if variable.dtype.kind not in "biuf":
+            raise DataError(
+                f"{self._where}: {theirs} holds no numbers but {variable.dtype}; write it as numbers, or name another "
+                f"variable (data.sources.N.rename: {{{want.name}: NAME}})"
+            )
         dims = self._coordinates.roles(theirs, self._where)
         kind = self._conf.field(want.serves).derive
         is_field = want.role == FIELD
@@ -258,6 +264,7 @@ class _FileScanner:
         to_si = find_si(role, theirs, kept, self._where) if kind or not is_field or role == "temperature" else None
         packed = np.dtype(variable.encoding.get("dtype", float)).kind in "iu"
         step = abs(float(variable.encoding.get("scale_factor", 0.0))) if packed else 0.0
+        read, step_in_file = kept.copy(), step
         if kind and is_field:
             kept, step = derived_attributes(kind), 0.0
         vector = is_vector_component(field.vector, kept.get("standard_name", ""))
@@ -269,9 +276,25 @@ class _FileScanner:
             conversion = find_conversion(kept.get("units", ""), field.units, want.serves, self._where)
             kept["units"] = field.units
             step *= abs(conversion.scale) if conversion else 1.0
+        is_read = is_field and kind is None
+        if is_read:
+            require_units(want.serves, read, self._where)
+        packing = (step_in_file, float(variable.encoding.get("add_offset", 0.0))) if step_in_file else None
+        rules = build_rules(
+            want.name,
+            read,
+            levels=want.levels if want.levels is not None and column is None else (None,),
+            level_units=self._conf.level_units,
+            packing=packing,
+            file_range=read_file_range(variable.attrs, packing),
+            valid_range=field.valid_range if is_read else None,
+            conversion=conversion,
+            has_options=is_read,
+        )
         return Layout(
             theirs, dims, rows, column, grid, orientation, regridder, conversion, to_si, times, window_bounds,
             kept, step, variable.encoding.get("preferred_chunks", {}).get(dims.get("time"), 1),
+            rules, f"{self._where}: {want.name}", self._shared.clock,
         )  # fmt: skip
 
     def _rows(self, want: Want, kind: str | None, dims: dict[str, str]) -> tuple[tuple[int, ...] | None, Column | None]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from credit.data.files import OpenFiles
 from credit.data.scan import Piece
+from credit.data.units import plain
 from credit.errors import CreditError, DataError
 from credit.times import Clock
 
@@ -158,7 +159,7 @@ def shared_attributes(name: str, pieces: list[Piece], temporal: str) -> dict[str
     first = pieces[0].layout.attributes
     for piece in pieces[1:]:
         units = piece.layout.attributes.get("units")
-        if units != first.get("units"):
+        if plain(units or "") != plain(first.get("units", "")):
             raise DataError(
                 f'{name} is in "{first.get("units")}" in {pieces[0].path} and in "{units}" in {piece.path}; set '
                 f"data.fields.{name}.units to what all are to be converted to"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
 from credit.channels import ChannelMap
 from credit.config.schema_data import DataConfig
@@ -26,6 +28,9 @@ from credit.times import Clock
 
 # of the fields that are read at once; a time more or less does not tell beyond it
 _BYTES_AT_ONCE = 2**25
+# of the fields that are read to look at their values before a run: seconds; and the least number of times
+_BYTES_LOOKED_AT, _LEAST_LOOKED_AT = 2**30, 8
+_TIMES_WITH_BAR = 50
 # of a variable that there are while it is unpacked and put into the grid's order, about
 _COPIES = 3
 
@@ -87,7 +92,8 @@ class SourceReader:
         )
         of_run = len(channels.stored) * math.prod(self.grid.shape) * 4
         self.bytes_a_time = of_run + max(of_files, default=0)
-        self.masks |= find_masks(self._assemble([0], self._series)[0], channels.stored, declared)
+        masked = [channel for channel in channels.stored if channel.variable in declared]
+        self.masks |= find_masks(self._assemble([0], declared)[0], masked, declared)
 
     def read(self, index: int) -> np.ndarray:
         """Return the fields of one time, (C, H, W) float32 in the order of ``channels.stored``; NaN where masked.
@@ -131,6 +137,16 @@ class SourceReader:
         """Return the place of a time in `times`, None where it is not there."""
         index = int(np.searchsorted(self.times, minutes))
         return index if index < len(self.times) and self.times[index] == minutes else None
+
+    def times_of_files(self) -> np.ndarray:
+        """Return places in `times`, increasing, that together read every file of a variable that varies in time."""
+        chosen: set[int] = set()
+        for one in self._series.values():
+            inputs = [series for series, _ in one.inputs.values()] if isinstance(one, MadeSeries) else []
+            for series in (one, *inputs):
+                first = series.times[np.unique(series.piece, return_index=True)[1]]
+                chosen.update(np.minimum(np.searchsorted(self.times, first), len(self.times) - 1).tolist())
+        return np.array(sorted(chosen))
 
     def describe_files(self) -> dict[str, list[int]]:
         """Return path -> two numbers that are others when the file is, of every source file."""
@@ -194,6 +210,61 @@ def _between(series: Series, times: np.ndarray) -> int:
 def _values(series: Series) -> int:
     layout = series.pieces[0].layout
     return len(layout.level_rows or (0,)) * math.prod(layout.grid.shape)
+
+
+@dataclass(frozen=True)
+class Look:
+    """A look at the values of a period.
+
+    Attributes:
+        looked_at: number of times that were read.
+        times: number of times of the period.
+        bad: what is wrong, of each time whose fields are bad.
+    """
+
+    looked_at: int
+    times: int
+    bad: list[str]
+
+
+def look_at_values(reader: SourceReader, first_minutes: int, last_minutes: int) -> Look:
+    """Read one time of each file in a period and as many others as take seconds, for what is wrong with the values."""
+    inside = np.flatnonzero((reader.times >= first_minutes) & (reader.times <= last_minutes))
+    of_files = np.intersect1d(reader.times_of_files(), inside)
+    most = max(_LEAST_LOOKED_AT, _BYTES_LOOKED_AT // (4 * len(reader.channels.stored) * math.prod(reader.grid.shape)))
+    chosen = _spread(of_files, most)
+    rest = _spread(np.setdiff1d(inside, chosen), most - len(chosen))
+    chosen = np.union1d(chosen, rest)
+    bad: list[str] = []
+    at_once = reader.times_at_once(_BYTES_AT_ONCE)
+    bar = tqdm(total=len(chosen), desc="looking at values", unit="time", disable=len(chosen) < _TIMES_WITH_BAR or None)
+    with bar:
+        for first in range(0, len(chosen), at_once):
+            places = chosen[first : first + at_once].tolist()
+            try:
+                for _ in reader.read_each(places):
+                    pass
+            except DataError:
+                # which of them
+                bad += filter(None, (_read_problem(reader, place) for place in places))
+            bar.update(len(places))
+    return Look(len(chosen), len(inside), bad)
+
+
+def _spread(places: np.ndarray, most: int) -> np.ndarray:
+    """Return at most so many of the places, evenly over all of them."""
+    if len(places) <= most:
+        return places
+    return places[np.linspace(0, len(places) - 1, max(0, most)).round().astype(int)]
+
+
+def _read_problem(reader: SourceReader, place: int) -> str | None:
+    """Return what is wrong with the fields of a time, None where nothing is."""
+    try:
+        reader.read(place)
+    except DataError as error:
+        return str(error)
+    return None
 
 
 def open_sources(conf: DataConfig) -> SourceReader:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from credit.channels import Channel
 from credit.config.schema_data import TransformConfig
+from credit.data.outliers import find_outliers
 from credit.data.transforms import transform_channels
 from credit.errors import DataError
 from credit.times import format_duration
@@ -139,6 +140,7 @@ def fit_statistics(
     packing_steps: Mapping[str, float] | None = None,
     progress: bool = True,
     transforms: Mapping[str, TransformConfig] | None = None,
+    accepted: Collection[str] = (),
 ) -> Statistics:
     """Estimate the statistics of a period.
 
@@ -150,9 +152,11 @@ def fit_statistics(
         packing_steps: variable -> step of its packed integers; warns where rounding is a good part of a change.
         progress: show a bar on a terminal.
         transforms: variable -> its transform, where it has one.
+        accepted: variables whose range the config declares.
 
     Raises:
-        DataError: if the period has no pair of times one step apart, or an output channel is constant.
+        DataError: if the period has no pair of times one step apart, an output channel is constant, or a value is a
+            thousand standard deviations from the others (see `credit.data.outliers`).
     """
     transforms = transforms or {}
     channels = reader.channels.stored
@@ -160,15 +164,21 @@ def fit_statistics(
     valid = valid_cells(reader, channels)
     state = tendency = Moments.empty(len(valid))
     recent: deque[tuple[int, np.ndarray]] = deque()
+    rows: list[np.ndarray] = []
     shown = tqdm(reader.times[chosen].tolist(), desc="statistics", unit="time", disable=None if progress else True)
     for minutes, values in zip(shown, reader.read_each(chosen), strict=True):
         now = transform_channels(values, channels, transforms)
-        state = state.merge(Moments.of_fields(now, valid))
+        moments = Moments.of_fields(now, valid)
+        rows.append(moments.rows())
+        state = state.merge(moments)
         while recent and recent[0][0] < minutes - step_minutes:
             recent.popleft()
         if recent and recent[0][0] == minutes - step_minutes:
             tendency = tendency.merge(Moments.of_fields(now, valid, recent[0][1]))
         recent.append((minutes, now))
+    outliers = find_outliers(np.stack(rows), channels, accepted) if rows else {}
+    for time, text in outliers.items():
+        raise DataError(f"{reader.clock.format(reader.times[chosen[time]])}: {text}")
     return summarise(reader, state, tendency, (first_minutes, last_minutes), step_minutes, packing_steps, transforms)
 
 

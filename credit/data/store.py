@@ -23,6 +23,7 @@ transforms. It is replaced in one rename, after everything it speaks of is there
 
 from __future__ import annotations
 
+import os
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -239,6 +240,11 @@ def identity(conf: DataConfig) -> dict[str, Any]:
         **{f"data.fields.{name}.temporal": field.temporal for name, field in fields.items()},
         **{f"data.fields.{name}.restarts": field.restarts for name, field in fields.items() if field.restarts},
         **{f"data.fields.{name}.units": field.units for name, field in fields.items() if field.units},
+        **{
+            f"data.fields.{name}.valid_range": list(field.valid_range)
+            for name, field in fields.items()
+            if field.valid_range is not None
+        },
         **{f"data.fields.{name}.derive": field.derive for name, field in fields.items() if field.derive},
         **{f"data.fields.{name}.inputs": field.inputs for name, field in fields.items() if field.inputs},
         # without a source that is brought to them, the fields do not depend on the coefficients
@@ -276,7 +282,8 @@ def require_same_identity(path: Path, meta: Mapping[str, Any], conf: DataConfig)
     theirs, ours = ChannelMap.from_dict(meta["channels"]), conf.channel_map()
     if theirs.stored != ours.stored or theirs.static_stored != ours.static_stored:
         differences.append(f"channels: {theirs.difference(ours)}")
-    before, now = meta["identity"], identity(conf)
+    # earlier versions kept `~` in the paths of the config
+    before, now = _with_homes(meta["identity"]), identity(conf)
     # of other channels other keys are known; of the same ones a key that is not known was not given
     for key in sorted(set(before) & set(now) if differences else set(before) | set(now)):
         if before.get(key) != now.get(key):
@@ -290,9 +297,18 @@ def _require_complete(path: Path, meta: Mapping[str, Any]) -> None:
         raise DataError(f"data.store: {path} is not complete; run credit_preprocess CONFIG to finish it")
 
 
+def _with_homes(value: Any) -> Any:
+    """Return a value of the identity with ``~`` expanded at the beginning of every text."""
+    if isinstance(value, Mapping):
+        return {key: _with_homes(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_homes(item) for item in value]
+    return os.path.expanduser(value) if isinstance(value, str) else value
+
+
 def _brief(value: object) -> str:
     """Return a value of the identity in words; of a source, what is not the default."""
-    if not isinstance(value, list):
+    if not isinstance(value, list) or not all(isinstance(source, dict) for source in value):
         return str(value)
     return ", ".join(
         str({key: item for key, item in source.items() if item not in (None, {}, "auto")}) for source in value

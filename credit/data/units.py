@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +19,28 @@ _SPELLINGS = {
     "(0 - 1)": "1", "fraction": "1",
 }  # fmt: skip
 
+# a unit's name, its power
+_FACTOR = re.compile(r"([A-Za-z]+|1)(-?[0-9]+)?")
+
 
 def plain(units: str) -> str:
-    """Return one spelling of units."""
+    """Return one spelling of units; products and quotients of plain powers become ``kg m-2 s-1``."""
     text = " ".join(units.replace("**", "").replace("^", "").split())
+    if text.lower() in _SPELLINGS:
+        return _SPELLINGS[text.lower()]
+    parts = [part.replace(".", " ").replace("*", " ").split() for part in text.split("/")]
+    factors = [_FACTOR.fullmatch(factor) for part in parts for factor in part]
+    if not all(parts) or not all(factors):
+        return text
+    powers = []
+    for number, part in enumerate(parts):
+        for position, factor in enumerate(part):
+            name, power = _FACTOR.fullmatch(factor).groups()
+            # what follows a solidus directly is divided by
+            divides = number > 0 and position == 0
+            power = int(power or 1) * (-1 if divides else 1)
+            powers.append(name if power == 1 else f"{name}{power}")
+    text = " ".join(power for power in powers if power != "1") or "1"
     return _SPELLINGS.get(text.lower(), text)
 
 

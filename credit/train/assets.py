@@ -21,7 +21,8 @@ from credit.data.climatology_store import obtain_climatology
 from credit.data.frames import Frames
 from credit.data.layers import Layers, find_layers
 from credit.data.reader import FieldReader
-from credit.data.splits import Split
+from credit.data.sources import look_at_values
+from credit.data.splits import Split, build_splits
 from credit.data.statistics import Statistics, fit_statistics
 from credit.data.units import plain
 from credit.errors import CheckpointError, DataError
@@ -127,9 +128,16 @@ def fit_assets(config: Config, reader: FieldReader, train: Split) -> Assets:
     statistics = getattr(reader, "statistics", None)
     if statistics is None:
         packing = getattr(reader, "packing_steps", None)
+        accepted = [name for name, field in config.data.fields.items() if field.valid_range is not None]
         statistics = fit_statistics(
-            reader, train.first, train.last, config.data.step_minutes, packing, transforms=config.data.transforms
+            reader, train.first, train.last, config.data.step_minutes, packing, True, config.data.transforms, accepted
         )
+    if hasattr(reader, "times_of_files"):
+        # the training period has just been read; validation would meet its own only after an epoch
+        valid = build_splits(config.data, reader.clock)["valid"]
+        bad = look_at_values(reader, valid.first, valid.last).bad
+        if bad:
+            raise DataError(bad[0])
     statistics = center_vectors(statistics, config.data, reader)
     climatology = None
     forcing = [c.name for c in reader.channels.group("dynamic_forcing") if c.source == "data"]

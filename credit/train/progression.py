@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from credit.config import Config
+from credit.errors import CreditError
 from credit.train.assets import Assets
 
 
@@ -55,6 +57,20 @@ class Progression:
         fresh = Progression()
         for name in ("best", "best_step", "worse", "best_saved", "saved", "spent"):
             setattr(self, name, getattr(fresh, name))
+
+    def require_best(self, monitor: str) -> None:
+        """Stop where validations have taken place and `monitor` was finite in none of them.
+
+        Raises:
+            CreditError: naming what to look at.
+        """
+        if self.worse and math.isinf(self.best):
+            raise CreditError(
+                f"trainer.monitor: {monitor} was finite in none of {self.worse} validations, so no checkpoint is the "
+                "best; null in metrics.jsonl is what was not finite. Look at the values of data.splits.valid (credit "
+                "check, the report beside data.store): fields that never change there make skill infinite. Where only "
+                "the forecasts grow without bounds, lower trainer.learning_rate"
+            )
 
     def meta(self) -> dict[str, Any]:
         """Return the values for a checkpoint, JSON-ready."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -131,6 +132,8 @@ class Trainer:
             with self._store:
                 reason = self._persist(log, bar, stop)
             log.flush()
+            if reason is None:
+                at.require_best(self._conf.monitor)
             if at.step > first:
                 bar.say(conclude(*self._account()))
         except BaseException as error:
@@ -327,7 +330,11 @@ class Trainer:
         log.flush()
         value = metrics[self._conf.monitor]
         bar.say(f"step {at.step}: valid loss {metrics['loss']:.4f}, {self._conf.monitor} {value:.4f}")
-        at.best_saved = sorted([*at.best_saved, [value, at.step]])[: self._conf.keep_best]
+        if math.isfinite(value):
+            at.best_saved = sorted([*at.best_saved, [value, at.step]])[: self._conf.keep_best]
+        not_finite = [name for name, number in metrics.items() if not math.isfinite(number)]
+        if not_finite:
+            logger.warning("step %d: not finite in validation: %s", at.step, ", ".join(not_finite))
         if value < at.best:
             at.best, at.best_step, at.worse = value, at.step, 0
             self._save("latest", "best")

@@ -38,7 +38,7 @@ def write_data_report(conf: DataConfig) -> Path:
     every = max(1, round(math.sqrt(len(chosen) * math.prod(reader.grid.shape) / _COUNTED)))
     values_TCHW = np.stack([reader.read(int(index))[:, ::every, ::every] for index in chosen])
     notices = [f"{when} was left out: {text}" for when, text in meta.get("bad_times", {}).items()]
-    notices += find_contradictions(field_CHW, reader.channels.stored, reader.attributes, conf.level_units, shown)
+    notices += find_contradictions(field_CHW, reader, conf, shown)
     text = render(
         "data_report.html.j2",
         title=path.name,

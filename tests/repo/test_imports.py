@@ -15,7 +15,7 @@ LEVELS = (
     {"models", "losses", "metrics"},
     {"data", "parallel"},
     {"config"},
-    {"channels", "grid", "threads", "times", "whole"},
+    {"channels", "grid", "paths", "threads", "times", "whole"},
     {"errors"},
     {"__init__"},
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import os
 import subprocess
 import sys
@@ -68,3 +70,47 @@ def test_a_checkpoint_that_is_misspelt(world: Path, capsys: pytest.CaptureFixtur
     for which, (code, words) in said.items():
         assert main._run("rollout", ["config.yml", f"inference.checkpoint={which}"], "credit rollout") == code
         assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", main.COMMANDS)
+def test_every_path_may_begin_at_home(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shell expands ``~`` neither in quotes nor behind ``--option=``."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    parser = argparse.ArgumentParser()
+    importlib.import_module(f"credit.cli.{command}").add_arguments(parser)
+    paths = [
+        action
+        for action in parser._actions
+        if action.metavar in ("CONFIG", "FILE", "RUN", "SAVE_LOC", "OTHER, section.key=value")
+        or action.dest in ("cluster", "checkpoint")
+    ]
+    assert len(paths) == {"init": 0, "verify": 3, "submit": 3, "convert": 7, "doctor": 2}.get(command, 1)
+    for action in paths:
+        assert str(action.type("~/x.yml")) == f"{tmp_path}/x.yml"
+        with pytest.raises(argparse.ArgumentTypeError, match="the home folder of ~no_such_user is not known"):
+            action.type("~no_such_user/x.yml")
+
+
+def test_no_folder_is_called_tilde(world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.chdir(world)
+    monkeypatch.setenv("HOME", str(world / "home"))
+    (world / "home").mkdir()
+    (world / "config.yml").rename(world / "home" / "config.yml")
+    (world / "home" / "data").mkdir()
+    for path in world.glob("data_*.nc"):
+        path.rename(world / "home" / "data" / path.name)
+    keys = ["data.sources.0.path=~/data/data_*.nc", "data.store=~/store.zarr", "save_loc=~/run"]
+    for arguments in (
+        ["preprocess", "~/config.yml", *keys],
+        ["train", "~/config.yml", *keys],
+        ["checkpoint", "list", "~/run"],
+        ["convert", "~/config.yml", *keys, "--export=~/weights.safetensors", "--checkpoint=~/run/checkpoints/latest"],
+        ["train", "~/config.yml", *keys, "save_loc=~/tuned", "trainer.resume=~/weights.safetensors"],
+        ["rollout", "~/config.yml", *keys, "inference.checkpoint=~/tuned/checkpoints/latest"],
+        ["verify", "~/config.yml", *keys, "verification.other_forecasts.theirs=~/run/forecasts"],
+        ["doctor", "~/config.yml", *keys, "--output=~/doctor.txt"],
+    ):
+        assert main.main(arguments) == 0, capsys.readouterr().err
+    written = {path.name for path in (world / "home").iterdir()}
+    assert {"store.zarr", "run", "tuned", "weights.safetensors", "doctor.txt"} <= written
+    assert not list(world.rglob("~*"))

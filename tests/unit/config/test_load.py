@@ -102,6 +102,48 @@ def test_environment(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         load_config(written, ["data.sources.0.path=$NOWHERE_SET/x.nc"])
 
 
+PATHS = (
+    "save_loc", "data.store", "data.coefficients", "data.cache_folder", "data.sources.0.path", "data.sources.1.path.1",
+    "data.sources.0.vertical.coefficients", "data.grid.like", "trainer.resume", "inference.checkpoint",
+    "inference.folder", "verification.climatology.path", "verification.other_forecasts.theirs.path",
+    "verification.other_forecasts.short", "verification.grid.like", "pbs.cluster", "pbs.template", "pbs.python",
+    "slurm.cluster", "slurm.template", "slurm.python",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("key", PATHS)
+def test_every_path_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    raw = with_key("data.level_units", "model_level")
+    raw["data"] |= {
+        "sources": [
+            {"path": "a.nc", "vertical": {"surface_pressure": "sp", "coefficients": "b"}}, {"path": ["c.nc", "d.nc"]}
+        ],
+        "store": "s", "coefficients": "c", "cache": "disk", "cache_folder": "f", "grid": {"like": "g"},
+    }  # fmt: skip
+    raw["inference"] = {"checkpoint": "best"}
+    raw["verification"] = {
+        "climatology": {"method": "file", "path": "clim.nc"}, "grid": {"like": "g"},
+        "other_forecasts": {"theirs": {"path": "x"}, "short": "y"},
+    }  # fmt: skip
+    raw["pbs"] = raw["slurm"] = {"cluster": "derecho"}
+    (tmp_path / "config.yml").write_text(yaml.safe_dump(raw))
+
+    def value(config: object) -> object:
+        for name in key.split("."):
+            if isinstance(config, dict):
+                config = config[name]
+            else:
+                config = config[int(name)] if name.isdigit() else getattr(config, name)
+        return getattr(config, "path", config)
+
+    found = load_config("~/config.yml", [f"{key}=~/x/y.z"])
+    assert value(found) == f"{tmp_path}/x/y.z"
+    assert build_config(yaml.safe_load(dump_config(found))) == found
+    with pytest.raises(ConfigError, match='"~no_such_user/x": the home folder of ~no_such_user is not known'):
+        load_config("~/config.yml", [f"{key}=~no_such_user/x"])
+
+
 def test_every_problem_at_once() -> None:
     raw = with_key("trainer.max_step", 3)
     raw["trainer"]["amp"] = "perhaps"

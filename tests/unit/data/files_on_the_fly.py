@@ -15,6 +15,8 @@ SPLITS = {
     "valid": ["2000-01-06", "2000-01-06"],
     "test": ["2000-01-08", "2000-01-08"],
 }
+# what 280 can be a value of; K for the others
+_UNITS = {"u": "m s-1", "v": "m s-1", "u10": "m s-1", "v10": "m s-1", "wind": "m s-1", "z": "1"}
 
 
 def random_fields(*shape: int, seed: int = 0) -> np.ndarray:
@@ -69,7 +71,7 @@ def write_file(
                     file.createDimension(axis, length)
             scale = (packed or {}).get(name)
             made = file.createVariable(name, "i2" if scale else "f4", axes, fill_value=-32767 if scale else None)
-            made.units = "K"
+            made.units = _UNITS.get(name, "K")
             made.setncatts((attributes or {}).get(name, {}))
             if scale:
                 made.scale_factor, made.add_offset = scale, 280.0

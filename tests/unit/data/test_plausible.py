@@ -1,19 +1,30 @@
-"""Units that cannot be right are named, and those that can are left alone."""
+"""Units and values that cannot be right are named, and those that can are left alone."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from credit.channels import Channel
-from credit.data.plausible import find_contradictions
+from credit.data.plausible import build_rules, read_file_range, require_units
+from credit.data.units import Conversion
+from credit.errors import DataError
 
 
-def look(name: str, units: str, mean: float, level: float | None = None, standard_name: str = "") -> list[str]:
-    """Return what is said of a field of this mean."""
-    fields = np.array([[[mean - 1, mean + 1], [mean, np.nan]]], dtype=np.float32)
-    attributes = {name: {"units": units, "standard_name": standard_name}}
-    return find_contradictions(fields, [Channel(name, name, level, "prognostic")], attributes, "hPa", "2000-01-01")
+def look(name: str, units: str, values: object, level: float | None = None, standard_name: str = "") -> str:
+    """Return what is said of the units and values of a field; empty for nothing."""
+    attributes = {"units": units, "standard_name": standard_name}
+    try:
+        require_units(name, attributes, "a.nc")
+    except DataError as error:
+        return str(error)
+    rules = build_rules(name, attributes, levels=[level])
+    implausible = rules.apply(np.asarray(values, dtype=np.float32).reshape(1, 2, -1))[1]
+    return "" if implausible is None else rules.describe(implausible)
+
+
+def about(mean: float) -> list[float]:
+    """Return four values of this mean, one of them missing."""
+    return [mean * 0.99, mean * 1.01, mean, np.nan]
 
 
 @pytest.mark.parametrize(
@@ -21,6 +32,7 @@ def look(name: str, units: str, mean: float, level: float | None = None, standar
     [
         ("t", "K", 255.0, 500, ""),
         ("t", "kelvin", 200.0, 50, ""),
+        ("t", "K", 1100.0, 1e-5, ""),
         ("t2m", "degC", 14.0, None, ""),
         ("tas", "degrees_Celsius", -40.0, None, "air_temperature"),
         ("msl", "hPa", 1013.0, None, ""),
@@ -30,33 +42,122 @@ def look(name: str, units: str, mean: float, level: float | None = None, standar
         ("z", "m**2 s**-2", 54000.0, 500, ""),
         ("z", "m2 s-2", 300000.0, 10, ""),
         ("z", "m2 s-2", 900.0, 1000, ""),
+        ("z", "m2 s-2", -999.0, 1000, ""),
         ("hgt", "gpm", 5500.0, 500, "geopotential_height"),
         ("u10", "m s-1", -0.3, None, ""),
+        ("theta", "K", 1.8e5, None, "air_potential_temperature"),
+        ("cape", "J kg-1", 6000.0, None, ""),
         # not known: units, quantity
         ("t2m", "furlong", 3.0, None, ""),
         ("tp", "K", 3.0, None, ""),
         ("z", "", 3.0, 500, ""),
+        ("n", "m-3", 1e12, None, ""),
     ],
 )
 def test_what_can_be_right(name: str, units: str, mean: float, level: float | None, standard_name: str) -> None:
-    assert look(name, units, mean, level, standard_name) == []
+    assert look(name, units, about(mean), level, standard_name) == ""
 
 
 @pytest.mark.parametrize(
     ("name", "units", "mean", "level", "standard_name"),
     [
         ("t", "K", -20.0, 500, ""),
+        ("t2m", "K", 15.0, None, ""),
+        ("t", "K", 1100.0, 500, ""),
         ("t2m", "degC", 287.0, None, ""),
         ("msl", "Pa", 1013.0, None, ""),
         ("msl", "hPa", 101300.0, None, ""),
         ("sp", "K", 98000.0, None, ""),
         ("q", "kg kg-1", 5.0, 1000, ""),
+        ("clwc", "kg kg-1", -2.0, 1000, ""),
         ("z", "m2 s-2", 5500.0, 500, ""),
         ("hgt", "m", 54000.0, 500, "geopotential_height"),
+        ("z", "m2 s-2", -32000.0, 850, ""),
         ("z", "m", 5500.0, 500, ""),
         ("temperature", "Pa", 250.0, 500, "air_temperature"),
+        ("n", "m-3", 9.96921e36, None, ""),
     ],
 )
 def test_what_cannot(name: str, units: str, mean: float, level: float | None, standard_name: str) -> None:
-    (message,) = look(name, units, mean, level, standard_name)
-    assert message.startswith(name) and f'"{units}"' in message
+    assert look(name, units, about(mean), level, standard_name) != ""
+
+
+@pytest.mark.parametrize("fill", [9.96921e36, 1e20, -1e20, 1e15, -999.0, -9999.0, -99.99, -32767.0, 3.4e38])
+@pytest.mark.parametrize("others", [[-20.0, 30.0, 12.0], [0.0, 0.0, 0.0], [0.2, 0.4, np.nan], [1e-9, 0.0, 0.0]])
+def test_fill_values_stand_apart(fill: float, others: list[float]) -> None:
+    said = look("x", "", [*others, fill])
+    assert said.startswith(f"1 of 4 values are {np.float32(fill):.6g}, the first: a fill value")
+    assert "data.fields.x.valid_range" in said
+    assert look("x", "", [fill] * 4).startswith("4 of 4 values are")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        # a height near the ground, rates with heavy tails, nearly always zero, counts, a packed field's smallest value
+        [-1500.0, -999.0, 2400.0, 30.0],
+        [-99.0, 60.0, -20.0, 5.0],
+        [0.0, 0.0, 0.0, 0.4],
+        [0.0, 1e-14, 0.0, 3e-3],
+        [1e12, 3e9, 0.0, 1e15 * 1.01],
+        [-32767.0, -32766.0, 0.0, 32766.0],
+        [0.0, 9999.0, 20000.0, 300.0],
+    ],
+)
+def test_data_that_look_like_fill_values(values: list[float]) -> None:
+    assert look("x", "", values) == ""
+
+
+def test_a_fill_value_of_packed_integers_stands_apart() -> None:
+    rules = build_rules("x", {}, packing=(0.01, 250.0))
+    field = np.array([[[280.0, 281.0], [279.0, -32767 * 0.01 + 250.0]]])
+    assert rules.apply(field)[1].value == pytest.approx(-77.67)
+    assert rules.apply(field[..., :1])[1] is None
+
+
+def test_each_level_has_its_limits() -> None:
+    rules = build_rules("z", {"units": "m2 s-2"}, levels=[850, 500, 10])
+    fields = np.stack([np.full((2, 2), value, np.float32) for value in (14000, 54000, 300000)])
+    assert rules.apply(fields)[1] is None
+    wrong = rules.apply(np.stack([fields, fields[[0, 0, 2]]]))[1]
+    assert (wrong.index, wrong.row) == ((1,), 1)
+    assert rules.apply(fields[[0]], slice(1, 2))[1].row == 1
+
+
+@pytest.mark.parametrize(
+    ("attributes", "packing", "expected"),
+    [
+        ({}, None, None),
+        ({"valid_range": np.array([0.0, 50.0], np.float32)}, None, (0.0, 50.0)),
+        ({"valid_min": 0.0}, None, (0.0, np.inf)),
+        ({"valid_max": np.float32(7)}, None, (-np.inf, 7.0)),
+        ({"valid_range": np.array([-100, 100], np.int16)}, (0.5, 10.0), (-40.0, 60.0)),
+        ({"valid_range": np.array([-100.0, 100.0], np.float32)}, (0.5, 10.0), (-100.0, 100.0)),
+        ({"valid_range": "0, 50"}, None, None),
+        ({"valid_range": [1.0, 2.0, 3.0]}, None, None),
+    ],
+)
+def test_the_range_that_a_file_declares(attributes: dict, packing: tuple | None, expected: tuple | None) -> None:
+    found = read_file_range(attributes, packing)
+    assert found == (expected and pytest.approx(expected, rel=1e-5, abs=1e-3))
+    if found is not None:
+        rules = build_rules("x", {"units": "1"}, file_range=found)
+        assert rules.apply(np.full((1, 2, 2), 2.0))[1] is None
+        assert rules.describe(rules.apply(np.full((1, 2, 2), 1e3 if found[1] < 1e3 else -1e3))[1]).startswith(
+            "4 of 4 values are no value in 1 within the valid range that the file declares"
+        )
+
+
+def test_a_wide_range_of_the_file_does_not_excuse_wrong_units() -> None:
+    rules = build_rules("t2m", {"units": "K"}, file_range=(-1e30, 1e30))
+    assert rules.apply(np.full((1, 2, 2), 15.0))[1] is not None
+
+
+def test_a_declared_range_decides_alone() -> None:
+    """In units of the run: what is within is accepted, also a fill value; what is outside is missing."""
+    rules = build_rules("t", {"units": "K"}, valid_range=[-1000.0, 20.0], conversion=Conversion(1.0, -273.15))
+    field = np.array([[[280.0, 9e36], [-500.0, np.nan]]], dtype=np.float32)
+    values, wrong = rules.apply(field)
+    assert wrong is None
+    np.testing.assert_array_equal(values, [[[280.0, np.nan], [-500.0, np.nan]]])
+    assert field[0, 0, 1] > 1e36, "what is given is not written to"

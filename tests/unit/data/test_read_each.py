@@ -71,7 +71,7 @@ def chunked(folder: Path, step: int, rows: int = H, packed: bool = False) -> Sou
         fields = random_fields(len(hours), rows, W, seed=len(name))
         kind = {"dtype": "i2", "scale_factor": 0.01, "_FillValue": -999} if packed else {}
         xr.Dataset(
-            {name: (("time", "lat", "lon"), fields, {"units": "K" if name == "t2m" else "Pa"})},
+            {name: (("time", "lat", "lon"), fields, {"units": "K" if name == "t2m" else "1"})},
             {
                 "time": ("time", list(hours), {"units": "hours since 2000-01-01"}),
                 "lat": ("lat", 90 - 180 / rows * (np.arange(rows) + 0.5), {"units": "degrees_north"}),

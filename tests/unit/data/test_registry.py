@@ -46,7 +46,7 @@ class Memory:
         self.latitude, self.longitude = LAT, LON
         self.times: Any = [START + timedelta(hours=hour) for hour in hours]
         self.fields = {"t": random_fields(len(hours), 3, H, W), "u": random_fields(len(hours), H, W, seed=1)}
-        self.variables: Any = {"t": SourceVariable("K", (250, 500, 850)), "u": SourceVariable("K")}
+        self.variables: Any = {"t": SourceVariable("K", (250, 500, 850)), "u": SourceVariable("m s-1")}
         self.asked: list[tuple] = []
         for name, value in changes.items():
             setattr(self, name, value)
@@ -120,7 +120,7 @@ def test_any_order_of_rows_columns_levels_and_times(tmp_path: Path) -> None:
     "options",
     [
         {"grid": {"rows": 5, "columns": 10, "poles": True}, "regrid": "conservative"},
-        {"fields": {"u": {"units": "degC"}}},
+        {"fields": {"u": {"units": "km h-1"}}},
         {"fields": {"u": {"temporal": "accumulate"}}, "timestep": "12h"},
         {"source": {"rename": {"warm": "u"}}, "p2": ["warm"]},
         {"source": {"vertical": {"surface_pressure": "ps"}}, "levels": [400, 900]},
@@ -131,9 +131,8 @@ def test_any_order_of_rows_columns_levels_and_times(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_is_done_to_files(tmp_path: Path, options: dict[str, Any]) -> None:
     made = Memory()
-    wind = "m s-1" if "w" in options.get("p2", ()) else "K"
     made.fields |= {"v": random_fields(4, H, W, seed=4), "ps": random_fields(4, H, W, seed=5) + 100_000}
-    made.variables |= {"u": SourceVariable(wind), "v": SourceVariable(wind), "ps": SourceVariable("Pa")}
+    made.variables |= {"v": SourceVariable("m s-1"), "ps": SourceVariable("Pa")}
     units = {name: {"units": one.units} for name, one in made.variables.items()}
     file = write_file(tmp_path / "a.nc", made.fields, lat=LAT, lon=LON, levels=[250, 500, 850], attributes=units)
     source = options.pop("source", {})
@@ -183,7 +182,7 @@ class SimpleReader:
 )
 def test_each_field_is_that_of_its_time(times: Any) -> None:
     """A field whose value is its own time, across 29 February."""
-    made = Memory(times=times, variables={"u": SourceVariable("K")})
+    made = Memory(times=times, variables={"u": SourceVariable("m s-1")})
     made.read = lambda variable, time, levels: np.full((H, W), float(str(time)[8:10]) * 24 + float(str(time)[11:13]))
     days = {"train": "2000-02-28", "valid": "2000-03-03", "test": "2000-03-06"}
     splits = {name: [day, day] for name, day in days.items()}
@@ -346,7 +345,8 @@ def test_a_fingerprint_changes_with_what_is_said() -> None:
         return OpenFiles(conf.sources).fingerprint("data.sources.0 (given)", 0)
 
     variants = [
-        {}, {"version": 2}, {"hours": (0, 6, 12)}, {"latitude": LAT[::-1]}, {"variables": {"u": SourceVariable("K")}},
+        {}, {"version": 2}, {"hours": (0, 6, 12)}, {"latitude": LAT[::-1]},
+        {"variables": {"u": SourceVariable("m s-1")}},
         {"variables": {"t": SourceVariable("K", (250, 500, 851))}},
     ]  # fmt: skip
     found = [fingerprint(**changes) for changes in variants]
@@ -373,7 +373,7 @@ class Elsewhere:
     @property
     def variables(self):
         self.times
-        return {"u": SourceVariable("K")}
+        return {"u": SourceVariable("m s-1")}
 
     def read(self, variable, time, levels):
         assert self.made_in == os.getpid(), "the source of another process"

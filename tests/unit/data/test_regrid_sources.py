@@ -78,21 +78,21 @@ def test_what_is_on_the_grid_is_left_as_it_is(tmp_path: Path, conf: DataConfig) 
 
 def test_one_variable_on_two_grids(tmp_path: Path) -> None:
     early = write_file(tmp_path / "a.nc", {"t": T[:, 0][:4]}, HOURS[:4], lat=FINE.lat)
-    late = write_file(tmp_path / "b.nc", {"t": WIND[:4]}, HOURS[4:8])
+    late = write_file(tmp_path / "b.nc", {"t": WIND[:4] + 280}, HOURS[4:8])
     reader = open_sources(make_config([early, late], p2=["t"], grid=RUN))
     np.testing.assert_array_equal(reader.read(2)[0], Regridder(FINE, TARGET, "bilinear").apply(T[2, 0]))
-    np.testing.assert_array_equal(reader.read(5)[0], Regridder(OTHER, TARGET, "bilinear").apply(WIND[1]))
+    np.testing.assert_array_equal(reader.read(5)[0], Regridder(OTHER, TARGET, "bilinear").apply(WIND[1] + 280))
 
 
 def test_bounds_of_the_file_count(tmp_path: Path) -> None:
     """The same rows with other edges give other means."""
     grid = LatLonGrid.equiangular(4, 8, poles=False)
     edges = np.array([90.0, 60.0, 0.0, -60.0, -90.0])
-    fields = {"t": np.tile(np.arange(4.0, dtype=np.float32)[:, None], (4, 1, 8))}
+    fields = {"height": np.tile(np.arange(4.0, dtype=np.float32)[:, None], (4, 1, 8))}
     path = write_file(tmp_path / "a.nc", fields, lat=grid.lat)
     with_bounds(path, edges)
     reader = open_sources(
-        make_config(path, p2=["t"], grid={"rows": 2, "columns": 4, "poles": False}, regrid="conservative")
+        make_config(path, p2=["height"], grid={"rows": 2, "columns": 4, "poles": False}, regrid="conservative")
     )
     share = np.sin(np.deg2rad(60.0))
     np.testing.assert_allclose(reader.read(0)[0, :, 0], [share, 2 * share + 3 * (1 - share)], rtol=1e-6)

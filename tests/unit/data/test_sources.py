@@ -269,6 +269,15 @@ def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
         open_sources(make_config("sample:speedi", p2=["t2m"]))
 
 
+def test_a_variable_that_holds_no_numbers(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "a.nc", {"t2m": random_fields(4, H, W)})
+    with xr.open_dataset(path, decode_times=False) as dataset:
+        dataset["t2m"] = dataset["t2m"].astype(str)
+        dataset.to_netcdf(tmp_path / "b.nc")
+    with pytest.raises(DataError, match=r"b.nc: t2m holds no numbers but"):
+        open_sources(make_config(tmp_path / "b.nc", p2=["t2m"]))
+
+
 def test_time_axis_that_cannot_be_used(tmp_path: Path) -> None:
     fields = {"t2m": random_fields(4, H, W)}
     months = write_file(tmp_path / "a.nc", fields, units="months since 2000-01-01")

@@ -1,0 +1,95 @@
+"""Values that are no data stop every command, or are left out, and no run without a finite score is called done."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from credit.data.store import open_store
+from tests.smoke.conftest import write_world
+
+CELLS = ("time", "latitude", "longitude")
+SHORT = ("trainer.max_steps=2", "trainer.validate_every=1")
+
+
+def spoil(folder: Path, name: str, index: tuple, value: float, units: str) -> None:
+    """Write the world again with a value of a variable replaced."""
+    with xr.open_dataset(folder / "data.nc", decode_times=False) as data:
+        values = data[name].values
+    values[index] = value
+    write_world(folder / "data.nc", **{name: (CELLS, values, {"units": units})})
+
+
+@pytest.mark.parametrize("fill", [9.96921e36, 1e20, -999.0])
+@pytest.mark.parametrize(("index", "when"), [(40, "2000-01-11T00:00"), (130, "2000-02-02T12:00")])
+def test_a_fill_value_that_nothing_declares(small_run: Path, command, fill: float, index: int, when: str) -> None:
+    """In the period of training or of validation; each way out that the message names is one."""
+    config = small_run / "config.yml"
+    spoil(small_run, "rain", (index, slice(3, 5), 7), fill, "mm")
+    said = f"data.nc: rain at {when}: 2 of 512 values are {np.float32(fill):.6g}, the first at latitude 50.625"
+    for arguments in (["check", config], ["train", config, *SHORT], ["preprocess", config, "data.store=begun.zarr"]):
+        ended = command(*arguments)
+        assert ended.returncode == 2, ended.stdout
+        assert said in ended.stdout + ended.stderr and "data.fields.rain.valid_range" in ended.stdout + ended.stderr
+    skip, declare = "data.bad_times=skip", "data.fields.rain.valid_range=[0, 10]"
+    begun = command("preprocess", config, "data.store=begun.zarr", declare)
+    assert begun.returncode == 2 and "valid_range: None in the store, [0.0, 10.0] in the config" in begun.stderr
+    for name, options in (("skipped.zarr", [skip]), ("declared.zarr", [skip, declare])):
+        written = command("preprocess", config, f"data.store={name}", *options)
+        assert written.returncode == 0 and f"{when} is left out" in written.stderr
+        assert len(open_store(name).times) == 199
+    looked = command("check", config, "data.store=other.zarr", skip)
+    assert looked.returncode == 0 and "1 of these times are bad and will be left out" in looked.stdout
+
+
+def test_a_value_far_from_all_others(small_run: Path, command) -> None:
+    """It lies within the limits of its units; its time is left out of the store and of its statistics."""
+    config, plain = small_run / "config.yml", "data.transforms={}"
+    spoil(small_run, "rain", (50, 3, 3), 3e5, "mm d-1")
+    said = "2000-01-13T12:00: rain: a value of 300000 is"
+    for arguments in (["train", config, *SHORT, plain], ["preprocess", config, plain, "data.store=store.zarr"]):
+        ended = command(*arguments)
+        assert ended.returncode == 2 and said in ended.stderr
+    skipped = command("preprocess", config, plain, "data.store=store.zarr", "data.bad_times=skip")
+    assert skipped.returncode == 0 and said in skipped.stderr
+    store = open_store("store.zarr")
+    assert len(store.times) == 199
+    row = store.statistics.names.index("rain")
+    assert store.statistics.maximum[row] < 2 and store.statistics.tendency_std[row] < 1
+
+
+def test_a_unit_that_is_wrong_in_later_files(small_run: Path, command) -> None:
+    """Celsius that call themselves Kelvin from the second file on."""
+    with xr.open_dataset(small_run / "data.nc", decode_times=False) as data:
+        data.isel(time=slice(0, 60)).to_netcdf(small_run / "part_1.nc")
+        late = data.isel(time=slice(60, 200))
+        late["t2m"].values -= 273.15
+        late.to_netcdf(small_run / "part_2.nc")
+    (small_run / "data.nc").unlink()
+    config, source = small_run / "config.yml", f"data.sources.0.path={small_run}/part_*.nc"
+    for arguments in (["check"], ["train", *SHORT], ["preprocess", "data.store=store.zarr"]):
+        ended = command(arguments[0], config, source, *arguments[1:])
+        assert ended.returncode == 2, ended.stdout
+        assert "part_2.nc: t2m at 2000-01-16T00:00: 512 of 512 values are no temperature in K" in (
+            ended.stdout + ended.stderr
+        )
+
+
+def test_a_monitor_that_is_never_finite(small_run: Path, command) -> None:
+    """Values that the config declares to be data reach the scores; the run has failed, also when it is asked again."""
+    spoil(small_run, "rain", (slice(124, 148), 3, 3), 1e37, "mm")
+    accepted = ("data.fields.rain.valid_range=[0, 1.0e38]", "data.transforms={}")
+    for attempt in range(2):
+        ended = command("train", small_run / "config.yml", *SHORT, *accepted, "trainer.monitor=loss")
+        assert ended.returncode == 1, ended.stderr
+        assert "trainer.monitor: loss was finite in none of 2 validations" in ended.stderr
+        assert "done" not in ended.stdout
+        # the second one finds both validations done
+        assert attempt == 1 or "step 1: not finite in validation: loss" in ended.stderr
+        status = json.loads((small_run / "run" / "STATUS").read_text())
+        assert status["status"] == "failed" and "loss was finite in none" in status["reason"]
+    assert not (small_run / "run" / "checkpoints" / "best").exists()
