@@ -10,13 +10,14 @@ import numpy as np
 from credit.channels import ChannelMap
 from credit.cli.findings import Findings
 from credit.config.schema_data import DataConfig
+from credit.data.contributions import Contribution, list_contributions
 from credit.data.files import OpenFiles
 from credit.data.frames import Frames
 from credit.data.plausible import find_contradictions
 from credit.data.problems import Problems
 from credit.data.reader import FieldReader
 from credit.data.scan import Scan, scan_sources
-from credit.data.sources import open_sources
+from credit.data.sources import SourceReader, open_sources
 from credit.data.splits import Split, build_splits, describe_cover, describe_gaps, require_samples
 from credit.data.store import open_configured_store
 from credit.grid import LatLonGrid
@@ -64,6 +65,7 @@ def look_at_data(conf: DataConfig, findings: Findings) -> DataFound | None:
             _split(conf, Clock(), findings)
             return None
         grid, clock, times = scan.grid, scan.clock, _times_of(scan)
+        _say_contributions(list_contributions(conf, scan), conf, clock, findings)
     splits = _split(conf, clock, findings)
     samples = _count_samples(conf, clock, times, splits, findings) if len(times) else {}
     found = DataFound(
@@ -95,6 +97,8 @@ def _open(conf: DataConfig, findings: Findings) -> FieldReader | None:
     if reader is None:
         with findings.collect():
             reader = open_sources(conf)
+    if isinstance(reader, SourceReader):
+        _say_contributions(reader.list_contributions(conf), conf, reader.clock, findings)
     if reader is not None:
         height, width = reader.grid.shape
         names = ", ".join(channel.name for channel in reader.channels.stored + reader.channels.static_stored)
@@ -104,19 +108,26 @@ def _open(conf: DataConfig, findings: Findings) -> FieldReader | None:
     return reader
 
 
+def _say_contributions(contributions: list[Contribution], conf: DataConfig, clock: Clock, findings: Findings) -> None:
+    """Say in a line what each source gives; which files give nothing is a warning of the log."""
+    for contribution in contributions:
+        findings.say(contribution.describe(conf, clock))
+
+
 def _times_of(scan: Scan) -> np.ndarray:
     """Return the times of the sources where they are not in order as a whole; none if a file did not tell its own."""
     read = [*scan.pieces.values(), *scan.inputs.values()]
     pieces = [piece for of_variable in read for piece in of_variable]
-    timed = {piece.source for piece in pieces if piece.layout.times is not None}
-    told = {piece.path for piece in pieces if piece.layout.times is not None or piece.source not in timed}
+    timed = {piece.source for piece in pieces if piece.times is not None}
+    told = {piece.path for piece in pieces if piece.times is not None or piece.source not in timed}
+    told |= {path for _, path in scan.idle}
     if not timed or set(scan.paths) - told:
         return np.empty(0, dtype=np.int64)
     # the variable with the most times is the one without a fault
     every = [
-        np.unique(np.concatenate([piece.layout.times for piece in of_variable if piece.layout.times is not None]))
+        np.unique(np.concatenate([piece.times for piece in of_variable if piece.times is not None]))
         for of_variable in read
-        if any(piece.layout.times is not None for piece in of_variable)
+        if any(piece.times is not None for piece in of_variable)
     ]
     return max(every, key=len)
 

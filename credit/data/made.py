@@ -13,7 +13,7 @@ from credit.data.cf import Layout
 from credit.data.files import OpenFiles
 from credit.data.recipes import interpolated_as, make
 from credit.data.scan import Piece, Scan
-from credit.data.series import Series, build_series, read_constant
+from credit.data.series import Series, build_series, by_source, join_series, read_constant
 from credit.data.units import Conversion
 from credit.data.wants import FIELD, SURFACE_GEOPOTENTIAL, SURFACE_PRESSURE
 from credit.errors import DataError
@@ -75,13 +75,35 @@ def is_made(name: str, pieces: list[Piece], conf: DataConfig) -> bool:
     return conf.field(name).derive is not None or any(piece.layout.column is not None for piece in pieces)
 
 
-def build_made(name: str, scan: Scan, conf: DataConfig, files: OpenFiles) -> MadeSeries:
-    """Put a variable together that is interpolated or derived; its times are those of its main input.
+def build_variable(name: str, scan: Scan, conf: DataConfig, files: OpenFiles) -> Series:
+    """Put the times of a variable together, which may come from several sources that follow each other.
 
     Raises:
-        DataError: where an input is lacking at a time, is in several sources, or is on another grid.
+        DataError: for a time in two sources; else see `build_series` and `build_made`.
     """
-    main = build_series(name, scan.pieces[name], files, scan.clock, raw=True)
+    parts: list[Series] = []
+    for pieces in by_source(scan.pieces[name]):
+        if is_made(name, pieces, conf):
+            parts.append(build_made(name, pieces, scan, conf, files))
+        else:
+            parts.append(build_series(name, pieces, files, scan.clock))
+    return join_series(name, parts, scan.clock)
+
+
+def build_made(name: str, own_pieces: list[Piece], scan: Scan, conf: DataConfig, files: OpenFiles) -> MadeSeries:
+    """Put a variable together that is interpolated or derived; its times are those of its main input.
+
+    Args:
+        name: the variable.
+        own_pieces: the files of its main input, of one source.
+        scan: what the sources hold.
+        conf: the data section.
+        files: opens the files.
+
+    Raises:
+        DataError: where an input is lacking at a time, or is on another grid.
+    """
+    main = build_series(name, own_pieces, files, scan.clock, raw=True)
     number, first = main.pieces[0].source, main.pieces[0].layout
     roles = dict(list(conf.field(name).derived_from.items())[1:])
     pieces = {role: scan.inputs[name, variable] for role, variable in roles.items()}
@@ -95,7 +117,9 @@ def build_made(name: str, scan: Scan, conf: DataConfig, files: OpenFiles) -> Mad
             ground = read_constant(files, vertical.surface_geopotential, origin[0], raw=True)[0].astype(np.float64)
     inputs = {}
     for role, found in pieces.items():
-        series = build_series(roles[role], _of_source(found, number), files, scan.clock, raw=True)
+        parts = by_source(_of_source(found, number))
+        parts = [build_series(roles[role], pieces_of_source, files, scan.clock, raw=True) for pieces_of_source in parts]
+        series = join_series(roles[role], parts, scan.clock)
         _require_grid(name, main.pieces, series.pieces)
         _require_levels(name, main.pieces, series.pieces)
         inputs[role] = series, _match(name, main, roles[role], series, scan.clock)

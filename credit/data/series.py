@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from credit.data.files import OpenFiles
 from credit.data.scan import Piece
+from credit.data.units import is_same_unit
 from credit.errors import CreditError, DataError
 from credit.times import Clock
 
@@ -35,6 +37,11 @@ class Series:
     piece: np.ndarray
     position: np.ndarray
 
+    @property
+    def paths(self) -> set[Path | str]:
+        """The files that some time is read from."""
+        return {self.pieces[number].path for number in np.unique(self.piece)}
+
     def read(self, files: OpenFiles, places: np.ndarray) -> Iterator[np.ndarray]:
         """Yield the fields of each of `places`, increasing, (levels or 1, H, W), on the run's grid."""
         return self._each(files, places, raw=False)
@@ -55,6 +62,81 @@ class Series:
             first, last = (int(position[place]) for place in run[[0, -1]])
             fields = read_piece(files, self.pieces[piece[run[0]]], slice(first, last + 1), raw)
             yield from (fields[number - first] for number in position[run])
+
+
+@dataclass(frozen=True)
+class JoinedSeries(Series):
+    """One variable that several sources give, each at times of its own.
+
+    Attributes:
+        parts: the series of each source.
+        part: (N,) the series of each time.
+        place: (N,) the place in that series.
+    """
+
+    parts: list[Series]
+    part: np.ndarray
+    place: np.ndarray
+
+    def _each(self, files: OpenFiles, places: np.ndarray, raw: bool) -> Iterator[np.ndarray]:
+        part, place = self.part[places], self.place[places]
+        for run in np.split(np.arange(len(places)), np.flatnonzero(np.diff(part)) + 1):
+            if len(run):
+                series = self.parts[part[run[0]]]
+                yield from (series.read_raw if raw else series.read)(files, place[run])
+
+
+def by_source(pieces: list[Piece]) -> list[list[Piece]]:
+    """Return the files of each source, in the order of the config."""
+    numbers = sorted({piece.source for piece in pieces})
+    return [[piece for piece in pieces if piece.source == number] for number in numbers]
+
+
+def join_series(name: str, parts: list[Series], clock: Clock) -> Series:
+    """Let the series of a variable from several sources follow each other in time; one alone is returned as it is.
+
+    Args:
+        name: the variable.
+        parts: its series, one of each source.
+        clock: the calendar.
+
+    Raises:
+        DataError: for a time that two sources have.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    times = np.concatenate([series.times for series in parts])
+    order = np.argsort(times, kind="stable")
+    part = np.concatenate([np.full(len(series.times), number) for number, series in enumerate(parts)])[order]
+    place = np.concatenate([np.arange(len(series.times)) for series in parts])[order]
+    times = times[order]
+    again = np.flatnonzero(np.diff(times) == 0)
+    if len(again):
+        raise _overlap(name, parts[part[again[0]]], parts[part[again[0] + 1]], clock)
+    first_piece = np.cumsum([0, *(len(series.pieces) for series in parts)])
+    pieces = [piece for series in parts for piece in series.pieces]
+    piece = np.concatenate([series.piece + first for series, first in zip(parts, first_piece, strict=False)])[order]
+    position = np.concatenate([series.position for series in parts])[order]
+    return JoinedSeries(pieces, times, piece, position, parts, part, place)
+
+
+def _overlap(name: str, one: Series, other: Series, clock: Clock) -> DataError:
+    """Return the error for two sources that have a time in common, with the period that would cut them apart."""
+    both = np.intersect1d(one.times, other.times)
+    early, late = sorted((one, other), key=lambda series: int(series.times[-1]))
+    early_number, late_number = early.pieces[0].source, late.pieces[0].source
+    way_out = f"say with data.sources.N.variables which of them gives {name}"
+    rest = late.times[late.times > early.times[-1]]
+    if len(rest):
+        first, last = clock.format(rest[0]), clock.format(rest[-1])
+        way_out = (
+            f'begin one where the other ends (data.sources.{late_number}.period: ["{first}", "{last}"]), or {way_out}'
+        )
+    return DataError(
+        f"{name} is in data.sources {early_number} and {late_number} at the same {len(both)} times, from "
+        f"{clock.format(both[0])} to {clock.format(both[-1])}; sources may follow each other in time, but each time "
+        f"must come from one of them: {way_out}"
+    )
 
 
 def read_piece(files: OpenFiles, piece: Piece, position: int | slice, raw: bool = False) -> np.ndarray:
@@ -97,7 +179,7 @@ def read_constant(files: OpenFiles, name: str, piece: Piece, raw: bool = False) 
 
 
 def build_series(name: str, pieces: list[Piece], files: OpenFiles, clock: Clock, raw: bool = False) -> Series:
-    """Put the files of a variable in order of time; a time in two files must have equal fields in both.
+    """Put the files of a variable in one source in order of time; a time in two files must have equal fields in both.
 
     Args:
         name: the variable.
@@ -107,26 +189,27 @@ def build_series(name: str, pieces: list[Piece], files: OpenFiles, clock: Clock,
         raw: compare fields as they are in the files.
 
     Raises:
-        DataError: for files without time, a time twice in a file, one variable in two sources, or fields that differ.
+        DataError: for files without time, a time twice in a file, or fields that differ.
     """
-    sources = sorted({piece.source for piece in pieces})
-    if len(sources) > 1:
-        raise DataError(
-            f"{name} is in data.sources {' and '.join(map(str, sources))}; say which with data.sources.N.variables, or "
-            "list the files as one source"
-        )
     for piece in pieces:
         if piece.layout.times is None:
             raise DataError(f"{piece.path}: {name} has no time axis there; add one, or list it as static")
-    times = np.concatenate([piece.layout.times for piece in pieces])
-    which = np.concatenate([np.full(len(piece.layout.times), n) for n, piece in enumerate(pieces)])
-    position = np.concatenate([np.arange(len(piece.layout.times)) for piece in pieces])
+    times = np.concatenate([piece.times for piece in pieces])
+    if not len(times):
+        raise DataError(f"data.sources.{pieces[0].source}.period: {name} has no time in it; {_span_of(pieces, clock)}")
+    which = np.concatenate([np.full(len(piece.times), n) for n, piece in enumerate(pieces)])
+    position = np.concatenate([piece.positions for piece in pieces])
     order = np.argsort(times, kind="stable")
     whole = Series(pieces, times[order], which[order], position[order])
     again = np.flatnonzero(np.diff(whole.times) == 0) + 1
     _check_overlap(name, whole, again, files, clock, raw)
     kept = np.setdiff1d(np.arange(len(times)), again)
     return Series(pieces, whole.times[kept], whole.piece[kept], whole.position[kept])
+
+
+def _span_of(pieces: list[Piece], clock: Clock) -> str:
+    times = np.concatenate([piece.layout.times for piece in pieces])
+    return f"its files have {clock.format(times.min())} to {clock.format(times.max())}"
 
 
 def _check_overlap(name: str, whole: Series, again: np.ndarray, files: OpenFiles, clock: Clock, raw: bool) -> None:
@@ -150,7 +233,7 @@ def _check_overlap(name: str, whole: Series, again: np.ndarray, files: OpenFiles
 
 
 def shared_attributes(name: str, pieces: list[Piece], temporal: str) -> dict[str, str]:
-    """Return units, standard_name, long_name and, unless instantaneous, temporal; units must be the same in all files.
+    """Return units, standard_name, long_name and, unless instantaneous, temporal; all files must have one unit.
 
     Raises:
         DataError: naming two files whose units differ.
@@ -158,7 +241,7 @@ def shared_attributes(name: str, pieces: list[Piece], temporal: str) -> dict[str
     first = pieces[0].layout.attributes
     for piece in pieces[1:]:
         units = piece.layout.attributes.get("units")
-        if units != first.get("units"):
+        if not is_same_unit(units, first.get("units")):
             raise DataError(
                 f'{name} is in "{first.get("units")}" in {pieces[0].path} and in "{units}" in {piece.path}; set '
                 f"data.fields.{name}.units to what all are to be converted to"

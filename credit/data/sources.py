@@ -12,12 +12,13 @@ from credit.channels import ChannelMap
 from credit.config.schema_data import DataConfig
 from credit.data.cf import Layout
 from credit.data.chunks import copy_fields
+from credit.data.contributions import Contribution, list_contributions, warn_of_idle_files
 from credit.data.files import OpenFiles
-from credit.data.made import MadeSeries, build_made, is_made
+from credit.data.made import MadeSeries, build_variable, is_made
 from credit.data.missing import check_values, find_masks
 from credit.data.problems import Problems
-from credit.data.scan import Scan, scan_sources
-from credit.data.series import Series, build_series, read_constant, shared_attributes
+from credit.data.scan import Piece, Scan, scan_sources
+from credit.data.series import JoinedSeries, Series, by_source, read_constant, shared_attributes
 from credit.data.timeline import match_times
 from credit.data.windows import Windows, build_windows
 from credit.errors import DataError
@@ -65,6 +66,7 @@ class SourceReader:
         files: OpenFiles,
         declared: list[str],
     ) -> None:
+        self._scan = scan
         self.grid: LatLonGrid = scan.grid
         self.clock: Clock = scan.clock
         self.channels = channels
@@ -139,6 +141,10 @@ class SourceReader:
             for path, number in self._paths.items()
         }
 
+    def list_contributions(self, conf: DataConfig) -> list[Contribution]:
+        """Return what each source gives; `conf` is the data section that the sources were opened with."""
+        return list_contributions(conf, self._scan, self._series)
+
     def _read_variables(self, indices: Sequence[int], names: Collection[str]) -> list[np.ndarray]:
         """Return the stored channels of some variables at some times."""
         channels = [channel for channel in self.channels.stored if channel.variable in names]
@@ -168,12 +174,44 @@ class SourceReader:
         names = dict.fromkeys(channel.variable for channel in self.channels.static_stored)
         if not names:
             return np.zeros((0, *self.grid.shape), dtype=np.float32)
-        parts = [read_constant(self._files, name, scan.pieces[name][0]) for name in names]
+        parts = [self._read_constant(name, scan.pieces[name]) for name in names]
         return np.concatenate(parts, dtype=np.float32, casting="same_kind")
+
+    def _read_constant(self, name: str, pieces: list[Piece]) -> np.ndarray:
+        """Return a static variable from the first file of each source that has it; all must have the same fields."""
+        first, *others = [of_source[0] for of_source in by_source(pieces)]
+        fields = read_constant(self._files, name, first)
+        for piece in others:
+            if not np.array_equal(fields, read_constant(self._files, name, piece), equal_nan=True):
+                raise DataError(
+                    f"{name} is static and differs between {first.path} (data.sources.{first.source}) and {piece.path} "
+                    f"(data.sources.{piece.source}); list with data.sources.N.variables what the other source is to "
+                    f"give, without {name}"
+                )
+        return fields
+
+
+def _find_policy(name: str, scan: Scan, conf: DataConfig) -> tuple[int, str]:
+    """Return the number of the first source of a variable and when the values of all of its sources count.
+
+    Raises:
+        DataError: where two sources differ.
+    """
+    numbers = [pieces[0].source for pieces in by_source(scan.pieces[name])]
+    first = numbers[0]
+    for number in numbers[1:]:
+        if conf.sources[number].times != conf.sources[first].times:
+            raise DataError(
+                f"{name} is in data.sources {first} and {number}, whose times are {conf.sources[first].times} and "
+                f"{conf.sources[number].times}; the sources of a variable must have the same"
+            )
+    return first, conf.sources[first].times
 
 
 def _bytes(series: Series) -> int:
     """Return the memory that a time of a variable takes while it is read: float64, where it is packed."""
+    if isinstance(series, JoinedSeries):
+        return max(map(_bytes, series.parts))
     inputs = [one for one, _ in series.inputs.values()] if isinstance(series, MadeSeries) else []
     # what a variable is made of is there at once, float32
     return 8 * _COPIES * _values(series) + 4 * sum(map(_values, inputs))
@@ -181,6 +219,8 @@ def _bytes(series: Series) -> int:
 
 def _between(series: Series, times: np.ndarray) -> int:
     """Return how many times of a file are read for each of `times`, as those of a chunk come with all between them."""
+    if isinstance(series, JoinedSeries):
+        return max(_between(part, times) for part in series.parts)
     inputs = [one for one, _ in series.inputs.values()] if isinstance(series, MadeSeries) else []
     layouts = [piece.layout for one in (series, *inputs) for piece in one.pieces]
     between = 1
@@ -217,13 +257,9 @@ def open_sources(conf: DataConfig) -> SourceReader:
     predicted = {channel.variable for channel in channels.output}
     for name in dict.fromkeys(channel.variable for channel in channels.stored):
         with problems.collect():
-            if is_made(name, scan.pieces[name], conf):
-                series[name] = build_made(name, scan, conf, files)
-            else:
-                series[name] = build_series(name, scan.pieces[name], files, scan.clock)
+            series[name] = build_variable(name, scan, conf, files)
             windows[name] = build_windows(name, series[name], conf, scan.clock)
-            number = scan.pieces[name][0].source
-            policies[name] = conf.sources[number].times
+            number, policies[name] = _find_policy(name, scan, conf)
             if name in predicted and policies[name] != "exact":
                 raise DataError(
                     f"data.sources.{number}.times: {policies[name]} is for forcings, but {name} is predicted; set "
@@ -237,6 +273,7 @@ def open_sources(conf: DataConfig) -> SourceReader:
             )
     problems.raise_any()
     declared = [name for name, field in conf.fields.items() if field.missing == "fill_mean"]
+    warn_of_idle_files(list_contributions(conf, scan, series))
     return SourceReader(channels, scan, series, windows, policies, attributes, files, declared)
 
 

@@ -260,7 +260,7 @@ def _identity_of(source: SourceConfig) -> dict[str, Any]:
     # stores that were made before there were these do not have them
     unset = {
         key
-        for key in ("select", "times", "vertical", "type", "options")
+        for key in ("select", "times", "vertical", "type", "options", "period")
         if getattr(source, key) == SourceConfig.model_fields[key].default
     }
     return source.model_dump(mode="json", exclude={"storage_options"} | unset)

@@ -25,6 +25,16 @@ def plain(units: str) -> str:
     return _SPELLINGS.get(text.lower(), text)
 
 
+def is_same_unit(first: str | None, second: str | None) -> bool:
+    """Whether two spellings stand for one unit; UDUNITS decides, where it is installed, what the spelling does not."""
+    if first is None or second is None or plain(first) == plain(second):
+        return first == second or None not in (first, second)
+    try:
+        return find_conversion(first, second, "", "") is None
+    except (ConfigError, DataError):
+        return False
+
+
 @dataclass(frozen=True)
 class Conversion:
     """From one unit to another: ``scale * value + offset``."""
