@@ -34,6 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="ranks of the run; default: the launcher's, those that pbs or slurm ask for, or the least that "
         "trainer.parallelism allows",
     )
+    parser.add_argument(
+        "--deep",
+        action="store_true",
+        help="also read every field of data.store and compare it with its checksums, which takes as long as reading it",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -54,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     except ConfigError as error:
         problems = [str(error), *_check_what_is_left(arguments.config, arguments.overrides)]
     else:
-        problems = check(config, print, arguments.world_size)
+        problems = check(config, print, arguments.world_size, arguments.deep)
     for problem in problems:
         print(f"PROBLEM: {problem}")
     if not problems:
@@ -62,13 +67,19 @@ def run(arguments: argparse.Namespace) -> int:
     return 2 if problems else 0
 
 
-def check(config: Config, say: Callable[[str], None] = lambda line: None, world_size: int | None = None) -> list[str]:
+def check(
+    config: Config,
+    say: Callable[[str], None] = lambda line: None,
+    world_size: int | None = None,
+    deep: bool = False,
+) -> list[str]:
     """Return every problem of a config, its data and its folder, each with its fix.
 
     Args:
         config: a valid config.
         say: receives a line for each thing that was looked at.
         world_size: ranks that the run will have.
+        deep: read every field of the store and compare checksums.
     """
     from credit.cli.check_data import look_at_data
     from credit.cli.check_others import open_others
@@ -88,7 +99,7 @@ def check(config: Config, say: Callable[[str], None] = lambda line: None, world_
     check_folder(config, findings)
     job = plan_job(config, findings)
     degrees = plan_ranks(config, world_size, job, findings)
-    found, tried, forecast_bytes, steps = look_at_data(config.data, findings), None, 0, 0
+    found, tried, forecast_bytes, steps = look_at_data(config.data, findings, deep), None, 0, 0
     if found is None:
         open_others(config, findings)
     else:

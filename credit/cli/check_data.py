@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from credit.channels import ChannelMap
+from credit.cli.check_store import check_store
 from credit.cli.findings import Findings
 from credit.config.schema_data import DataConfig
 from credit.data.contributions import Contribution, list_contributions
@@ -19,7 +20,6 @@ from credit.data.reader import FieldReader
 from credit.data.scan import Scan, scan_sources
 from credit.data.sources import SourceReader, open_sources
 from credit.data.splits import Split, build_splits, describe_cover, describe_gaps, require_samples
-from credit.data.store import open_configured_store
 from credit.grid import LatLonGrid
 from credit.times import Clock
 
@@ -53,10 +53,16 @@ class DataFound:
     reader: FieldReader | None
 
 
-def look_at_data(conf: DataConfig, findings: Findings) -> DataFound | None:
-    """Look at everything that the data section describes; None where not even a grid is known."""
+def look_at_data(conf: DataConfig, findings: Findings, deep: bool = False) -> DataFound | None:
+    """Look at everything that the data section describes; None where not even a grid is known.
+
+    Args:
+        conf: the data section.
+        findings: receives what is wrong.
+        deep: read every field of the store and compare checksums.
+    """
     _check_level_units(conf, findings)
-    reader = _open(conf, findings)
+    reader = _open(conf, findings, deep)
     if reader is not None:
         grid, clock, times = reader.grid, reader.clock, reader.times
     else:
@@ -87,13 +93,12 @@ def _check_level_units(conf: DataConfig, findings: Findings) -> None:
         )
 
 
-def _open(conf: DataConfig, findings: Findings) -> FieldReader | None:
+def _open(conf: DataConfig, findings: Findings, deep: bool) -> FieldReader | None:
     """Open the store where there is one that fits, else the sources that it is to be made from."""
     reader: FieldReader | None = None
     if conf.store is not None and Path(conf.store).exists():
         with findings.collect():
-            reader = open_configured_store(conf)
-            findings.say(f"store: {conf.store} is complete, statistics included")
+            reader = check_store(conf, findings, deep)
     if reader is None:
         with findings.collect():
             reader = open_sources(conf)

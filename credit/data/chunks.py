@@ -7,6 +7,7 @@ each can go to its place directly.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -66,6 +67,29 @@ class ChunkFiles:
             self._read_file(path, places)
         else:
             self.copies.read(str(number), path, lambda one: self._read_file(one, places))
+
+    def find_fault(self, number: int) -> str | None:
+        """Return what is wrong with the file of a chunk, None where its size is right; its fields are not read."""
+        path = f"{self.folder}/c/{number}/0/0/0"
+        checksum_bytes = _CHECKSUM.itemsize if self.checked else 0
+        try:
+            if not self._compressed:
+                size = os.stat(path).st_size
+                expected = 4 * self._channels * math.prod(self._cells) + checksum_bytes
+            else:
+                file = os.open(path, os.O_RDONLY)
+                try:
+                    size, header = os.fstat(file).st_size, os.pread(file, _BLOSC_HEADER, 0)
+                finally:
+                    os.close(file)
+                if len(header) < _BLOSC_HEADER:
+                    return f"its chunk ends after {size} bytes"
+                expected = int.from_bytes(header[12:16], "little") + checksum_bytes
+        except FileNotFoundError:
+            return "its chunk is lost"
+        except OSError as error:
+            return str(error)
+        return None if size == expected else f"its chunk has {size} bytes instead of {expected}"
 
     def _read_file(self, path: str, places: Sequence[np.ndarray | None]) -> None:
         file = os.open(path, os.O_RDONLY)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from credit.config.schema_data import DataConfig
 from credit.data.cf import Layout
-from credit.data.files import OpenFiles
+from credit.data.files import OpenFiles, file_key
 from credit.data.recipes import interpolated_as, make
 from credit.data.scan import Piece, Scan
 from credit.data.series import Series, build_series, by_source, join_series, read_constant
@@ -31,12 +31,23 @@ class MadeSeries(Series):
         kind: what is derived; None for an interpolated variable.
         inputs: role -> what is read beside, and the place of each of our times in it.
         ground: geopotential of the ground (h, w), where it is known.
+        ground_piece: where it is read from.
     """
 
     name: str
     kind: str | None
     inputs: Mapping[str, tuple[Series, np.ndarray]]
     ground: np.ndarray | None
+    ground_piece: Piece | None
+
+    def comes_from(self, keys: Collection[str]) -> np.ndarray:
+        """Return for each time whether it is made of one of some files; see `Series.comes_from`."""
+        touched = super().comes_from(keys)
+        for series, theirs in self.inputs.values():
+            touched = touched | series.comes_from(keys)[theirs]
+        if self.ground_piece is not None and file_key(self.ground_piece.path) in keys:
+            touched = np.ones_like(touched)
+        return touched
 
     def read(self, files: OpenFiles, places: np.ndarray) -> Iterator[np.ndarray]:
         """Yield the fields of each of `places`, (levels or 1, H, W), on the run's grid and levels.
@@ -107,14 +118,15 @@ def build_made(name: str, own_pieces: list[Piece], scan: Scan, conf: DataConfig,
     number, first = main.pieces[0].source, main.pieces[0].layout
     roles = dict(list(conf.field(name).derived_from.items())[1:])
     pieces = {role: scan.inputs[name, variable] for role, variable in roles.items()}
-    vertical, ground = conf.sources[number].vertical, None
+    vertical, ground, ground_piece = conf.sources[number].vertical, None, None
     if vertical is not None and first.column is not None:
         roles[SURFACE_PRESSURE] = vertical.surface_pressure
         pieces[SURFACE_PRESSURE] = scan.inputs["", vertical.surface_pressure]
         if vertical.surface_geopotential is not None:
             origin = _of_source(scan.inputs["", vertical.surface_geopotential], number)
             _require_grid(name, main.pieces, origin[:1])
-            ground = read_constant(files, vertical.surface_geopotential, origin[0], raw=True)[0].astype(np.float64)
+            ground_piece = origin[0]
+            ground = read_constant(files, vertical.surface_geopotential, ground_piece, raw=True)[0].astype(np.float64)
     inputs = {}
     for role, found in pieces.items():
         parts = by_source(_of_source(found, number))
@@ -124,7 +136,8 @@ def build_made(name: str, own_pieces: list[Piece], scan: Scan, conf: DataConfig,
         _require_levels(name, main.pieces, series.pieces)
         inputs[role] = series, _match(name, main, roles[role], series, scan.clock)
     _say(name, conf.field(name).derive, first)
-    return MadeSeries(main.pieces, main.times, main.piece, main.position, name, conf.field(name).derive, inputs, ground)
+    kind = conf.field(name).derive
+    return MadeSeries(main.pieces, main.times, main.piece, main.position, name, kind, inputs, ground, ground_piece)
 
 
 def _say(name: str, kind: str | None, layout: Layout) -> None:

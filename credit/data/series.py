@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from credit.data.files import OpenFiles
+from credit.data.files import OpenFiles, file_key
 from credit.data.scan import Piece
 from credit.data.units import is_same_unit
 from credit.errors import CreditError, DataError
@@ -37,10 +36,13 @@ class Series:
     piece: np.ndarray
     position: np.ndarray
 
-    @property
-    def paths(self) -> set[Path | str]:
-        """The files that some time is read from."""
-        return {self.pieces[number].path for number in np.unique(self.piece)}
+    def comes_from(self, keys: Collection[str]) -> np.ndarray:
+        """Return for each time whether one of some files gives it, (N,) bool.
+
+        Args:
+            keys: of the files, see `credit.data.files.file_key`.
+        """
+        return np.array([file_key(piece.path) in keys for piece in self.pieces], dtype=bool)[self.piece]
 
     def read(self, files: OpenFiles, places: np.ndarray) -> Iterator[np.ndarray]:
         """Yield the fields of each of `places`, increasing, (levels or 1, H, W), on the run's grid."""
@@ -77,6 +79,11 @@ class JoinedSeries(Series):
     parts: list[Series]
     part: np.ndarray
     place: np.ndarray
+
+    def comes_from(self, keys: Collection[str]) -> np.ndarray:
+        """Return for each time whether one of some files gives it; see `Series.comes_from`."""
+        touched = [series.comes_from(keys) for series in self.parts]
+        return np.array([touched[part][place] for part, place in zip(self.part, self.place, strict=True)], dtype=bool)
 
     def _each(self, files: OpenFiles, places: np.ndarray, raw: bool) -> Iterator[np.ndarray]:
         part, place = self.part[places], self.place[places]

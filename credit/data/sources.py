@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from credit.config.schema_data import DataConfig
 from credit.data.cf import Layout
 from credit.data.chunks import copy_fields
 from credit.data.contributions import Contribution, list_contributions, warn_of_idle_files
-from credit.data.files import OpenFiles
+from credit.data.files import OpenFiles, file_key
 from credit.data.made import MadeSeries, build_variable, is_made
 from credit.data.missing import check_values, find_masks
 from credit.data.problems import Problems
@@ -136,10 +135,31 @@ class SourceReader:
 
     def describe_files(self) -> dict[str, list[int]]:
         """Return path -> two numbers that are others when the file is, of every source file."""
-        return {
-            str(path.absolute() if isinstance(path, Path) else path): self._files.fingerprint(path, number)
-            for path, number in self._paths.items()
-        }
+        return {file_key(path): self._files.fingerprint(path, number) for path, number in self._paths.items()}
+
+    def gives_static(self, keys: set[str]) -> bool:
+        """Whether a static field comes from one of some files; see `find_times_from`."""
+        static = {channel.variable for channel in self.channels.static_stored}
+        pieces = [piece for name in static for piece in self._scan.pieces[name]]
+        return any(file_key(piece.path) in keys for piece in pieces)
+
+    def find_times_from(self, keys: set[str]) -> np.ndarray:
+        """Return those of `times` whose fields come from one of some files, static fields left aside.
+
+        Args:
+            keys: of the files, as in `describe_files`.
+        """
+        if not keys.isdisjoint(map(file_key, self._scan.tables)):
+            return self.times
+        affected = np.zeros(len(self.times), dtype=bool)
+        for name, series in self._series.items():
+            touched = series.comes_from(keys)
+            windows = self._windows[name]
+            of_window = np.zeros(len(windows.times), dtype=bool)
+            for weights, places in windows.terms:
+                of_window |= (weights != 0) & touched[places]
+            affected |= of_window[self._places[name]]
+        return self.times[affected]
 
     def list_contributions(self, conf: DataConfig) -> list[Contribution]:
         """Return what each source gives; `conf` is the data section that the sources were opened with."""
