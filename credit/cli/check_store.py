@@ -7,6 +7,7 @@ from pathlib import Path
 
 from credit.cli.findings import Findings
 from credit.config.schema_data import DataConfig
+from credit.data.climatology_store import find_damaged_blocks
 from credit.data.store import StoreReader, open_configured_store, read_description, require_same_identity
 from credit.data.store_check import require_whole
 from credit.data.store_repair import REDO_CHANGED, find_source_changes
@@ -48,6 +49,12 @@ def check_store(conf: DataConfig, findings: Findings, deep: bool) -> StoreReader
     else:
         verified = f"{damage.num_chunks} chunks are there in full size (--deep compares checksums)"
     findings.say(f"store: {conf.store} is complete, statistics included; {verified}; {seconds:.1f} s")
+    blocks = find_damaged_blocks(path, deep)
+    if blocks:
+        findings.add(
+            f"data.store: {path}: {len(blocks)} blocks of its climatology are lost or damaged; run credit_preprocess "
+            f"CONFIG{' --deep' if deep else ''} preprocess.climatology=true, which fits these again"
+        )
     for text in damage.unchecked:
         findings.say(f"store: not checked: {text}")
     return reader

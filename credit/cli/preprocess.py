@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     if config.preprocess.climatology:
         from credit.data.climatology_store import preprocess_climatology
 
-        preprocess_climatology(config.data, config.preprocess, config.verification.climatology)
+        preprocess_climatology(config.data, config.preprocess, config.verification.climatology, deep=arguments.deep)
     print(f"complete: {path}")
     if arguments.report:
         from credit.verify.data_report import write_data_report

@@ -330,7 +330,7 @@ def _summary(path: Path, group: zarr.Group, meta: Mapping[str, Any]) -> dict[str
     return {
         "bad_times": bad,
         "gaps": [[clock.format(kept[place]), clock.format(kept[place + 1])] for place in gaps],
-        "content": store.hash_content(group, meta),
+        "content": store.hash_content({name: group[name][...] for name in store.CONTENT}, meta),
         "versions": {"credit": __version__, **{name: version(name) for name in _VERSIONS}},
     }
 

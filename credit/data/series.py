@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from credit.data.files import OpenFiles, file_key
-from credit.data.scan import Piece
+from credit.data.scan import Piece, brief
 from credit.data.units import is_same_unit
 from credit.errors import CreditError, DataError
 from credit.times import Clock
@@ -18,6 +18,19 @@ logger = logging.getLogger(__name__)
 
 # of the times that two files share, so many are compared
 _MOST_COMPARED = 8
+
+
+class SourceOverlap(DataError):
+    """Error for a time that two sources have, mostly of many variables at once.
+
+    Attributes:
+        names: the variables.
+        rest: of the message.
+    """
+
+    def __init__(self, names: list[str], rest: str) -> None:
+        super().__init__(f"{brief(names)} {'is' if len(names) == 1 else 'are'} {rest}")
+        self.names, self.rest = names, rest
 
 
 @dataclass(frozen=True)
@@ -108,7 +121,7 @@ def join_series(name: str, parts: list[Series], clock: Clock) -> Series:
         clock: the calendar.
 
     Raises:
-        DataError: for a time that two sources have.
+        SourceOverlap: for a time that two sources have.
     """
     if len(parts) == 1:
         return parts[0]
@@ -127,22 +140,22 @@ def join_series(name: str, parts: list[Series], clock: Clock) -> Series:
     return JoinedSeries(pieces, times, piece, position, parts, part, place)
 
 
-def _overlap(name: str, one: Series, other: Series, clock: Clock) -> DataError:
+def _overlap(name: str, one: Series, other: Series, clock: Clock) -> SourceOverlap:
     """Return the error for two sources that have a time in common, with the period that would cut them apart."""
     both = np.intersect1d(one.times, other.times)
     early, late = sorted((one, other), key=lambda series: int(series.times[-1]))
     early_number, late_number = early.pieces[0].source, late.pieces[0].source
-    way_out = f"say with data.sources.N.variables which of them gives {name}"
+    way_out = "say with data.sources.N.variables which of them gives it"
     rest = late.times[late.times > early.times[-1]]
     if len(rest):
         first, last = clock.format(rest[0]), clock.format(rest[-1])
-        way_out = (
-            f'begin one where the other ends (data.sources.{late_number}.period: ["{first}", "{last}"]), or {way_out}'
-        )
-    return DataError(
-        f"{name} is in data.sources {early_number} and {late_number} at the same {len(both)} times, from "
+        period = f'data.sources.{late_number}.period: ["{first}", "{last}"]'
+        way_out = f"begin one where the other ends ({period}), or {way_out}"
+    return SourceOverlap(
+        [name],
+        f"in data.sources {early_number} and {late_number} at the same {len(both)} times, from "
         f"{clock.format(both[0])} to {clock.format(both[-1])}; sources may follow each other in time, but each time "
-        f"must come from one of them: {way_out}"
+        f"must come from one of them: {way_out}",
     )
 
 

@@ -17,7 +17,7 @@ from credit.data.made import MadeSeries, build_variable, is_made
 from credit.data.missing import check_values, find_masks
 from credit.data.problems import Problems
 from credit.data.scan import Piece, Scan, scan_sources
-from credit.data.series import JoinedSeries, Series, by_source, read_constant, shared_attributes
+from credit.data.series import JoinedSeries, Series, SourceOverlap, by_source, read_constant, shared_attributes
 from credit.data.timeline import match_times
 from credit.data.windows import Windows, build_windows
 from credit.errors import DataError
@@ -274,10 +274,15 @@ def open_sources(conf: DataConfig) -> SourceReader:
     series: dict[str, Series] = {}
     windows: dict[str, Windows] = {}
     policies: dict[str, str] = {}
+    overlaps: dict[str, list[str]] = {}
     predicted = {channel.variable for channel in channels.output}
     for name in dict.fromkeys(channel.variable for channel in channels.stored):
         with problems.collect():
-            series[name] = build_variable(name, scan, conf, files)
+            try:
+                series[name] = build_variable(name, scan, conf, files)
+            except SourceOverlap as error:
+                overlaps.setdefault(error.rest, []).extend(error.names)
+                continue
             windows[name] = build_windows(name, series[name], conf, scan.clock)
             number, policies[name] = _find_policy(name, scan, conf)
             if name in predicted and policies[name] != "exact":
@@ -291,6 +296,8 @@ def open_sources(conf: DataConfig) -> SourceReader:
                 f"{name} is static and on levels, and its source has vertical: what is interpolated varies in time; "
                 "list it under dynamic_forcing"
             )
+    for rest, names in overlaps.items():
+        problems.add(str(SourceOverlap(names, rest)))
     problems.raise_any()
     declared = [name for name, field in conf.fields.items() if field.missing == "fill_mean"]
     warn_of_idle_files(list_contributions(conf, scan, series))

@@ -51,6 +51,8 @@ _KNOWN_FORMATS = (1, FORMAT)
 WAY_OUT = "name another data.store and run credit_preprocess, which leaves this one as it is"
 # for what is lost or damaged; the command writes these parts again, and only these
 MEND = "run credit_preprocess CONFIG, which writes what is lost again and keeps the rest"
+# The arrays that the checksum of the whole is taken of, in this order.
+CONTENT = ("time", "done", "digest", "static_fields", "masks")
 # Errors of zarr and its codecs for what is lost or damaged.
 READ_ERRORS = (OSError, ValueError, RuntimeError, KeyError)
 
@@ -193,11 +195,16 @@ def _read_small(path: Path, group: zarr.Group, name: str) -> np.ndarray:
         raise DataError(f"data.store: {path}: its array {name} is damaged ({error}); {MEND}") from error
 
 
-def hash_content(group: zarr.Group, meta: Mapping[str, Any]) -> str:
-    """Return the checksum of everything that a complete store holds, the fields by their own checksums."""
+def hash_content(arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> str:
+    """Return the checksum of everything that a complete store holds, the fields by their own checksums.
+
+    Args:
+        arrays: name -> values, of `CONTENT`.
+        meta: the store's description.
+    """
     whole = hashlib.blake2b(digest_size=16)
-    for name in ("time", "done", "digest", "static_fields", "masks"):
-        whole.update(np.ascontiguousarray(group[name][:]))
+    for name in CONTENT:
+        whole.update(np.ascontiguousarray(arrays[name]))
     whole.update(json.dumps([meta["channels"], meta["grid"]], sort_keys=True).encode())
     return whole.hexdigest()
 

@@ -104,7 +104,7 @@ def find_damage(path: Path, deep: bool = False, progress: bool = False) -> Damag
     if meta["complete"]:
         times |= {int(index): "its mark is lost" for index in np.flatnonzero(marks == WANTED)}
     written = np.flatnonzero(marks == WRITTEN)
-    unchecked = []
+    unchecked: list[str] = []
     digests = None
     if "digest" in group:
         digests, lost = read_by_part(open_array(path, group, "digest"))
@@ -120,7 +120,8 @@ def find_damage(path: Path, deep: bool = False, progress: bool = False) -> Damag
         bytes_a_time = 4 * math.prod(arrays["fields"].shape[1:])
         threads = max(1, min(_DEEP_THREADS, _DEEP_BYTES // (2 * bytes_a_time)))
     times |= _look_at_chunks(look, written.tolist(), threads, progress)
-    small = _find_damaged_arrays(path, arrays, group, meta, bool(times), unchecked)
+    values = {"done": marks, "digest": digests}
+    small = _find_damaged_arrays(path, arrays, values, meta, bool(times), unchecked)
     length = arrays["done"].chunks[0]
     parts = sorted({index // length for index in times})
     return Damage(dict(sorted(times.items())), parts, small, unchecked, len(written), deep)
@@ -226,7 +227,7 @@ def _look_at_chunks(
 def _find_damaged_arrays(
     path: Path,
     arrays: Mapping[str, zarr.Array],
-    group: zarr.Group,
+    values: Mapping[str, np.ndarray],
     meta: Mapping[str, Any],
     has_lost_times: bool,
     unchecked: list[str],
@@ -236,18 +237,17 @@ def _find_damaged_arrays(
     zarr does not write a chunk whose values are all the fill value, so one that is not there may be as it should; the
     checksum of the whole decides.
     """
+    values = dict(values)
     damaged: dict[str, str] = {}
     absent: list[str] = []
     for name in WHOLE_ARRAYS:
         array = arrays[name]
-        if not array.size:
-            continue
         try:
-            array[...]
+            values[name] = array[...]
         except READ_ERRORS as error:
             damaged[name] = f"its chunk is damaged ({error})"
             continue
-        if not os.path.exists(path / name / "c" / "/".join("0" * array.ndim)):
+        if array.size and not os.path.exists(path / name / "c" / "/".join("0" * array.ndim)):
             absent.append(name)
     if "content" not in meta or not meta["complete"]:
         if meta["complete"]:
@@ -255,7 +255,7 @@ def _find_damaged_arrays(
         # Times that are all the fill value are never right, static fields may be.
         return damaged | {name: "its chunk is lost" for name in absent if name == "time"}
     # The checksum covers the marks, too; where these are lost it says nothing of the rest.
-    if not damaged and not has_lost_times and hash_content(group, meta) != meta["content"]:
+    if not damaged and not has_lost_times and hash_content(values, meta) != meta["content"]:
         reason = "its chunk is lost" if absent else "the checksum of these and of the marks is another"
         damaged |= dict.fromkeys(absent or WHOLE_ARRAYS, reason)
     elif has_lost_times:

@@ -53,11 +53,16 @@ class SourceChanges:
 
 
 def compare_sources(before: Mapping[str, list[int]], now: Mapping[str, list[int]]) -> SourceChanges:
-    """Return how source files differ, each with its size and time of change as in `SourceReader.describe_files`."""
+    """Return how source files differ, each with its size and time of change as in `SourceReader.describe_files`.
+
+    A file of the same name, size and time of change in another folder is the same file, which has been moved.
+    """
+    known = {(Path(key).name, *state) for key, state in before.items()}
+    there = {(Path(key).name, *state) for key, state in now.items()}
     return SourceChanges(
-        changed=[key for key, state in now.items() if key in before and before[key] != state],
-        new=[key for key in now if key not in before],
-        gone=[key for key in before if key not in now],
+        changed=[key for key, state in now.items() if key in before and before[key] != list(state)],
+        new=[key for key, state in now.items() if key not in before and (Path(key).name, *state) not in known],
+        gone=[key for key, state in before.items() if key not in now and (Path(key).name, *state) not in there],
     )
 
 
@@ -72,7 +77,7 @@ def find_source_changes(conf: DataConfig, meta: Mapping[str, Any]) -> SourceChan
             # An archive that is out of reach, as on a compute node, is no change.
             continue
     for key in meta["sources"]:
-        # files of coefficients belong to no source
+        # Files of coefficients belong to no source.
         if key not in now and os.path.exists(key):
             now[key] = file_fingerprint(Path(key))
     return compare_sources(meta["sources"], now)
