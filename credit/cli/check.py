@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from credit.train.dry_run import Tried
 
 HELP = """Check CONFIG and its data before anything is queued: keys, files, variables, levels, units, times and samples
-of each split, the store, its chunks and statistics, save_loc and the room in it, the checkpoint that a run would go on from,
-the ranks, the time, and a training step without memory (on the meta device). Nothing is written.
+of each split, the store, its chunks and statistics, save_loc and the room in it, the checkpoint that a run would go on
+from, the ranks, the time, and a training step without memory (on the meta device). Nothing is written.
 
 Prints what it looked at, then every problem with what to do about it. Exit codes: 0 no problem, 2 problems."""
 

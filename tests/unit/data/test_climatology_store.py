@@ -189,24 +189,6 @@ def test_a_damaged_chunk(conf: DataConfig) -> None:
         obtain_climatology(reader, names, train, WINDOW).at(int(reader.times[0]))
 
 
-@pytest.mark.parametrize("wanted", [WINDOW, WAVES_BY_HOUR], ids=["table", "harmonics"])
-@pytest.mark.parametrize("how", ["lost", "flipped"])
-def test_blocks_that_are_damaged_are_fitted_again(conf: DataConfig, wanted: ClimatologyConfig, how: str) -> None:
-    keep(conf, wanted)
-    store = Path(conf.store)
-    before = {path: path.read_bytes() for path in (store / "climatology").rglob("*") if path.is_file()}
-    assert module.find_damaged_blocks(store) == module.find_damaged_blocks(store, deep=True) == []
-    chunk = store / "climatology" / "fields" / "c" / "0" / "1" / "0" / "0" / "0"
-    if how == "lost":
-        chunk.unlink()
-    else:
-        chunk.write_bytes(chunk.read_bytes()[:-1] + b"?")
-    deep = how == "flipped"
-    assert len(module.find_damaged_blocks(store, deep)) == 1
-    preprocess_climatology(conf, PreprocessConfig(), wanted, progress=False, deep=deep)
-    assert {path: path.read_bytes() for path in (store / "climatology").rglob("*") if path.is_file()} == before
-
-
 @pytest.mark.parametrize(
     ("wanted", "splits", "reason"),
     [

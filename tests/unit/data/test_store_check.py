@@ -11,7 +11,9 @@ import pytest
 import zarr
 
 from credit.config.schema_data import DataConfig, PreprocessConfig
+from credit.config.schema_forecast import ClimatologyConfig
 from credit.data import parts
+from credit.data.climatology_store import find_damaged_blocks, preprocess_climatology
 from credit.data.preprocess import preprocess
 from credit.data.reader import open_reader
 from credit.data.sources import SourceReader, open_sources
@@ -294,3 +296,21 @@ def test_a_climatology_of_other_fields_does_not_stay(tmp_path: Path, conf: DataC
     write_file(tmp_path / "1.nc", {"t": t, "sst": sst}, HOURS[20:])
     preprocess(conf, redo_changed=True)
     assert not (path / "climatology").exists()
+
+
+@pytest.mark.parametrize("how", ["lost", "flipped"])
+def test_blocks_of_a_climatology_are_fitted_again(conf: DataConfig, how: str) -> None:
+    path = preprocess(conf)
+    wanted = ClimatologyConfig(harmonics=0, by_hour=True)
+    preprocess_climatology(conf, PreprocessConfig(), wanted, progress=False)
+    folder = path / "climatology"
+    before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    assert find_damaged_blocks(path) == find_damaged_blocks(path, deep=True) == []
+    file, deep = folder / "fields" / "c" / "2" / "0" / "0" / "0" / "0", how == "flipped"
+    if deep:
+        flip(file)
+    else:
+        file.unlink()
+    assert find_damaged_blocks(path, deep) == [2]
+    preprocess_climatology(conf, PreprocessConfig(), wanted, progress=False, deep=deep)
+    assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == before
