@@ -69,6 +69,7 @@ def list_contributions(conf: DataConfig, scan: Scan, series: Mapping[str, Series
         series: variable -> its times and files, of the time-varying ones; None where the sources are not in order, so
             that it is not known which of two files with the same fields is read.
     """
+    num_idle = [sum(source == number for source, _ in scan.idle) for number in range(len(scan.files))]
     static = {channel.variable for channel in conf.channel_map().static_stored}
     used = None if series is None else _used_paths(scan, series)
     contributions = []
@@ -80,7 +81,7 @@ def list_contributions(conf: DataConfig, scan: Scan, series: Mapping[str, Series
             for piece in own:
                 pieces_of_path.setdefault(piece.path, []).append(piece)
             if own:
-                variables.append(_describe_variable(label, own, len(files)))
+                variables.append(_describe_variable(label, own, len(files) - num_idle[number]))
                 varying = [piece.times for piece in own if piece.times is not None and label[0] not in static]
                 times += varying
         idle = {path: reason for (source, path), reason in scan.idle.items() if source == number}
@@ -111,14 +112,20 @@ def _labelled(conf: DataConfig, scan: Scan) -> list[tuple[tuple[str, str], list[
 
 
 def _describe_variable(label: tuple[str, str], pieces: list[Piece], num_files: int) -> str:
-    """Return a variable in words: its names in the files where these are others, and how many files have it."""
+    """Return a variable in words: its names in the files where these are others, and how many files have it.
+
+    Args:
+        label: its name, and its purpose where it serves another.
+        pieces: its files.
+        num_files: that have any variable.
+    """
     name, purpose = label
     notes = [purpose] if purpose else []
     names = dict.fromkeys(piece.layout.name for piece in pieces)
     if list(names) != [name]:
         notes.append(f"named {' or '.join(names)} there")
     if len(pieces) < num_files:
-        notes.append(f"in {len(pieces)} of them")
+        notes.append(f"in {len(pieces)} of {num_files} files")
     return f"{name} ({'; '.join(notes)})" if notes else name
 
 

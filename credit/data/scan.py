@@ -16,6 +16,7 @@ from credit.config.schema_source import GridConfig, SourceConfig
 from credit.data.cf import Coordinates, Layout, is_vector_component, level_values, match_levels
 from credit.data.columns import Tables
 from credit.data.files import OpenFiles, expand_path, expand_paths, open_file
+from credit.data.grib import ABSENT
 from credit.data.problems import Problems
 from credit.data.recipes import derived_attributes, find_si, interpolated_as
 from credit.data.regrid import Regridder
@@ -284,22 +285,35 @@ class _FileScanner:
         self._decoded: dict[str, tuple[np.ndarray, np.ndarray | None]] = {}
 
     def piece(self, want: Want, theirs: str) -> Piece:
-        """Return a variable of the file with its times in the period of the source.
+        """Return a variable of the file, with its times in the period of the source at which it has all levels.
 
         Raises:
             DataError: see `layout`.
             ConfigError: for a period that is none.
         """
         layout = self.layout(want, theirs)
+        if layout.times is None:
+            return Piece(self._path, self._number, layout, None)
+        counts = np.ones(len(layout.times), dtype=bool)
         period, key = self._conf.sources[self._number].period, f"data.sources.{self._number}.period"
-        if layout.times is None or period is None:
-            positions = None if layout.times is None else np.arange(len(layout.times))
-            return Piece(self._path, self._number, layout, positions)
-        first = self._shared.clock.parse(period[0], key)
-        last = self._shared.clock.parse_end(period[1], key)
-        if last < first:
-            raise ConfigError(f"{key}: {period[1]} is before {period[0]}; write [first, last]")
-        return Piece(self._path, self._number, layout, np.flatnonzero((layout.times >= first) & (layout.times <= last)))
+        if period is not None:
+            first = self._shared.clock.parse(period[0], key)
+            last = self._shared.clock.parse_end(period[1], key)
+            if last < first:
+                raise ConfigError(f"{key}: {period[1]} is before {period[0]}; write [first, last]")
+            counts &= (layout.times >= first) & (layout.times <= last)
+        absent = self._dataset.variables[theirs].encoding.get(ABSENT)
+        if absent is not None and layout.level_rows is not None:
+            # levels that are not wanted may be absent
+            lacking = counts & absent[:, list(layout.level_rows)].any(axis=1)
+            counts &= ~lacking
+            if lacking.any():
+                first_time = self._shared.clock.format(layout.times[lacking][0])
+                logger.warning(
+                    "%s: %s lacks levels at %d of %d times, the first is %s; these times are left out",
+                    *(self._where, want.name, lacking.sum(), len(lacking), first_time),
+                )
+        return Piece(self._path, self._number, layout, np.flatnonzero(counts))
 
     def layout(self, want: Want, theirs: str) -> Layout:
         """Return how a variable lies in the file.

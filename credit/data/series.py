@@ -10,7 +10,7 @@ import numpy as np
 
 from credit.data.files import OpenFiles, file_key
 from credit.data.scan import Piece, brief
-from credit.data.units import is_same_unit
+from credit.data.units import is_convertible, is_same_unit
 from credit.errors import CreditError, DataError
 from credit.times import Clock
 
@@ -262,9 +262,14 @@ def shared_attributes(name: str, pieces: list[Piece], temporal: str) -> dict[str
     for piece in pieces[1:]:
         units = piece.layout.attributes.get("units")
         if not is_same_unit(units, first.get("units")):
+            way_out = f"set data.fields.{name}.units to what all are to be converted to"
+            if not is_convertible(units, first.get("units")):
+                way_out = (
+                    "these are no units of one quantity: name the variable with this quantity (data.sources.N.rename), "
+                    f"leave {name} out of one source (data.sources.N.variables), or correct the units in the file"
+                )
             raise DataError(
-                f'{name} is in "{first.get("units")}" in {pieces[0].path} and in "{units}" in {piece.path}; set '
-                f"data.fields.{name}.units to what all are to be converted to"
+                f'{name} is in "{first.get("units")}" in {pieces[0].path} and in "{units}" in {piece.path}; {way_out}'
             )
     kept = {key: value for key, value in first.items() if key != "cell_methods"}
     if temporal == "instant":

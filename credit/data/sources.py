@@ -265,6 +265,9 @@ def open_sources(conf: DataConfig) -> SourceReader:
     problems = Problems()
     files = OpenFiles(conf.sources)
     scan = scan_sources(conf, files, problems)
+    if problems.messages and scan is not None:
+        # a file that gives nothing may be why
+        warn_of_idle_files(list_contributions(conf, scan))
     problems.raise_any()
     channels = conf.channel_map()
     attributes: dict[str, dict] = {}
@@ -298,9 +301,9 @@ def open_sources(conf: DataConfig) -> SourceReader:
             )
     for rest, names in overlaps.items():
         problems.add(str(SourceOverlap(names, rest)))
+    warn_of_idle_files(list_contributions(conf, scan, None if problems.messages else series))
     problems.raise_any()
     declared = [name for name, field in conf.fields.items() if field.missing == "fill_mean"]
-    warn_of_idle_files(list_contributions(conf, scan, series))
     return SourceReader(channels, scan, series, windows, policies, attributes, files, declared)
 
 

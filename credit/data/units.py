@@ -35,6 +35,17 @@ def is_same_unit(first: str | None, second: str | None) -> bool:
         return False
 
 
+def is_convertible(first: str | None, second: str | None) -> bool:
+    """Whether two units may measure one quantity; without UDUNITS they are taken to do so."""
+    try:
+        find_conversion(first or "", second or "", "", "")
+    except ConfigError:
+        return True
+    except DataError:
+        return False
+    return True
+
+
 @dataclass(frozen=True)
 class Conversion:
     """From one unit to another: ``scale * value + offset``."""

@@ -115,6 +115,14 @@ def test_other_units_are_refused_or_converted(tmp_path: Path) -> None:
     np.testing.assert_allclose(read_all(reader)[:, 0], T[:, 0], atol=5e-5)
 
 
+def test_units_of_other_quantities_are_not_to_be_converted(tmp_path: Path) -> None:
+    one = write_file(tmp_path / "a.nc", {"z": T[:4, 0]}, OLD_HOURS, attributes={"z": {"units": "m**2 s**-2"}})
+    two = write_file(tmp_path / "b.nc", {"gh": T[4:, 0]}, NEW_HOURS, attributes={"gh": {"units": "gpm"}})
+    sources = [{"path": str(one)}, {"path": str(two), "rename": {"z": "gh"}}]
+    with pytest.raises(DataError, match='in "gpm" in .*; these are no units of one quantity: name the variable'):
+        open_sources(make_config("", sources=sources, p2=["z"]))
+
+
 def test_static_fields_of_two_sources_must_agree(tmp_path: Path) -> None:
     ground = random_fields(H, W)
     one = write_file(tmp_path / "a.nc", {"t": T[:4, 0], "ground": ground}, OLD_HOURS)
@@ -207,9 +215,11 @@ def test_what_each_source_gives_is_said(tmp_path: Path, caplog: pytest.LogCaptur
     lines = [each.describe(conf, reader.clock) for each in reader.list_contributions(conf)]
     assert lines == [
         f"data.sources.0 ({tmp_path}/old*.nc): 2 files (1 of them give nothing); "
-        "2000-01-01T00:00..2000-01-01T18:00, 4 times; t (named var130 there; in 1 of them)",
+        "2000-01-01T00:00..2000-01-01T18:00, 4 times; t (named var130 there)",
         f"data.sources.1 ({new}, {copy}): 2 files (1 of them give nothing); "
         "2000-01-02T00:00..2000-01-02T18:00, 4 times; t",
     ]
+    caplog.clear()
     with pytest.raises(DataError, match="data.sources.2.period: t has no time in it"):
         open_sources(make_config("", sources=sources, p3=["t"], levels=[500, 850]))
+    assert "oldest.nc gives nothing" in caplog.text, "an error may come of it"
