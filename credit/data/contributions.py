@@ -12,7 +12,8 @@ import numpy as np
 from credit.config.schema_data import DataConfig
 from credit.config.schema_source import SourceConfig
 from credit.data.made import MadeSeries
-from credit.data.scan import Piece, Scan, brief
+from credit.data.scan import Piece, Scan
+from credit.data.select import listing
 from credit.data.series import JoinedSeries, Series
 from credit.times import Clock
 
@@ -154,10 +155,10 @@ def _why_unused(pieces: list[Piece], number: int) -> str:
     if counts and not any(counts):
         return f"its times lie outside of data.sources.{number}.period"
     names = sorted({piece.layout.name for piece in pieces})
-    return f"other files have the same and come first ({brief(names)})"
+    return f"other files have the same and come first ({listing(names)})"
 
 
 def _address(source: SourceConfig) -> str:
     if source.type is not None:
         return source.type
-    return source.path if isinstance(source.path, str) else brief(source.path, 3)
+    return source.path if isinstance(source.path, str) else listing(source.path)

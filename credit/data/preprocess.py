@@ -30,7 +30,7 @@ from credit.data.sources import SourceReader, open_sources
 from credit.data.splits import Split, build_splits
 from credit.data.statistics import Statistics, fit_statistics, summarise
 from credit.data.store_check import Damage, find_damage
-from credit.data.store_repair import find_times_to_redo, mark_for_writing, read_times
+from credit.data.store_repair import discard_climatology, find_times_to_redo, mark_for_writing, read_times
 from credit.data.workers import run_parts
 from credit.errors import DataError
 from credit.grid import LatLonGrid
@@ -283,18 +283,11 @@ def _close(path: Path, group: zarr.Group, conf: DataConfig, train: Split, progre
                 before = meta.get("content")
                 meta |= _summary(path, group, meta)
                 if before not in (None, meta["content"]):
-                    _discard_climatology(path)
+                    discard_climatology(path)
             reader = store.StoreReader(path, meta)
             statistics = _fit(group, reader, meta, conf, train, progress)
             group.attrs["credit"] = meta | {"complete": True, "statistics": statistics.to_dict(), **fitted_as}
     shutil.rmtree(parts.lock_folder(path), ignore_errors=True)
-
-
-def _discard_climatology(path: Path) -> None:
-    """Remove the climatology of a store whose fields are others now."""
-    if (path / "climatology").exists():
-        logger.warning("%s: its fields have changed, so its climatology is removed (preprocess.climatology)", path)
-        shutil.rmtree(path / "climatology")
 
 
 def _fit(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from credit.data.recipes import derived_attributes, find_si, interpolated_as
 from credit.data.regrid import Regridder
 from credit.data.units import find_conversion
 from credit.data.vertical import Column
-from credit.data.wants import FIELD, Want, list_wants, offered, require_all
+from credit.data.wants import FIELD, Want, describe_lack, find_names, list_wants, offered, require_all
 from credit.errors import ConfigError, DataError
 from credit.grid import LatLonGrid, Orientation
 from credit.times import Clock
@@ -130,9 +129,9 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: Problems) -> Scan
                 unread += 1
                 continue
             present[number] |= scanner.names
-            in_file = _find_names(offers, scanner.names)
+            in_file = find_names(offers, scanner.names)
             if not in_file:
-                idle[number, path] = _why_idle(offers, scanner.names)
+                idle[number, path] = describe_lack(offers, scanner.names)
             for want, name_in_file in in_file.items():
                 # what is wrong in one file is mostly wrong in all
                 if want in faulty:
@@ -153,28 +152,6 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: Problems) -> Scan
         )
     known = shared.grid is not None and shared.clock is not None
     return Scan(shared.grid, shared.clock, pieces, inputs, files_of, tables.paths, idle) if known else None
-
-
-def _find_names(offers: Sequence[tuple[Want, list[str]]], names: set[str]) -> dict[Want, str]:
-    """Return what a file with these variables gives, each with its name in the file, the first of several."""
-    in_file = {}
-    for want, names_of_want in offers:
-        name = next(filter(names.__contains__, names_of_want), None)
-        if name is not None:
-            in_file[want] = name
-    return in_file
-
-
-def _why_idle(offers: Sequence[tuple[Want, list[str]]], names: set[str]) -> str:
-    """Return why a file with these variables gives nothing."""
-    wanted = [name for _, names_of_want in offers for name in names_of_want]
-    return f"it has none of the variables that are read here ({brief(wanted)}), but {brief(sorted(names)) or 'none'}"
-
-
-def brief(items: Sequence[str], most: int = 12) -> str:
-    """Return a list in words, of a long one the beginning and the number of the rest."""
-    rest = len(items) - most
-    return ", ".join(items) if rest <= 0 else f"{', '.join(items[:most])} and {rest} more"
 
 
 def load_grid(conf: GridConfig, key: str = "data.grid") -> LatLonGrid:

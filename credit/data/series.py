@@ -9,13 +9,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from credit.data.files import OpenFiles, file_key
-from credit.data.scan import Piece, brief
+from credit.data.scan import Piece
+from credit.data.select import listing
 from credit.data.units import is_convertible, is_same_unit
 from credit.errors import CreditError, DataError
 from credit.times import Clock
 
 logger = logging.getLogger(__name__)
 
+# ECMWF's netCDF files have this where CF has no name
+_NO_STANDARD_NAME = "unknown"
 # of the times that two files share, so many are compared
 _MOST_COMPARED = 8
 
@@ -29,7 +32,7 @@ class SourceOverlap(DataError):
     """
 
     def __init__(self, names: list[str], rest: str) -> None:
-        super().__init__(f"{brief(names)} {'is' if len(names) == 1 else 'are'} {rest}")
+        super().__init__(f"{listing(names)} {'is' if len(names) == 1 else 'are'} {rest}")
         self.names, self.rest = names, rest
 
 
@@ -271,7 +274,20 @@ def shared_attributes(name: str, pieces: list[Piece], temporal: str) -> dict[str
             raise DataError(
                 f'{name} is in "{first.get("units")}" in {pieces[0].path} and in "{units}" in {piece.path}; {way_out}'
             )
+    _warn_of_other_quantity(name, pieces)
     kept = {key: value for key, value in first.items() if key != "cell_methods"}
     if temporal == "instant":
         return kept
     return {**kept, "temporal": "accumulate" if temporal == "deaccumulate" else temporal}
+
+
+def _warn_of_other_quantity(name: str, pieces: list[Piece]) -> None:
+    """Warn where two files call a variable by standard names that differ: one of them may be another variable."""
+    of_name: dict[str, Piece] = {}
+    for piece in pieces:
+        standard_name = piece.layout.attributes.get("standard_name", _NO_STANDARD_NAME)
+        if standard_name not in ("", _NO_STANDARD_NAME):
+            of_name.setdefault(standard_name, piece)
+    if len(of_name) > 1:
+        described = " and ".join(f"{standard} in {piece.path}" for standard, piece in list(of_name.items())[:2])
+        logger.warning("%s is called %s; is it one variable? (data.sources.N.rename)", name, described)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,6 +168,13 @@ def mark_for_writing(
         group["done"][number * length : (number + 1) * length] = np.uint8(WANTED)
     if parts:
         logger.warning("%s: %d parts of %d times are written again, the others stay", path, len(parts), length)
+
+
+def discard_climatology(path: Path) -> None:
+    """Remove the climatology of a store whose fields are others now."""
+    if (path / "climatology").exists():
+        logger.warning("%s: its fields have changed, so its climatology is removed (preprocess.climatology)", path)
+        shutil.rmtree(path / "climatology")
 
 
 def _arrays_to_write(path: Path, group: zarr.Group, sources: SourceReader, times: np.ndarray) -> dict[str, np.ndarray]:

@@ -9,6 +9,7 @@ from credit.channels import ChannelMap
 from credit.config.schema_data import DataConfig
 from credit.config.schema_source import SourceConfig
 from credit.data.problems import Problems
+from credit.data.select import listing
 from credit.errors import did_you_mean
 
 FIELD, SURFACE_PRESSURE, SURFACE_GEOPOTENTIAL = "field", "surface_pressure", "surface_geopotential"
@@ -66,6 +67,28 @@ def offered(source: SourceConfig, wants: Sequence[Want]) -> Iterator[tuple[Want,
         own = not want.serves and want.name in _ground(source).values()
         if source.variables is None or want.name in source.variables or own:
             yield want, source.names_of(want.name)
+
+
+def find_names(offers: Sequence[tuple[Want, list[str]]], names: set[str]) -> dict[Want, str]:
+    """Return what a file gives, each with its name in the file, the first of several.
+
+    Args:
+        offers: of its source, see `offered`.
+        names: of the variables in the file.
+    """
+    in_file = {}
+    for want, names_of_want in offers:
+        name = next(filter(names.__contains__, names_of_want), None)
+        if name is not None:
+            in_file[want] = name
+    return in_file
+
+
+def describe_lack(offers: Sequence[tuple[Want, list[str]]], names: set[str]) -> str:
+    """Return why a file with these variables gives nothing."""
+    wanted = [name for _, names_of_want in offers for name in names_of_want]
+    have = listing(sorted(names)) if names else "no variable with two dimensions"
+    return f"it has none of the variables that are read here ({listing(wanted)}), but {have}"
 
 
 def _ground(source: SourceConfig) -> dict[str, str]:

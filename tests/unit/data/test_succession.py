@@ -123,6 +123,20 @@ def test_units_of_other_quantities_are_not_to_be_converted(tmp_path: Path) -> No
         open_sources(make_config("", sources=sources, p2=["z"]))
 
 
+def test_another_quantity_in_the_same_unit_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    names = {"t": {"standard_name": "air_temperature"}}
+    one = write_file(tmp_path / "a.nc", {"t": T[:4, 0]}, OLD_HOURS, attributes=names)
+    names = {"skt": {"standard_name": "surface_temperature"}}
+    two = write_file(tmp_path / "b.nc", {"skt": T[4:, 0]}, NEW_HOURS, attributes=names)
+    sources = [{"path": str(one)}, {"path": str(two), "rename": {"t": "skt"}}]
+    open_sources(make_config("", sources=sources, p2=["t"]))
+    assert f"t is called air_temperature in {one} and surface_temperature in {two}; is it one variable?" in caplog.text
+    caplog.clear()
+    write_file(two, {"skt": T[4:, 0]}, NEW_HOURS, attributes={"skt": {"standard_name": "unknown"}})
+    open_sources(make_config("", sources=sources, p2=["t"]))
+    assert "is called" not in caplog.text
+
+
 def test_static_fields_of_two_sources_must_agree(tmp_path: Path) -> None:
     ground = random_fields(H, W)
     one = write_file(tmp_path / "a.nc", {"t": T[:4, 0], "ground": ground}, OLD_HOURS)
