@@ -263,16 +263,16 @@ def shared_attributes(name: str, pieces: list[Piece], temporal: str) -> dict[str
     """
     first = pieces[0].layout.attributes
     for piece in pieces[1:]:
-        units = piece.layout.attributes.get("units")
-        if not is_same_unit(units, first.get("units")):
+        units, first_units = (attributes.get("units", "") for attributes in (piece.layout.attributes, first))
+        if not is_same_unit(units, first_units):
             way_out = f"set data.fields.{name}.units to what all are to be converted to"
-            if not is_convertible(units, first.get("units")):
+            if not is_convertible(units, first_units):
                 way_out = (
                     "these are no units of one quantity: name the variable with this quantity (data.sources.N.rename), "
                     f"leave {name} out of one source (data.sources.N.variables), or correct the units in the file"
                 )
             raise DataError(
-                f'{name} is in "{first.get("units")}" in {pieces[0].path} and in "{units}" in {piece.path}; {way_out}'
+                f'{name} is in "{first_units}" in {pieces[0].path} and in "{units}" in {piece.path}; {way_out}'
             )
     _warn_of_other_quantity(name, pieces)
     kept = {key: value for key, value in first.items() if key != "cell_methods"}

@@ -103,12 +103,13 @@ def find_times_to_redo(
     """
     changes = compare_sources(meta["sources"], sources.describe_files())
     keys = {*changes.changed, *changes.new}
+    if not keys:
+        return None
     affected = np.intersect1d(sources.find_times_from(keys), times)
     if len(affected) == 0 and not sources.gives_static(keys):
-        if keys:
-            group = zarr.open_group(path, mode="r+")
-            group.attrs["credit"] = {**meta, "sources": sources.describe_files()}
-            logger.info("%s: nothing in it comes from %s, new or changed since", path, _count_files(sorted(keys)))
+        group = zarr.open_group(path, mode="r+")
+        group.attrs["credit"] = {**meta, "sources": sources.describe_files()}
+        logger.info("%s: nothing in it comes from %s, new or changed since", path, _count_files(sorted(keys)))
         return None
     if not redo_changed:
         raise DataError(

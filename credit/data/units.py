@@ -25,20 +25,20 @@ def plain(units: str) -> str:
     return _SPELLINGS.get(text.lower(), text)
 
 
-def is_same_unit(first: str | None, second: str | None) -> bool:
+def is_same_unit(first: str, second: str) -> bool:
     """Whether two spellings stand for one unit; UDUNITS decides, where it is installed, what the spelling does not."""
-    if first is None or second is None or plain(first) == plain(second):
-        return first == second or None not in (first, second)
+    if plain(first) == plain(second):
+        return True
     try:
         return find_conversion(first, second, "", "") is None
     except (ConfigError, DataError):
         return False
 
 
-def is_convertible(first: str | None, second: str | None) -> bool:
+def is_convertible(first: str, second: str) -> bool:
     """Whether two units may measure one quantity; without UDUNITS they are taken to do so."""
     try:
-        find_conversion(first or "", second or "", "", "")
+        find_conversion(first, second, "", "")
     except ConfigError:
         return True
     except DataError:
