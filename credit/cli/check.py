@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from credit.train.dry_run import Tried
 
 HELP = """Check CONFIG and its data before anything is queued: keys, files, variables, levels, units, times and samples
-of each split, the store and its statistics, save_loc and the room in it, the checkpoint that a run would go on from,
-the ranks, the time, and a training step without memory (on the meta device). Nothing is written.
+of each split, the store, its chunks and statistics, save_loc and the room in it, the checkpoint that a run would go on
+from, the ranks, the time, and a training step without memory (on the meta device). Nothing is written.
 
 Prints what it looked at, then every problem with what to do about it. Exit codes: 0 no problem, 2 problems."""
 
@@ -33,6 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="ranks of the run; default: the launcher's, those that pbs or slurm ask for, or the least that "
         "trainer.parallelism allows",
+    )
+    parser.add_argument(
+        "--deep",
+        action="store_true",
+        help="also read every field of data.store and compare it with its checksums, which takes as long as reading it",
     )
 
 
@@ -54,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     except ConfigError as error:
         problems = [str(error), *_check_what_is_left(arguments.config, arguments.overrides)]
     else:
-        problems = check(config, print, arguments.world_size)
+        problems = check(config, print, arguments.world_size, arguments.deep)
     for problem in problems:
         print(f"PROBLEM: {problem}")
     if not problems:
@@ -62,13 +67,19 @@ def run(arguments: argparse.Namespace) -> int:
     return 2 if problems else 0
 
 
-def check(config: Config, say: Callable[[str], None] = lambda line: None, world_size: int | None = None) -> list[str]:
+def check(
+    config: Config,
+    say: Callable[[str], None] = lambda line: None,
+    world_size: int | None = None,
+    deep: bool = False,
+) -> list[str]:
     """Return every problem of a config, its data and its folder, each with its fix.
 
     Args:
         config: a valid config.
         say: receives a line for each thing that was looked at.
         world_size: ranks that the run will have.
+        deep: read every field of the store and compare checksums.
     """
     from credit.cli.check_data import look_at_data
     from credit.cli.check_others import open_others
@@ -88,7 +99,7 @@ def check(config: Config, say: Callable[[str], None] = lambda line: None, world_
     check_folder(config, findings)
     job = plan_job(config, findings)
     degrees = plan_ranks(config, world_size, job, findings)
-    found, tried, forecast_bytes, steps = look_at_data(config.data, findings), None, 0, 0
+    found, tried, forecast_bytes, steps = look_at_data(config.data, findings, deep), None, 0, 0
     if found is None:
         open_others(config, findings)
     else:

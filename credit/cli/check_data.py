@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from credit.channels import ChannelMap
+from credit.cli.check_store import check_store
 from credit.cli.findings import Findings
 from credit.config.schema_data import DataConfig
+from credit.data.contributions import Contribution, list_contributions
 from credit.data.files import OpenFiles
 from credit.data.frames import Frames
 from credit.data.plausible import find_contradictions
@@ -19,7 +21,6 @@ from credit.data.reader import FieldReader
 from credit.data.scan import Scan, scan_sources
 from credit.data.sources import SourceReader, look_at_values, open_sources
 from credit.data.splits import Split, build_splits, describe_cover, describe_gaps, require_samples
-from credit.data.store import open_configured_store
 from credit.grid import LatLonGrid
 from credit.times import Clock
 
@@ -53,10 +54,16 @@ class DataFound:
     reader: FieldReader | None
 
 
-def look_at_data(conf: DataConfig, findings: Findings) -> DataFound | None:
-    """Look at everything that the data section describes; None where not even a grid is known."""
+def look_at_data(conf: DataConfig, findings: Findings, deep: bool = False) -> DataFound | None:
+    """Look at everything that the data section describes; None where not even a grid is known.
+
+    Args:
+        conf: the data section.
+        findings: receives what is wrong.
+        deep: read every field of the store and compare checksums.
+    """
     _check_level_units(conf, findings)
-    reader = _open(conf, findings)
+    reader = _open(conf, findings, deep)
     if reader is not None:
         grid, clock, times = reader.grid, reader.clock, reader.times
     else:
@@ -65,6 +72,7 @@ def look_at_data(conf: DataConfig, findings: Findings) -> DataFound | None:
             _split(conf, Clock(), findings)
             return None
         grid, clock, times = scan.grid, scan.clock, _times_of(scan)
+        _say_contributions(list_contributions(conf, scan), conf, clock, findings)
     splits = _split(conf, clock, findings)
     samples = _count_samples(conf, clock, times, splits, findings) if len(times) else {}
     found = DataFound(
@@ -86,16 +94,17 @@ def _check_level_units(conf: DataConfig, findings: Findings) -> None:
         )
 
 
-def _open(conf: DataConfig, findings: Findings) -> FieldReader | None:
+def _open(conf: DataConfig, findings: Findings, deep: bool) -> FieldReader | None:
     """Open the store where there is one that fits, else the sources that it is to be made from."""
     reader: FieldReader | None = None
     if conf.store is not None and Path(conf.store).exists():
         with findings.collect():
-            reader = open_configured_store(conf)
-            findings.say(f"store: {conf.store} is complete, statistics included")
+            reader = check_store(conf, findings, deep)
     if reader is None:
         with findings.collect():
             reader = open_sources(conf)
+    if isinstance(reader, SourceReader):
+        _say_contributions(reader.list_contributions(conf), conf, reader.clock, findings)
     if reader is not None:
         height, width = reader.grid.shape
         names = ", ".join(channel.name for channel in reader.channels.stored + reader.channels.static_stored)
@@ -105,19 +114,26 @@ def _open(conf: DataConfig, findings: Findings) -> FieldReader | None:
     return reader
 
 
+def _say_contributions(contributions: list[Contribution], conf: DataConfig, clock: Clock, findings: Findings) -> None:
+    """Say in a line what each source gives; which files give nothing is a warning of the log."""
+    for contribution in contributions:
+        findings.say(contribution.describe(conf, clock))
+
+
 def _times_of(scan: Scan) -> np.ndarray:
     """Return the times of the sources where they are not in order as a whole; none if a file did not tell its own."""
     read = [*scan.pieces.values(), *scan.inputs.values()]
     pieces = [piece for of_variable in read for piece in of_variable]
-    timed = {piece.source for piece in pieces if piece.layout.times is not None}
-    told = {piece.path for piece in pieces if piece.layout.times is not None or piece.source not in timed}
+    timed = {piece.source for piece in pieces if piece.times is not None}
+    told = {piece.path for piece in pieces if piece.times is not None or piece.source not in timed}
+    told |= {path for _, path in scan.idle}
     if not timed or set(scan.paths) - told:
         return np.empty(0, dtype=np.int64)
     # the variable with the most times is the one without a fault
     every = [
-        np.unique(np.concatenate([piece.layout.times for piece in of_variable if piece.layout.times is not None]))
+        np.unique(np.concatenate([piece.times for piece in of_variable if piece.times is not None]))
         for of_variable in read
-        if any(piece.layout.times is not None for piece in of_variable)
+        if any(piece.times is not None for piece in of_variable)
     ]
     return max(every, key=len)
 

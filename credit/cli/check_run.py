@@ -249,9 +249,8 @@ def check_room(
     needs = [("forecasts", forecasts, max(0, forecast_bytes - _bytes_below(forecasts)))]
     if store:
         needs.append(("data.store", Path(config.data.store), store))
-        findings.say(
-            f"store: {config.data.store} is to be written (credit_preprocess), at most {store / 2**30:.2f} GiB"
-        )
+        task = "finished or mended" if Path(config.data.store).exists() else "written"
+        findings.say(f"store: {config.data.store} is to be {task} (credit_preprocess), at most {store / 2**30:.2f} GiB")
     _say_chunks(config, found, findings)
     climatology = _climatology_bytes(config, found, findings)
     if climatology:

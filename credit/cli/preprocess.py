@@ -10,13 +10,24 @@ HELP = """Write the training store data.store of CONFIG from data.sources, and f
 
 One chunk a time, channels in the model's order, float32, with checksums. preprocess.workers processes share the work,
 or jobs of a cluster (preprocess.cluster); so do several of this command at once. Interrupted, the same command goes on
-where it stopped; a complete store is left as it is. A store of other channels, levels, sources or grid is refused:
-delete it first. With preprocess.climatology the store keeps the climatology of verification.climatology as well."""
+where it stopped. Of a complete store what is lost or damaged is written again, and the rest is left as it is. A store
+of other channels, levels, sources or grid is refused: name another data.store. With preprocess.climatology the store
+keeps the climatology of verification.climatology as well."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add CONFIG, overrides and the report."""
     add_config_arguments(parser)
+    parser.add_argument(
+        "--deep",
+        action="store_true",
+        help="read every field of a store that is there, and write again what does not agree with its checksums",
+    )
+    parser.add_argument(
+        "--redo-changed",
+        action="store_true",
+        help="write the parts of the store again whose source files have changed since it was written",
+    )
     parser.add_argument(
         "--report", action="store_true", help="also write STORE.report.html: a map and a histogram of each channel"
     )
@@ -30,11 +41,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     require_one_process("preprocess")
     config = load_config(arguments.config, arguments.overrides)
-    path = preprocess(config.data, config.preprocess)
+    path = preprocess(config.data, config.preprocess, deep=arguments.deep, redo_changed=arguments.redo_changed)
     if config.preprocess.climatology:
         from credit.data.climatology_store import preprocess_climatology
 
-        preprocess_climatology(config.data, config.preprocess, config.verification.climatology)
+        preprocess_climatology(config.data, config.preprocess, config.verification.climatology, deep=arguments.deep)
     print(f"complete: {path}")
     if arguments.report:
         from credit.verify.data_report import write_data_report

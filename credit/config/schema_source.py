@@ -53,7 +53,16 @@ class SourceConfig(Section):
         "auto", description="By default from the name's ending and the first bytes."
     )
     variables: list[str] | None = Field(None, description="Read only these from here; default: all that it has.")
-    rename: dict[str, str] = Field({}, description="Our name -> name in the files.")
+    rename: dict[str, str | list[str]] = Field(
+        {},
+        description="Our name -> name in the files, or a list of names (`t: [t, T, var130]`) where files differ: of "
+        "each file the first that it has is read.",
+    )
+    period: tuple[str, str] | None = Field(
+        None,
+        description="Use its times from the first to the last of these two dates only (UTC; a date without a time as "
+        "the last one means the whole day), so that one source can follow another.",
+    )
     select: dict[str, int | float | str] = Field(
         {},
         description="Coordinate -> its value: one position along a further dimension (`{number: 0}`). In GRIB files "
@@ -72,6 +81,18 @@ class SourceConfig(Section):
     storage_options: dict[str, bool | int | float | str] = Field(
         {}, description="How to reach a remote zarr store, for example `{anon: true}`; keys belong in the environment."
     )
+
+    def names_of(self, variable: str) -> list[str]:
+        """Return the names under which the files may hold a variable of the run, in the order of preference."""
+        names = self.rename.get(variable, variable)
+        return [names] if isinstance(names, str) else names
+
+    @model_validator(mode="after")
+    def _named(self) -> SourceConfig:
+        for variable, names in self.rename.items():
+            if not names:
+                raise ValueError(f"rename.{variable}: names no variable of the files; write at least one name")
+        return self
 
     @model_validator(mode="after")
     def _files_or_a_type(self) -> SourceConfig:

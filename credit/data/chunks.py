@@ -7,6 +7,7 @@ each can go to its place directly.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -67,6 +68,11 @@ class ChunkFiles:
         else:
             self.copies.read(str(number), path, lambda one: self._read_file(one, places))
 
+    def find_fault(self, number: int) -> str | None:
+        """Return what is wrong with the file of a chunk, None where its size is right; its fields are not read."""
+        plain_bytes = None if self._compressed else 4 * self._channels * math.prod(self._cells)
+        return find_fault_of_size(f"{self.folder}/c/{number}/0/0/0", plain_bytes, self.checked)
+
     def _read_file(self, path: str, places: Sequence[np.ndarray | None]) -> None:
         file = os.open(path, os.O_RDONLY)
         try:
@@ -104,6 +110,34 @@ class ChunkFiles:
             raise ValueError(f"it has {size} bytes, or other fields")
         blosc.decompress(raw, fields)
         copy_fields(fields, places)
+
+
+def find_fault_of_size(path: str, plain_bytes: int | None, checked: bool) -> str | None:
+    """Return what is wrong with a chunk's file, None where it is there in its full size; its values are not read.
+
+    Args:
+        path: the file.
+        plain_bytes: of the values; None where Blosc compresses them, whose header says how long the file is.
+        checked: whether a CRC32C follows.
+    """
+    try:
+        if plain_bytes is not None:
+            size, expected = os.stat(path).st_size, plain_bytes
+        else:
+            file = os.open(path, os.O_RDONLY)
+            try:
+                size, header = os.fstat(file).st_size, os.pread(file, _BLOSC_HEADER, 0)
+            finally:
+                os.close(file)
+            if len(header) < _BLOSC_HEADER:
+                return f"its chunk ends after {size} bytes"
+            expected = int.from_bytes(header[12:16], "little")
+    except FileNotFoundError:
+        return "its chunk is lost"
+    except OSError as error:
+        return str(error)
+    expected += _CHECKSUM.itemsize if checked else 0
+    return None if size == expected else f"its chunk has {size} bytes instead of {expected}"
 
 
 def copy_fields(fields: np.ndarray, places: Sequence[np.ndarray | None]) -> None:

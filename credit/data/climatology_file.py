@@ -200,7 +200,9 @@ class _File:
 
     def _name(self, name: str) -> str:
         """Return what a variable is called here: as the config says, as the data, or as one of their sources."""
-        names = [name, *(source.rename[name] for source in self._data.sources if name in source.rename)]
+        names = [name]
+        for source in self._data.sources:
+            names += source.names_of(name) if name in source.rename else []
         if name in self._conf.rename:
             names = [self._conf.rename[name]]
         found = next((own for own in names if own in self._dataset.data_vars), None)

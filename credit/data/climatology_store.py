@@ -37,11 +37,12 @@ from zarr.codecs import BloscCodec, Crc32cCodec
 from credit.config.schema_data import DataConfig, PreprocessConfig
 from credit.config.schema_forecast import ClimatologyConfig
 from credit.data import parts
+from credit.data.chunks import find_fault_of_size
 from credit.data.climatology import Climatology, LazyFields
 from credit.data.climatology_fit import Fit, fit_climatology, fit_fields, plan_fit
 from credit.data.preprocess import disk_errors_of, require_space
 from credit.data.splits import Split, build_splits
-from credit.data.store import StoreReader, open_configured_store, open_store
+from credit.data.store import READ_ERRORS, StoreReader, open_configured_store, open_store
 from credit.data.workers import run_parts
 from credit.errors import DataError
 
@@ -83,11 +84,23 @@ class Fitting:
 
 
 def preprocess_climatology(
-    conf: DataConfig, settings: PreprocessConfig, wanted: ClimatologyConfig, progress: bool = True
+    conf: DataConfig,
+    settings: PreprocessConfig,
+    wanted: ClimatologyConfig,
+    progress: bool = True,
+    deep: bool = False,
 ) -> None:
     """Fit a climatology of every stored channel to ``data.splits.train`` and keep it in the complete store of a config.
 
     Several processes may do it at once; one that was begun goes on, one with other settings or period is replaced.
+    Blocks of a complete one that are lost or damaged are fitted again.
+
+    Args:
+        conf: the data section.
+        settings: how the work is shared out.
+        wanted: the climatology.
+        progress: show a bar on a terminal.
+        deep: compare the checksums of one that is complete.
 
     Raises:
         ConfigError: if the training period cannot carry it.
@@ -97,8 +110,13 @@ def preprocess_climatology(
     reader = open_configured_store(conf)
     train = build_splits(conf, reader.clock)["train"]
     if difference(path, wanted, train) is None:
-        logger.info("%s has its climatology", path)
-        return
+        damaged = find_damaged_blocks(path, deep)
+        if not damaged:
+            logger.info("%s has its climatology", path)
+            return
+        logger.warning("%s: %d blocks of its climatology are fitted again", path, len(damaged))
+        with parts.lock(_lock_folder(path) / "create.lock"):
+            _mark_blocks(path, damaged)
     alone = settings.workers == 1 and settings.cluster == "none"
     job = Fitting(path, wanted, (train.first, train.last), progress and alone)
     fit = job.plan(reader)
@@ -156,6 +174,46 @@ def describe_kept(path: Path) -> str:
     """Return in words which climatology a store has."""
     meta = _describe(path)
     return "none" if meta is None else meta["description"] + ("" if meta["complete"] else ", not complete")
+
+
+def find_damaged_blocks(path: Path, deep: bool = False) -> list[int]:
+    """Return the blocks of a store's complete climatology that are lost or damaged.
+
+    Args:
+        path: the store.
+        deep: read the fields and compare checksums; else look at the sizes of their files.
+    """
+    meta = _describe(path)
+    if meta is None or not meta["complete"]:
+        return []
+    group = zarr.open_group(path / "climatology", mode="r")
+    array = group["fields"]
+    damaged = []
+    for number, block in enumerate(_blocks(array.shape[:3], meta["block"])):
+        # the chunks of the block, of one time of the day and one part each
+        spans = [
+            range(span.start // length, -(-span.stop // length))
+            for span, length in zip(block, array.chunks, strict=False)
+        ]
+        names = ("/".join(map(str, place)) for place in itertools.product(*spans))
+        faults = (find_fault_of_size(f"{path}/climatology/fields/c/{name}/0/0", None, True) for name in names)
+        is_damaged = any(fault is not None for fault in faults)
+        if deep and not is_damaged:
+            try:
+                is_damaged = parts.digest(array[block]) != int(group["digest"][number])
+            except READ_ERRORS:
+                is_damaged = True
+        if is_damaged:
+            damaged.append(number)
+    return damaged
+
+
+def _mark_blocks(path: Path, numbers: Sequence[int]) -> None:
+    """Mark blocks of a climatology to be fitted again; it is not complete from now on."""
+    group = zarr.open_group(path / "climatology", mode="r+")
+    group.attrs["credit"] = dict(group.attrs)["credit"] | {"complete": False}
+    for number in numbers:
+        group["done"][number] = 0
 
 
 def bytes_of(fit: Fit, channels: int, grid_shape: tuple[int, int]) -> tuple[int, int]:
@@ -326,7 +384,8 @@ def _stored_fields(path: Path, channels: list[int]) -> LazyFields:
                 raise ValueError("a chunk is lost")
         except (OSError, ValueError, RuntimeError) as error:
             raise DataError(
-                f"store {path}: its climatology cannot be read ({error}); delete {path / 'climatology'} and {_WAY_OUT}"
+                f"store {path}: its climatology cannot be read ({error}); run credit_preprocess CONFIG --deep, with "
+                "preprocess.climatology=true, which fits what is damaged again"
             ) from error
         return fields
 

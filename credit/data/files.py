@@ -192,6 +192,18 @@ def _unreadable(path: Path, file_format: str, error: Exception) -> DataError:
     )
 
 
+def file_fingerprint(path: Path) -> list[int]:
+    """Return size and time of change of a file, of a zarr store those of its description."""
+    file = next((path / name for name in _ZARR_MARKS if (path / name).exists()), path)
+    status = file.stat()
+    return [status.st_size, status.st_mtime_ns]
+
+
+def file_key(path: Path | str) -> str:
+    """Return what a training store calls a source file: the absolute path, the URL, or the place of a plugin's."""
+    return str(path.absolute() if isinstance(path, Path) else path)
+
+
 class OpenFiles:
     """Keeps what was learnt of the files that were used last, of at most `most`; of GRIB files and plugins, always.
 
@@ -240,9 +252,7 @@ class OpenFiles:
             return self.get(path, number).encoding["fingerprint"]
         if is_remote(path):
             return remote_fingerprint(path, self._sources[number].storage_options)
-        file = next((path / name for name in _ZARR_MARKS if (path / name).exists()), path)
-        status = file.stat()
-        return [status.st_size, status.st_mtime_ns]
+        return file_fingerprint(path)
 
     def __getstate__(self) -> dict[str, object]:
         return self.__dict__ | {"_owner": -1, "_open": OrderedDict(), "_before": OrderedDict()}

@@ -23,6 +23,8 @@ from credit.errors import ConfigError, DataError, did_you_mean
 from credit.times import EPOCH
 
 UNREADABLE = "unreadable"
+# (times, levels) bool in the encoding of a variable on levels: where there is no message
+ABSENT = "absent"
 _PA_PER_HPA = 100.0
 _PRESSURE = {"isobaricInhPa": 1.0, "isobaricInPa": 1.0 / _PA_PER_HPA}
 _LEVEL_ATTRIBUTES = {
@@ -114,7 +116,9 @@ class _Builder:
         dims.append(self._coordinate("longitude", first.grid.lon, {"units": "degrees_east"}))
         fields = _Fields(self._path, name, messages, table)
         step = max(message.packing_step for message in messages)
-        encoding = {"dtype": np.dtype(np.int32), "scale_factor": step} if step else {}
+        encoding: dict[str, object] = {"dtype": np.dtype(np.int32), "scale_factor": step} if step else {}
+        if (table < 0).any():
+            encoding[ABSENT] = table < 0
         self.variables[name] = xr.Variable(dims, indexing.LazilyIndexedArray(fields), attributes, encoding)
 
     def add_coefficients(self, message: Message) -> None:

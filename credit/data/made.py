@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from credit.config.schema_data import DataConfig
 from credit.data.cf import Layout
-from credit.data.files import OpenFiles
+from credit.data.files import OpenFiles, file_key
 from credit.data.recipes import interpolated_as, make
 from credit.data.scan import Piece, Scan
-from credit.data.series import Series, build_series, read_constant
+from credit.data.series import Series, build_series, by_source, join_series, read_constant
 from credit.data.units import Conversion
 from credit.data.wants import FIELD, SURFACE_GEOPOTENTIAL, SURFACE_PRESSURE
 from credit.errors import DataError
@@ -31,12 +31,23 @@ class MadeSeries(Series):
         kind: what is derived; None for an interpolated variable.
         inputs: role -> what is read beside, and the place of each of our times in it.
         ground: geopotential of the ground (h, w), where it is known.
+        ground_piece: where it is read from.
     """
 
     name: str
     kind: str | None
     inputs: Mapping[str, tuple[Series, np.ndarray]]
     ground: np.ndarray | None
+    ground_piece: Piece | None
+
+    def comes_from(self, keys: Collection[str]) -> np.ndarray:
+        """Return for each time whether it is made of one of some files; see `Series.comes_from`."""
+        touched = super().comes_from(keys)
+        for series, theirs in self.inputs.values():
+            touched = touched | series.comes_from(keys)[theirs]
+        if self.ground_piece is not None and file_key(self.ground_piece.path) in keys:
+            touched = np.ones_like(touched)
+        return touched
 
     def read(self, files: OpenFiles, places: np.ndarray) -> Iterator[np.ndarray]:
         """Yield the fields of each of `places`, (levels or 1, H, W), on the run's grid and levels.
@@ -75,32 +86,58 @@ def is_made(name: str, pieces: list[Piece], conf: DataConfig) -> bool:
     return conf.field(name).derive is not None or any(piece.layout.column is not None for piece in pieces)
 
 
-def build_made(name: str, scan: Scan, conf: DataConfig, files: OpenFiles) -> MadeSeries:
-    """Put a variable together that is interpolated or derived; its times are those of its main input.
+def build_variable(name: str, scan: Scan, conf: DataConfig, files: OpenFiles) -> Series:
+    """Put the times of a variable together, which may come from several sources that follow each other.
 
     Raises:
-        DataError: where an input is lacking at a time, is in several sources, or is on another grid.
+        DataError: for a time in two sources; else see `build_series` and `build_made`.
     """
-    main = build_series(name, scan.pieces[name], files, scan.clock, raw=True)
+    parts: list[Series] = []
+    for pieces in by_source(scan.pieces[name]):
+        if is_made(name, pieces, conf):
+            parts.append(build_made(name, pieces, scan, conf, files))
+        else:
+            parts.append(build_series(name, pieces, files, scan.clock))
+    return join_series(name, parts, scan.clock)
+
+
+def build_made(name: str, own_pieces: list[Piece], scan: Scan, conf: DataConfig, files: OpenFiles) -> MadeSeries:
+    """Put a variable together that is interpolated or derived; its times are those of its main input.
+
+    Args:
+        name: the variable.
+        own_pieces: the files of its main input, of one source.
+        scan: what the sources hold.
+        conf: the data section.
+        files: opens the files.
+
+    Raises:
+        DataError: where an input is lacking at a time, or is on another grid.
+    """
+    main = build_series(name, own_pieces, files, scan.clock, raw=True)
     number, first = main.pieces[0].source, main.pieces[0].layout
     roles = dict(list(conf.field(name).derived_from.items())[1:])
     pieces = {role: scan.inputs[name, variable] for role, variable in roles.items()}
-    vertical, ground = conf.sources[number].vertical, None
+    vertical, ground, ground_piece = conf.sources[number].vertical, None, None
     if vertical is not None and first.column is not None:
         roles[SURFACE_PRESSURE] = vertical.surface_pressure
         pieces[SURFACE_PRESSURE] = scan.inputs["", vertical.surface_pressure]
         if vertical.surface_geopotential is not None:
             origin = _of_source(scan.inputs["", vertical.surface_geopotential], number)
             _require_grid(name, main.pieces, origin[:1])
-            ground = read_constant(files, vertical.surface_geopotential, origin[0], raw=True)[0].astype(np.float64)
+            ground_piece = origin[0]
+            ground = read_constant(files, vertical.surface_geopotential, ground_piece, raw=True)[0].astype(np.float64)
     inputs = {}
     for role, found in pieces.items():
-        series = build_series(roles[role], _of_source(found, number), files, scan.clock, raw=True)
+        parts = by_source(_of_source(found, number))
+        parts = [build_series(roles[role], pieces_of_source, files, scan.clock, raw=True) for pieces_of_source in parts]
+        series = join_series(roles[role], parts, scan.clock)
         _require_grid(name, main.pieces, series.pieces)
         _require_levels(name, main.pieces, series.pieces)
         inputs[role] = series, _match(name, main, roles[role], series, scan.clock)
     _say(name, conf.field(name).derive, first)
-    return MadeSeries(main.pieces, main.times, main.piece, main.position, name, conf.field(name).derive, inputs, ground)
+    kind = conf.field(name).derive
+    return MadeSeries(main.pieces, main.times, main.piece, main.position, name, kind, inputs, ground, ground_piece)
 
 
 def _say(name: str, kind: str | None, layout: Layout) -> None:

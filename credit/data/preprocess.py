@@ -7,8 +7,6 @@ statistics, what was left out, checksum of the whole.
 from __future__ import annotations
 
 import errno
-import hashlib
-import json
 import logging
 import os
 import shutil
@@ -32,6 +30,8 @@ from credit.data.outliers import find_outliers
 from credit.data.sources import SourceReader, open_sources
 from credit.data.splits import Split, build_splits
 from credit.data.statistics import Statistics, fit_statistics, summarise
+from credit.data.store_check import Damage, find_damage
+from credit.data.store_repair import discard_climatology, find_times_to_redo, mark_for_writing, read_times
 from credit.data.workers import run_parts
 from credit.errors import DataError
 from credit.grid import LatLonGrid
@@ -48,15 +48,24 @@ MOST_BAD = 0.05
 _VERSIONS = ("numpy", "xarray", "netCDF4", "zarr")
 
 
-def preprocess(conf: DataConfig, settings: PreprocessConfig | None = None, progress: bool = True) -> Path:
-    """Write the training store of a config, or finish one that was begun; a finished one is left as it is.
+def preprocess(
+    conf: DataConfig,
+    settings: PreprocessConfig | None = None,
+    progress: bool = True,
+    deep: bool = False,
+    redo_changed: bool = False,
+) -> Path:
+    """Write the training store of a config, finish one that was begun, or mend one that is damaged.
 
+    A complete store is left as it is, but for parts that are lost or damaged: these are written again.
     Several processes may do it at once: each writes parts that no other has.
 
     Args:
         conf: the data section; `store` must be set.
         settings: how the work is shared out; by default this process does it.
         progress: show bars on a terminal.
+        deep: read every field of a store that is there, and write again what does not agree with its checksums.
+        redo_changed: write the parts again whose source files have changed since.
 
     Returns:
         The store's path.
@@ -75,7 +84,7 @@ def preprocess(conf: DataConfig, settings: PreprocessConfig | None = None, progr
     with disk_errors_of(path):
         with _made_or_nothing(path), parts.lock(parts.lock_folder(path) / "create.lock"):
             if path.exists():
-                group = _continue(path, sources, splits)
+                group = _continue(path, sources, splits, find_damage(path, deep, progress), redo_changed)
             else:
                 group = _create(path, conf, sources, splits, settings)
         _write_fields(path, group, conf, sources, settings, progress)
@@ -202,21 +211,28 @@ def _add(
         made[...] = values
 
 
-def _continue(path: Path, sources: SourceReader, splits: Mapping[str, Split]) -> zarr.Group:
-    """Open a store that was begun; grid, times and files must be those of now."""
+def _continue(
+    path: Path, sources: SourceReader, splits: Mapping[str, Split], damage: Damage, redo_changed: bool
+) -> zarr.Group:
+    """Open a store that was begun or finished; what is damaged, or from changed files, is marked to be written again.
+
+    Grid and times must be those of now.
+    """
     meta = store.read_description(path)
     if meta["format"] != store.FORMAT and not meta["complete"]:
         raise DataError(f"data.store: {path} was begun by another version, in format {meta['format']}; {store.WAY_OUT}")
     group = zarr.open_group(path, mode="r+")
     difference = LatLonGrid.from_dict(meta["grid"]).difference(sources.grid)
-    then, now = group["time"][:], times_within(sources, splits)
-    if difference is None and not np.array_equal(then, now):
+    then, now = read_times(path), times_within(sources, splits)
+    are_lost = "time" in damage.arrays and group["done"].shape == now.shape
+    if difference is None and not are_lost and not np.array_equal(then, now):
         difference = f"in the store {_span(sources, then)}, in the splits now {_span(sources, now)}"
-    changed = [name for name, state in sources.describe_files().items() if meta["sources"].get(name) != state]
-    if difference is None and changed:
-        difference = f"{len(changed)} source files are new or changed since, the first is {changed[0]}"
     if difference:
         raise DataError(f"data.store: {path} does not fit the sources: {difference}; {store.WAY_OUT}")
+    changed_times = find_times_to_redo(path, meta, sources, now, redo_changed)
+    # another process must not declare the store complete in between
+    with parts.lock(parts.lock_folder(path) / "close.lock"):
+        mark_for_writing(path, sources, now, damage, changed_times)
     left = int((group["done"][:] == parts.WANTED).sum())
     if left:
         require_space(path, bytes_needed(sources, left))
@@ -254,7 +270,7 @@ def _write_fields(
         first = next(iter(parts.read_notes(path).values()), "")
         raise DataError(
             f"data.store: {path}: {bad} of {len(marks)} times are bad; data.bad_times: skip is for at most one in "
-            f"{1 / MOST_BAD:.0f}: correct the files, delete the store and write it again. The first: {first}"
+            f"{1 / MOST_BAD:.0f}: correct the files and run the same command with --redo-changed. The first: {first}"
         )
 
 
@@ -288,7 +304,10 @@ def _close(path: Path, group: zarr.Group, conf: DataConfig, train: Split, progre
             logger.info("%s is complete", path)
         else:
             if not meta["complete"]:
+                before = meta.get("content")
                 meta |= _summary(path, group, meta)
+                if before not in (None, meta["content"]):
+                    discard_climatology(path)
             reader = store.StoreReader(path, meta)
             statistics = _fit(group, reader, meta, conf, train, progress)
             group.attrs["credit"] = meta | {"complete": True, "statistics": statistics.to_dict(), **fitted_as}
@@ -315,20 +334,20 @@ def _summary(path: Path, group: zarr.Group, meta: Mapping[str, Any]) -> dict[str
     """Return what is known of a store when all its fields are there: bad and missing times, checksum of the whole."""
     times, marks = group["time"][:], group["done"][:]
     clock = Clock(meta["calendar"])
-    bad = {clock.format(minutes): text for minutes, text in parts.read_notes(path).items()}
+    # Of a store that is mended, the bad times of the parts that stayed are known from before.
+    still_bad = {clock.format(minutes) for minutes in times[marks == parts.BAD]}
+    bad = dict(meta.get("bad_times", {}))
+    bad |= {clock.format(minutes): text for minutes, text in parts.read_notes(path).items()}
+    bad = {when: text for when, text in sorted(bad.items()) if when in still_bad}
     for when, text in bad.items():
         logger.warning("%s is left out: %s", when, text)
     kept = times[marks == parts.WRITTEN]
     steps = np.diff(kept)
     gaps = np.flatnonzero(steps > steps.min()) if len(steps) else []
-    whole = hashlib.blake2b(digest_size=16)
-    for name in ("time", "done", "digest", "static_fields", "masks"):
-        whole.update(np.ascontiguousarray(group[name][:]))
-    whole.update(json.dumps([meta["channels"], meta["grid"]], sort_keys=True).encode())
     return {
         "bad_times": bad,
         "gaps": [[clock.format(kept[place]), clock.format(kept[place + 1])] for place in gaps],
-        "content": whole.hexdigest(),
+        "content": store.hash_content({name: group[name][...] for name in store.CONTENT}, meta),
         "versions": {"credit": __version__, **{name: version(name) for name in _VERSIONS}},
     }
 

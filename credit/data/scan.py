@@ -15,14 +15,15 @@ from credit.config.schema_source import GridConfig, SourceConfig
 from credit.data.cf import Coordinates, Layout, is_vector_component, level_values, match_levels
 from credit.data.columns import Tables
 from credit.data.files import OpenFiles, expand_path, expand_paths, open_file
+from credit.data.grib import ABSENT
 from credit.data.plausible import build_rules, read_file_range, require_units
 from credit.data.problems import Problems
 from credit.data.recipes import derived_attributes, find_si, interpolated_as
 from credit.data.regrid import Regridder
 from credit.data.units import find_conversion
 from credit.data.vertical import Column
-from credit.data.wants import FIELD, Want, list_wants, offered, require_all
-from credit.errors import DataError
+from credit.data.wants import FIELD, Want, describe_lack, find_names, list_wants, offered, require_all
+from credit.errors import ConfigError, DataError
 from credit.grid import LatLonGrid, Orientation
 from credit.times import Clock
 
@@ -43,11 +44,18 @@ class Piece:
         path: the file; a URL as text.
         source: the number of its source in the config.
         layout: how the variable lies in it.
+        positions: of the times that count, those in the period of the source; None where the file gives no time.
     """
 
     path: Path | str
     source: int
     layout: Layout
+    positions: np.ndarray | None
+
+    @property
+    def times(self) -> np.ndarray | None:
+        """Minutes of the times that count; None where the file gives no time."""
+        return None if self.positions is None else self.layout.times[self.positions]
 
 
 @dataclass(frozen=True)
@@ -59,16 +67,27 @@ class Scan:
         clock: the calendar that all files share.
         pieces: variable -> its files, in the order of the config; of what is derived, those of its first input.
         inputs: (variable, input) -> files of the other inputs; the variable is empty for what belongs to the ground.
-        paths: every file, with the number of the first source that has it.
+        files: of each source.
         tables: the files with coefficients of levels.
+        idle: (source, file) -> why the file gives nothing, where it has none of the variables.
     """
 
     grid: LatLonGrid
     clock: Clock
     pieces: dict[str, list[Piece]]
     inputs: dict[tuple[str, str], list[Piece]]
-    paths: dict[Path | str, int]
+    files: list[list[Path | str]]
     tables: list[Path]
+    idle: dict[tuple[int, Path | str], str]
+
+    @property
+    def paths(self) -> dict[Path | str, int]:
+        """Every file, with the number of the first source that has it."""
+        every: dict[Path | str, int] = {}
+        for number, files in enumerate(self.files):
+            for path in files:
+                every.setdefault(path, number)
+        return every
 
 
 def scan_sources(conf: DataConfig, files: OpenFiles, problems: Problems) -> Scan | None:
@@ -92,16 +111,17 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: Problems) -> Scan
     shared = _Shared(grid)
     pieces: dict[str, list[Piece]] = {want.serves: [] for want in wants if want.serves}
     inputs: dict[tuple[str, str], list[Piece]] = {(want.serves, want.name): [] for want in wants}
-    paths: dict[Path | str, int] = {}
+    files_of: list[list[Path | str]] = [[] for _ in conf.sources]
+    idle: dict[tuple[int, Path | str], str] = {}
     present: list[set[str]] = [set() for _ in conf.sources]
     faulty: set[Want] = set()
     unread = 0
     for number, source in enumerate(conf.sources):
-        found: list[Path | str] = []
         with problems.collect():
-            found = expand_paths(source, f"data.sources.{number}")
+            files_of[number] = expand_paths(source, f"data.sources.{number}")
+        found = files_of[number]
         unread += not found
-        paths |= {path: number for path in found if path not in paths}
+        offers = list(offered(source, wants))
         for path in tqdm(found, "looking at files", unit="file", disable=len(found) < _FILES_WITH_BAR or None):
             scanner = None
             with problems.collect():
@@ -110,25 +130,29 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: Problems) -> Scan
                 unread += 1
                 continue
             present[number] |= scanner.names
-            for want, theirs in offered(source, wants):
+            in_file = find_names(offers, scanner.names)
+            if not in_file:
+                idle[number, path] = describe_lack(offers, scanner.names)
+            for want, name_in_file in in_file.items():
                 # what is wrong in one file is mostly wrong in all
-                if theirs in scanner.names and want not in faulty:
-                    faulty.add(want)
-                    with problems.collect():
-                        piece = Piece(path, number, scanner.layout(want, theirs))
-                        of_want = pieces[want.serves] if want.role == FIELD else inputs[want.serves, want.name]
-                        of_want.append(piece)
-                        faulty.discard(want)
+                if want in faulty:
+                    continue
+                faulty.add(want)
+                with problems.collect():
+                    piece = scanner.piece(want, name_in_file)
+                    of_want = pieces[want.serves] if want.role == FIELD else inputs[want.serves, want.name]
+                    of_want.append(piece)
+                    faulty.discard(want)
     # what a file may hold that could not be read is not known to be missing
     if not unread:
         require_all(conf, wants, present, problems)
     if shared.clock is None and not problems.messages:
         problems.add(
-            f"no file of data.sources has a time axis (standard_name time), {next(iter(paths))} neither; prognostic "
+            f"no file of data.sources has a time axis (standard_name time), {files_of[0][0]} neither; prognostic "
             "variables need one: add it, for example with cdo settaxis,2000-01-01,00:00,6hour IN OUT"
         )
     known = shared.grid is not None and shared.clock is not None
-    return Scan(shared.grid, shared.clock, pieces, inputs, paths, tables.paths) if known else None
+    return Scan(shared.grid, shared.clock, pieces, inputs, files_of, tables.paths, idle) if known else None
 
 
 def load_grid(conf: GridConfig, key: str = "data.grid") -> LatLonGrid:
@@ -228,6 +252,7 @@ class _FileScanner:
         self, path: Path | str, dataset: xr.Dataset, number: int, conf: DataConfig, shared: _Shared, tables: Tables
     ) -> None:
         self.names = {str(name) for name, variable in dataset.variables.items() if variable.ndim >= 2}
+        self._path = path
         self._where = str(path)
         self._dataset = dataset
         self._number = number
@@ -236,6 +261,37 @@ class _FileScanner:
         self._tables = tables
         self._coordinates = Coordinates(dataset)
         self._decoded: dict[str, tuple[np.ndarray, np.ndarray | None]] = {}
+
+    def piece(self, want: Want, theirs: str) -> Piece:
+        """Return a variable of the file, with its times in the period of the source at which it has all levels.
+
+        Raises:
+            DataError: see `layout`.
+            ConfigError: for a period that is none.
+        """
+        layout = self.layout(want, theirs)
+        if layout.times is None:
+            return Piece(self._path, self._number, layout, None)
+        counts = np.ones(len(layout.times), dtype=bool)
+        period, key = self._conf.sources[self._number].period, f"data.sources.{self._number}.period"
+        if period is not None:
+            first = self._shared.clock.parse(period[0], key)
+            last = self._shared.clock.parse_end(period[1], key)
+            if last < first:
+                raise ConfigError(f"{key}: {period[1]} is before {period[0]}; write [first, last]")
+            counts &= (layout.times >= first) & (layout.times <= last)
+        absent = self._dataset.variables[theirs].encoding.get(ABSENT)
+        if absent is not None and layout.level_rows is not None:
+            # levels that are not wanted may be absent
+            lacking = counts & absent[:, list(layout.level_rows)].any(axis=1)
+            counts &= ~lacking
+            if lacking.any():
+                first_time = self._shared.clock.format(layout.times[lacking][0])
+                logger.warning(
+                    "%s: %s lacks levels at %d of %d times, the first is %s; these times are left out",
+                    *(self._where, want.name, lacking.sum(), len(lacking), first_time),
+                )
+        return Piece(self._path, self._number, layout, np.flatnonzero(counts))
 
     def layout(self, want: Want, theirs: str) -> Layout:
         """Return how a variable lies in the file.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
@@ -14,12 +13,13 @@ from credit.channels import ChannelMap
 from credit.config.schema_data import DataConfig
 from credit.data.cf import Layout
 from credit.data.chunks import copy_fields
-from credit.data.files import OpenFiles
-from credit.data.made import MadeSeries, build_made, is_made
+from credit.data.contributions import Contribution, list_contributions, warn_of_idle_files
+from credit.data.files import OpenFiles, file_key
+from credit.data.made import MadeSeries, build_variable, is_made
 from credit.data.missing import check_values, find_masks
 from credit.data.problems import Problems
-from credit.data.scan import Scan, scan_sources
-from credit.data.series import Series, build_series, read_constant, shared_attributes
+from credit.data.scan import Piece, Scan, scan_sources
+from credit.data.series import JoinedSeries, Series, SourceOverlap, by_source, read_constant, shared_attributes
 from credit.data.timeline import match_times
 from credit.data.windows import Windows, build_windows
 from credit.errors import DataError
@@ -70,6 +70,7 @@ class SourceReader:
         files: OpenFiles,
         declared: list[str],
     ) -> None:
+        self._scan = scan
         self.grid: LatLonGrid = scan.grid
         self.clock: Clock = scan.clock
         self.channels = channels
@@ -141,19 +142,49 @@ class SourceReader:
     def times_of_files(self) -> np.ndarray:
         """Return places in `times`, increasing, that together read every file of a variable that varies in time."""
         chosen: set[int] = set()
-        for one in self._series.values():
-            inputs = [series for series, _ in one.inputs.values()] if isinstance(one, MadeSeries) else []
-            for series in (one, *inputs):
-                first = series.times[np.unique(series.piece, return_index=True)[1]]
-                chosen.update(np.minimum(np.searchsorted(self.times, first), len(self.times) - 1).tolist())
+        remaining = list(self._series.values())
+        while remaining:
+            series = remaining.pop()
+            if isinstance(series, JoinedSeries):
+                remaining += series.parts
+                continue
+            if isinstance(series, MadeSeries):
+                remaining += [input_series for input_series, _ in series.inputs.values()]
+            first_times = series.times[np.unique(series.piece, return_index=True)[1]]
+            chosen.update(np.minimum(np.searchsorted(self.times, first_times), len(self.times) - 1).tolist())
         return np.array(sorted(chosen))
 
     def describe_files(self) -> dict[str, list[int]]:
         """Return path -> two numbers that are others when the file is, of every source file."""
-        return {
-            str(path.absolute() if isinstance(path, Path) else path): self._files.fingerprint(path, number)
-            for path, number in self._paths.items()
-        }
+        return {file_key(path): self._files.fingerprint(path, number) for path, number in self._paths.items()}
+
+    def gives_static(self, keys: set[str]) -> bool:
+        """Whether a static field comes from one of some files; see `find_times_from`."""
+        static = {channel.variable for channel in self.channels.static_stored}
+        pieces = [piece for name in static for piece in self._scan.pieces[name]]
+        return any(file_key(piece.path) in keys for piece in pieces)
+
+    def find_times_from(self, keys: set[str]) -> np.ndarray:
+        """Return those of `times` whose fields come from one of some files, static fields left aside.
+
+        Args:
+            keys: of the files, as in `describe_files`.
+        """
+        if not keys.isdisjoint(map(file_key, self._scan.tables)):
+            return self.times
+        affected = np.zeros(len(self.times), dtype=bool)
+        for name, series in self._series.items():
+            touched = series.comes_from(keys)
+            windows = self._windows[name]
+            of_window = np.zeros(len(windows.times), dtype=bool)
+            for weights, places in windows.terms:
+                of_window |= (weights != 0) & touched[places]
+            affected |= of_window[self._places[name]]
+        return self.times[affected]
+
+    def list_contributions(self, conf: DataConfig) -> list[Contribution]:
+        """Return what each source gives; `conf` is the data section that the sources were opened with."""
+        return list_contributions(conf, self._scan, self._series)
 
     def _read_variables(self, indices: Sequence[int], names: Collection[str]) -> list[np.ndarray]:
         """Return the stored channels of some variables at some times."""
@@ -184,12 +215,44 @@ class SourceReader:
         names = dict.fromkeys(channel.variable for channel in self.channels.static_stored)
         if not names:
             return np.zeros((0, *self.grid.shape), dtype=np.float32)
-        parts = [read_constant(self._files, name, scan.pieces[name][0]) for name in names]
+        parts = [self._read_constant(name, scan.pieces[name]) for name in names]
         return np.concatenate(parts, dtype=np.float32, casting="same_kind")
+
+    def _read_constant(self, name: str, pieces: list[Piece]) -> np.ndarray:
+        """Return a static variable from the first file of each source that has it; all must have the same fields."""
+        first, *others = [of_source[0] for of_source in by_source(pieces)]
+        fields = read_constant(self._files, name, first)
+        for piece in others:
+            if not np.array_equal(fields, read_constant(self._files, name, piece), equal_nan=True):
+                raise DataError(
+                    f"{name} is static and differs between {first.path} (data.sources.{first.source}) and {piece.path} "
+                    f"(data.sources.{piece.source}); list with data.sources.N.variables what the other source is to "
+                    f"give, without {name}"
+                )
+        return fields
+
+
+def _find_policy(name: str, scan: Scan, conf: DataConfig) -> tuple[int, str]:
+    """Return the number of the first source of a variable and when the values of all of its sources count.
+
+    Raises:
+        DataError: where two sources differ.
+    """
+    numbers = [pieces[0].source for pieces in by_source(scan.pieces[name])]
+    first = numbers[0]
+    for number in numbers[1:]:
+        if conf.sources[number].times != conf.sources[first].times:
+            raise DataError(
+                f"{name} is in data.sources {first} and {number}, whose times are {conf.sources[first].times} and "
+                f"{conf.sources[number].times}; the sources of a variable must have the same"
+            )
+    return first, conf.sources[first].times
 
 
 def _bytes(series: Series) -> int:
     """Return the memory that a time of a variable takes while it is read: float64, where it is packed."""
+    if isinstance(series, JoinedSeries):
+        return max(map(_bytes, series.parts))
     inputs = [one for one, _ in series.inputs.values()] if isinstance(series, MadeSeries) else []
     # what a variable is made of is there at once, float32
     return 8 * _COPIES * _values(series) + 4 * sum(map(_values, inputs))
@@ -197,6 +260,8 @@ def _bytes(series: Series) -> int:
 
 def _between(series: Series, times: np.ndarray) -> int:
     """Return how many times of a file are read for each of `times`, as those of a chunk come with all between them."""
+    if isinstance(series, JoinedSeries):
+        return max(_between(part, times) for part in series.parts)
     inputs = [one for one, _ in series.inputs.values()] if isinstance(series, MadeSeries) else []
     layouts = [piece.layout for one in (series, *inputs) for piece in one.pieces]
     between = 1
@@ -276,6 +341,9 @@ def open_sources(conf: DataConfig) -> SourceReader:
     problems = Problems()
     files = OpenFiles(conf.sources)
     scan = scan_sources(conf, files, problems)
+    if problems.messages and scan is not None:
+        # a file that gives nothing may be why
+        warn_of_idle_files(list_contributions(conf, scan))
     problems.raise_any()
     channels = conf.channel_map()
     attributes: dict[str, dict] = {}
@@ -285,16 +353,17 @@ def open_sources(conf: DataConfig) -> SourceReader:
     series: dict[str, Series] = {}
     windows: dict[str, Windows] = {}
     policies: dict[str, str] = {}
+    overlaps: dict[str, list[str]] = {}
     predicted = {channel.variable for channel in channels.output}
     for name in dict.fromkeys(channel.variable for channel in channels.stored):
         with problems.collect():
-            if is_made(name, scan.pieces[name], conf):
-                series[name] = build_made(name, scan, conf, files)
-            else:
-                series[name] = build_series(name, scan.pieces[name], files, scan.clock)
+            try:
+                series[name] = build_variable(name, scan, conf, files)
+            except SourceOverlap as error:
+                overlaps.setdefault(error.rest, []).extend(error.names)
+                continue
             windows[name] = build_windows(name, series[name], conf, scan.clock)
-            number = scan.pieces[name][0].source
-            policies[name] = conf.sources[number].times
+            number, policies[name] = _find_policy(name, scan, conf)
             if name in predicted and policies[name] != "exact":
                 raise DataError(
                     f"data.sources.{number}.times: {policies[name]} is for forcings, but {name} is predicted; set "
@@ -306,6 +375,9 @@ def open_sources(conf: DataConfig) -> SourceReader:
                 f"{name} is static and on levels, and its source has vertical: what is interpolated varies in time; "
                 "list it under dynamic_forcing"
             )
+    for rest, names in overlaps.items():
+        problems.add(str(SourceOverlap(names, rest)))
+    warn_of_idle_files(list_contributions(conf, scan, None if problems.messages else series))
     problems.raise_any()
     declared = [name for name, field in conf.fields.items() if field.missing == "fill_mean"]
     return SourceReader(channels, scan, series, windows, policies, attributes, files, declared)

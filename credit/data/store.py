@@ -23,6 +23,8 @@ transforms. It is replaced in one rename, after everything it speaks of is there
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import socket
 import tempfile
@@ -47,7 +49,13 @@ from credit.times import Clock
 FORMAT = 2
 # what was complete in these can be read
 _KNOWN_FORMATS = (1, FORMAT)
-WAY_OUT = "delete it and run credit_preprocess, or name another data.store"
+WAY_OUT = "name another data.store and run credit_preprocess, which leaves this one as it is"
+# for what is lost or damaged; the command writes these parts again, and only these
+MEND = "run credit_preprocess CONFIG, which writes what is lost again and keeps the rest"
+# The arrays that the checksum of the whole is taken of, in this order.
+CONTENT = ("time", "done", "digest", "static_fields", "masks")
+# Errors of zarr and its codecs for what is lost or damaged.
+READ_ERRORS = (OSError, ValueError, RuntimeError, KeyError)
 
 
 class StoreReader:
@@ -73,13 +81,19 @@ class StoreReader:
         self.attributes: dict[str, dict] = meta["attributes"]
         self.statistics = Statistics.from_dict(meta["statistics"]) if meta["complete"] else None
         group = zarr.open_group(path, mode="r")
+        small = {name: _read_small(path, group, name) for name in ("done", "time", "masks", "static_fields")}
+        if meta["complete"] and (small["done"] == 0).any():
+            count = int((small["done"] == 0).sum())
+            raise DataError(f"data.store: {path}: {count} of its times have lost their marks; {MEND}")
         # the places of the times that were not left out as bad
-        self._places = np.flatnonzero(group["done"][:] == 1)
-        self.times: np.ndarray = group["time"][:][self._places]
+        self._places = np.flatnonzero(small["done"] == 1)
+        self.times: np.ndarray = small["time"][self._places]
+        if (np.diff(self.times) <= 0).any():
+            raise DataError(f"data.store: {path}: its array time is lost; {MEND}")
         masked = meta["masked_variables"]
-        self.masks = {name: mask.astype(bool) for name, mask in zip(masked, group["masks"][:], strict=True)}
-        self._fields = ChunkFiles(group["fields"], path / "fields")
-        self._static: np.ndarray = group["static_fields"][:]
+        self.masks = {name: mask.astype(bool) for name, mask in zip(masked, small["masks"], strict=True)}
+        self._fields = ChunkFiles(open_array(path, group, "fields"), path / "fields")
+        self._static: np.ndarray = small["static_fields"]
 
     def find_here(self, conf: DataConfig) -> None:
         """Read the store, and copies of its chunks, where this process's own config and environment have them.
@@ -122,8 +136,15 @@ class StoreReader:
         try:
             self._fields.read(int(self._places[index]), places)
         except (OSError, ValueError, RuntimeError) as error:
-            reason = "its chunk is lost" if isinstance(error, FileNotFoundError) else str(error)
-            raise self._damaged(index, reason) from error
+            lost = isinstance(error, FileNotFoundError)
+            when = self.clock.format(self.times[index])
+            reason = "its chunk is lost" if lost else str(error)
+            # without --deep a chunk whose size is right is taken to be whole
+            command = "credit_preprocess CONFIG" + ("" if lost else " --deep")
+            raise DataError(
+                f"store {self.path}: the fields of {when} cannot be read ({reason}); run {command}, which writes what "
+                "is lost or damaged again and keeps the rest"
+            ) from error
 
     def static(self) -> np.ndarray:
         """Return the static fields, (C, H, W) float32 in the order of ``channels.static_stored``."""
@@ -133,10 +154,6 @@ class StoreReader:
         """Return the place of a time in `times`, None where it is not there."""
         index = int(np.searchsorted(self.times, minutes))
         return index if index < len(self.times) and self.times[index] == minutes else None
-
-    def _damaged(self, index: int, reason: str) -> DataError:
-        when = self.clock.format(self.times[index])
-        return DataError(f"store {self.path}: the fields of {when} cannot be read ({reason}); {WAY_OUT}")
 
 
 def read_description(path: Path) -> dict[str, Any]:
@@ -155,6 +172,42 @@ def read_description(path: Path) -> dict[str, Any]:
         known = " and ".join(map(str, _KNOWN_FORMATS))
         raise DataError(f"data.store: {path} has format {meta['format']}, this version reads {known}; {WAY_OUT}")
     return meta
+
+
+def open_array(path: Path, group: zarr.Group, name: str) -> zarr.Array:
+    """Return an array of a store.
+
+    Raises:
+        DataError: if its description is lost or damaged.
+    """
+    try:
+        return group[name]
+    except READ_ERRORS as error:
+        raise DataError(
+            f"data.store: {path}: the description of its array {name} is lost or damaged ({error}), without which "
+            f"the array cannot be read; restore {path / name / 'zarr.json'} from a copy, or {WAY_OUT}"
+        ) from error
+
+
+def _read_small(path: Path, group: zarr.Group, name: str) -> np.ndarray:
+    try:
+        return open_array(path, group, name)[...]
+    except READ_ERRORS as error:
+        raise DataError(f"data.store: {path}: its array {name} is damaged ({error}); {MEND}") from error
+
+
+def hash_content(arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> str:
+    """Return the checksum of everything that a complete store holds, the fields by their own checksums.
+
+    Args:
+        arrays: name -> values, of `CONTENT`.
+        meta: the store's description.
+    """
+    whole = hashlib.blake2b(digest_size=16)
+    for name in CONTENT:
+        whole.update(np.ascontiguousarray(arrays[name]))
+    whole.update(json.dumps([meta["channels"], meta["grid"]], sort_keys=True).encode())
+    return whole.hexdigest()
 
 
 def open_store(path: str | Path) -> StoreReader:
@@ -266,7 +319,7 @@ def _identity_of(source: SourceConfig) -> dict[str, Any]:
     # stores that were made before there were these do not have them
     unset = {
         key
-        for key in ("select", "times", "vertical", "type", "options")
+        for key in ("select", "times", "vertical", "type", "options", "period")
         if getattr(source, key) == SourceConfig.model_fields[key].default
     }
     return source.model_dump(mode="json", exclude={"storage_options"} | unset)

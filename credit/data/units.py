@@ -44,6 +44,27 @@ def plain(units: str) -> str:
     return _SPELLINGS.get(text.lower(), text)
 
 
+def is_same_unit(first: str, second: str) -> bool:
+    """Whether two spellings stand for one unit; UDUNITS decides, where it is installed, what the spelling does not."""
+    if plain(first) == plain(second):
+        return True
+    try:
+        return find_conversion(first, second, "", "") is None
+    except (ConfigError, DataError):
+        return False
+
+
+def is_convertible(first: str, second: str) -> bool:
+    """Whether two units may measure one quantity; without UDUNITS they are taken to do so."""
+    try:
+        find_conversion(first, second, "", "")
+    except ConfigError:
+        return True
+    except DataError:
+        return False
+    return True
+
+
 @dataclass(frozen=True)
 class Conversion:
     """From one unit to another: ``scale * value + offset``."""

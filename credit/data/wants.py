@@ -9,6 +9,7 @@ from credit.channels import ChannelMap
 from credit.config.schema_data import DataConfig
 from credit.config.schema_source import SourceConfig
 from credit.data.problems import Problems
+from credit.data.select import listing
 from credit.errors import did_you_mean
 
 FIELD, SURFACE_PRESSURE, SURFACE_GEOPOTENTIAL = "field", "surface_pressure", "surface_geopotential"
@@ -60,12 +61,34 @@ def list_wants(conf: DataConfig) -> list[Want]:
     return wants
 
 
-def offered(source: SourceConfig, wants: Sequence[Want]) -> Iterator[tuple[Want, str]]:
-    """Return what a source is to give, each with its name in the files."""
+def offered(source: SourceConfig, wants: Sequence[Want]) -> Iterator[tuple[Want, list[str]]]:
+    """Yield each variable that a source is to give, with the names that it may have in the files."""
     for want in wants:
         own = not want.serves and want.name in _ground(source).values()
         if source.variables is None or want.name in source.variables or own:
-            yield want, source.rename.get(want.name, want.name)
+            yield want, source.names_of(want.name)
+
+
+def find_names(offers: Sequence[tuple[Want, list[str]]], names: set[str]) -> dict[Want, str]:
+    """Return what a file gives, each with its name in the file, the first of several.
+
+    Args:
+        offers: of its source, see `offered`.
+        names: of the variables in the file.
+    """
+    in_file = {}
+    for want, names_of_want in offers:
+        name = next(filter(names.__contains__, names_of_want), None)
+        if name is not None:
+            in_file[want] = name
+    return in_file
+
+
+def describe_lack(offers: Sequence[tuple[Want, list[str]]], names: set[str]) -> str:
+    """Return why a file with these variables gives nothing."""
+    wanted = [name for _, names_of_want in offers for name in names_of_want]
+    have = listing(sorted(names)) if names else "no variable with two dimensions"
+    return f"it has none of the variables that are read here ({listing(wanted)}), but {have}"
 
 
 def _ground(source: SourceConfig) -> dict[str, str]:
@@ -83,20 +106,23 @@ def require_all(conf: DataConfig, wants: Sequence[Want], present: Sequence[set[s
     everything = set().union(*present)
     found: set[str] = set()
     for number, source in enumerate(conf.sources):
-        for want, theirs in offered(source, wants):
-            if theirs in present[number]:
+        for want, names in offered(source, wants):
+            if not present[number].isdisjoint(names):
                 found.add(want.name)
             elif source.variables is not None and want.name in source.variables:
                 found.add(want.name)
-                hint = did_you_mean(theirs, present[number])
-                problems.add(f'data.sources.{number}.variables: "{theirs}" is not in its files{hint}')
+                hint = did_you_mean(names[0], present[number])
+                problems.add(f"data.sources.{number}.variables: {_quoted(names)} is not in its files{hint}")
     for want in wants:
         if want.name not in found:
-            theirs = next(
-                (source.rename[want.name] for source in conf.sources if want.name in source.rename), want.name
-            )
+            renaming = [source for source in conf.sources if want.name in source.rename]
+            names = renaming[0].names_of(want.name) if renaming else [want.name]
             cut = "; data.sources.N.select may leave it out" if any(source.select for source in conf.sources) else ""
             problems.add(
-                f'{want.key}: "{theirs}" is in no file of data.sources{did_you_mean(theirs, everything)} '
+                f"{want.key}: {_quoted(names)} is in no file of data.sources{did_you_mean(names[0], everything)} "
                 f"(data.sources.N.rename maps our name to that in the files{cut})"
             )
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return " or ".join(f'"{name}"' for name in names)

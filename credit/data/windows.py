@@ -52,9 +52,11 @@ def build_windows(name: str, series: Series, conf: DataConfig, clock: Clock) -> 
     temporal = conf.field(name).temporal
     whole = np.ones(len(series.times))
     if temporal == "instant":
-        methods = series.pieces[0].layout.attributes.get("cell_methods", "")
-        if "time: mean" in methods or "time: sum" in methods:
-            logger.warning('%s is taken as instantaneous; its cell_methods say "%s" (data.fields)', name, methods)
+        for piece in series.pieces:
+            methods = piece.layout.attributes.get("cell_methods", "")
+            if "time: mean" in methods or "time: sum" in methods:
+                logger.warning('%s is taken as instantaneous; its cell_methods say "%s" (data.fields)', name, methods)
+                break
         return Windows(series.times, [(whole, np.arange(len(series.times)))])
     begins = _begins(name, series, clock)
     if temporal == "deaccumulate":
@@ -85,6 +87,8 @@ def _begins(name: str, series: Series, clock: Clock) -> np.ndarray | None:
 def _pieces(name: str, series: Series, conf: DataConfig, clock: Clock, begins: np.ndarray | None) -> Windows:
     """Put windows of a time step together from one or more intervals, all of one length."""
     step, times = conf.step_minutes, series.times
+    if begins is None:
+        _require_one_spacing(name, series)
     lengths = np.unique(np.diff(times) if begins is None else times - begins)
     length = int(lengths[0]) if len(lengths) else step
     path = series.pieces[0].path
@@ -106,6 +110,26 @@ def _pieces(name: str, series: Series, conf: DataConfig, clock: Clock, begins: n
         logger.info("%s: %s of %d intervals of %s", name, what, count, format_duration(length))
     weight = 1.0 / count if conf.field(name).temporal == "mean" else 1.0
     return _complete(name, series, [(np.full(len(times), weight), times - number * length) for number in range(count)])
+
+
+def _require_one_spacing(name: str, series: Series) -> None:
+    """Refuse sources whose values cover intervals of other lengths, where only the distance of the times tells them.
+
+    Raises:
+        DataError: naming two sources.
+    """
+    sources = np.array([piece.source for piece in series.pieces])[series.piece]
+    spacings: dict[int, int] = {}
+    for number in np.unique(sources).tolist():
+        times = series.times[sources == number]
+        if len(times) > 1:
+            spacings[number] = int(np.diff(times).min())
+    if len(set(spacings.values())) > 1:
+        described = ", ".join(f"data.sources.{number}: {format_duration(each)}" for number, each in spacings.items())
+        raise DataError(
+            f"{name}: its sources give values at different distances ({described}) and have no time bounds, so what "
+            "each value covers is not known; write time bounds into the files, or bring all to one interval"
+        )
 
 
 def _running(name: str, series: Series, conf: DataConfig, begins: np.ndarray | None) -> Windows:

@@ -11,6 +11,7 @@ from credit.config.schema_data import DataConfig
 from credit.data.reader import FieldReader, open_reader
 from credit.data.splits import Split, build_splits, describe_gaps
 from credit.data.store import StoreReader
+from credit.data.store_check import require_whole
 from credit.parallel.verdict import on_main, together
 
 logger = logging.getLogger(__name__)
@@ -22,6 +23,16 @@ def open_for_all(conf: DataConfig) -> FieldReader:
     if isinstance(reader, StoreReader):  # a host may have a store of its own, by a path from its environment
         together(lambda: reader.find_here(conf))
     return reader
+
+
+def require_whole_store(reader: FieldReader) -> None:
+    """Collective: stop before the first step where the training store has lost chunks, instead of in the middle.
+
+    Raises:
+        DataError: naming what is lost and how it is written again.
+    """
+    if isinstance(reader, StoreReader):
+        on_main(lambda: require_whole(reader.path))
 
 
 def open_fields(config: Config) -> tuple[FieldReader, dict[str, Split]]:

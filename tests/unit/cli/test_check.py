@@ -20,7 +20,8 @@ from credit.data.sources import open_sources
 from credit.train.dry_run import blank_assets, try_step
 from tests.unit.cli.fault import Fault
 from tests.unit.cli.faults import FAULTS, SEEDED, patch
-from tests.unit.cli.world import others, plugin
+from tests.unit.cli.world import hours, lose_a_chunk, others, plugin
+from tests.unit.data.files_on_the_fly import random_fields, write_file
 
 CONFIGS = sorted((Path(__file__).parents[3] / "config").glob("*.yml"))
 
@@ -133,6 +134,38 @@ def test_problems_of_every_kind_at_once(world: Path, capsys: pytest.CaptureFixtu
     for words in expected:
         assert sum(words in problem for problem in problems) == 1, (words, problems)
     assert len(problems) == len(expected)
+
+
+def test_what_a_source_gives_and_a_file_that_gives_nothing(
+    world: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    write_file(world / "data_other.nc", {"T2M": random_fields(20, 16, 32)}, hours(1))
+    code, problems, said = run_check(capsys)
+    assert (code, problems) == (0, [])
+    line = (
+        "data.sources.0 (data_*.nc): 3 files (1 of them give nothing); 2000-01-01T00:00..2000-01-10T18:00, 40 times; "
+    )
+    assert line + "t, t2m, sst, ground\n" in said
+    assert (
+        "data_other.nc gives nothing: it has none of the variables that are read here (t, t2m, sst, ground), but T2M"
+        in (caplog.text)
+    )
+
+
+def test_a_store_with_a_lost_chunk_is_not_trained_on_until_it_is_mended(
+    tmp_path: Path, worlds: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The chunk is of the test period, which no training step reads."""
+    shutil.copytree(worlds("store"), tmp_path, symlinks=True, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    lose_a_chunk(tmp_path, 30)
+    arguments = ["config.yml", "data.store=store.zarr", "trainer.max_steps=1"]
+    assert main._run("train", arguments, "credit train") == 2
+    assert "1 of 32 times are lost or damaged, the first is 2000-01-08T12:00" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    assert main._run("preprocess", arguments[:2], "credit preprocess") == 0
+    assert main._run("train", arguments, "credit train") == 0
+    assert (tmp_path / "run" / "checkpoints" / "latest").exists()
 
 
 def test_sizes_are_those_of_the_checkpoint(worlds: Callable[[str], Path]) -> None:

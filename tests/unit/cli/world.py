@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 import yaml
+import zarr
 
 from tests.unit.data.files_on_the_fly import SPLITS, random_fields, write_file
 
@@ -226,9 +228,28 @@ def change_meta(key: str, change: Callable[[dict], object]) -> Callable[[Path], 
     return spoil
 
 
-def lose_a_chunk(folder: Path) -> None:
-    """Remove the first time's fields from the store."""
-    shutil.rmtree(folder / "store.zarr" / "fields" / "c" / "0")
+def lose_a_chunk(folder: Path, index: int = 0) -> None:
+    """Remove a time's fields from the store."""
+    shutil.rmtree(folder / "store.zarr" / "fields" / "c" / str(index))
+
+
+def damage_a_chunk(folder: Path, index: int) -> None:
+    """Flip a byte of a time's fields in the store."""
+    path = folder / "store.zarr" / "fields" / "c" / str(index) / "0" / "0" / "0"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def change_a_source(folder: Path) -> None:
+    """Write the second file anew, with other values, and let the store know it by its place here."""
+    path = folder / "data_2.nc"
+    store = zarr.open_group(folder / "store.zarr", mode="r+")
+    meta = dict(store.attrs)["credit"]
+    states = {str(folder / Path(key).name): state for key, state in meta["sources"].items()}
+    store.attrs["credit"] = meta | {"sources": states}
+    write_half(folder, 2, fields(seed=5))
+    os.utime(path, ns=(0, 0))
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from credit.config.schema_data import DataConfig
+from credit.data.grib import open_grib
 from credit.data.preprocess import preprocess
 from credit.data.reader import open_reader
 from credit.data.sources import open_sources
@@ -196,15 +197,20 @@ def test_unknown_parameters_are_not_mixed_up(tmp_path: Path) -> None:
     np.testing.assert_allclose(reader.read(0)[0], field_number(221), atol=PACKING, rtol=1e-7)
 
 
-def test_levels_that_are_not_there_at_every_time(tmp_path: Path) -> None:
+def test_levels_that_are_not_there_at_every_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     messages = [message(field_number(0)), message(field_number(1), level=850), message(field_number(2), dataTime=600)]
     path = write_grib(tmp_path / "a.grib", *messages)
     reader = open_sources(config(path, p3=["t"], levels=[500, 850]))
+    assert len(reader.times) == 1
+    np.testing.assert_allclose(reader.read(0), [field_number(0), field_number(1)], atol=1e-3)
+    warning = "a.grib: t lacks levels at 1 of 2 times, the first is 2000-01-01T06:00; these times are left out"
+    assert warning in caplog.text
     with pytest.raises(DataError, match="t does not have all its levels at all times"):
-        reader.read(1)
-    np.testing.assert_allclose(
-        open_sources(config(path, p3=["t"], levels=[500])).read(1)[0], field_number(2), atol=1e-3
-    )
+        open_grib(path, {})["t"].load()
+    caplog.clear()
+    one_level = open_sources(config(path, p3=["t"], levels=[500]))
+    np.testing.assert_allclose(one_level.read(1)[0], field_number(2), atol=1e-3)
+    assert "lacks levels" not in caplog.text
 
 
 @pytest.mark.parametrize(
