@@ -29,7 +29,8 @@ from tests.parallel.outside import (
     samples,
     squares,
     weights,
-)from tests.unit.models.small import SETTINGS
+)
+from tests.unit.models.small import SETTINGS
 
 KEPT = {"trainer": {"parallelism": {"reshard_after_forward": False}}}
 
