@@ -285,6 +285,14 @@ def require_same_identity(path: Path, meta: Mapping[str, Any], conf: DataConfig)
         raise DataError(f"data.store: {path} was made from another config; {'; '.join(differences)}; {WAY_OUT}")
 
 
+def is_store_of(conf: DataConfig) -> bool:
+    """Return whether the config's store is there and was made of the config's sources."""
+    if not Path(conf.store).exists():
+        return False
+    key = "data.sources"
+    return read_description(Path(conf.store))["identity"].get(key) == identity(conf)[key]
+
+
 def _require_complete(path: Path, meta: Mapping[str, Any]) -> None:
     if not meta["complete"]:
         raise DataError(f"data.store: {path} is not complete; run credit_preprocess CONFIG to finish it")

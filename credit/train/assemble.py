@@ -150,7 +150,7 @@ def assemble_forecaster(
 
     Args:
         config: the run's.
-        reader: of its data.
+        reader: of its data, or of as much of them as a forecast reads.
         which: best, latest or a path.
         launch: of this process, which chooses its device.
         mesh: from `credit.train.network.build_forecast_mesh`; default: this process alone.
@@ -162,7 +162,7 @@ def assemble_forecaster(
     path = checkpoint.resolve_checkpoint(Path(config.save_loc) / "checkpoints", which, "inference.checkpoint")
     meta = checkpoint.load_meta(path)
     assets = Assets.load(meta, checkpoint.load_tensors(path, "assets"))
-    require_same_fields(assets, reader, path)
+    require_same_fields(assets, reader, path, config.data.channel_map())
     hidden = find_hidden(assets, reader, path)
     trained = build_config(meta["config"], origin=str(path / "meta.json"))
     if trained.data.step_minutes != config.data.step_minutes or trained.data.history_len != config.data.history_len:
