@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 
@@ -43,9 +44,8 @@ def open_analyses(conf: DataConfig, needs_truth: bool) -> FieldReader:
     if conf.store is not None and is_store_of(conf):
         return open_reader(conf)
     if conf.store is not None:
-        logger.info(
-            "data.store: %s is not there or is of other sources; the fields are read from data.sources", conf.store
-        )
+        why = "is of other sources" if Path(conf.store).exists() else "is not there"
+        logger.info("data.store: %s %s; the fields are read from data.sources", conf.store, why)
     return open_sources(conf if needs_truth else select_inputs(conf))
 
 

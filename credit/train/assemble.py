@@ -261,6 +261,9 @@ def assemble_training(
     reader = KeptReader(reader) if data.cache == "memory" else reader
     require_monitor(config, reader.channels)
     origin = find_start(config, Path(config.save_loc))
+    if config.trainer.resume == "never":
+        # damaged ones alone can be left, and a new run's retention must not take them for its newest
+        on_main(lambda: checkpoint.set_aside(Path(config.save_loc) / "checkpoints"))
     base, weights = find_base(config, origin), find_weights(config, origin)
     # adapters begin at step 0 of their own run
     start = origin if base is None or origin.resolve() != base else None
