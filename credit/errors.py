@@ -33,7 +33,7 @@ class CheckpointError(CreditError):
 
 
 class NoWholeCheckpointError(CheckpointError):
-    """A run of which every checkpoint is damaged, so that it cannot go on; exit code 2, as somebody has to look at it."""
+    """A run of which every checkpoint is damaged, which somebody has to look at; exit code 2."""
 
     exit_code = 2
 

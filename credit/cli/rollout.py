@@ -30,11 +30,15 @@ HELP = """Forecast from the initial times of inference.initial_times with the ch
 
 Writes save_loc/forecasts (inference.folder): one CF netCDF file an initial time, or one zarr store (inference.format).
 Started on several ranks, each takes its share of the initial times; inference.parallelism spreads one forecast over
-ranks. Data to start from need the prognostic variables and the dynamic forcing alone, unless inference.initial_times is
-a range without an end. data.store is read where it was made of data.sources; other sources, such as those of a new
-analysis, are read themselves. Forecasts that are already complete are not made again. Files of other weights, another analysis, other levels,
-lead times or settings are replaced. A zarr store of those is refused, with what differs: choose another
-inference.folder; later initial times are appended to it."""
+ranks.
+
+Data to start from need the prognostic variables and the dynamic forcing alone, unless inference.initial_times is a
+range without an end. data.store is read where it was made of data.sources; other sources, such as those of a new
+analysis, are read themselves.
+
+Forecasts that are already complete are not made again. Files of other weights, another analysis, other levels, lead
+times or settings are replaced. A zarr store of those is refused, with what differs: choose another inference.folder;
+later initial times are appended to it."""
 
 __all__ = ["HELP", "add_arguments", "run"]
 

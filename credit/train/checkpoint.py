@@ -154,15 +154,11 @@ def require_whole_checkpoint(folder: Path) -> None:
     paths = on_main(lambda: list_checkpoints(folder))
     if not paths:
         return
-    number = (
-        f"its {len(paths)} checkpoints is whole"
-        if len(paths) > 1
-        else "its checkpoints, of which there is one, is whole"
-    )
+    newest = paths[-1]
     raise NoWholeCheckpointError(
-        f"{folder}: none of {number} ({paths[-1].name}: {find_damage(paths[-1])}); copy a whole one back to go on from "
-        "it. To begin again at step 0, set trainer.resume: never, which renames the damaged ones, or choose another "
-        "save_loc"
+        f"{folder}: every checkpoint is damaged, {len(paths)} in all ({newest.name}: {find_damage(newest)}); copy a "
+        "whole one back to go on from it. To begin again at step 0, set trainer.resume: never, which renames the "
+        "damaged ones, or choose another save_loc"
     )
 
 

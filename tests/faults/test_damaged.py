@@ -44,12 +44,12 @@ def test_a_run_without_a_whole_checkpoint_stops(tmp_path: Path, ranks: int) -> N
     before = rows(run)
     code, said = train(folder, ranks=ranks)
     assert code == 2, said
-    assert f"{run / 'checkpoints'}: none of its 2 checkpoints is whole" in said
+    assert f"{run / 'checkpoints'}: every checkpoint is damaged, 2 in all" in said
     assert "step_00000002: " in said and "does not match its checksum" in said
     assert "trainer.resume: never" in said
     status = json.loads((run / "STATUS").read_text())
     assert (status["status"], status["step"]) == ("failed", 2)
-    assert "none of its 2 checkpoints is whole" in status["reason"]
+    assert "every checkpoint is damaged, 2 in all" in status["reason"]
     assert rows(run) == before
     assert not (run / "heartbeat.json").exists()
 
@@ -83,4 +83,4 @@ def test_a_branch_does_not_begin_again_over_its_own_damaged_checkpoints(tmp_path
     for path in (folder / "branch" / "checkpoints").glob("step_*"):
         damage(path)
     code, said = train(folder, *branch)
-    assert code == 2 and f"{folder / 'branch' / 'checkpoints'}: none of its" in said, said
+    assert code == 2 and f"{folder / 'branch' / 'checkpoints'}: every checkpoint is damaged" in said, said
