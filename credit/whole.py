@@ -17,7 +17,8 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
     """Let `write` fill a file beside `path`, then put that in its place.
 
     For one writer of a path at a time. The file is on the disk before it takes the name; the folder need not be: after
-    a power cut the old file may be there.
+    a power cut the old file may be there. Its mode is that of any new file, also where a library writes files that the
+    owner alone can read.
 
     Raises:
         CreditError: if it cannot be written; the old file stays.
@@ -25,7 +26,10 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
     beside = path.with_name(f".{path.name}.part")
     try:
         beside.unlink(missing_ok=True)  # a killed process may have left it
+        mode = _mode_of_new_file(beside)
         write(beside)
+        if not beside.is_symlink():
+            beside.chmod(mode)
         _flush(beside)
         os.replace(beside, path)
     except (OSError, RuntimeError) as error:  # the netCDF library raises either
@@ -35,6 +39,14 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
         advice = "; is the disk full?" if getattr(error, "errno", None) in _FULL else ""
         raise CreditError(f"{path}: cannot be written ({reason}){advice}") from error
     return path
+
+
+def _mode_of_new_file(path: Path) -> int:
+    """Return the mode that the system gives a new file at `path`, by the umask or the folder's rules."""
+    path.touch(exist_ok=False)
+    mode = path.stat().st_mode & 0o777
+    path.unlink()
+    return mode
 
 
 def write_text_whole(path: Path, text: str) -> Path:

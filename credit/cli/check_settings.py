@@ -25,6 +25,7 @@ from credit.forecast.noise import find_blocks
 from credit.forecast.products import Products
 from credit.forecast.writer import require_alike
 from credit.losses import build_loss
+from credit.times import format_duration
 from credit.train.assemble import require_monitor
 from credit.train.assets import LEAST_CLIMATOLOGY_MINUTES
 from credit.train.checkpoint import no_such_checkpoint
@@ -78,6 +79,11 @@ def check_forecasts(config: Config, found: DataFound, findings: Findings) -> int
     """
     conf, step, initial = config.inference, config.data.step_minutes, []
     leads = np.array(choose_leads(conf, step))
+    findings.say(
+        f"lead times: {len(leads)}, {format_duration(int(leads[0]))} to {format_duration(int(leads[-1]))} "
+        f"(inference.lead_time {conf.lead_time}, data.timestep {config.data.timestep}); figures of "
+        f"{', '.join(config.verification.figure_leads)}"
+    )
     _check_checkpoint(config, findings)
     # a test period without a sample has been named
     chosen_by_split = isinstance(conf.initial_times, InitialTimesConfig)

@@ -30,9 +30,15 @@ HELP = """Forecast from the initial times of inference.initial_times with the ch
 
 Writes save_loc/forecasts (inference.folder): one CF netCDF file an initial time, or one zarr store (inference.format).
 Started on several ranks, each takes its share of the initial times; inference.parallelism spreads one forecast over
-ranks. Forecasts that are already complete are not made again. Files of other weights, another analysis, other levels,
-lead times or settings are replaced. A zarr store of those is refused, with what differs: choose another
-inference.folder; later initial times are appended to it."""
+ranks.
+
+Data to start from need the prognostic variables and the dynamic forcing alone, unless inference.initial_times is a
+range without an end. data.store is read where it was made of data.sources; other sources, such as those of a new
+analysis, are read themselves.
+
+Forecasts that are already complete are not made again. Files of other weights, another analysis, other levels, lead
+times or settings are replaced. A zarr store of those is refused, with what differs: choose another inference.folder;
+later initial times are appended to it."""
 
 __all__ = ["HELP", "add_arguments", "run"]
 
@@ -90,9 +96,9 @@ def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -
     from credit.forecast.run import forecast, inferred
     from credit.forecast.stochastic import build_stochastic
     from credit.train.assemble import assemble_forecaster, build_products
-    from credit.train.fields import open_fields
+    from credit.train.fields import open_for_forecasts
 
-    reader, splits = open_fields(config)
+    reader, splits = open_for_forecasts(config)
     made = assemble_forecaster(config, reader, config.inference.checkpoint, launch, mesh)
     conf, step, history = config.inference, config.data.step_minutes, config.data.history_len
     initial = choose_initial_times(conf, config.data, reader.times, reader.clock, splits["test"])
@@ -104,7 +110,7 @@ def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -
     mine = [minutes for own in groups for minutes in own]
     todo = _agree([minutes for minutes in mine if not writer.is_complete(minutes)], launch, mesh)
     if launch.is_main and todo:
-        _warn_of_unlike(made, reader, todo[0])
+        _warn_of_unlike(config, made, reader, todo[0])
     batches = _batches(groups, conf)
     batches = [batch for batch in batches if any(start.initial in todo for start in batch)]
     idle = _company(initial[0], conf, _most(len(batches), mesh) - len(batches))
@@ -130,20 +136,25 @@ def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -
         print(f"{who}{len(todo)} forecasts written, {len(mine) - len(todo)} were there: {_folder(config)}")
 
 
-def _warn_of_unlike(made: Forecaster, reader: FieldReader, minutes: int) -> None:
-    """Look at the first fields that are forecast from: those of a new analysis may be of other units or variables."""
+def _warn_of_unlike(config: Config, made: Forecaster, reader: FieldReader, minutes: int) -> None:
+    """Warn where the first fields of a forecast are of other units than those of training, or over another ground."""
+    from credit.data.analyses import read_static_of
     from credit.errors import DataError
     from credit.train.analysis import describe_other_static, describe_unlike
 
-    when = reader.clock.format(minutes)
-    looks = (
-        lambda: describe_unlike(made.assets, made.stepper.normalizer, made.frames.prognostic(minutes), when),
-        lambda: describe_other_static(made.assets, reader.static()),
+    assets, when = made.assets, reader.clock.format(minutes)
+    warnings = []
+    with suppress(DataError):  # of what the forecast needs it says so itself
+        warnings.append(describe_unlike(assets, made.stepper.normalizer, made.frames.prognostic(minutes), when))
+    static = assets.channels.static_stored
+    has_static = reader.channels.static_stored == static
+    warnings.append(
+        describe_other_static(
+            assets, reader.static() if has_static else read_static_of(config.data, static, reader.grid)
+        )
     )
-    for look in looks:
-        with suppress(DataError):  # of what the forecast needs it says so itself
-            if found := look():
-                logger.warning("%s", found)
+    for warning in filter(None, warnings):
+        logger.warning("%s", warning)
 
 
 def _folder(config: Config) -> Path:

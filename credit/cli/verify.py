@@ -201,9 +201,10 @@ def _open_online(config: Config, launch: Launch, mesh: RunMesh, products: bool) 
     from credit.forecast.run import forecast
     from credit.forecast.stochastic import build_stochastic
     from credit.train.assemble import assemble_forecaster, build_products, describe_run
-    from credit.train.fields import open_fields
+    from credit.train.fields import open_fields, open_for_forecasts
 
-    reader, splits = open_fields(config)
+    # with --model the truth is read elsewhere
+    reader, splits = open_for_forecasts(config) if products else open_fields(config)
     made = assemble_forecaster(config, reader, config.inference.checkpoint, launch, mesh)
     conf, step, history = config.inference, config.data.step_minutes, config.data.history_len
     leads, assets, perturb = choose_leads(conf, step), made.assets, None

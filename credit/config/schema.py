@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from pydantic import Field, SerializeAsAny, model_validator
 
 from credit.config.base import PathText, Section
@@ -11,6 +14,7 @@ from credit.config.schema_hpc import PbsConfig, SlurmConfig
 from credit.config.schema_model import ModelSection
 from credit.config.schema_post import check_variables
 from credit.config.schema_trainer import LossConfig, TrainerConfig
+from credit.config.step_defaults import fill_step_defaults
 from credit.times import parse_duration
 
 
@@ -30,6 +34,11 @@ class Config(Section):
     verification: VerificationConfig = Field(VerificationConfig(), description="How forecasts are scored.")
     pbs: PbsConfig = Field(PbsConfig(), description="Jobs under PBS.")
     slurm: SlurmConfig = Field(SlurmConfig(), description="Jobs under Slurm.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_defaults(cls, raw: Any) -> Any:
+        return fill_step_defaults(raw) if isinstance(raw, Mapping) else raw
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:

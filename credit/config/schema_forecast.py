@@ -30,7 +30,7 @@ class InitialTimesConfig(Section):
     end: str | None = Field(
         None, description="Last; default: the last whose whole forecast has truth in the test period."
     )
-    every: Duration = Field("24h", description="Distance.")
+    every: Duration = Field("24h", description="Distance; the default is rounded up to a multiple of `data.timestep`.")
 
 
 class PerturbationConfig(Section):
@@ -48,7 +48,9 @@ class PerturbationConfig(Section):
     )
     length: float = Field(500.0, gt=0, description="Correlation length in km (correlated; the seeds of bred).")
     cycles: int = Field(3, ge=1, description="How often differences are bred and scaled back (bred).")
-    cycle: Duration = Field("24h", description="Length of a cycle (bred).")
+    cycle: Duration = Field(
+        "24h", description="Length of a cycle (bred); the default is rounded up to a multiple of `data.timestep`."
+    )
 
 
 class StochasticConfig(Section):
@@ -128,7 +130,9 @@ class InferenceConfig(Section):
         InitialTimesConfig(),
         description="A range {start, end, every}, a list of times, or `latest`: the last that the data can start from.",
     )
-    lead_time: Duration = Field("72h", description="Length of a forecast.")
+    lead_time: Duration = Field(
+        "72h", description="Length of a forecast; the default is rounded up to a multiple of `data.timestep`."
+    )
     batch_size: int = Field(8, ge=1, description="Initial times, or members of ensembles, at once on a rank.")
     amp: bool = Field(False, description="Compute in bfloat16.")
     parallelism: ForecastParallelismConfig = Field(
@@ -287,7 +291,9 @@ class VerificationConfig(Section):
         None, description="Channels of the maps, spectra and curves; default: z500, t850, t2m, ... where present."
     )
     figure_leads: list[Duration] = Field(
-        ["24h", "72h"], description="Lead times of the maps and spectra; those that the forecasts lack are left out."
+        ["24h", "72h"],
+        description="Lead times of the maps and spectra; those that the forecasts lack are left out. The defaults are "
+        "rounded up to multiples of `data.timestep`.",
     )
     hovmoeller_band: tuple[float, float] = Field(
         (35.0, 60.0), description="South and north of the band of the Hovmoeller diagrams, degrees."

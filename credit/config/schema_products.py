@@ -17,7 +17,7 @@ ACCUMULATION = "accumulation"
 # of files' coordinates and marks, in any format
 _TAKEN = (
     r"(valid_)?time(_since_start|_\d.*)?|init_time|lead_time|prediction_timedelta|forecast_period|member|"
-    r"forecast_reference_time|level(_\d+)?|latitude|longitude|written|initial_fields|bnds|.*_bnds"
+    r"forecast_reference_time|level(_.*)?|latitude|longitude|written|initial_fields|bnds|.*_bnds"
 )
 
 

@@ -117,7 +117,9 @@ class EarlyViewConfig(Section):
     """Forecasts that a training run makes, scores and draws, so that one sees early what it comes to."""
 
     every: int = Field(1, ge=1, description="A view every so many validations, and one at the end.")
-    lead_time: Duration = Field("72h", description="Length of the forecasts.")
+    lead_time: Duration = Field(
+        "72h", description="Length of the forecasts; the default is rounded up to a multiple of `data.timestep`."
+    )
     cases: int = Field(
         4, ge=1, description="Forecasts of a view, their initial times spread evenly over the validation period."
     )

@@ -167,6 +167,9 @@ def _add_arrays(
     masks = [sources.masks[name] for name in sorted(sources.masks)]
     _add(group, "masks", np.array(masks, dtype=np.uint8).reshape(-1, *grid.shape), ("masked_variable", *cells))
     _add(group, "static_fields", sources.static(), ("static_channel", *cells))
+    # names as coordinates, by which other tools select
+    for dim, named in (("channel", channels.stored), ("static_channel", channels.static_stored)):
+        _add(group, dim, np.array([channel.name for channel in named], dtype=np.dtypes.StringDType()), (dim,))
     count = len(channels.stored)
     bytes_a_time = 4 * count * grid.shape[0] * grid.shape[1]
     length = parts.part_length(bytes_a_time, sources.chunk_part(settings.held_bytes))

@@ -7,6 +7,7 @@ Format 2, a zarr 3 group that xarray and other tools open as well:
 | ``fields`` | (time, channel, latitude, longitude) float32 | ``channels.stored``, physical units; NaN where masked |
 | ``static_fields`` | (static_channel, latitude, longitude) float32 | ``channels.static_stored`` |
 | ``masks`` | (masked_variable, latitude, longitude) uint8 | 1 where a declared variable is always missing |
+| ``channel``, ``static_channel`` | strings | their names; stores of versions up to 0.14 have none |
 | ``time`` | (time,) int64 | minutes since 1900-01-01 in the calendar of its attributes |
 | ``latitude``, ``longitude`` | float64 | north to south, eastward from the smallest in [0, 360) |
 | ``done`` | (time,) uint8 | 1 where the fields of that time are written, 2 where they are bad and left out |
@@ -343,6 +344,14 @@ def require_same_identity(path: Path, meta: Mapping[str, Any], conf: DataConfig)
             differences.append(f"{key}: {_brief(before.get(key))} in the store, {_brief(now.get(key))} in the config")
     if differences:
         raise DataError(f"data.store: {path} was made from another config; {'; '.join(differences)}; {WAY_OUT}")
+
+
+def is_store_of(conf: DataConfig) -> bool:
+    """Return whether the config's store is there and was made of the config's sources."""
+    if not Path(conf.store).exists():
+        return False
+    key = "data.sources"
+    return read_description(Path(conf.store))["identity"].get(key) == identity(conf)[key]
 
 
 def _require_complete(path: Path, meta: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -132,7 +132,8 @@ class ForecastLayout:
         units = "1" if self.level_units == "model_level" else self.level_units
         # level numbers and pressures both grow downwards
         return {
-            "standard_name": _LEVEL_STANDARD_NAMES[self.level_units], "long_name": dim.replace("_", " "),
+            "standard_name": _LEVEL_STANDARD_NAMES[self.level_units],
+            "long_name": f"level of {dim.removeprefix('level_')}" if dim != "level" else dim,
             "units": units, "positive": "down", "axis": "Z",
         }  # fmt: skip
 
@@ -210,7 +211,7 @@ def build_layout(
     described = []
     for name in written:
         values = tuple(channels.output[position].level for position in positions[name])
-        dim = None if values[0] is None else _level_dim(dims, values)
+        dim = None if values[0] is None else _level_dim(dims, values, name)
         known = attributes.get(name, {})
         own = {key: str(known[key]) for key in _VARIABLE_ATTRIBUTES if known.get(key)}
         if has_windows:
@@ -241,11 +242,37 @@ def _keep_levels(
     return {name: own for name, own in kept.items() if own}
 
 
-def _level_dim(levels: dict[str, tuple[float, ...]], values: tuple[float, ...]) -> str:
-    """Return the dimension with just these levels, adding ``level``, ``level_2``, ... as needed."""
+def _level_dim(levels: dict[str, tuple[float, ...]], values: tuple[float, ...], variable: str) -> str:
+    """Return the dimension with just these levels: ``level`` for the first set of levels of a file.
+
+    A further set is called after the first variable that lies on it, ``level_t``.
+    """
     for dim, known in levels.items():
         if known == values:
             return dim
-    dim = f"level_{len(levels) + 1}" if levels else "level"
+    dim = f"level_{variable}" if levels else "level"
     levels[dim] = values
     return dim
+
+
+def take_level_dims(layout: ForecastLayout, stored: Mapping[str, Sequence[str]]) -> ForecastLayout:
+    """Return the layout with the names that level dimensions have in a file that is there.
+
+    Versions up to 0.14 numbered the sets of levels, ``level_2``. Such files are not other forecasts for that.
+
+    Args:
+        layout: of what is to be written.
+        stored: variable -> its dimensions in the file.
+    """
+    levels: dict[str, tuple[float, ...]] = {}
+    variables = []
+    for variable in layout.variables:
+        dim = variable.level_dim
+        if dim is not None:
+            there = stored.get(variable.name, ())[-3:-2]
+            values = layout.levels[dim]
+            if there and there[0].startswith("level") and levels.get(there[0], values) == values:
+                dim = there[0]
+            levels[dim] = values
+        variables.append(replace(variable, level_dim=dim))
+    return replace(layout, variables=tuple(variables), levels=levels)

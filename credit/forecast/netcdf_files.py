@@ -33,6 +33,7 @@ from credit.forecast.layout import (
     ForecastLayout,
     OutputVariable,
     of_the_run,
+    take_level_dims,
     window_bounds,
 )
 from credit.forecast.page_cache import begin_to_store
@@ -137,7 +138,8 @@ class NetcdfFiles:
             return False
 
     def _matches(self, dataset: netCDF4.Dataset, initial_minutes: int, own: Cut) -> bool:
-        layout = _layout_of(self._layout, own)
+        stored_dims = {name: variable.dimensions for name, variable in dataset.variables.items()}
+        layout = take_level_dims(_layout_of(self._layout, own), stored_dims)
         names = {variable.name for variable in layout.variables}
         fields = {name for name, variable in dataset.variables.items() if variable.dimensions[-1:] == ("longitude",)}
         if names != fields - {"longitude"} or "forecast_period" not in dataset.variables:

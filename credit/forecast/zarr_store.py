@@ -36,6 +36,7 @@ from credit.forecast.layout import (
     ForecastLayout,
     OutputVariable,
     of_the_run,
+    take_level_dims,
     window_bounds,
 )
 from credit.forecast.page_cache import begin_to_store
@@ -89,6 +90,8 @@ class ZarrStore:
                     if not path.exists():
                         self._create()
             self._group = self._open()
+            stored_dims = {name: array.metadata.dimension_names or () for name, array in self._group.arrays()}
+            self._layout = take_level_dims(layout, stored_dims)
             self._require_same()
             self._extend()
             # to look for chunks of nothing but missing values takes longer than to write them

@@ -150,7 +150,7 @@ def assemble_forecaster(
 
     Args:
         config: the run's.
-        reader: of its data.
+        reader: of its data, or of as much of them as a forecast reads.
         which: best, latest or a path.
         launch: of this process, which chooses its device.
         mesh: from `credit.train.network.build_forecast_mesh`; default: this process alone.
@@ -162,7 +162,7 @@ def assemble_forecaster(
     path = checkpoint.resolve_checkpoint(Path(config.save_loc) / "checkpoints", which, "inference.checkpoint")
     meta = checkpoint.load_meta(path)
     assets = Assets.load(meta, checkpoint.load_tensors(path, "assets"))
-    require_same_fields(assets, reader, path)
+    require_same_fields(assets, reader, path, config.data.channel_map())
     hidden = find_hidden(assets, reader, path)
     trained = build_config(meta["config"], origin=str(path / "meta.json"))
     if trained.data.step_minutes != config.data.step_minutes or trained.data.history_len != config.data.history_len:
@@ -262,6 +262,9 @@ def assemble_training(
     reader = KeptReader(reader) if data.cache == "memory" else reader
     require_monitor(config, reader.channels)
     origin = find_start(config, Path(config.save_loc))
+    if config.trainer.resume == "never":
+        # damaged ones alone can be left, and a new run's retention must not take them for its newest
+        on_main(lambda: checkpoint.set_aside(Path(config.save_loc) / "checkpoints"))
     base, weights = find_base(config, origin), find_weights(config, origin)
     # adapters begin at step 0 of their own run
     start = origin if base is None or origin.resolve() != base else None

@@ -180,9 +180,16 @@ def is_vector_component(conf: DataConfig, channel: Channel, attributes: Mapping[
     return cf.is_vector_component(conf.field(channel.variable).vector, name)
 
 
-def require_same_fields(assets: Assets, reader: FieldReader, path: Path) -> None:
-    """Refuse data whose channels, grid or units are not the checkpoint's."""
-    difference = assets.channels.difference(reader.channels)
+def require_same_fields(assets: Assets, reader: FieldReader, path: Path, channels: ChannelMap | None = None) -> None:
+    """Refuse data whose channels, grid or units are not the checkpoint's.
+
+    Args:
+        assets: of the checkpoint.
+        reader: of the data; units of variables that it does not have are not compared.
+        path: the checkpoint.
+        channels: of the config, where the reader has a part of them; default: the reader's.
+    """
+    difference = assets.channels.difference(channels or reader.channels)
     if difference:
         raise CheckpointError(f"{path}: trained on other channels than data.variables asks for: {difference}")
     difference = assets.grid.difference(reader.grid)

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor
 
-from credit.errors import CheckpointError, ConfigError, CreditError, did_you_mean
+from credit.errors import CheckpointError, ConfigError, CreditError, NoWholeCheckpointError, did_you_mean
 from credit.parallel.materialise import part_of
 from credit.parallel.reduce import local_part
 from credit.parallel.verdict import on_main, rank_of, together
@@ -95,6 +95,25 @@ def remove_after(folder: Path, step: int) -> None:
     for path in list_checkpoints(folder):
         if step_of(path) > step:
             shutil.rmtree(path)
+    _remove_dangling_links(folder)
+
+
+def set_aside(folder: Path) -> None:
+    """Rename every checkpoint, so that a new run in the same folder counts none of them as its own.
+
+    ``step_00000002`` becomes ``damaged_step_00000002``, with a number where that is there already. The links ``latest``
+    and ``best`` are removed.
+    """
+    for path in list_checkpoints(folder):
+        name, number = f"damaged_{path.name}", 1
+        while (folder / name).exists():
+            number += 1
+            name = f"damaged_{path.name}.{number}"
+        path.rename(folder / name)
+    _remove_dangling_links(folder)
+
+
+def _remove_dangling_links(folder: Path) -> None:
     for name in ("latest", "best"):
         if not (folder / name).exists():
             (folder / name).unlink(missing_ok=True)
@@ -124,6 +143,23 @@ def newest_checkpoint(folder: Path, at_most: int | None = None) -> Path | None:
         if rank_of() == 0:
             logger.warning("%s is skipped: %s", path, problem)
     return None
+
+
+def require_whole_checkpoint(folder: Path) -> None:
+    """Collective: stop where the run has checkpoints of which `newest_checkpoint` has found none to be whole.
+
+    Raises:
+        NoWholeCheckpointError: on every rank, naming what is wrong with the newest.
+    """
+    paths = on_main(lambda: list_checkpoints(folder))
+    if not paths:
+        return
+    newest = paths[-1]
+    raise NoWholeCheckpointError(
+        f"{folder}: every checkpoint is damaged, {len(paths)} in all ({newest.name}: {find_damage(newest)}); copy a "
+        "whole one back to go on from it. To begin again at step 0, set trainer.resume: never, which renames the "
+        "damaged ones, or choose another save_loc"
+    )
 
 
 def find_damage(path: Path) -> str | None:
@@ -174,7 +210,8 @@ def resolve_checkpoint(folder: Path, which: str, key: str) -> Path:
     if which == "latest":
         found = newest_checkpoint(folder)
         if found is None:
-            raise CheckpointError(f"{folder}: no whole checkpoint here; train first, or give a path")
+            require_whole_checkpoint(folder)
+            raise CheckpointError(f"{folder}: no checkpoint here; train first, or give a path")
         return found
     path = folder / "best" if which == "best" else Path(which)
     if not all(together(path.is_dir)):

@@ -61,17 +61,25 @@ def find_start(config: Config, folder: Path) -> Path | None:
 
     A path in ``trainer.resume`` is where a run begins, that of a file in `find_weights`; once it has checkpoints of its
     own, it goes on from those, also if what it began with is gone. Collective.
+
+    Raises:
+        NoWholeCheckpointError: if the run has checkpoints and all of them are damaged, unless ``trainer.resume`` is
+            never.
+        ConfigError: if ``trainer.resume`` names what is not there or older than the run's own, or is never where there
+            is a whole checkpoint.
     """
     resume = config.trainer.resume
     checkpoints = folder / "checkpoints"
+    own = checkpoint.newest_checkpoint(checkpoints)
     if resume == "never":
-        if on_main(lambda: checkpoint.list_checkpoints(checkpoints)):
+        if own is not None:
             raise ConfigError(
                 f"trainer.resume: never, but {checkpoints} has checkpoints that would be lost; use auto to continue "
                 "them, another save_loc, or remove them"
             )
         return None
-    own = checkpoint.newest_checkpoint(checkpoints)
+    if own is None:
+        checkpoint.require_whole_checkpoint(checkpoints)
     if resume == "auto":
         return own
     if resume not in _NAMED:

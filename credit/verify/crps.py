@@ -76,6 +76,8 @@ def member_sums(
                         out[3 + k, s] += 1.0 / (ties + 1)
 
 
+# Inlining makes it slower. It moves values and adds up nothing, so its result cannot depend on how it is compiled
+# (see `credit.verify.unit_sums`).
 @njit(**OPTIONS)
 def _sort_columns(values: np.ndarray, cells: int) -> None:
     """Sort the first columns of `values` (M, N), by Batcher's merge exchange (Knuth, vol. 3, 5.2.2, algorithm M).

@@ -5,7 +5,8 @@ Fields are one channel's, (P,) of native float32 or float64; differences, square
 writes what it finds into the rows of `out`, (K, S) for S stretches; what is not finite makes its sums so.
 
 The functions do not hold the interpreter's lock, so that threads can share the channels. The order in which a stretch
-is added up depends on the processor alone.
+is added up depends on the processor alone. So a compiled function calls no other that adds up, unless that is inlined:
+code from the cache would add up in another order than the process that has compiled it.
 """
 
 from __future__ import annotations

@@ -14,7 +14,9 @@ from credit.verify.row_sums import OPTIONS, compiled
 # rows of sums: of the truth, of each forecast, of damped persistence; of each one's lengths
 OF_TRUTH, OF_FORECAST, OF_DAMPED, OF_VECTOR = 3, 4, 3, 2
 _CELLS = 1024  # of a block
-_inner = njit(**OPTIONS)
+# Helpers become part of `unit_sums`. If one stays a function of its own, the process that compiles it runs another
+# version of it than the processes that load the caller from the cache. Their sums then differ in the last digits.
+_inner = njit(forceinline=True, **OPTIONS)
 
 
 @compiled

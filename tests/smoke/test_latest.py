@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -61,3 +63,45 @@ def test_from_gribs_as_from_netcdf(shared_data: Path, tmp_path: Path, monkeypatc
     for name in ("u10", "v10"):
         np.testing.assert_allclose(made["grib2"][name], made["nc"][name], atol=1e-4)
         assert made["nc"][name].shape == (2, 181, 360) and 3 < float(made["nc"][name].std()) < 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_store", [False, True])
+def test_an_analysis_holds_what_a_forecast_reads_and_no_more(
+    small_run: Path, command: Callable[..., subprocess.CompletedProcess], has_store: bool
+) -> None:
+    """Outputs are not read, static fields are the checkpoint's, and the training store is not asked."""
+    config = small_run / "config.yml"
+    stored = [f"data.store={small_run / 'store.zarr'}"] if has_store else []
+    if has_store:
+        assert command("preprocess", config, *stored).returncode == 0
+    trained = command("train", config, *stored, "trainer.max_steps=1", "trainer.validate_every=1")
+    assert trained.returncode == 0, trained.stderr
+    with xr.open_dataset(small_run / "data.nc") as data:
+        last = data.isel(time=[-1]).load().drop_encoding()
+    last.to_netcdf(small_run / "whole.nc")
+    last[["z", "t2m", "sst"]].to_netcdf(small_run / "inputs.nc")
+    last[["z", "t2m", "sst", "land"]].assign(land=1 - last["land"]).to_netcdf(small_run / "moved.nc")
+    forecasts = {}
+    for name in ("whole", "inputs", "moved"):
+        sources = f"data.sources=[{{path: {small_run / name}.nc}}]"
+        done = command("rollout", config, *stored, "--latest", sources, f"inference.folder={name}")
+        assert done.returncode == 0, done.stderr
+        assert ("land (by up to 1): the data's static fields are not those of training" in done.stderr) == (
+            name == "moved"
+        )
+        (path,) = (small_run / "run" / name).iterdir()
+        assert path.name == "forecast_2000-02-19T18.nc"
+        forecasts[name] = path.read_bytes()
+    assert forecasts["inputs"] == forecasts["whole"] == forecasts["moved"]
+    # a named time is read as the latest is; one that is to be scored needs its truth
+    options = "inference.initial_times=[2000-02-19T18]", f"data.sources=[{{path: {small_run / 'inputs.nc'}}}]"
+    done = command("rollout", config, *stored, *options, "inference.folder=named")
+    assert done.returncode == 0, done.stderr
+    assert (small_run / "run" / "named" / "forecast_2000-02-19T18.nc").read_bytes() == forecasts["whole"]
+    assert command("rollout", config, *stored, options[1], "inference.folder=scored").returncode == 2
+    # forcing is an input
+    last[["z", "t2m"]].to_netcdf(small_run / "too_little.nc")
+    done = command("rollout", config, *stored, "--latest", f"data.sources=[{{path: {small_run / 'too_little.nc'}}}]")
+    assert done.returncode == 2 and 'data.variables: "sst" is in no file of data.sources' in done.stderr
+    assert "rain" not in done.stderr and "land" not in done.stderr

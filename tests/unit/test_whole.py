@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 
 from credit.config import build_config
 from credit.data.parts import _note
@@ -157,3 +158,14 @@ def test_an_export_that_cannot_be_written(tmp_path: Path, full: Callable[[], Non
 def test_what_is_no_fault_of_the_disk_is_not_called_one(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         write_whole(tmp_path / "a", lambda beside: 1 / 0)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o002])
+def test_a_file_has_the_mode_that_the_umask_gives(tmp_path: Path, umask: int) -> None:
+    """The weights' library writes files that their owner alone can read."""
+    before = os.umask(umask)
+    try:
+        path = write_whole(tmp_path / "a.safetensors", lambda beside: save_file({"x": torch.ones(2)}, beside))
+        assert path.stat().st_mode & 0o777 == 0o666 & ~umask
+    finally:
+        os.umask(before)

@@ -290,7 +290,8 @@ FOLDERS = [
     Fault("a damaged newest checkpoint", ["step_00000002", "checksum", "begin with", "step_00000001"], needs="run",
           spoil=damage(-1)),
     Fault("an unfinished newest checkpoint", ["step_00000002", "manifest.json"], needs="run", spoil=unfinished),
-    Fault("only damaged checkpoints", ["step_00000001", "begin anew"], needs="run", spoil=damage(0, 1), count=2),
+    Fault("only damaged checkpoints", ["every checkpoint is damaged, 2 in all", "trainer.resume: never"], needs="run",
+          spoil=damage(0, 1)),
 ]  # fmt: skip
 
 TIMES = [

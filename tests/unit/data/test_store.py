@@ -82,6 +82,21 @@ def test_other_tools_open_the_store(conf: DataConfig) -> None:
         assert dataset["fields"].dims == ("time", "channel", "latitude", "longitude")
         assert str(dataset["time"].values[1]) == "2000-01-01T06:00:00.000000000"
         assert dataset["fields"].attrs["channel"] == ["t850", "t500", "t2m", "sst"]
+        assert dataset["channel"].values.tolist() == ["t850", "t500", "t2m", "sst"]
+        assert dataset["static_channel"].values.tolist() == ["ground"]
+        selected = dataset["fields"].sel(channel="t2m", time="2000-01-03T12:00")
+        np.testing.assert_array_equal(selected, open_reader(conf).read(10)[2])
+
+
+def test_a_store_without_names_of_channels(conf: DataConfig) -> None:
+    """Versions up to 0.14 wrote none."""
+    path = preprocess(conf)
+    expected = open_reader(conf).read(7)
+    for name in ("channel", "static_channel"):
+        shutil.rmtree(path / name)
+    np.testing.assert_array_equal(open_reader(conf).read(7), expected)
+    assert preprocess(conf) == path
+    np.testing.assert_array_equal(open_reader(conf).read(7), expected)
 
 
 def test_a_store_is_wanted_but_not_there(tmp_path: Path, conf: DataConfig) -> None:

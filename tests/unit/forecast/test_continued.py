@@ -347,3 +347,47 @@ def test_what_killed_runs_have_left_of_files_goes_at_the_next_start(tmp_path: Pa
         os.utime(tmp_path / name, (0, 0))
     _writer(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {names[0], *others}
+
+
+def name_levels_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write the names that versions up to 0.14 gave to sets of levels: level, level_2, ..."""
+
+    def number(levels: dict[str, tuple[float, ...]], values: tuple[float, ...], variable: str) -> str:
+        known = next((dim for dim, own in levels.items() if own == values), None)
+        dim = known or (f"level_{len(levels) + 1}" if levels else "level")
+        levels[dim] = values
+        return dim
+
+    monkeypatch.setattr("credit.forecast.layout._level_dim", number)
+
+
+@pytest.mark.parametrize("format", ["netcdf", "zarr"])
+def test_forecasts_with_numbered_levels_are_read_and_continued(
+    tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"format": format, "masks": {}}
+    with monkeypatch.context() as before:
+        name_levels_as_before(before)
+        _writer(tmp_path, initial_minutes=[FIRST], **options).write(FIRST, _fields())
+    writer = _writer(tmp_path, initial_minutes=[FIRST, SECOND], **options)
+    assert writer.is_complete(FIRST)
+    writer.write(SECOND, _fields(1))
+    archive = open_forecasts(tmp_path)
+    assert archive.initial_minutes.tolist() == [FIRST, SECOND]
+    for seed, initial in enumerate((FIRST, SECOND)):
+        for number in range(len(LEADS)):
+            order = [NAMES.index(name) for name in archive.channel_names]
+            expected = _fields(seed)[number][order]
+            np.testing.assert_array_equal(archive.read_members(initial, number)[0], expected)
+    if format == "zarr":
+        with xr.open_zarr(tmp_path / "forecasts.zarr") as dataset:
+            assert dataset["z"].dims == ("init_time", "lead_time", "level_2", "latitude", "longitude")
+    # other levels under the former name are other levels
+    with monkeypatch.context() as before:
+        name_levels_as_before(before)
+        _writer(tmp_path / "other", format=format, initial_minutes=[FIRST], levels=[500.0]).write(FIRST, _fields())
+    if format == "zarr":
+        with pytest.raises(ConfigError, match="levels of"):
+            _writer(tmp_path / "other", format=format, initial_minutes=[FIRST])
+    else:
+        assert not _writer(tmp_path / "other", format=format, initial_minutes=[FIRST]).is_complete(FIRST)

@@ -235,7 +235,9 @@ def test_levels_of_the_files_themselves_need_coefficients_for_products_alone(tmp
         build_config(raw)
 
 
-@pytest.mark.parametrize("name", ["time", "level_2", "latitude", "time_6h", "valid_time_bnds", "written", "a/b", ""])
+@pytest.mark.parametrize(
+    "name", ["time", "level_2", "level_t", "latitude", "time_6h", "valid_time_bnds", "written", "a/b", ""]
+)
 def test_names_that_files_cannot_hold(name: str) -> None:
     with pytest.raises(ValueError, match=f'"{name}" is (no name of a variable|the name of a coordinate)'):
         InferenceConfig(derive={name: {"kind": "wind_speed"}})

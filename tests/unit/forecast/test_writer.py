@@ -70,8 +70,8 @@ def test_a_netcdf_file_is_named_and_described(tmp_path: Path) -> None:
         assert dataset["forecast_period"].attrs["standard_name"] == "forecast_period"
         assert dataset["time"].attrs["standard_name"] == "time"
         assert dataset["t"].dims == ("time", "level", "latitude", "longitude")
-        assert dataset["z"].dims == ("time", "level_2", "latitude", "longitude")
-        for name in ("level", "level_2"):
+        assert dataset["z"].dims == ("time", "level_z", "latitude", "longitude")
+        for name in ("level", "level_z"):
             described = {"standard_name": "air_pressure", "units": "hPa", "positive": "down", "axis": "Z"}
             assert described.items() <= dataset[name].attrs.items()
         assert dataset["latitude"].attrs["standard_name"] == "latitude"

@@ -1,0 +1,86 @@
+"""A run whose checkpoints are damaged: it goes on from the last good one, or stops where there is none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.faults.ranks import finish
+from tests.smoke.conftest import world
+from tests.smoke.test_train import rows
+
+pytestmark = pytest.mark.slow
+
+OPTIONS = ("trainer.max_steps=4", "trainer.validate_every=4", "trainer.checkpoint_every=2", "trainer.log_every=1",
+           "trainer.keep_last=9", "trainer.train_batch_size=2")  # fmt: skip
+
+
+def train(folder: Path, *overrides: str, ranks: int = 1) -> tuple[int, str]:
+    # far below the collectives' timeout: a rank that waits for one that has stopped is a failure
+    return finish(["train", str(folder / "config.yml"), *OPTIONS, *overrides], ranks, timeout=180)
+
+
+def damage(checkpoint: Path) -> None:
+    """Change a byte in the middle of the weights."""
+    path = next(iter(sorted((checkpoint / "model").iterdir())))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_without_a_whole_checkpoint_stops(tmp_path: Path, ranks: int) -> None:
+    """The folder stays as it is; with trainer.resume: never a new run begins there, and nothing is removed."""
+    folder = world(tmp_path)
+    run = folder / "run"
+    code, said = train(folder, "trainer.max_steps=2", "trainer.validate_every=2", ranks=ranks)
+    assert code == 0, said
+    checkpoints = sorted((run / "checkpoints").glob("step_*"))
+    assert [path.name for path in checkpoints] == ["step_00000000", "step_00000002"]
+    for path in checkpoints:
+        damage(path)
+    before = rows(run)
+    code, said = train(folder, ranks=ranks)
+    assert code == 2, said
+    assert f"{run / 'checkpoints'}: every checkpoint is damaged, 2 in all" in said
+    assert "step_00000002: " in said and "does not match its checksum" in said
+    assert "trainer.resume: never" in said
+    status = json.loads((run / "STATUS").read_text())
+    assert (status["status"], status["step"]) == ("failed", 2)
+    assert "every checkpoint is damaged, 2 in all" in status["reason"]
+    assert rows(run) == before
+    assert not (run / "heartbeat.json").exists()
+
+    code, said = train(folder, "trainer.resume=never", ranks=ranks)
+    assert code == 0, said
+    assert [row[0] for row in rows(run)] == [1, 2, 3, 4]
+    assert sorted(path.name for path in (run / "checkpoints").glob("*step_*")) == [
+        "damaged_step_00000000", "damaged_step_00000002", "step_00000000", "step_00000002", "step_00000004",
+    ]  # fmt: skip
+    assert json.loads((run / "STATUS").read_text())["status"] == "done"
+
+
+def test_a_damaged_newest_checkpoint_falls_back_to_the_last_good_one(tmp_path: Path) -> None:
+    folder = world(tmp_path)
+    assert train(folder, "trainer.max_steps=2", "trainer.validate_every=2")[0] == 0
+    damage(folder / "run" / "checkpoints" / "step_00000002")
+    code, said = train(folder)
+    assert code == 0, said
+    assert "step_00000002 is skipped: model" in said
+    assert [row[0] for row in rows(folder / "run")] == [1, 2, 3, 4]
+    # whole checkpoints are never given up
+    code, said = train(folder, "trainer.resume=never")
+    assert code == 2 and "trainer.resume: never, but" in said, said
+
+
+def test_a_branch_does_not_begin_again_over_its_own_damaged_checkpoints(tmp_path: Path) -> None:
+    folder = world(tmp_path)
+    assert train(folder, "trainer.max_steps=2", "trainer.validate_every=2")[0] == 0
+    branch = f"save_loc={folder / 'branch'}", f"trainer.resume={folder / 'run' / 'checkpoints' / 'step_00000002'}"
+    assert train(folder, *branch, "trainer.max_steps=4")[0] == 0
+    for path in (folder / "branch" / "checkpoints").glob("step_*"):
+        damage(path)
+    code, said = train(folder, *branch)
+    assert code == 2 and f"{folder / 'branch' / 'checkpoints'}: every checkpoint is damaged" in said, said
