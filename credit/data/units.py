@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from credit.errors import ConfigError, DataError
+from credit.installation import install_command
 
 # what UDUNITS does not know, or takes for something else (C is coulomb, mb millibarn)
 _SPELLINGS = {
@@ -94,7 +95,7 @@ def _parse(units: str, what: str) -> Any | None:
         import cf_units
     except ImportError as error:
         raise ConfigError(
-            f"{what}; converting units needs the package cf-units, which is not installed: pip install 'credit[units]'"
+            f"{what}; converting units needs the package cf-units; install it with: {install_command('units')}"
         ) from error
     try:
         with cf_units.suppress_errors():

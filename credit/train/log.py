@@ -19,6 +19,7 @@ import torch
 from tqdm import tqdm
 
 from credit.errors import ConfigError, CreditError
+from credit.installation import install_command
 from credit.whole import write_text_whole
 
 logger = logging.getLogger(__name__)
@@ -193,7 +194,9 @@ def _open_tensorboard(folder: Path, start_step: int):
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise ConfigError("trainer.tensorboard: true needs the extra: pip install 'credit[tensorboard]'") from error
+        raise ConfigError(
+            f"trainer.tensorboard: true needs TensorBoard; install it with: {install_command('tensorboard')}"
+        ) from error
     return SummaryWriter(str(folder), purge_step=start_step + 1)
 
 

@@ -240,7 +240,7 @@ def test_damaged_files(tmp_path: Path) -> None:
 def test_without_eccodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_grib(tmp_path / "a.grib", message(field_number(0)))
     monkeypatch.setitem(sys.modules, "eccodes", None)
-    with pytest.raises(DataError, match=r"pip install 'credit\[grib\]'"):
+    with pytest.raises(DataError, match=r"ecCodes .*pip install .*\[grib\]"):
         open_sources(config(path, p2=["t"]))
 
 
