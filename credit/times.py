@@ -58,7 +58,9 @@ class Clock:
     def __post_init__(self) -> None:
         name = _ALIASES.get(self.calendar.lower(), self.calendar.lower())
         if name not in CALENDARS:
-            raise DataError(f'calendar "{self.calendar}" is not a CF calendar{did_you_mean(name, CALENDARS)}')
+            raise DataError(
+                f'calendar "{self.calendar}" is not a CF calendar{did_you_mean(name, (*CALENDARS, *_ALIASES))}'
+            )
         object.__setattr__(self, "calendar", name)
 
     def parse(self, text: str, key: str = "time") -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from credit.channels import ChannelMap
@@ -78,9 +78,22 @@ def _ground(source: SourceConfig) -> dict[str, str]:
     return names
 
 
-def require_all(conf: DataConfig, wants: Sequence[Want], present: Sequence[set[str]], problems: Problems) -> None:
-    """Note the variables that no file holds, and those that a source promises but does not hold."""
-    everything = set().union(*present)
+def require_all(
+    conf: DataConfig,
+    wants: Sequence[Want],
+    present: Sequence[set[str]],
+    unusable: Sequence[Mapping[str, str]],
+    problems: Problems,
+) -> None:
+    """Note the variables that no file holds, and those that a source promises but does not hold.
+
+    Args:
+        conf: the data section.
+        wants: what is to be found.
+        present: of each source the variables that can be read from its files.
+        unusable: of each source the variables of its files that cannot be read -> why not.
+        problems: receives what is missing.
+    """
     found: set[str] = set()
     for number, source in enumerate(conf.sources):
         for want, theirs in offered(source, wants):
@@ -88,15 +101,31 @@ def require_all(conf: DataConfig, wants: Sequence[Want], present: Sequence[set[s
                 found.add(want.name)
             elif source.variables is not None and want.name in source.variables:
                 found.add(want.name)
-                hint = did_you_mean(theirs, present[number])
-                problems.add(f'data.sources.{number}.variables: "{theirs}" is not in its files{hint}')
+                reason = unusable[number].get(theirs)
+                problem = "is not in its files" + did_you_mean(theirs, present[number])
+                if reason is not None:
+                    problem = f"is in its files, but {reason}"
+                problems.add(f'data.sources.{number}.variables: "{theirs}" {problem}')
     for want in wants:
         if want.name not in found:
-            theirs = next(
-                (source.rename[want.name] for source in conf.sources if want.name in source.rename), want.name
+            problems.add(f"{want.key}: {_describe_missing(conf, want, present, unusable)}")
+
+
+def _describe_missing(
+    conf: DataConfig, want: Want, present: Sequence[set[str]], unusable: Sequence[Mapping[str, str]]
+) -> str:
+    """Return why no source gives a variable, and what to do."""
+    for number, source in enumerate(conf.sources):
+        theirs = source.rename.get(want.name, want.name)
+        if theirs in present[number]:
+            return (
+                f'"{theirs}" is in the files of data.sources.{number}, but data.sources.{number}.variables does not '
+                f"list {want.name}; add it there"
             )
-            cut = "; data.sources.N.select may leave it out" if any(source.select for source in conf.sources) else ""
-            problems.add(
-                f'{want.key}: "{theirs}" is in no file of data.sources{did_you_mean(theirs, everything)} '
-                f"(data.sources.N.rename maps our name to that in the files{cut})"
-            )
+        if theirs in unusable[number]:
+            return f'"{theirs}" is in the files of data.sources.{number}, but {unusable[number][theirs]}'
+    theirs = next((source.rename[want.name] for source in conf.sources if want.name in source.rename), want.name)
+    return (
+        f'"{theirs}" is in no file of data.sources{did_you_mean(theirs, set().union(*present))} '
+        "(data.sources.N.rename maps our name to that in the files)"
+    )
