@@ -67,7 +67,7 @@ class Unreadable:
             return f"{self.problem}; vars_3D needs levels: list it in vars_2D for one of these"
         select = ", ".join(f"{key}: {listing([value])}" for key, value in example.items())
         left_out = [name for name, held in self.others.items() if not any(_passes(own, example) for own in held)]
-        advice = f"{self.problem}; choose with data.sources.N.select, such as {{{select}}}"
+        advice = f"{self.problem}; choose with data.sources.N.select: {{{select}}}"
         if not left_out:
             return advice
         names = ", ".join(left_out[:_MOST_NAMED]) + (", ..." if len(left_out) > _MOST_NAMED else "")

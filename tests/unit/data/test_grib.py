@@ -140,7 +140,7 @@ def test_the_selection_that_is_recommended_works(tmp_path: Path, on_levels: bool
         open_sources(config(path, **on))
     text = str(caught.value)
     assert "another entry with the same path" in text
-    recommended = re.search(r"select, such as \{typeOfLevel: (\w+)\}", text)[1]
+    recommended = re.search(r"select: \{typeOfLevel: (\w+)\}", text)[1]
     left_out = re.search(r"the choice leaves out ([\w, ]+):", text)[1].split(", ")
     assert left_out == (["2t", "msl"] if on_levels else ["msl"])
     sources = [

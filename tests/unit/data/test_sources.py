@@ -255,8 +255,9 @@ def test_a_wrong_name_is_answered_with_the_nearest(tmp_path: Path) -> None:
 
 def test_a_variable_that_is_in_the_files_but_is_not_read(tmp_path: Path) -> None:
     fields = {"t2m": random_fields(4, H, W), "tp": random_fields(4, H, W), "co2": random_fields(4)}
-    path = write_file(tmp_path / "a.nc", fields, dims={"co2": ("time",)} | dict.fromkeys(("t2m", "tp"), ("time", "lat", "lon")),
-                      lat=LAT, lon=LON)  # fmt: skip
+    dims = {"t2m": ("time", "lat", "lon"), "tp": ("time", "lat", "lon"), "co2": ("time",)}
+    lat, lon = np.linspace(90 - 90 / H, -90 + 90 / H, H), np.arange(W) * 360 / W
+    path = write_file(tmp_path / "a.nc", fields, dims=dims, lat=lat, lon=lon)
     listed = [{"path": str(path), "variables": ["t2m"]}]
     with pytest.raises(DataError, match=r'"tp" is in the files of data\.sources\.0, but .*variables does not list tp'):
         open_sources(make_config("", sources=listed, p2=["t2m", "tp"]))
