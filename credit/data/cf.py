@@ -12,7 +12,7 @@ import xarray as xr
 from credit.data.grib import UNREADABLE
 from credit.data.regrid import Regridder
 from credit.data.select import listing
-from credit.data.units import Conversion, OfLogarithm
+from credit.data.units import Conversion, OfLogarithm, require_packing
 from credit.data.vertical import Column
 from credit.errors import DataError
 from credit.grid import LatLonGrid, Orientation
@@ -176,6 +176,8 @@ class Coordinates:
         variable = self._dataset.variables[name]
         if UNREADABLE in variable.encoding:
             raise DataError(f"{where}: {name} {variable.encoding[UNREADABLE].describe(level_units)}")
+        for used in (name, *(coordinate for _, coordinate in self.of_dim.values()), *self.scalar.values()):
+            require_packing(used, self._dataset.variables[used].encoding, where)
         dims_of_role: dict[str, list[str]] = {}
         unknown = []
         for dim in variable.dims:
