@@ -117,6 +117,33 @@ def test_every_problem_at_once() -> None:
     assert "5 problems" in text
 
 
+def test_the_keys_of_a_section_are_listed_once() -> None:
+    raw = with_key("trainer.qqq", 1)
+    raw["trainer"] |= {"xxx": 2, "zzz": 3}
+    raw["yyyy"] = 4
+    text = problems_of(raw)
+    assert "4 problems" in text
+    assert text.count("keys of trainer: activation_checkpoint, amp, ") == 1
+    assert text.count("keys of the config: data, experiment, ") == 1
+    assert "choices are" not in text
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("learning_rate", "learning_rate: unknown key; the key of this name is trainer.learning_rate"),
+        ("data.max_steps", "data.max_steps: unknown key; the key of this name is trainer.max_steps"),
+        ("trainer.dim_head", "the key of this name is model.dim_head"),
+        ("data.path", "the key of this name is data.sources.N.path or verification."),
+        # a near name of the same section comes first, a distant one is no hint
+        ("trainer.max_step", 'did you mean "max_steps"?'),
+        ("inference.modes", "keys of inference: "),
+    ],
+)
+def test_a_key_in_the_wrong_section(key: str, says: str) -> None:
+    assert says in problems_of(with_key(key, 1))
+
+
 def test_unknown_model_names_the_nearest() -> None:
     assert 'did you mean "wxformer"?' in problems_of(with_key("model.type", "wxfomer"))
 
