@@ -76,7 +76,7 @@ class Clock:
         try:
             date = cftime.datetime(*parts, calendar=self.calendar)
         except ValueError as error:
-            raise ConfigError(f'{key}: "{text}" is no date of the calendar {self.calendar} ({error})') from error
+            raise ConfigError(f'{key}: "{text}" is no date of the calendar {self.calendar}') from error
         return int(cftime.date2num(date, EPOCH, self.calendar))
 
     def parse_end(self, text: str, key: str = "time") -> int:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from credit.config.migration import find_change, find_replacement
+from credit.config.migration import find_replacement
 from credit.config.schema import Config
 from credit.config.schema_model import ModelSection, model_section, model_section_names
 from credit.errors import ConfigError, did_you_mean, find_nearest
@@ -21,6 +21,8 @@ from credit.errors import ConfigError, did_you_mean, find_nearest
 S = TypeVar("S", bound=BaseModel)
 # of sections that have a key of one name, in a message
 _MOST_PLACES = 3
+# characters of a value in a message
+_LONGEST_VALUE = 120
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 
@@ -48,7 +50,11 @@ def read_yaml(path: str | os.PathLike) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise ConfigError(f"config {path}: not valid YAML: {error}") from error
     if not isinstance(raw, dict):
-        raise ConfigError(f"config {path}: must be a mapping of sections, not {type(raw).__name__}")
+        kind = "the file is empty" if raw is None else f"this is a {type(raw).__name__}"
+        raise ConfigError(
+            f"config {path}: must be a mapping of sections, but {kind}; `credit init quickstart` writes a config to "
+            "start from"
+        )
     return raw
 
 
@@ -128,10 +134,16 @@ class _StrictLoader(yaml.SafeLoader):
     }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f'key "{key}" is given twice', node.start_mark)
+        lines: list[tuple[Any, int]] = []
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            for other, line in lines:
+                if other == key:
+                    mark = key_node.start_mark
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f'key "{key}" is given twice, first in line {line}', mark
+                    )
+            lines.append((key, key_node.start_mark.line + 1))
         return super().construct_mapping(node, deep)
 
 
@@ -224,13 +236,17 @@ def _describe(root: type[BaseModel], detail: Mapping[str, Any], prefix: str) -> 
     rule = detail["msg"].removeprefix("Value error, ")
     if detail["type"] in ("model_type", "model_attributes_type", "dict_type"):
         rule = "must be a section, which is a mapping of keys"
-    change = find_change(key)
+    change = find_replacement(key, of_changed=True)
     if change is not None:
         rule += f" (unlike miles-credit's {key}; here {change})"
     value = detail.get("input")
     if isinstance(value, Mapping | BaseModel):
-        return f"{key}: {rule}" if key else rule
-    return f"{key}: {value!r}: {rule}"
+        # a rule on several keys of a section may begin with the whole key
+        return f"{key}: {rule}" if key and not rule.startswith(f"{key}.") else rule
+    shown = repr(value)
+    if len(shown) > _LONGEST_VALUE:
+        shown = f"{shown[:_LONGEST_VALUE]}..."
+    return f"{key}: {shown}: {rule}"
 
 
 class _UnknownKey(str):

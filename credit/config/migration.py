@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,11 +19,13 @@ class Row:
         generation_1: dotted keys of the first generation, separated by spaces.
         generation_2: those of the second.
         here: our keys, or what is done instead, as Markdown.
+        is_changed: whether a key that both packages have takes other values here.
     """
 
     generation_1: str
     generation_2: str
     here: str
+    is_changed: bool = False
 
     @property
     def keys(self) -> list[str]:
@@ -30,14 +33,19 @@ class Row:
         return [*self.generation_1.split(), *self.generation_2.split()]
 
 
-def _same(keys: str, here: str) -> Row:
+def _same(keys: str, here: str, is_changed: bool = False) -> Row:
     """Return a row of keys that both generations have."""
-    return Row(keys, keys, here)
+    return Row(keys, keys, here, is_changed)
 
 
 _DATA = (
     Row("", "data.source", "`data.sources` for the files, `data.variables` for the groups"),
-    Row("data.variables", "data.source.NAME.variables.prognostic.vars_3D", "`data.variables.prognostic.vars_3D`"),
+    Row(
+        "data.variables",
+        "data.source.NAME.variables.prognostic.vars_3D",
+        "`data.variables.prognostic.vars_3D`",
+        is_changed=True,
+    ),
     Row(
         "data.surface_variables",
         "data.source.NAME.variables.prognostic.vars_2D",
@@ -79,11 +87,17 @@ _DATA = (
     ),
     Row("data.lead_time_periods", "data.timestep data.lead_time_periods", "`data.timestep`"),
     Row("data.history_len data.valid_history_len", "data.history_len", "`data.history_len`"),
-    Row("data.forecast_len", "data.forecast_len", "`data.forecast_len`, from 1; generation 1 counts from 0"),
+    Row(
+        "data.forecast_len",
+        "data.forecast_len",
+        "`data.forecast_len`, from 1; generation 1 counts from 0",
+        is_changed=True,
+    ),
     Row(
         "data.valid_forecast_len",
         "validation_data.forecast_len",
         "`data.valid_forecast_len`, from 1; generation 1 counts from 0",
+        is_changed=True,
     ),
     Row("data.backprop_on_timestep", "trainer.backprop_on_timestep", "`trainer.backprop_on_timestep`, steps from 1"),
     Row("data.static_first", "preblocks.per_step.concat", "`data.input_order`"),
@@ -148,6 +162,7 @@ _LOSS = (
         "loss.use_latitude_weights loss.latitude_weights",
         "loss.args.use_latitude_weights loss.args.latitude_weights",
         "`loss.latitude_weights`, true or false; areas follow from the grid",
+        is_changed=True,
     ),
     Row(
         "loss.use_variable_weights loss.variable_weights",
@@ -183,7 +198,7 @@ _TRAINER = (
     ),
     Row("trainer.amp trainer.mixed_precision", "trainer.amp", "`trainer.amp`: bfloat16 autocast, float32 parameters"),
     _same("trainer.grad_accum_every", "`trainer.grad_accum_every`"),
-    _same("trainer.grad_max_norm", "`trainer.grad_max_norm`, a number; `dynamic` is not there"),
+    _same("trainer.grad_max_norm", "`trainer.grad_max_norm`, a number; `dynamic` is not there", is_changed=True),
     Row(
         "trainer.activation_checkpoint trainer.checkpoint_all_layers",
         "trainer.activation_checkpoint",
@@ -238,7 +253,11 @@ _JOBS = (
     _same("pbs.ncpus slurm.ncpus", "`pbs.cpus_per_node`, `slurm.cpus_per_node`"),
     _same("pbs.ngpus slurm.ngpus", "`pbs.gpus_per_node`, `slurm.gpus_per_node`"),
     _same("pbs.mem slurm.mem", "`pbs.memory`, `slurm.memory`"),
-    _same("pbs.walltime slurm.walltime", "`pbs.walltime`, `slurm.walltime`, written 12h instead of 12:00:00"),
+    _same(
+        "pbs.walltime slurm.walltime",
+        "`pbs.walltime`, `slurm.walltime`, written 12h instead of 12:00:00",
+        is_changed=True,
+    ),
     _same("pbs.gpu_type", "`pbs.chunk: {gpu_type: NAME}`"),
     Row("", "slurm.env_setup", "`slurm.setup`"),
 )
@@ -253,31 +272,17 @@ TABLES: dict[str, Sequence[Row]] = {
 }
 
 
-def _collect() -> dict[str, str]:
-    collected: dict[str, str] = {}
-    for rows in TABLES.values():
-        for row in rows:
-            for key in row.keys:
-                collected.setdefault(key, row.here)
-    return collected
+def find_replacement(key: str, of_changed: bool = False) -> str | None:
+    """Return what takes the place of a key of miles-credit, in words for a message; None for any other key.
 
-
-_HERE = _collect()
-
-
-def find_replacement(key: str) -> str | None:
-    """Return what takes the place of a key of miles-credit, in words for a message; None for any other key."""
-    here = _HERE.get(key)
-    return None if here is None else re.sub(r"\[\]\(([\w.]+)\)", r"docs/\1", here)
-
-
-def find_change(key: str) -> str | None:
-    """Return how a key that both packages have differs here; None where it does not, or only one has it."""
-    here = find_replacement(key)
-    if here is None:
-        return None
-    only_keys = re.fullmatch(r"`[\w.]+`(?:, `[\w.]+`)*", here)
-    return None if only_keys and f"`{key}`" in here else here
+    Args:
+        key: dotted.
+        of_changed: only for a key that both packages have and that takes other values here.
+    """
+    for row in itertools.chain.from_iterable(TABLES.values()):
+        if key in row.keys and (row.is_changed or not of_changed):
+            return re.sub(r"\[\]\(([\w.]+)\)", r"docs/\1", row.here)
+    return None
 
 
 def describe_table(title: str) -> str:

@@ -57,6 +57,11 @@ def build_splits(conf: DataConfig, clock: Clock) -> dict[str, Split]:
     gap = parse_duration(conf.split_gap, "data.split_gap")
     ordered = sorted(splits.values(), key=lambda split: split.first)
     for earlier, later in zip(ordered, ordered[1:], strict=False):
+        if later.first <= earlier.last:
+            raise ConfigError(
+                f"{later.describe(clock)} overlaps {earlier.describe(clock)}; splits must be data.split_gap "
+                f"{conf.split_gap} apart, so that one does not foretell the other"
+            )
         # the last minute of a whole day counts as its end
         if later.first - earlier.last < gap - 1:
             days = (later.first - earlier.last) / 1440

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from credit.config.describe import describe
-from credit.config.migration import TABLES, describe_table, find_change
+from credit.config.migration import TABLES, describe_table, find_replacement
 from tests.unit.config.test_load import problems_of, with_key
 
 # A key that a section or a name stands for cannot be set by itself.
@@ -51,5 +51,6 @@ def test_a_key_with_another_meaning_says_so() -> None:
     assert "must be a section" in text and "unlike miles-credit's data.variables; here `data.variables.prog" in text
     assert "generation 1 counts from 0" in problems_of(with_key("data.forecast_len", 0))
     # where both mean the same, miles-credit is not mentioned
-    assert find_change("model.dim") is None
+    assert find_replacement("model.dim") is not None
     assert "miles-credit" not in problems_of(with_key("model.dim", "wide"))
+    assert "miles-credit" not in problems_of(with_key("trainer.amp", "perhaps"))

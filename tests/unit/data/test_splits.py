@@ -41,6 +41,13 @@ def test_backward_period() -> None:
         build_splits(conf(splits=backward), CLOCK)
 
 
+def test_periods_that_overlap() -> None:
+    inside = {"train": ["2000-01-01", "2000-12-31"], "valid": ["2000-03-01", "2000-03-02"],
+              "test": ["2001-05-01", "2001-05-02"]}  # fmt: skip
+    with pytest.raises(ConfigError, match=r"valid 2000-03-01T00:00..2000-03-02T23:59 overlaps data.splits.train"):
+        build_splits(conf(splits=inside), CLOCK)
+
+
 def test_a_period_of_one_time() -> None:
     moment = {"train": ["2000-02-01T06:00", "2000-02-01T06:00"], "valid": ["2000-03-01", "2000-03-02"],
               "test": ["2000-05-01", "2000-05-02"]}  # fmt: skip
