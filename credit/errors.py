@@ -9,6 +9,10 @@ import difflib
 import os
 from collections.abc import Iterable
 
+# Twice the letters in common over all letters. One wrong letter of three gives 0.67; at 0.6 and below, names that mean
+# something else are alike by chance ("mode" and "folder").
+_LEAST_LIKENESS = 0.65
+
 
 class CreditError(Exception):
     """Base of every error that is addressed to the user; the commands print it without a traceback."""
@@ -38,13 +42,21 @@ class NoWholeCheckpointError(CheckpointError):
     exit_code = 2
 
 
+def find_nearest(name: str, choices: Iterable[str]) -> str | None:
+    """Return the choice nearest to `name`, None where none is near."""
+    names = sorted({str(choice) for choice in choices})
+    near = difflib.get_close_matches(str(name), names, n=max(len(names), 1), cutoff=_LEAST_LIKENESS)
+    if not near:
+        return None
+    # of those that share as many letters, such as z850 and z500 with z501, the one that begins alike for longest
+    alike = {one: difflib.SequenceMatcher(None, one, str(name)).ratio() for one in near}
+    return max(near, key=lambda one: (alike[one], len(os.path.commonprefix([one, str(name)]))))
+
+
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """Return ``'; did you mean "x"?'`` for the choice nearest to `name`, or the list of choices where none is near."""
     names = sorted({str(choice) for choice in choices})
-    near = difflib.get_close_matches(str(name), names, n=max(len(names), 1), cutoff=0.6)
-    if near:
-        # of those that share as many letters, such as z850 and z500 with z501, the one that begins alike for longest
-        alike = {one: difflib.SequenceMatcher(None, one, str(name)).ratio() for one in near}
-        nearest = max(near, key=lambda one: (alike[one], len(os.path.commonprefix([one, str(name)]))))
+    nearest = find_nearest(name, names)
+    if nearest is not None:
         return f'; did you mean "{nearest}"?'
     return f"; choices are {', '.join(names)}" if names else ""

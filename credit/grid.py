@@ -71,6 +71,7 @@ class LatLonGrid:
         wrapped = np.mod(np.where(np.mod(lon, 360.0) > 360.0 - _TOLERANCE_DEGREES, 0.0, lon), 360.0)
         columns = np.argsort(wrapped, kind="stable")
         eastward = wrapped[columns]
+        _refuse_repeated_columns(eastward, columns, lon, origin)
         _check_global_longitudes(eastward, origin)
         if lat_bounds is None:
             bounds = _bounds_from_centres(ordered, origin)
@@ -131,6 +132,17 @@ def _finite_vector(values: np.ndarray, name: str, origin: str) -> np.ndarray:
     return vector
 
 
+def _refuse_repeated_columns(eastward: np.ndarray, columns: np.ndarray, lon: np.ndarray, origin: str) -> None:
+    """Refuse two columns at one longitude, such as 0 and 360 of a cyclic point that was added for plotting."""
+    repeated = np.flatnonzero(np.diff(eastward) < _TOLERANCE_DEGREES)
+    if len(repeated):
+        first, second = sorted(columns[repeated[0] : repeated[0] + 2])
+        raise DataError(
+            f"{origin}: columns {first} and {second}, counted from 0, are at the same longitude ({lon[first]:g} and "
+            f"{lon[second]:g} degrees); every column must have its own: remove one of the two from the file"
+        )
+
+
 def _check_global_longitudes(eastward: np.ndarray, origin: str) -> None:
     spacing = np.diff(np.append(eastward, eastward[0] + 360.0))
     even = 360.0 / len(eastward)
@@ -139,7 +151,7 @@ def _check_global_longitudes(eastward: np.ndarray, origin: str) -> None:
         raise DataError(
             f"{origin}: longitudes {eastward[0]:g}..{eastward[-1]:g} ({len(eastward)} columns) do not go evenly round "
             f"the globe: {spacing[widest]:g} degrees without a column behind {eastward[widest]:g}; only global grids "
-            "with equal spacing and without a repeated column can be used: take a file of the whole globe"
+            "with equal spacing can be used: take a file of the whole globe"
         )
 
 

@@ -58,7 +58,9 @@ class Clock:
     def __post_init__(self) -> None:
         name = _ALIASES.get(self.calendar.lower(), self.calendar.lower())
         if name not in CALENDARS:
-            raise DataError(f'calendar "{self.calendar}" is not a CF calendar{did_you_mean(name, CALENDARS)}')
+            raise DataError(
+                f'calendar "{self.calendar}" is not a CF calendar{did_you_mean(name, (*CALENDARS, *_ALIASES))}'
+            )
         object.__setattr__(self, "calendar", name)
 
     def parse(self, text: str, key: str = "time") -> int:
@@ -74,7 +76,7 @@ class Clock:
         try:
             date = cftime.datetime(*parts, calendar=self.calendar)
         except ValueError as error:
-            raise ConfigError(f'{key}: "{text}" is no date of the calendar {self.calendar} ({error})') from error
+            raise ConfigError(f'{key}: "{text}" is no date of the calendar {self.calendar}') from error
         return int(cftime.date2num(date, EPOCH, self.calendar))
 
     def parse_end(self, text: str, key: str = "time") -> int:

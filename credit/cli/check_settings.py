@@ -24,6 +24,7 @@ from credit.forecast.layout import build_layout
 from credit.forecast.noise import find_blocks
 from credit.forecast.products import Products
 from credit.forecast.writer import require_alike
+from credit.installation import install_command
 from credit.losses import build_loss
 from credit.times import format_duration
 from credit.train.assemble import require_monitor
@@ -55,7 +56,7 @@ def check_training(config: Config, found: DataFound, findings: Findings) -> None
         except ValueError as error:
             raise ConfigError(f"trainer.betas: {list(conf.betas)}: {error}; both must lie from 0 to below 1") from error
     if conf.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        findings.add("trainer.tensorboard: true needs the extra: pip install 'credit[tensorboard]'")
+        findings.add(f"trainer.tensorboard: true needs TensorBoard; install it with: {install_command('tensorboard')}")
     if conf.early_view is not None and "valid" in found.splits and len(found.times):
         with findings.collect():
             plan = plan_early_view(config, found.channels, found.times, found.clock, found.splits["valid"])

@@ -6,8 +6,9 @@ import argparse
 
 from credit.cli.arguments import add_config_arguments, path_argument
 
-HELP = """Collect what a bug report needs in one text file: versions, machine, ranks, environment, the resolved config,
-and of the run in save_loc STATUS, heartbeat, newest checkpoints, last metrics, last error and the ends of its logs.
+HELP = """Collect what a bug report needs in one text file: installation, versions, machine, ranks, environment, the
+resolved config, and of the run in save_loc STATUS, heartbeat, newest checkpoints, last metrics, last error and the ends
+of its logs.
 
 It only reads, also while the run is at work, and a broken config gets a report, too. Values of names that look like
 secrets, credentials in URLs and the name of your home are left out; read the file before you send it nevertheless."""
@@ -35,11 +36,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     from credit.cli.doctor_sections import Patient, write_report
     from credit.errors import ConfigError
+    from credit.installation import find_conflicts
     from credit.parallel.launch import read_launch
 
     with suppress(ConfigError):
         if not read_launch().is_main:
             return 0
+    for conflict in find_conflicts():
+        print(f"credit doctor: {conflict}", file=sys.stderr)
     patient = Patient.find(arguments.config, arguments.overrides, os.environ)
     text = write_report(patient)
     if arguments.output == "-":

@@ -27,6 +27,7 @@ from credit.cli.masking import HIDDEN, is_secret, mask, mask_values
 from credit.config import Config, load_config
 from credit.config.load import apply_overrides, read_yaml
 from credit.errors import ConfigError, CreditError
+from credit.installation import describe_installation, find_conflicts
 from credit.parallel.launch import read_launch
 from credit.parallel.mesh import RunMesh, plan_degrees
 from credit.train import checkpoint
@@ -95,6 +96,11 @@ def write_report(patient: Patient) -> str:
 def _report(patient: Patient, secrets: set[str]) -> str:
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return f"credit {__version__}, {now}\ncommand {' '.join(sys.argv)}\nin {Path.cwd()}"
+
+
+def _installation(patient: Patient, secrets: set[str]) -> str:
+    conflicts = [f"CONFLICT: {conflict}" for conflict in find_conflicts()]
+    return "\n".join([describe_installation(), *conflicts])
 
 
 def _versions(patient: Patient, secrets: set[str]) -> str:
@@ -224,6 +230,7 @@ def _age(path: Path) -> str:
 
 SECTIONS: dict[str, Callable[[Patient, set[str]], str]] = {
     "report": _report,
+    "installation": _installation,
     "versions": _versions,
     "machine": _machine,
     "ranks": _ranks,

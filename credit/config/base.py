@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, ModelWrapValidatorHandler, model_validator
 
 from credit.paths import expand_home
 
@@ -16,3 +17,20 @@ class Section(BaseModel):
     """A section of the config; immutable, strict about unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _refuse_truth_as_number(cls, given: Any, validate: ModelWrapValidatorHandler) -> Any:
+        """Refuse ``yes`` or ``true`` for a number, which pydantic would take for 1."""
+        section = validate(given)
+        for name, value in given.items() if isinstance(given, Mapping) else ():
+            if isinstance(value, bool) and not _takes_truth(cls.model_fields[name].annotation):
+                raise ValueError(f"{name}: {str(value).lower()} is no value of this key; write a number")
+        return section
+
+
+def _takes_truth(annotation: Any) -> bool:
+    """Return whether a value of this type may be true or false."""
+    if annotation in (bool, Any):
+        return True
+    return any(isinstance(item, bool) or _takes_truth(item) for item in get_args(annotation))

@@ -8,16 +8,21 @@ import re
 import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from credit.config.migration import find_replacement
 from credit.config.schema import Config
 from credit.config.schema_model import ModelSection, model_section, model_section_names
-from credit.errors import ConfigError, did_you_mean
+from credit.errors import ConfigError, did_you_mean, find_nearest
 
 S = TypeVar("S", bound=BaseModel)
+# of sections that have a key of one name, in a message
+_MOST_PLACES = 3
+# characters of a value in a message
+_LONGEST_VALUE = 120
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 
@@ -45,7 +50,11 @@ def read_yaml(path: str | os.PathLike) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise ConfigError(f"config {path}: not valid YAML: {error}") from error
     if not isinstance(raw, dict):
-        raise ConfigError(f"config {path}: must be a mapping of sections, not {type(raw).__name__}")
+        kind = "the file is empty" if raw is None else f"this is a {type(raw).__name__}"
+        raise ConfigError(
+            f"config {path}: must be a mapping of sections, but {kind}; `credit init quickstart` writes a config to "
+            "start from"
+        )
     return raw
 
 
@@ -103,8 +112,17 @@ def dump_config(config: Config) -> str:
 
 
 def _failure(problems: list[str], origin: str) -> ConfigError:
-    lines = "\n".join(f"  - {problem}" for problem in problems)
-    return ConfigError(f"{origin}: {len(problems)} problem{'s' if len(problems) > 1 else ''}\n{lines}")
+    """Return the error that names all problems; the keys of a section are listed once, however many are unknown."""
+    lines = [f"  - {problem}" for problem in problems]
+    lists = dict.fromkeys(problem.keys for problem in problems if isinstance(problem, _UnknownKey) and problem.keys)
+    lines += [f"  {keys}" for keys in lists]
+    if any(isinstance(problem, _UnknownKey) and problem.is_foreign for problem in problems):
+        lines.append(
+            "  docs/migration.md says where the keys of miles-credit went; `credit init wxformer_1deg` is a config to "
+            "start from"
+        )
+    title = f"{origin}: {len(problems)} problem{'s' if len(problems) > 1 else ''}"
+    return ConfigError("\n".join([title, *lines]))
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -116,10 +134,16 @@ class _StrictLoader(yaml.SafeLoader):
     }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f'key "{key}" is given twice', node.start_mark)
+        lines: list[tuple[Any, int]] = []
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            for other, line in lines:
+                if other == key:
+                    mark = key_node.start_mark
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f'key "{key}" is given twice, first in line {line}', mark
+                    )
+            lines.append((key, key_node.start_mark.line + 1))
         return super().construct_mapping(node, deep)
 
 
@@ -206,14 +230,78 @@ def _describe(root: type[BaseModel], detail: Mapping[str, Any], prefix: str) -> 
         tag = detail["ctx"]["tag"]
         return f'{key}.kind: "{tag}" is none{did_you_mean(tag, _kinds_of(choices))}'
     if detail["type"] == "extra_forbidden":
-        return f"{key}: unknown key{did_you_mean(str(location[-1]), owners[0].model_fields if owners else ())}"
+        return _describe_unknown(key, owners[0] if owners else None)
     if detail["type"] == "missing":
         return f"{key}: this key is missing"
     rule = detail["msg"].removeprefix("Value error, ")
+    if detail["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        rule = "must be a section, which is a mapping of keys"
+    change = find_replacement(key, of_changed=True)
+    if change is not None:
+        rule += f" (unlike miles-credit's {key}; here {change})"
     value = detail.get("input")
     if isinstance(value, Mapping | BaseModel):
-        return f"{key}: {rule}" if key else rule
-    return f"{key}: {value!r}: {rule}"
+        # a rule on several keys of a section may begin with the whole key
+        return f"{key}: {rule}" if key and not rule.startswith(f"{key}.") else rule
+    shown = repr(value)
+    if len(shown) > _LONGEST_VALUE:
+        shown = f"{shown[:_LONGEST_VALUE]}..."
+    return f"{key}: {shown}: {rule}"
+
+
+class _UnknownKey(str):
+    """The description of a key that there is not.
+
+    Attributes:
+        keys: those that its section has, in words; empty where the description names the right one.
+        is_foreign: whether it is a key of miles-credit.
+    """
+
+    keys: str = ""
+    is_foreign: bool = False
+
+
+def _describe_unknown(key: str, section: type[BaseModel] | None) -> _UnknownKey:
+    """Describe a key that `section` does not have, with the right one where that can be told."""
+    replacement = find_replacement(key)
+    if replacement is not None:
+        problem = _UnknownKey(f"{key}: a key of miles-credit; here {replacement}")
+        problem.is_foreign = True
+        return problem
+    above, _, name = key.rpartition(".")
+    keys = list(section.model_fields) if section is not None else []
+    nearest = find_nearest(name, keys)
+    if nearest is not None:
+        return _UnknownKey(f'{key}: unknown key; did you mean "{nearest}"?')
+    elsewhere = _find_key(name)
+    if 0 < len(elsewhere) <= _MOST_PLACES:
+        return _UnknownKey(f"{key}: unknown key; the key of this name is {' or '.join(elsewhere)}")
+    problem = _UnknownKey(f"{key}: unknown key")
+    if keys:
+        problem.keys = f"keys of {above or 'the config'}: {', '.join(sorted(keys))}"
+    return problem
+
+
+def _find_key(name: str) -> list[str]:
+    """Return the dotted keys of all sections that end with `name`."""
+    roots = [("", Config)]
+    roots += [("model.", section) for section in map(model_section, model_section_names()) if section is not None]
+    found: dict[str, None] = {}
+    while roots:
+        prefix, section = roots.pop()
+        for key, field in section.model_fields.items():
+            if key == name:
+                found[f"{prefix}{key}"] = None
+            inner = [item for item in _classes_in(field.annotation) if issubclass(item, BaseModel)]
+            container = {list: "N.", dict: "NAME."}.get(_container_of(field.annotation), "")
+            roots += [(f"{prefix}{key}.{container}", item) for item in inner]
+    return sorted(found)
+
+
+def _container_of(annotation: Any) -> type | None:
+    """Return list or dict where an annotation, perhaps optional, is one of sections."""
+    options = [annotation, *get_args(annotation)]
+    return next((get_origin(option) for option in options if get_origin(option) in (list, dict)), None)
 
 
 def _sections_at(root: type[BaseModel], location: list) -> tuple[list[type[BaseModel]], list]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from credit.channels import COMPUTED_DYNAMIC, COMPUTED_STATIC, DERIVED_FROM, ChannelMap
 from credit.config.base import PathText, Section
@@ -26,6 +26,16 @@ def _canonical_duration(value: object) -> object:
 Duration = Annotated[str, BeforeValidator(_canonical_duration)]
 Hour = Annotated[int, Field(ge=0, le=23)]
 Level = Annotated[float, Field(gt=0)]
+
+
+def _require_each_once(levels: list[float]) -> list[float]:
+    twice = sorted({level for level in levels if levels.count(level) > 1})
+    if twice:
+        raise ValueError(f"{', '.join(f'{level:g}' for level in twice)} is named twice; name each level once")
+    return levels
+
+
+Levels = Annotated[list[Level], AfterValidator(_require_each_once)]
 
 Derived = Literal[
     "geopotential", "mean_sea_level_pressure", "relative_humidity", "relative_humidity_water", "wind_speed"
@@ -62,7 +72,7 @@ class VariablesConfig(Section):
 class FieldConfig(Section):
     """Options of one variable."""
 
-    levels: list[Level] | None = Field(None, description="This variable's own levels; default: `data.levels`.")
+    levels: Levels | None = Field(None, description="This variable's own levels; default: `data.levels`.")
     missing: Literal["error", "fill_mean"] = Field(
         "error",
         description="`fill_mean`: cells that are always missing (sst over land) are filled with the mean, masked in "
@@ -219,7 +229,7 @@ class DataConfig(Section):
         "choice for coarser grids.",
     )
     variables: VariablesConfig = Field(description="Which variables play which part.")
-    levels: list[Level] = Field([], description="Levels of the 3-D variables, matched exactly, in `level_units`.")
+    levels: Levels = Field([], description="Levels of the 3-D variables, matched exactly, in `level_units`.")
     level_units: Literal["hPa", "Pa", "model_level"] = Field("hPa", description="Units of `levels`.")
     coefficients: PathText | None = Field(
         None,

@@ -59,7 +59,7 @@ class PaddingConfig(Section):
 class WXFormerSection(ModelSection):
     """WXFormer: a CrossFormer encoder and a convolutional decoder."""
 
-    type: Literal["wxformer"] = Field("wxformer", description="The model's registered name.")
+    type: Literal["wxformer"] = Field(description="The model's registered name.")
     dim: list[int] = Field([32, 64, 128, 256], min_length=4, max_length=4, description="Channels by stage.")
     depth: list[int] = Field([2, 2, 8, 2], min_length=4, max_length=4, description="Transformer layers by stage.")
     dim_head: int = Field(32, gt=0, description="Channels of an attention head.")

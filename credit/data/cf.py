@@ -13,7 +13,7 @@ from credit.data.grib import UNREADABLE
 from credit.data.plausible import Implausible, ValueRules
 from credit.data.regrid import Regridder
 from credit.data.select import listing
-from credit.data.units import Conversion, OfLogarithm
+from credit.data.units import Conversion, OfLogarithm, require_packing
 from credit.data.vertical import Column
 from credit.errors import DataError
 from credit.grid import LatLonGrid, Orientation
@@ -40,6 +40,7 @@ _DEGREES = {
     **dict.fromkeys(("degree_north", "degree_n", "degreen"), "lat"),
     **dict.fromkeys(("degree_east", "degree_e", "degreee"), "lon"),
 }
+_ROLE_WORDS = {"time": "time", "lat": "latitude", "lon": "longitude", "level": "level"}
 _AXES = {"T": "time", "Y": "lat", "X": "lon", "Z": "level"}
 PRESSURE_IN_HPA = {"hpa": 1.0, "millibar": 1.0, "millibars": 1.0, "mbar": 1.0, "mb": 1.0, "pa": 0.01, "pascal": 0.01}
 # room for float32 and for Pa against hPa, far below the distance of any two levels
@@ -193,23 +194,31 @@ class Coordinates:
         """Whether `name` is the coordinate of `dim` rather than what was found before."""
         return dim not in self.of_dim or name == _VALID_TIME or (name == dim and self.of_dim[dim][1] != _VALID_TIME)
 
-    def roles(self, name: str, where: str) -> dict[str, str]:
+    def roles(self, name: str, where: str, level_units: str | None = None) -> dict[str, str]:
         """Return role -> dimension of a variable.
+
+        Args:
+            name: the variable.
+            where: the file, for messages.
+            level_units: ``data.level_units`` where the variable is wanted on levels, else None.
 
         Raises:
             DataError: where a dimension is none of time, level, latitude and longitude, or the last two are lacking.
         """
         variable = self._dataset.variables[name]
         if UNREADABLE in variable.encoding:
-            raise DataError(f"{where}: {name} {variable.encoding[UNREADABLE]}")
-        found: dict[str, str] = {}
+            raise DataError(f"{where}: {name} {variable.encoding[UNREADABLE].describe(level_units)}")
+        for used in (name, *(coordinate for _, coordinate in self.of_dim.values()), *self.scalar.values()):
+            require_packing(used, self._dataset.variables[used].encoding, where)
+        dims_of_role: dict[str, list[str]] = {}
         unknown = []
         for dim in variable.dims:
             role = self.of_dim.get(dim, (None, None))[0]
-            if role is not None and role not in found:
-                found[role] = dim
+            if role is not None:
+                dims_of_role.setdefault(role, []).append(dim)
             elif variable.sizes[dim] > 1:
                 unknown.append(dim)
+        found = {role: self._choose_dim(name, role, dims, where) for role, dims in dims_of_role.items()}
         if not {"lat", "lon"} <= set(found):
             dims = ", ".join(map(str, variable.dims))
             raise DataError(
@@ -219,14 +228,49 @@ class Coordinates:
             )
         if unknown:
             raise DataError(
-                f"{where}: dimension {unknown[0]} ({variable.sizes[unknown[0]]}) of {name} is none of time, level, "
-                f"latitude and longitude; {self._way_out(unknown[0])}"
+                f"{where}: dimension {unknown[0]} ({variable.sizes[unknown[0]]}) of {name} "
+                f"{self._describe_unknown(unknown[0])}"
             )
         return found
 
-    def _way_out(self, dim: str) -> str:
-        if dim not in self._dataset.variables:
-            return f"it has no coordinate to choose by: cut the file to one {dim} first"
+    def _choose_dim(self, name: str, role: str, dims: Sequence[str], where: str) -> str:
+        """Return the dimension that stands for a role.
+
+        Of several, all but one must have length 1, as the time at which a forecast began has beside its valid times.
+        """
+        sizes = self._dataset.variables[name].sizes
+        longer = [dim for dim in dims if sizes[dim] > 1]
+        if len(longer) > 1:
+            listed = " and ".join(f"{dim} ({sizes[dim]})" for dim in longer)
+            raise DataError(
+                f"{where}: dimensions {listed} of {name} are all {_ROLE_WORDS[role]} by their coordinates; correct the "
+                f"attributes of what is not, or {self._how_to_choose(longer[-1])}"
+            )
+        return (longer or dims)[0]
+
+    def _describe_unknown(self, dim: str) -> str:
+        """Return why a dimension has no role, and a way out, in words that follow its name."""
+        coordinate = self._dataset.variables.get(dim)
+        if coordinate is None:
+            return (
+                "has no coordinate variable, so its values are not known; add the coordinate to the file, or cut the "
+                "file to one position"
+            )
+        standard_name = coordinate.attrs.get("standard_name")
+        if standard_name in _OTHER_STANDARD_NAMES:
+            return (
+                f"has the standard_name {standard_name}, which is none of time, level, latitude and longitude; correct "
+                f"it in the file, or {self._how_to_choose(dim)}"
+            )
+        is_numeric = coordinate.ndim == 1 and coordinate.dtype.kind in "iuf"
+        if not is_numeric and dim.lower() in _NAMES["time"]:
+            return (
+                "has a coordinate that holds text; a time axis holds numbers whose units are, for example, hours since "
+                f"a date: rewrite it so, or {self._how_to_choose(dim)}"
+            )
+        return f"is none of time, level, latitude and longitude; {self._how_to_choose(dim)}"
+
+    def _how_to_choose(self, dim: str) -> str:
         values = self._dataset.variables[dim].values
         return f"choose one with data.sources.N.select: {{{dim}: {listing(values[:1])}}}; it has {listing(values)}"
 

@@ -20,6 +20,7 @@ from credit.data.grib import open_grib
 from credit.data.registry import open_registered
 from credit.data.remote import is_remote, open_remote, remote_fingerprint
 from credit.data.select import select_positions
+from credit.data.units import require_packing
 from credit.errors import ConfigError, DataError, did_you_mean
 
 _DATE_PARTS = {"%Y": r"\d{4}", "%m": r"\d{2}", "%d": r"\d{2}", "%H": r"\d{2}", "%M": r"\d{2}", "%j": r"\d{3}"}
@@ -153,15 +154,20 @@ def open_file(path: Path | str, source: SourceConfig) -> xr.Dataset:
         return open_grib(path, source.select)
     if file_format == "netcdf":
         _refuse_truncated(path)
+    engine = "netcdf4" if file_format == "netcdf" else "zarr"
     try:
         if file_format == "zarr":
             options["consolidated"] = _is_consolidated(path)
         with warnings.catch_warnings():
             # two fill values (CMIP writes float32 and float64 1e20) are both read as missing, as they should
             warnings.simplefilter("ignore", xr.SerializationWarning)
-            engine = "netcdf4" if file_format == "netcdf" else "zarr"
             dataset = xr.open_dataset(path, engine=engine, **options)
-    except (OSError, ValueError, KeyError, RuntimeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, AttributeError, TypeError) as error:
+        if isinstance(error, TypeError):
+            # a coordinate, which is unpacked at once, has packing attributes that are no numbers
+            with xr.open_dataset(path, engine=engine, decode_cf=False, chunks=None, cache=False) as raw:
+                for name, variable in raw.variables.items():
+                    require_packing(str(name), variable.attrs, str(path))
         raise _unreadable(path, file_format, error) from error
     return select_positions(dataset, source.select, str(path))
 

@@ -2,13 +2,14 @@
 
 Each variable of the dataset is (time, [level,] latitude, longitude), time being the valid time. A GRIB file may hold a
 variable several times over (on surfaces of several kinds, as mean and as instantaneous value, for several members).
-Such a variable stands in the dataset with the reason why it cannot be read, which is an error only for who wants it.
+Such a variable stands in the dataset with an `Unreadable`, which is an error only for who wants it.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,8 @@ from credit.times import EPOCH
 UNREADABLE = "unreadable"
 # (times, levels) bool in the encoding of a variable on levels: where there is no message
 ABSENT = "absent"
+# of the dataset's encoding: the variables of the file that `select` leaves out
+LEFT_OUT = "left_out"
 _PA_PER_HPA = 100.0
 _PRESSURE = {"isobaricInhPa": 1.0, "isobaricInPa": 1.0 / _PA_PER_HPA}
 _LEVEL_ATTRIBUTES = {
@@ -33,6 +36,71 @@ _LEVEL_ATTRIBUTES = {
 }
 # messages that differ in these are different fields, whatever their times; in the others, only where times coincide
 _ALWAYS_APART = ("typeOfLevel", "stepType", "number", "grid")
+_MOST_NAMED = 5
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """Why a variable of a GRIB file cannot be read as one.
+
+    Attributes:
+        problem: in words that follow the variable's name.
+        choices: key of ``data.sources.N.select`` -> the variable's values of it; empty where no choice helps.
+        others: each other variable of the file -> the values that its messages have of these keys, in their order,
+            None where a message does not have the key.
+    """
+
+    problem: str
+    choices: Mapping[str, Sequence[Value]]
+    others: Mapping[str, frozenset[tuple[Value | None, ...]]]
+
+    def describe(self, level_units: str | None) -> str:
+        """Return the problem and a way out that fits what is wanted.
+
+        Args:
+            level_units: ``data.level_units`` for a variable that is wanted on levels, None for one without.
+        """
+        if not self.choices:
+            return self.problem
+        example = {key: self._choose(key, values, level_units) for key, values in self.choices.items()}
+        if level_units is not None and _kind_of_type(example.get("typeOfLevel")) not in (None, *_LEVEL_ATTRIBUTES):
+            return f"{self.problem}; none of these are pressure or model levels, as vars_3D needs: list it in vars_2D"
+        if level_units is not None and not example.keys() & set(CHOICES):
+            return f"{self.problem}; vars_3D needs levels: list it in vars_2D for one of these"
+        select = ", ".join(f"{key}: {listing([value])}" for key, value in example.items())
+        left_out = [name for name, held in self.others.items() if not any(_passes(own, example) for own in held)]
+        advice = f"{self.problem}; choose with data.sources.N.select: {{{select}}}"
+        if not left_out:
+            return advice
+        names = ", ".join(left_out[:_MOST_NAMED]) + (", ..." if len(left_out) > _MOST_NAMED else "")
+        return (
+            f"{advice}, in an entry of data.sources whose `variables` lists this variable only; the choice leaves out "
+            f"{names}: list what you need of these in `variables` of another entry with the same path"
+        )
+
+    @staticmethod
+    def _choose(key: str, values: Sequence[Value], level_units: str | None) -> Value:
+        """Return the value that fits a variable on levels, or one without; the first where none fits."""
+        if key != "typeOfLevel":
+            return values[0]
+        wanted = {None: (), "model_level": ("hybrid", "pressure")}.get(level_units, ("pressure", "hybrid"))
+        order = [kind for kind in wanted if kind in map(_kind_of_type, values)]
+        if order:
+            return next(value for value in values if _kind_of_type(value) == order[0])
+        return next((value for value in values if _kind_of_type(value) not in _LEVEL_ATTRIBUTES), values[0])
+
+
+def _passes(values: Sequence[Value | None], example: Mapping[str, Value]) -> bool:
+    """Return whether a message with these values of the keys stays where `example` is selected."""
+    pairs = zip(values, example.items(), strict=True)
+    return all(have is None or _is_selected(key, have, wanted) for have, (key, wanted) in pairs)
+
+
+def _is_selected(key: str, have: Value, wanted: Value) -> bool:
+    """Return whether a value is the selected one; pressure levels in hPa and in Pa are one type."""
+    if key == "typeOfLevel" and have in _PRESSURE and wanted in _PRESSURE:
+        return True
+    return same_value(have, wanted)
 
 
 def open_grib(path: Path, select: Mapping[str, Value]) -> xr.Dataset:
@@ -48,20 +116,28 @@ def open_grib(path: Path, select: Mapping[str, Value]) -> xr.Dataset:
         DataError: for a file that cannot be read, or a value that no message has.
         ConfigError: for a key that cannot be selected.
     """
-    messages = _select(read_messages(path), select, str(path))
+    every_message = read_messages(path)
+    messages = _select(every_message, select, str(path))
     of_variable: dict[str, list[Message]] = defaultdict(list)
     for message in messages:
         of_variable[message.parameter.name].append(message)
     builder = _Builder(path)
     for name, its_messages in of_variable.items():
-        builder.add(name, its_messages)
+        builder.add(name, its_messages, of_variable)
     for name, its_messages in of_variable.items():
         for alias in its_messages[0].parameter.aliases:
             builder.variables.setdefault(alias, builder.variables[name])
     on_model_levels = next((message for message in messages if _level_kind(message) == "hybrid"), None)
     if on_model_levels is not None:
         builder.add_coefficients(on_model_levels)
-    return xr.Dataset(builder.variables)
+    dataset = xr.Dataset(builder.variables)
+    dataset.encoding[LEFT_OUT] = sorted(_names_in(every_message) - _names_in(messages))
+    return dataset
+
+
+def _names_in(messages: Sequence[Message]) -> set[str]:
+    parameters = {message.parameter.name: message.parameter for message in messages}.values()
+    return {name for parameter in parameters for name in (parameter.name, *parameter.aliases)}
 
 
 def _select(messages: list[Message], select: Mapping[str, Value], where: str) -> list[Message]:
@@ -72,12 +148,14 @@ def _select(messages: list[Message], select: Mapping[str, Value], where: str) ->
             if key in CHOICES:
                 raise DataError(f"{where}: data.sources.N.select names {key}, but no message has it")
             raise ConfigError(f"{where}: data.sources.N.select names {key}{did_you_mean(key, keys)}")
-        if not any(same_value(value, wanted) for value in have):
+        if not any(_is_selected(key, value, wanted) for value in have):
             raise DataError(
                 f"{where}: data.sources.N.select: {key} {wanted} is not there; the file has {listing(sorted(have))}"
             )
         messages = [
-            message for message in messages if key not in message.choices or same_value(message.choices[key], wanted)
+            message
+            for message in messages
+            if key not in message.choices or _is_selected(key, message.choices[key], wanted)
         ]
     return messages
 
@@ -90,14 +168,14 @@ class _Builder:
         self._path = path
         self._names: dict[tuple[str, bytes, bytes], str] = {}
 
-    def add(self, name: str, messages: list[Message]) -> None:
-        """Add the variable that these messages are."""
+    def add(self, name: str, messages: list[Message], of_variable: Mapping[str, Sequence[Message]]) -> None:
+        """Add the variable that these messages are; `of_variable` has those of the whole file."""
         first = messages[0]
         attributes = dict(first.parameter.attributes)
-        problem = _why_unreadable(messages)
+        problem, keys = _why_unreadable(messages)
         if problem is not None:
             nothing = np.empty((0, 0), np.float32)
-            encoding = {UNREADABLE: problem}
+            encoding = {UNREADABLE: _unreadable(problem, keys, name, of_variable)}
             self.variables[name] = xr.Variable(("nothing", "nowhere"), nothing, attributes, encoding)
             return
         if first.cell_methods is not None:
@@ -193,8 +271,11 @@ def _take(array: np.ndarray, key: Sequence[int | slice | np.ndarray]) -> np.ndar
 
 def _level_kind(message: Message) -> str:
     """Return the type of level, hPa and Pa being one."""
-    kind = str(message.choices["typeOfLevel"])
-    return "pressure" if kind in _PRESSURE else kind
+    return str(_kind_of_type(message.choices["typeOfLevel"]))
+
+
+def _kind_of_type(type_of_level: Value | None) -> Value | None:
+    return "pressure" if type_of_level in _PRESSURE else type_of_level
 
 
 def _level(message: Message) -> float:
@@ -213,28 +294,38 @@ def _times_of(messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray]:
     return np.ascontiguousarray(unique[:, 0]), at_time
 
 
-def _why_unreadable(messages: Sequence[Message]) -> str | None:
-    """Return why a variable cannot be read as one, in words that follow its name; None where it can."""
+def _why_unreadable(messages: Sequence[Message]) -> tuple[str | None, Sequence[str]]:
+    """Return why a variable cannot be read as one, None where it can, and the keys of a selection that would help."""
     choices = [message.choices | {"typeOfLevel": _level_kind(message)} for message in messages]
     open_keys = [key for key in _ALWAYS_APART if len({choice.get(key) for choice in choices}) > 1]
     if not open_keys:
         open_keys = _keys_that_tell_apart(messages)
     if open_keys:
-        lists = []
-        for key in open_keys:
-            have = sorted({message.choices[key] for message in messages if key in message.choices})
-            lists.append((f"{key}: {listing(have[:1])}", f"{key} {listing(have)}"))
-        return (
-            f"is there several times, with {'; '.join(text for _, text in lists)}; choose with data.sources.N.select: "
-            f"{{{', '.join(example for example, _ in lists)}}} (a source of its own where other variables need others)"
-        )
+        lists = "; ".join(f"{key} {listing(_values_of(key, messages))}" for key in open_keys)
+        return f"is there several times, with {lists}", open_keys
     kind, levels = _level_kind(messages[0]), sorted({message.level for message in messages})
     if kind not in _LEVEL_ATTRIBUTES and len(levels) > 1:
-        return (
-            f"is there on several levels of the type {kind} ({listing(levels)}), which are neither pressure nor model "
-            f"levels; choose one with data.sources.N.select: {{{kind}: {levels[0]:g}}}"
+        problem = (
+            f"is there on several levels of the type {kind} ({listing(levels)}), neither pressure nor model levels"
         )
-    return messages[0].grid.problem
+        return problem, [kind]
+    return messages[0].grid.problem, []
+
+
+def _unreadable(
+    problem: str, keys: Sequence[str], name: str, of_variable: Mapping[str, Sequence[Message]]
+) -> Unreadable:
+    choices = {key: _values_of(key, of_variable[name]) for key in keys}
+    others = {
+        other: frozenset(tuple(message.choices.get(key) for key in keys) for message in messages)
+        for other, messages in of_variable.items()
+        if other != name
+    }
+    return Unreadable(problem, choices, others)
+
+
+def _values_of(key: str, messages: Sequence[Message]) -> list[Value]:
+    return sorted({message.choices[key] for message in messages if key in message.choices})
 
 
 def _keys_that_tell_apart(messages: Sequence[Message]) -> list[str]:

@@ -17,6 +17,7 @@ import numpy as np
 
 from credit.data.grib_grid import GribGrid, read_grid
 from credit.errors import DataError
+from credit.installation import install_command
 
 # what tells messages of one variable apart, besides time and level
 CHOICES = ("typeOfLevel", "stepType", "number", "grid", "step", "expver", "dataType", "stream")
@@ -84,7 +85,7 @@ def import_eccodes() -> object:
     try:
         import eccodes
     except (ImportError, RuntimeError) as error:  # RuntimeError: the package without its C library
-        raise DataError(f"GRIB files need ecCodes ({error}): pip install 'credit[grib]'") from error
+        raise DataError(f"GRIB files need ecCodes ({error}); install it with: {install_command('grib')}") from error
     return eccodes
 
 

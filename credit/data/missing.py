@@ -34,7 +34,10 @@ def find_masks(fields: np.ndarray, channels: Sequence[Channel], declared: Sequen
                 "another; one mask must do for all levels: list fewer levels, or fill the values beforehand"
             )
         if missing.all():
-            raise DataError(f"{channel.name}: every cell of the first field is missing")
+            raise DataError(
+                f"{channel.name}: the whole first field is missing (NaN), of which the mask is made; correct the file, "
+                "name files in data.sources that begin later, or take the variable out of data.variables"
+            )
     return masks
 
 
@@ -58,6 +61,13 @@ def check_values(
     if not masks and finite.all():
         return
     for field, good, channel in zip(fields, finite, channels, strict=True):
+        # No mask and no filling helps a field without any value.
+        if np.isnan(field).all():
+            raise DataError(
+                f"{channel.name} at {when}: the whole field is missing (NaN); correct the file, leave such times out "
+                "(data.bad_times: skip with a data.store, or other data.splits), or take the variable out of "
+                "data.variables"
+            )
         mask = masks.get(channel.variable)
         if mask is not None and not np.array_equal(np.isnan(field), mask):
             raise DataError(
@@ -76,7 +86,8 @@ def _describe(field: np.ndarray, wrong: np.ndarray, channel: Channel, grid: LatL
     level = "" if channel.level is None else f", level {channel.level:g}"
     declare = (
         f"; if it is always missing in the same cells (over land), declare data.fields.{channel.variable}.missing: "
-        "fill_mean, else correct the file or leave these times out of data.splits"
+        "fill_mean, else correct the file or leave these times out (data.bad_times: skip with a data.store, or other "
+        "data.splits)"
     )
     return (
         f"{channel.variable}{level} at {when}: {int(wrong.sum())} of {field.size} values are {kind}, the first at "

@@ -13,6 +13,7 @@ import xarray as xr
 import zarr
 
 from credit.errors import DataError
+from credit.installation import install_command
 
 _URL = re.compile(r"^[a-z][a-z0-9+.-]*://")
 _DESCRIPTIONS = ("zarr.json", ".zmetadata", ".zgroup")
@@ -54,7 +55,7 @@ def read_description(url: str, storage_options: Mapping[str, object]) -> tuple[s
         found = ((name, files.get(name)) for name in _DESCRIPTIONS)
         name, description = next((item for item in found if item[1] is not None), (None, None))
     except ImportError as error:
-        raise DataError(f"{url}: {error}: pip install 'credit[cloud]' (s3, gs, http)") from error
+        raise DataError(f"{url}: {error}; for s3, gs and http install: {install_command('cloud')}") from error
     except Exception as error:
         # each protocol's library has its own errors
         raise _unreachable(url, error) from error

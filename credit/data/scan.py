@@ -15,7 +15,7 @@ from credit.config.schema_source import GridConfig, SourceConfig
 from credit.data.cf import Coordinates, Layout, is_vector_component, level_values, match_levels
 from credit.data.columns import Tables
 from credit.data.files import OpenFiles, expand_path, expand_paths, open_file
-from credit.data.grib import ABSENT
+from credit.data.grib import ABSENT, LEFT_OUT
 from credit.data.plausible import build_rules, read_file_range, require_units
 from credit.data.problems import Problems
 from credit.data.recipes import derived_attributes, find_si, interpolated_as
@@ -114,6 +114,7 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: Problems) -> Scan
     files_of: list[list[Path | str]] = [[] for _ in conf.sources]
     idle: dict[tuple[int, Path | str], str] = {}
     present: list[set[str]] = [set() for _ in conf.sources]
+    unusable: list[dict[str, str]] = [{} for _ in conf.sources]
     faulty: set[Want] = set()
     unread = 0
     for number, source in enumerate(conf.sources):
@@ -130,6 +131,7 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: Problems) -> Scan
                 unread += 1
                 continue
             present[number] |= scanner.names
+            unusable[number] |= scanner.unusable
             in_file = find_names(offers, scanner.names)
             if not in_file:
                 idle[number, path] = describe_lack(offers, scanner.names)
@@ -145,7 +147,7 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: Problems) -> Scan
                     faulty.discard(want)
     # what a file may hold that could not be read is not known to be missing
     if not unread:
-        require_all(conf, wants, present, problems)
+        require_all(conf, wants, present, unusable, problems)
     if shared.clock is None and not problems.messages:
         problems.add(
             f"no file of data.sources has a time axis (standard_name time), {files_of[0][0]} neither; prognostic "
@@ -245,6 +247,17 @@ class _Shared:
         return minutes
 
 
+def _find_unusable(dataset: xr.Dataset, number: int) -> dict[str, str]:
+    """Return variable -> why it cannot be read, for those that are in a file of source `number` all the same."""
+    selected = f"data.sources.{number}.select leaves it out: read it from another entry with the same path"
+    unusable = dict.fromkeys(dataset.encoding.get(LEFT_OUT, ()), selected)
+    for name, variable in dataset.data_vars.items():
+        if variable.ndim < 2:
+            dims = ", ".join(map(str, variable.dims)) or "none"
+            unusable[str(name)] = f"has no latitude and longitude (dimensions: {dims})"
+    return unusable
+
+
 class _FileScanner:
     """Finds how variables lie in one file."""
 
@@ -253,6 +266,7 @@ class _FileScanner:
     ) -> None:
         self.names = {str(name) for name, variable in dataset.variables.items() if variable.ndim >= 2}
         self._path = path
+        self.unusable = _find_unusable(dataset, number)
         self._where = str(path)
         self._dataset = dataset
         self._number = number
@@ -306,7 +320,8 @@ class _FileScanner:
                 f"{self._where}: {theirs} holds no numbers but {variable.dtype}; write it as numbers, or name another "
                 f"variable (data.sources.N.rename: {{{want.name}: NAME}})"
             )
-        dims = self._coordinates.roles(theirs, self._where)
+        level_units = None if want.levels is None else self._conf.level_units
+        dims = self._coordinates.roles(theirs, self._where, level_units)
         kind = self._conf.field(want.serves).derive
         is_field = want.role == FIELD
         # what belongs to other inputs is not the variable's

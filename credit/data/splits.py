@@ -39,19 +39,29 @@ def build_splits(conf: DataConfig, clock: Clock) -> dict[str, Split]:
     """Return the three splits of the config.
 
     Raises:
-        ConfigError: if one ends before it begins, or two are nearer to each other than ``data.split_gap``.
+        ConfigError: if one does not end after it begins, or two are nearer to each other than ``data.split_gap``.
     """
     splits = {}
     for name in SPLITS:
         first, last = getattr(conf.splits, name)
         key = f"data.splits.{name}"
         split = Split(name, clock.parse(first, key), clock.parse_end(last, key))
-        if split.last <= split.first:
+        if split.last < split.first:
             raise ConfigError(f"{key}: {last} is before {first}; write [first, last]")
+        if split.last == split.first:
+            raise ConfigError(
+                f"{key}: the period begins and ends at {first}, but a sample needs at least two times; write "
+                "[first, last], where a last without a time of day means the whole day"
+            )
         splits[name] = split
     gap = parse_duration(conf.split_gap, "data.split_gap")
     ordered = sorted(splits.values(), key=lambda split: split.first)
     for earlier, later in zip(ordered, ordered[1:], strict=False):
+        if later.first <= earlier.last:
+            raise ConfigError(
+                f"{later.describe(clock)} overlaps {earlier.describe(clock)}; splits must be data.split_gap "
+                f"{conf.split_gap} apart, so that one does not foretell the other"
+            )
         # the last minute of a whole day counts as its end
         if later.first - earlier.last < gap - 1:
             days = (later.first - earlier.last) / 1440

@@ -257,7 +257,9 @@ def _join(reader: FieldReader, state: Moments, tendency: Moments, static: Moment
 
 
 def coarse_packing(channels: Sequence[Channel], tendency_std: np.ndarray, steps: Mapping[str, float]) -> list[str]:
-    """Return a line for each channel whose rounding is a good part of its change over a time step.
+    """Return a line for each prognostic channel whose rounding is a good part of its change over a time step.
+
+    Nothing else is predicted as a change: a forcing, or a diagnostic variable, may be rounded.
 
     A change is the difference of two rounded values, so rounding adds step / sqrt(6) to it (two uniform errors). Above
     0.3 of the change's standard deviation a model would train on rounding.
@@ -269,11 +271,14 @@ def coarse_packing(channels: Sequence[Channel], tendency_std: np.ndarray, steps:
     """
     lines = []
     for channel, change in zip(channels, tendency_std, strict=True):
+        if channel.group != "prognostic":
+            continue
         step = steps.get(channel.variable, 0.0)
         noise = step / np.sqrt(6.0)
         if noise > 0.3 * change:
             lines.append(
                 f"{channel.name}: rounding to {step:g} in the files adds {noise:.3g} to a change over a time step of "
-                f"{change:.3g} in all; as a prognostic variable it would train on rounding"
+                f"{change:.3g} in all; this prognostic variable trains on rounding: take it as a dynamic forcing, or "
+                "from files with more digits"
             )
     return lines

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from credit.errors import ConfigError, DataError
+from credit.installation import install_command
 
 # what UDUNITS does not know, or takes for something else (C is coulomb, mb millibarn)
 _SPELLINGS = {
@@ -134,10 +136,30 @@ def _parse(units: str, what: str) -> Any | None:
         import cf_units
     except ImportError as error:
         raise ConfigError(
-            f"{what}; converting units needs the package cf-units, which is not installed: pip install 'credit[units]'"
+            f"{what}; converting units needs the package cf-units; install it with: {install_command('units')}"
         ) from error
     try:
         with cf_units.suppress_errors():
             return cf_units.Unit(_SPELLINGS.get(" ".join(units.split()).lower(), units))
     except ValueError:
         return None
+
+
+def require_packing(name: str, attributes: Mapping[str, Any], where: str) -> None:
+    """Refuse packed values that cannot be unpacked.
+
+    Args:
+        name: the variable.
+        attributes: with scale_factor and add_offset, where it has them.
+        where: the file, for messages.
+
+    Raises:
+        DataError: if one of the two is no number.
+    """
+    for key in ("scale_factor", "add_offset"):
+        value = attributes.get(key, 0.0)
+        if np.size(value) != 1 or np.asarray(value).dtype.kind not in "iuf":
+            raise DataError(
+                f"{where}: the attribute {key} of {name} is {value!r}, but it must be one number; correct it, for "
+                f"example with ncatted -a {key},{name},m,d,NUMBER FILE"
+            )

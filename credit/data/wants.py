@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from credit.channels import ChannelMap
@@ -101,9 +101,22 @@ def _ground(source: SourceConfig) -> dict[str, str]:
     return names
 
 
-def require_all(conf: DataConfig, wants: Sequence[Want], present: Sequence[set[str]], problems: Problems) -> None:
-    """Note the variables that no file holds, and those that a source promises but does not hold."""
-    everything = set().union(*present)
+def require_all(
+    conf: DataConfig,
+    wants: Sequence[Want],
+    present: Sequence[set[str]],
+    unusable: Sequence[Mapping[str, str]],
+    problems: Problems,
+) -> None:
+    """Note the variables that no file holds, and those that a source promises but does not hold.
+
+    Args:
+        conf: the data section.
+        wants: what is to be found.
+        present: of each source the variables that can be read from its files.
+        unusable: of each source the variables of its files that cannot be read -> why not.
+        problems: receives what is missing.
+    """
     found: set[str] = set()
     for number, source in enumerate(conf.sources):
         for want, names in offered(source, wants):
@@ -111,17 +124,43 @@ def require_all(conf: DataConfig, wants: Sequence[Want], present: Sequence[set[s
                 found.add(want.name)
             elif source.variables is not None and want.name in source.variables:
                 found.add(want.name)
-                hint = did_you_mean(names[0], present[number])
-                problems.add(f"data.sources.{number}.variables: {_quoted(names)} is not in its files{hint}")
+                problems.add(f"data.sources.{number}.variables: {_describe_lack_in(number, names, present, unusable)}")
     for want in wants:
         if want.name not in found:
-            renaming = [source for source in conf.sources if want.name in source.rename]
-            names = renaming[0].names_of(want.name) if renaming else [want.name]
-            cut = "; data.sources.N.select may leave it out" if any(source.select for source in conf.sources) else ""
-            problems.add(
-                f"{want.key}: {_quoted(names)} is in no file of data.sources{did_you_mean(names[0], everything)} "
-                f"(data.sources.N.rename maps our name to that in the files{cut})"
-            )
+            problems.add(f"{want.key}: {_describe_missing(conf, want, present, unusable)}")
+
+
+def _describe_lack_in(
+    number: int, names: Sequence[str], present: Sequence[set[str]], unusable: Sequence[Mapping[str, str]]
+) -> str:
+    """Return why a source does not give a variable that it promises, under any of its names in the files."""
+    for name in names:
+        if name in unusable[number]:
+            return f'"{name}" is in its files, but {unusable[number][name]}'
+    return f"{_quoted(names)} is not in its files{did_you_mean(names[0], present[number])}"
+
+
+def _describe_missing(
+    conf: DataConfig, want: Want, present: Sequence[set[str]], unusable: Sequence[Mapping[str, str]]
+) -> str:
+    """Return why no source gives a variable, and what to do."""
+    for number, source in enumerate(conf.sources):
+        for name in source.names_of(want.name):
+            if name in present[number]:
+                return (
+                    f'"{name}" is in the files of data.sources.{number}, but data.sources.{number}.variables does not '
+                    f"list {want.name}; add it there"
+                )
+            if name in unusable[number]:
+                return f'"{name}" is in the files of data.sources.{number}, but {unusable[number][name]}'
+    renaming = [source for source in conf.sources if want.name in source.rename]
+    names = renaming[0].names_of(want.name) if renaming else [want.name]
+    hint = did_you_mean(names[0], set().union(*present))
+    select = "; data.sources.N.select may leave it out" if any(source.select for source in conf.sources) else ""
+    return (
+        f"{_quoted(names)} is in no file of data.sources{hint} "
+        f"(data.sources.N.rename maps our name to that in the files{select})"
+    )
 
 
 def _quoted(names: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 from credit.config.schema_data import PreprocessConfig
 from credit.errors import ConfigError, DataError
+from credit.installation import install_command
 
 _CLUSTERS = {"pbs": "PBSCluster", "slurm": "SLURMCluster"}
 _KILLED = (
@@ -103,8 +104,8 @@ def _in_jobs(work: Work, numbers: Sequence[int], conf: PreprocessConfig) -> Iter
         jobqueue, distributed = (importlib.import_module(name) for name in ("dask_jobqueue", "distributed"))
     except ImportError as error:
         raise ConfigError(
-            f"preprocess.cluster: {conf.cluster} needs dask-jobqueue and distributed ({error}); install the extra: "
-            'pip install "credit[cluster]"'
+            f"preprocess.cluster: {conf.cluster} needs dask-jobqueue and distributed ({error}); install them with: "
+            f"{install_command('cluster')}"
         ) from error
     options: dict[str, Any] = {"processes": 1, **conf.cluster_options}
     try:

@@ -119,9 +119,10 @@ def _in_range(
     key = "inference.initial_times"
     first = test.first if wanted.start is None else clock.parse(wanted.start, f"{key}.start")
     if wanted.end is not None:
-        chosen = list(range(first, clock.parse(wanted.end, f"{key}.end") + 1, every))
+        end = clock.parse(wanted.end, f"{key}.end")
+        chosen = list(range(first, end + 1, every))
         if not chosen:
-            raise ConfigError(f"{key}: end {wanted.end} is before start {clock.format(first)}")
+            raise ConfigError(f"{key}: end {clock.format(end)} is before start {clock.format(first)}")
         return InitialTimes(chosen)
     if first > test.last:
         raise ConfigError(

@@ -216,7 +216,8 @@ def resolve_checkpoint(folder: Path, which: str, key: str) -> Path:
     path = folder / "best" if which == "best" else Path(which)
     if not all(together(path.is_dir)):
         if which == "best":
-            raise CheckpointError(f"{path}: no such checkpoint; train first")
+            others = "" if newest_checkpoint(folder) is None else ", or use latest: no best one has been saved yet"
+            raise CheckpointError(f"{path}: no such checkpoint; train first{others}")
         raise no_such_checkpoint(key, which)
     problem = find_damage(path)
     if problem is not None:

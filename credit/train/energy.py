@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from credit.installation import install_command
 from credit.parallel.verdict import rank_of, together
 
 logger = logging.getLogger(__name__)
@@ -100,7 +101,7 @@ def _open_device(device: torch.device) -> tuple[str, GpuEnergy] | None:
     try:
         import pynvml
     except ImportError:
-        logger.debug("energy is not logged: it needs the extra, pip install 'credit[energy]'")
+        logger.debug("energy is not logged: it needs pynvml; install it with: %s", install_command("energy"))
         return None
     try:
         return open_gpu(pynvml, str(torch.cuda.get_device_properties(device).uuid))

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import pickle
+import re
+import warnings
+import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -44,12 +47,11 @@ def read_state_file(path: Path) -> dict[str, Tensor]:
         CheckpointError: if the file cannot be read or holds no state dict.
     """
     try:
-        if path.suffix == ".safetensors":
-            content = load_file(path)
-        else:
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: cannot be read as a torch file or as safetensors ({error})") from error
+        content = load_file(path) if path.suffix == ".safetensors" else _load_torch_file(path)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except SafetensorError as error:
+        raise CheckpointError(f"{path}: is no safetensors file, or a damaged one ({error}); copy it again") from error
     state = _find_state(content)
     if state is None:
         raise CheckpointError(f"{path}: holds no state dict, neither under {', '.join(_KEYS)} nor bare")
@@ -57,6 +59,37 @@ def read_state_file(path: Path) -> dict[str, Tensor]:
     if len(plain) < len(state):
         raise CheckpointError(f"{path}: two tensors have one name without {', '.join((*_INSIDE, _BEFORE))}")
     return plain
+
+
+def _load_torch_file(path: Path) -> Any:
+    """Return what `torch.save` wrote, tensors and plain containers only.
+
+    torch's own messages recommend to unpickle everything, which would run code from the file. Whatever an unpickler
+    makes of bytes that are no pickle is an error of any kind.
+
+    Raises:
+        CheckpointError: if it holds something else, or is no such file.
+        OSError: if the file cannot be opened.
+    """
+    path.open("rb").close()  # what cannot be opened is no fault of its content
+    try:
+        with warnings.catch_warnings():
+            # of the protocol of a pickle that is refused anyway
+            warnings.simplefilter("ignore", UserWarning)
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        is_archive = zipfile.is_zipfile(path)
+        objects = re.search(r"GLOBAL ([\w.]+)", str(error))
+        if isinstance(error, pickle.UnpicklingError) and (objects or is_archive):
+            kind = f" ({objects[1]})" if objects else ""
+            raise CheckpointError(
+                f"{path}: holds Python objects beside tensors{kind}, which are not loaded because they can run code; "
+                "save the state dict alone where the file comes from: torch.save(model.state_dict(), FILE)"
+            ) from error
+        raise CheckpointError(
+            f"{path}: is no file of torch.save, or a damaged one; copy it again, or give a state dict that was saved "
+            "with torch.save or safetensors"
+        ) from error
 
 
 @torch.no_grad()

@@ -19,6 +19,7 @@ import torch
 from tqdm import tqdm
 
 from credit.errors import ConfigError, CreditError
+from credit.installation import install_command
 from credit.train.record import PASSING, is_repeated, read_status
 from credit.whole import write_text_whole
 
@@ -215,7 +216,9 @@ def _open_tensorboard(folder: Path, start_step: int):
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise ConfigError("trainer.tensorboard: true needs the extra: pip install 'credit[tensorboard]'") from error
+        raise ConfigError(
+            f"trainer.tensorboard: true needs TensorBoard; install it with: {install_command('tensorboard')}"
+        ) from error
     return SummaryWriter(str(folder), purge_step=start_step + 1)
 
 

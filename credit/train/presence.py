@@ -67,16 +67,28 @@ class Presence:
         self._facts.update(step=step, doing=doing)
 
     def require(self) -> None:
-        """Refuse to go on writing into a folder that another job has taken meanwhile.
+        """Refuse to go on writing into a folder that was removed, or that another job has taken meanwhile.
 
         Raises:
-            CheckpointError: if one has, after this process was silent for long.
+            CheckpointError: if it was, or one has, after this process was silent for long.
         """
-        if self._lost.is_set():
+        if not self._lost.is_set():
+            return
+        if not self._path.parent.is_dir():
             raise CheckpointError(
-                f"{self._path}: another job has taken this folder while this one was silent; this one ends and leaves "
-                "the folder to it"
+                f"save_loc: {self._path.parent} was removed while this run was at work, with everything in it; the run "
+                "ends. The same command begins it anew"
             )
+        other = self._read()
+        if other is None:
+            raise CheckpointError(
+                f"{self._path} was removed while this run was at work, so another job may take the folder; the run "
+                "ends. The same command continues it"
+            )
+        raise CheckpointError(
+            f"{self._path}: another job has taken this folder while this one was silent ({_describe(other)}); this one "
+            "ends and leaves the folder to it"
+        )
 
     def __enter__(self) -> Presence:
         while not self._take():

@@ -13,6 +13,7 @@ import torch
 
 from credit.errors import CreditError
 from credit.parallel.verdict import rank_of, together
+from credit.train.checkpoint import step_folder
 from credit.train.log import peak_memory_gb
 from credit.train.meter import Meter
 from credit.train.progression import Progression
@@ -127,10 +128,20 @@ def describe(summary: Mapping[str, Any], folder: Path, total_steps: int) -> str:
         if one("kwh_per_1000_samples"):
             lines["energy"] += f", {one('kwh_per_1000_samples'):.3g} kWh a 1000 samples"
     if best := one("best"):
-        lines["best"] = f"{best['metric']} {best['value']:.4f} at step {best['step']}, {folder}/checkpoints/best"
+        place = _describe_best(folder / "checkpoints", best["step"])
+        lines["best"] = f"{best['metric']} {best['value']:.4f} at step {best['step']}, {place}"
     if one("counted_since_step"):
         lines["counted"] = f"since step {one('counted_since_step')}; another run or version took those before"
     return "\n".join(f"  {name:<9} {text}" for name, text in lines.items())
+
+
+def _describe_best(checkpoints: Path, step: int) -> str:
+    """Return where the checkpoint of the best validation is; a full disk may have kept it from being saved."""
+    link = checkpoints / "best"
+    if step_folder(checkpoints, step).is_dir() and link.resolve() == step_folder(checkpoints, step).resolve():
+        return str(link)
+    kept = f"; {link} is {link.resolve().name}, of an earlier validation" if link.is_dir() else ""
+    return f"whose checkpoint could not be saved{kept}"
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:

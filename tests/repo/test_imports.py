@@ -16,7 +16,7 @@ LEVELS = (
     {"data", "parallel"},
     {"config"},
     {"channels", "grid", "paths", "threads", "times", "whole"},
-    {"errors"},
+    {"errors", "installation"},
     {"__init__"},
 )
 HEIGHT = {room: -number for number, rooms in enumerate(LEVELS) for room in rooms}

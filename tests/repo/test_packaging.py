@@ -11,6 +11,7 @@ import pytest
 
 import credit
 from credit.cli.main import COMMANDS
+from credit.installation import DISTRIBUTION
 
 
 @pytest.fixture(scope="module")
@@ -18,6 +19,26 @@ def setup_cfg(repository: Path) -> configparser.ConfigParser:
     parser = configparser.ConfigParser()
     parser.read(repository / "setup.cfg", encoding="utf-8")
     return parser
+
+
+def test_the_distribution_has_one_name(setup_cfg: configparser.ConfigParser, files: list[Path]) -> None:
+    assert setup_cfg["metadata"]["name"] == DISTRIBUTION
+    # Installs a stranger's package from the index. Joined, so that this file does not match itself.
+    stranger = re.compile(r"pip install.*[ '\"]" + r"credit(?:\[|['\"`\s]|$)", re.MULTILINE)
+    naming = {
+        path.name
+        for path in files
+        if path.suffix in (".py", ".md", ".yml", ".cfg", ".toml", ".j2", "") and path.name != "CHANGELOG.md"
+        if stranger.search(path.read_text(encoding="utf-8"))
+    }
+    assert naming == set()
+
+
+def test_messages_name_extras_that_exist(setup_cfg: configparser.ConfigParser, repository: Path) -> None:
+    code = "\n".join(path.read_text(encoding="utf-8") for path in (repository / "credit").rglob("*.py"))
+    named = set(re.findall(r"""install_command\(["'](\w+)["']\)""", code))
+    assert named >= {"grib", "cloud", "units", "energy", "tensorboard", "cluster"}
+    assert named <= set(setup_cfg["options.extras_require"])
 
 
 def test_the_bound_of_torch(setup_cfg: configparser.ConfigParser) -> None:

@@ -34,7 +34,7 @@ def wheel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(repository / name, copy / name, follow_symlinks=False)
     run([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", copy / "dist"], copy)
-    return next((copy / "dist").glob("credit-*.whl"))
+    return next((copy / "dist").glob("credit_weather-*.whl"))
 
 
 @pytest.fixture(scope="module")

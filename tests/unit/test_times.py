@@ -56,6 +56,9 @@ def test_aliases_and_unknown_calendars() -> None:
     assert Clock("gregorian") == Clock() and Clock("365_day") == Clock("noleap")
     with pytest.raises(DataError, match='"360day" is not a CF calendar; did you mean "360_day"'):
         Clock("360day")
+    # the nearest name may be another name of a calendar
+    with pytest.raises(DataError, match='"365_days" is not a CF calendar; did you mean "365_day"'):
+        Clock("365_days")
 
 
 @pytest.mark.parametrize("text", ["2001-02-29", "2001-13-01", "01-02-2001", "2001-01-01T25:00", "soon", "2001-01"])

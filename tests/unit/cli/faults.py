@@ -236,7 +236,7 @@ TRAINING = [
           ["trainer.early_view={}"]),
     Fault("an early view of what is not predicted", ["trainer.early_view.channels", "t2n"],
           ["trainer.early_view={lead_time: 6h, channels: [t2n]}"]),
-    Fault("no TensorBoard", ["trainer.tensorboard", "credit[tensorboard]"], ["trainer.tensorboard=true"],
+    Fault("no TensorBoard", ["trainer.tensorboard", "[tensorboard]"], ["trainer.tensorboard=true"],
           absent="tensorboard"),
 ]  # fmt: skip
 

@@ -71,7 +71,7 @@ FORECASTS = [
           ['verification.other_forecasts.ifs: others.zarr: t2m is in "hPa"', '"K"', "the units of t2m in the data",
            "different quantities"], [OTHERS], spoil=others(t2m="hPa")),
     Fault("forecasts to compare with in other units without cf-units",
-          ['verification.other_forecasts.ifs: others.zarr: t2m is in "degC", not "K"', "credit[units]"],
+          ['verification.other_forecasts.ifs: others.zarr: t2m is in "degC", not "K"', "[units]"],
           [OTHERS], spoil=others(t2m="degC"), absent="cf_units"),
     Fault("forecasts to compare with on other levels",
           ["others.zarr: has none of the channels that the run writes (t500, t850)", "inference.variables"],

@@ -159,6 +159,69 @@ def test_every_problem_at_once() -> None:
     assert "5 problems" in text
 
 
+def test_the_keys_of_a_section_are_listed_once() -> None:
+    raw = with_key("trainer.qqq", 1)
+    raw["trainer"] |= {"xxx": 2, "zzz": 3}
+    raw["yyyy"] = 4
+    text = problems_of(raw)
+    assert "4 problems" in text
+    assert text.count("keys of trainer: activation_checkpoint, amp, ") == 1
+    assert text.count("keys of the config: data, experiment, ") == 1
+    assert "choices are" not in text
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("learning_rate", "learning_rate: unknown key; the key of this name is trainer.learning_rate"),
+        ("data.max_steps", "data.max_steps: unknown key; the key of this name is trainer.max_steps"),
+        ("trainer.dim_head", "the key of this name is model.dim_head"),
+        ("data.path", "the key of this name is data.sources.N.path or verification."),
+        # a near name of the same section comes first, a distant one is no hint
+        ("trainer.max_step", 'did you mean "max_steps"?'),
+        ("inference.modes", "keys of inference: "),
+    ],
+)
+def test_a_key_in_the_wrong_section(key: str, says: str) -> None:
+    assert says in problems_of(with_key(key, 1))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("trainer.max_steps", True, "trainer: max_steps: true is no value of this key; write a number"),
+        ("trainer.weight_decay", False, "trainer: weight_decay: false is no value"),
+        ("data.levels", [850, 500, 500], "data.levels: [850, 500, 500]: 500 is named twice; name each level once"),
+        ("data.fields.z.levels", [850, 850], "850 is named twice"),
+        ("data.variables", [{"x": "y" * 500}], "yyy...: must be a section, which is a mapping of keys"),
+        ("data.variables.diagnostic", {"vars_2D": ["t2m"]}, "- data.variables: t2m listed twice"),
+    ],
+)
+def test_values_that_look_like_others(key: str, value: object, says: str) -> None:
+    text = problems_of(with_key(key, value))
+    assert says in text
+    assert "500, 500] listed" not in text and len(text) < 400
+
+
+def test_true_and_false_where_they_belong() -> None:
+    raw = with_key("trainer.amp", True)
+    raw["trainer"] |= {"activation_checkpoint": True, "use_ema": False}
+    raw["data"]["grid"] = {"rows": 32, "columns": 64, "poles": False}
+    assert build_config(raw).trainer.activation_checkpoint is True
+
+
+def test_files_that_are_no_config(tmp_path: Path) -> None:
+    path = tmp_path / "config.yml"
+    for text, says in {
+        "": "but the file is empty; `credit init quickstart`",
+        "- a\n- b\n": "but this is a list",
+        "a: 1\nb: 2\na: 3\n": 'key "a" is given twice, first in line 1\n.*line 3, column 1',
+    }.items():
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=f"(?s){says}"):
+            load_config(path)
+
+
 def test_unknown_model_names_the_nearest() -> None:
     assert 'did you mean "wxformer"?' in problems_of(with_key("model.type", "wxfomer"))
 

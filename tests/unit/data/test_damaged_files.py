@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import netCDF4
 import numpy as np
 import pytest
 import xarray as xr
@@ -53,3 +54,17 @@ def test_a_classic_file_cut_by_one_byte(tmp_path: Path, kind: str, unlimited: li
 @pytest.mark.parametrize("name", ["hgt.nc", "2t.nc", "vinth2p.nc", "z_20140801.nc", "ERA_Interim_2017a.nc"])
 def test_no_whole_classic_file_is_called_cut(shared_data: Path, name: str) -> None:
     assert missing_bytes(shared_data / "ingest" / name) == 0
+
+
+@pytest.mark.parametrize("key", ["scale_factor", "add_offset"])
+@pytest.mark.parametrize("name", ["t2m", "lat", "time"])
+def test_packing_that_is_text_is_no_damage(tmp_path: Path, key: str, name: str) -> None:
+    fields = {"t2m": random_fields(4, H, W), "u10": random_fields(4, H, W)}
+    path = write_file(tmp_path / "a.nc", fields, packed={"t2m": 0.01})
+    with netCDF4.Dataset(path, "a") as file:
+        file[name].setncattr(key, "0.1")
+    with pytest.raises(DataError, match=rf"a\.nc: the attribute {key} of {name} is '0\.1', but it must be one number"):
+        open_sources(make_config(path, p2=["t2m"]))
+    # another variable's packing is nobody's trouble
+    if name == "t2m":
+        assert (open_sources(make_config(path, p2=["u10"])).read(1)[0] == fields["u10"][1]).all()

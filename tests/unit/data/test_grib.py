@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import sys
 from pathlib import Path
 
@@ -117,8 +118,50 @@ def test_a_variable_on_levels_of_several_types(tmp_path: Path) -> None:
     ]
     reader = open_sources(make_config("", sources=two, p3=["t"], p2=["t200"], levels=[500]))
     np.testing.assert_allclose(reader.read(0), [field_number(0), field_number(2)], atol=PACKING)
-    with pytest.raises(DataError, match='"z" is in no file of data.sources.*select may leave it out'):
+    with pytest.raises(
+        DataError, match=r'"z" is in the files of data\.sources\.0, but data\.sources\.0\.select leaves it out'
+    ):
         open_sources(config(path, one, p2=["z"]))
+
+
+@pytest.mark.parametrize("on_levels", [True, False], ids=["levels", "ground"])
+def test_the_selection_that_is_recommended_works(tmp_path: Path, on_levels: bool) -> None:
+    """A model's output: t on levels of three types, beside variables that the choice of one type leaves out."""
+    messages = [
+        message(field_number(1)),
+        message(field_number(2), typeOfLevel="isobaricInPa", level=50),
+        message(field_number(3), typeOfLevel="surface", level=0),
+        message(field_number(4), typeOfLevel="heightAboveGround", level=100),
+        message(field_number(5), shortName="2t", typeOfLevel="heightAboveGround", level=2),
+        message(field_number(6), shortName="msl", typeOfLevel="meanSea", level=0),
+    ]
+    path = write_grib(tmp_path / "a.grib", *messages)
+    on = {"p3": ["t"], "p2": ["msl"], "levels": [0.5, 500]} if on_levels else {"p2": ["t", "msl"]}
+    with pytest.raises(DataError) as caught:
+        open_sources(config(path, **on))
+    text = str(caught.value)
+    assert "another entry with the same path" in text
+    recommended = re.search(r"select: \{typeOfLevel: (\w+)\}", text)[1]
+    left_out = re.search(r"the choice leaves out ([\w, ]+):", text)[1].split(", ")
+    assert left_out == (["2t", "msl"] if on_levels else ["msl"])
+    sources = [
+        {"path": str(path), "variables": ["t"], "select": {"typeOfLevel": recommended}},
+        {"path": str(path), "variables": ["msl"]},
+    ]
+    reader = open_sources(make_config("", sources=sources, **on))
+    # pressure levels in hPa and in Pa are one type
+    numbers = (2, 1, 6) if on_levels else (4, 6)
+    expected = [field_number(number) for number in numbers]
+    np.testing.assert_allclose(reader.read(0), expected, atol=PACKING, rtol=1e-7)
+
+
+def test_no_selection_makes_levels(tmp_path: Path) -> None:
+    heights = [message(field_number(n), typeOfLevel="heightAboveGround", level=n * 100) for n in (1, 2)]
+    surface = message(field_number(3), typeOfLevel="surface", level=0)
+    for content in (heights, [*heights, surface]):
+        path = write_grib(tmp_path / "a.grib", *content)
+        with pytest.raises(DataError, match="list it in vars_2D"):
+            open_sources(config(path, p3=["t"], levels=[500]))
 
 
 def test_forecasts_have_their_valid_time(tmp_path: Path) -> None:
@@ -246,7 +289,7 @@ def test_damaged_files(tmp_path: Path) -> None:
 def test_without_eccodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_grib(tmp_path / "a.grib", message(field_number(0)))
     monkeypatch.setitem(sys.modules, "eccodes", None)
-    with pytest.raises(DataError, match=r"pip install 'credit\[grib\]'"):
+    with pytest.raises(DataError, match=r"ecCodes .*pip install .*\[grib\]"):
         open_sources(config(path, p2=["t"]))
 
 

@@ -47,6 +47,18 @@ def test_infinite_values_are_never_allowed(tmp_path: Path, declared: bool) -> No
         reader.read(1)
 
 
+@pytest.mark.parametrize("declared", [False, True])
+def test_a_field_without_any_value_cannot_be_filled(tmp_path: Path, declared: bool) -> None:
+    sst = random_fields(4, H, W)
+    sst[1] = np.nan
+    reader = open_sources(
+        make_config(write_file(tmp_path / "a.nc", {"sst": sst}), p2=["sst"], **(DECLARED if declared else {}))
+    )
+    with pytest.raises(DataError, match=r"sst at 2000-01-01T06:00: the whole field is missing .*bad_times") as caught:
+        reader.read(1)
+    assert "fill" not in str(caught.value)
+
+
 def test_fill_values_are_missing_values(tmp_path: Path) -> None:
     path = write_file(tmp_path / "a.nc", {"sst": with_land(random_fields(4, H, W))}, packed={"sst": 0.01})
     reader = open_sources(make_config(path, p2=["sst"], **DECLARED))
@@ -100,5 +112,5 @@ def test_a_hole_in_a_static_field(tmp_path: Path) -> None:
 def test_a_first_field_without_any_value(tmp_path: Path) -> None:
     sst = random_fields(4, H, W)
     sst[0] = np.nan
-    with pytest.raises(DataError, match="sst: every cell of the first field is missing"):
+    with pytest.raises(DataError, match="sst: the whole first field is missing"):
         open_sources(make_config(write_file(tmp_path / "a.nc", {"sst": sst}), p2=["sst"], **DECLARED))

@@ -63,12 +63,54 @@ def test_by_value_not_by_place(members: tuple[Path, np.ndarray]) -> None:
         ({"height": 10}, "t", "select: height 10 is not there; the file has 2"),
         ({"nummber": 1}, "t", 'names nummber, but it is no coordinate of the file; did you mean "number"'),
         ({"nameless": 1}, "bare", "names nameless, but its dimension has no coordinate"),
-        ({}, "bare", "it has no coordinate to choose by: cut the file to one nameless first"),
+        ({}, "bare", r"nameless \(2\) of bare has no coordinate variable.*cut the file to one position"),
     ],
 )
 def test_refused(members: tuple[Path, np.ndarray], select: dict, name: str, reason: str) -> None:
     with pytest.raises(DataError, match=reason):
         open_sources(config(members[0], select, name))
+
+
+TIME = {"units": "hours since 2000-01-01"}
+
+
+@pytest.mark.parametrize("dims", [("began", "time"), ("time", "began")])
+def test_a_further_time_of_length_one(tmp_path: Path, dims: tuple[str, str]) -> None:
+    """As in archives of the classic format: the time of the analysis is a dimension beside the months."""
+    t = random_fields(4, H, W)
+    dataset = xr.Dataset(
+        {"t": ((*dims, "lat", "lon"), t[None] if dims[0] == "began" else t[:, None], {"units": "K"})},
+        {
+            "began": ("began", [0.0], TIME),
+            "time": ("time", np.arange(4) * 744.0, TIME),
+            "lat": ("lat", LAT, {"units": "degrees_north"}),
+            "lon": ("lon", LON, {"units": "degrees_east"}),
+        },
+    )
+    dataset.to_netcdf(tmp_path / "a.nc", format="NETCDF3_CLASSIC")
+    reader = open_sources(config(tmp_path / "a.nc", {}, "t"))
+    assert [reader.clock.format(time)[:10] for time in reader.times[:2]] == ["2000-01-01", "2000-02-01"]
+    np.testing.assert_array_equal(reader.read(2)[0], t[2])
+
+
+@pytest.mark.parametrize(
+    ("time", "reason"),
+    [
+        (("time", [f"2000-01-0{day}" for day in range(1, 5)]), r"time \(4\) of t has a coordinate that holds text"),
+        (("time", np.arange(4.0), {**TIME, "standard_name": "forecast_reference_time"}), "forecast_reference_time"),
+        (("lat", np.arange(8.0), TIME), r"dimension time \(4\) of t has no coordinate variable"),
+        (("time", np.arange(4.0), {"units": "degrees_north"}), r"time \(4\) and lat \(8\) of t are all latitude"),
+    ],
+)
+def test_a_time_that_is_none(tmp_path: Path, time: tuple, reason: str) -> None:
+    coordinates = {"lat": ("lat", LAT, {"units": "degrees_north"}), "lon": ("lon", LON, {"units": "degrees_east"})}
+    if time[0] == "time":
+        coordinates["time"] = time
+    dataset = xr.Dataset({"t": (("time", "lat", "lon"), random_fields(4, H, W), {"units": "K"})}, coordinates)
+    dataset.to_netcdf(tmp_path / "a.nc")
+    with pytest.raises(DataError, match=reason) as caught:
+        open_sources(config(tmp_path / "a.nc", {}, "t"))
+    assert "is none of time" not in str(caught.value).replace("forecast_reference_time, which is none of time", "")
 
 
 def test_a_step_of_forecasts_has_its_valid_time(tmp_path: Path) -> None:

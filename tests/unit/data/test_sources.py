@@ -253,6 +253,18 @@ def test_a_wrong_name_is_answered_with_the_nearest(tmp_path: Path) -> None:
         open_sources(make_config("", sources=sources, p2=["temperatur"]))
 
 
+def test_a_variable_that_is_in_the_files_but_is_not_read(tmp_path: Path) -> None:
+    fields = {"t2m": random_fields(4, H, W), "tp": random_fields(4, H, W), "co2": random_fields(4)}
+    dims = {"t2m": ("time", "lat", "lon"), "tp": ("time", "lat", "lon"), "co2": ("time",)}
+    lat, lon = np.linspace(90 - 90 / H, -90 + 90 / H, H), np.arange(W) * 360 / W
+    path = write_file(tmp_path / "a.nc", fields, dims=dims, lat=lat, lon=lon)
+    listed = [{"path": str(path), "variables": ["t2m"]}]
+    with pytest.raises(DataError, match=r'"tp" is in the files of data\.sources\.0, but .*variables does not list tp'):
+        open_sources(make_config("", sources=listed, p2=["t2m", "tp"]))
+    with pytest.raises(DataError, match=r'"co2" is in the files .* no latitude and longitude \(dimensions: time\)'):
+        open_sources(make_config(path, p2=["t2m"], forcing=["co2"]))
+
+
 def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
     write_file(tmp_path / "era_2000.nc", {"t2m": random_fields(4, H, W)})
     for path, message in {

@@ -37,8 +37,22 @@ def test_whole_days_and_the_gap() -> None:
 def test_backward_period() -> None:
     backward = {"train": ["2000-02-01", "2000-01-01"], "valid": ["2000-03-01", "2000-03-02"],
                 "test": ["2000-05-01", "2000-05-02"]}  # fmt: skip
-    with pytest.raises(ConfigError, match="data.splits.train"):
+    with pytest.raises(ConfigError, match="data.splits.train: 2000-01-01 is before 2000-02-01"):
         build_splits(conf(splits=backward), CLOCK)
+
+
+def test_periods_that_overlap() -> None:
+    inside = {"train": ["2000-01-01", "2000-12-31"], "valid": ["2000-03-01", "2000-03-02"],
+              "test": ["2001-05-01", "2001-05-02"]}  # fmt: skip
+    with pytest.raises(ConfigError, match=r"valid 2000-03-01T00:00..2000-03-02T23:59 overlaps data.splits.train"):
+        build_splits(conf(splits=inside), CLOCK)
+
+
+def test_a_period_of_one_time() -> None:
+    moment = {"train": ["2000-02-01T06:00", "2000-02-01T06:00"], "valid": ["2000-03-01", "2000-03-02"],
+              "test": ["2000-05-01", "2000-05-02"]}  # fmt: skip
+    with pytest.raises(ConfigError, match="begins and ends at 2000-02-01T06:00.* at least two times"):
+        build_splits(conf(splits=moment), CLOCK)
 
 
 def test_a_sample_lies_inside_its_split_and_crosses_no_gap() -> None:

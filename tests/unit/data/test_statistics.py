@@ -107,10 +107,13 @@ def test_small_changes_are_raised_with_a_word(fields: np.ndarray, caplog: pytest
 def test_coarse_packing_is_told(fields: np.ndarray, caplog: pytest.LogCaptureFixture) -> None:
     channels = make_reader(fields, np.arange(40)).channels.stored
     std = np.array([50.0, 120.0, 0.5, 0.1])
-    # 0.3 x 0.1 x sqrt(6) = 0.0735
-    assert coarse_packing(channels, std, {"z": 20.0, "sst": 0.0734}) == []
-    (line,) = coarse_packing(channels, std, {"z": 20.0, "sst": 0.0736})
-    assert line.startswith("sst: rounding to 0.0736")
+    # 0.3 x 0.5 x sqrt(6) = 0.3674
+    assert coarse_packing(channels, std, {"z": 20.0, "t2m": 0.367}) == []
+    (line,) = coarse_packing(channels, std, {"z": 20.0, "t2m": 0.368})
+    assert line.startswith("t2m: rounding to 0.368")
+    # a forcing is not predicted, so its rounding does no harm
+    assert next(channel.group for channel in channels if channel.name == "sst") == "dynamic_forcing"
+    assert coarse_packing(channels, std, {"sst": 1.0}) == []
     with caplog.at_level(logging.WARNING):
         fit_statistics(make_reader(fields, np.arange(40) * STEP), 0, 40 * STEP, STEP, {"t2m": 1.0})
     assert "t2m: rounding to 1" in caplog.text

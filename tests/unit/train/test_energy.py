@@ -121,7 +121,7 @@ def test_without_the_library_nothing_is_known(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     assert math.isnan(on_gpu(monkeypatch, None, [None], 0).take())
-    assert "credit[energy]" in caplog.text
+    assert "[energy]" in caplog.text
     library = Library()
     library.works = False
     assert math.isnan(on_gpu(monkeypatch, library, [None], 0).take())

@@ -60,9 +60,9 @@ class Evil:
 
 def test_what_is_no_state_dict_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
     file = tmp_path / "file.pt"
-    cannot, none = "cannot be read as a torch file", "holds no state dict"
+    objects, none = "holds Python objects beside tensors .*state_dict", "holds no state dict"
     for content, says in (
-        ({"model": Evil()}, cannot),
+        ({"model": Evil()}, objects),
         ({"weights": STATE}, none),
         ({"epoch": 3}, none),
         ({}, none),
@@ -73,8 +73,41 @@ def test_what_is_no_state_dict_is_refused(tmp_path: Path, capfd: pytest.CaptureF
         with pytest.raises(CheckpointError, match=says):
             read_state_file(file)
     file.write_bytes(pickle.dumps(Evil(), protocol=2))
-    (tmp_path / "bad.safetensors").write_bytes(b"nothing")
-    for bad in (file, tmp_path / "bad.safetensors", tmp_path / "absent.pt", tmp_path / "absent.safetensors"):
-        with pytest.raises(CheckpointError, match=cannot):
-            read_state_file(bad)
+    with pytest.raises(CheckpointError, match=objects):
+        read_state_file(file)
+    for absent in ("absent.pt", "absent.safetensors"):
+        with pytest.raises(CheckpointError, match="No such file"):
+            read_state_file(tmp_path / absent)
     assert "executed" not in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"hello\n",
+        b"\x80\x02hello world",
+        bytes(range(256)) * 8,
+        pickle.dumps({"a": [1]}),
+        b"data: {}\n# a config\n",
+    ],
+    ids=["empty", "text", "pickle's beginning", "bytes", "plain pickle", "yaml"],
+)
+def test_junk_is_no_file_of_torch(tmp_path: Path, content: bytes) -> None:
+    """Whatever torch's unpickler makes of it, nobody is told to unpickle it without protection."""
+    (tmp_path / "junk.pt").write_bytes(content)
+    with pytest.raises(CheckpointError, match="is no file of torch.save, or a damaged one") as caught:
+        read_state_file(tmp_path / "junk.pt")
+    assert "weights_only" not in str(caught.value) and "\n" not in str(caught.value)
+    (tmp_path / "junk.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointError, match="is no safetensors file, or a damaged one"):
+        read_state_file(tmp_path / "junk.safetensors")
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_truncated_file_of_torch(tmp_path: Path, zipped: bool) -> None:
+    file = tmp_path / "file.pt"
+    torch.save({"w": torch.zeros(100, 100)}, file, _use_new_zipfile_serialization=zipped)
+    file.write_bytes(file.read_bytes()[:20_000])
+    with pytest.raises(CheckpointError, match="or a damaged one; copy it again"):
+        read_state_file(file)

@@ -147,6 +147,26 @@ def test_the_summary_by_hand(clock: SimpleNamespace) -> None:
         assert line in text, text
 
 
+def test_the_path_of_the_best_is_that_of_a_checkpoint(clock: SimpleNamespace, tmp_path: Path) -> None:
+    """A full disk may have kept the best one, or all of them, from being saved."""
+    meter = meter_of()
+    clock.seconds += 60
+    meter.state()
+    summary = summarise(meter_on_cpu_name(meter), Progression(10, 0.25, 8), "skill", 1, [], 1.0)
+    folder = tmp_path / "checkpoints"
+    assert (
+        "best      skill 0.2500 at step 8, whose checkpoint could not be saved\n"
+        in describe(summary, tmp_path, 20) + "\n"
+    )
+    for step in (6, 8):
+        (folder / f"step_{step:08d}").mkdir(parents=True)
+    (folder / "best").symlink_to("step_00000006")
+    assert f"{folder}/best is step_00000006, of an earlier validation" in describe(summary, tmp_path, 20)
+    (folder / "best").unlink()
+    (folder / "best").symlink_to("step_00000008")
+    assert describe(summary, tmp_path, 20).endswith(f"at step 8, {folder}/best")
+
+
 def test_gpus_by_the_name_they_report() -> None:
     assert reported_peaks("NVIDIA A100-SXM4-80GB") == {"bfloat16": 312, "tf32": 156, "float32": 19.5}
     assert reported_peaks("NVIDIA H100 80GB HBM3")["bfloat16"] == 989

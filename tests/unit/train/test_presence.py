@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -96,6 +97,22 @@ def test_who_has_lost_the_folder_leaves_it_alone(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="another job has taken this folder"):
             presence.require()
     assert beat_of(tmp_path)["pid"] == 5
+
+
+@pytest.mark.parametrize(
+    ("removed", "says"), [("run", "run was removed while this run was at work"), ("run/heartbeat.json", "may take")]
+)
+def test_a_folder_that_was_removed_was_not_taken(tmp_path: Path, removed: str, says: str) -> None:
+    (tmp_path / "run").mkdir()
+    with Presence(tmp_path / "run", **QUICK) as presence:
+        presence.require()
+        path = tmp_path / removed
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        time.sleep(0.3)
+        with pytest.raises(CheckpointError, match=says) as caught:
+            presence.require()
+    assert "has taken" not in str(caught.value)
+    assert not (tmp_path / "run" / "heartbeat.json").exists()
 
 
 def test_half_a_file_is_no_sign_of_life(tmp_path: Path) -> None:

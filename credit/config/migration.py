@@ -1,0 +1,310 @@
+"""Where the keys of miles-credit's configs went: for error messages and for the tables of docs/migration.md.
+
+``python -m credit.config.migration`` prints the tables; a test compares them with the page.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Row:
+    """Keys of miles-credit that mean one thing, and what takes their place.
+
+    Attributes:
+        generation_1: dotted keys of the first generation, separated by spaces.
+        generation_2: those of the second.
+        here: our keys, or what is done instead, as Markdown.
+        is_changed: whether a key that both packages have takes other values here.
+    """
+
+    generation_1: str
+    generation_2: str
+    here: str
+    is_changed: bool = False
+
+    @property
+    def keys(self) -> list[str]:
+        """All keys of both generations."""
+        return [*self.generation_1.split(), *self.generation_2.split()]
+
+
+def _same(keys: str, here: str, is_changed: bool = False) -> Row:
+    """Return a row of keys that both generations have."""
+    return Row(keys, keys, here, is_changed)
+
+
+_DATA = (
+    Row("", "data.source", "`data.sources` for the files, `data.variables` for the groups"),
+    Row(
+        "data.variables",
+        "data.source.NAME.variables.prognostic.vars_3D",
+        "`data.variables.prognostic.vars_3D`",
+        is_changed=True,
+    ),
+    Row(
+        "data.surface_variables",
+        "data.source.NAME.variables.prognostic.vars_2D",
+        "`data.variables.prognostic.vars_2D`",
+    ),
+    Row(
+        "data.dynamic_forcing_variables",
+        "data.source.NAME.variables.dynamic_forcing.vars_2D",
+        "`data.variables.dynamic_forcing.vars_2D`",
+    ),
+    Row(
+        "data.diagnostic_variables",
+        "data.source.NAME.variables.diagnostic.vars_2D",
+        "`data.variables.diagnostic.vars_2D`",
+    ),
+    Row("data.static_variables", "data.source.NAME.variables.static.vars_2D", "`data.variables.static.vars_2D`"),
+    Row(
+        "data.save_loc data.save_loc_surface data.save_loc_dynamic_forcing data.save_loc_diagnostic "
+        "data.save_loc_static",
+        "data.source.NAME.variables.GROUP.path",
+        "one entry of `data.sources` each, or one for all",
+    ),
+    Row(
+        "data.level_ids",
+        "data.source.NAME.levels data.source.NAME.level_coord",
+        "`data.levels` with `data.level_units: model_level`; the coordinate is found by its attributes",
+    ),
+    Row("data.mean_path data.std_path data.scaler_type", "loss.args.scaler_path", "fitted by `credit preprocess`"),
+    Row(
+        "",
+        "preblocks postblocks",
+        "none: statistics are fitted by `credit preprocess`, transforms are `data.transforms`, fixers `model.post`, "
+        "and the order of the input `data.input_order`",
+    ),
+    Row(
+        "data.train_years data.valid_years",
+        "data.start_datetime data.end_datetime validation_data",
+        "`data.splits.train`, `data.splits.valid`, and `data.splits.test` for the scores",
+    ),
+    Row("data.lead_time_periods", "data.timestep data.lead_time_periods", "`data.timestep`"),
+    Row("data.history_len data.valid_history_len", "data.history_len", "`data.history_len`"),
+    Row(
+        "data.forecast_len",
+        "data.forecast_len",
+        "`data.forecast_len`, from 1; generation 1 counts from 0",
+        is_changed=True,
+    ),
+    Row(
+        "data.valid_forecast_len",
+        "validation_data.forecast_len",
+        "`data.valid_forecast_len`, from 1; generation 1 counts from 0",
+        is_changed=True,
+    ),
+    Row("data.backprop_on_timestep", "trainer.backprop_on_timestep", "`trainer.backprop_on_timestep`, steps from 1"),
+    Row("data.static_first", "preblocks.per_step.concat", "`data.input_order`"),
+    Row("data.save_loc_physics", "", "`data.coefficients` for the half levels; areas follow from the grid"),
+    Row("data.skip_periods data.one_shot data.retain_graph", "data.skip_periods data.one_shot", "none"),
+    Row("data.dataset_type", "data.source.NAME.dataset_type", "none: netCDF, zarr and GRIB are recognised"),
+)
+
+_FROM_VARIABLES = (
+    "model.levels model.channels model.surface_channels model.input_only_channels model.output_only_channels"
+)
+_MODEL = (
+    _same("model.type", "`model.type`"),
+    _same("model.image_height model.image_width", "derived from the grid"),
+    _same(_FROM_VARIABLES, "derived from `data.variables`"),
+    _same("model.frames", "derived from `data.history_len`"),
+    _same("model.patch_height model.patch_width model.frame_patch_size", "none (patches are single cells)"),
+    _same("model.dim model.depth model.dim_head", "`model.dim`, `model.depth`, `model.dim_head`"),
+    _same("model.global_window_size model.local_window_size", "`model.global_window_size`, `model.local_window_size`"),
+    _same(
+        "model.cross_embed_kernel_sizes model.cross_embed_strides",
+        "`model.cross_embed_kernel_sizes`, `model.cross_embed_strides`",
+    ),
+    _same("model.attn_dropout model.ff_dropout", "`model.attn_dropout`, `model.ff_dropout`"),
+    _same("model.use_spectral_norm model.interp", "`model.use_spectral_norm`, `model.interp`"),
+    _same("model.upsample_with_ps", "`model.decoder: pixel_shuffle` (true) or `transposed` (false)"),
+    _same("model.upsample_v_conv model.decoder_attention_type", "none: they are not WXFormer's"),
+    _same("model.padding_conf model.padding_conf.activate", "`model.padding`; null for none"),
+    _same("model.padding_conf.mode", "`model.padding.mode`"),
+    _same(
+        "model.padding_conf.pad_lat model.padding_conf.pad_lon",
+        "`model.padding.lat`, `model.padding.lon`, in rows north and south, columns west and east; or `auto`",
+    ),
+    Row(
+        "",
+        "",
+        "`model.padding.pole: published` and `model.position_bias_index: published` compute what published weights "
+        "expect",
+    ),
+    Row("model.post_conf", "", "`model.post`, a list; see [](constraints.md)"),
+    Row(
+        "model.post_conf.tracer_fixer",
+        "postblocks",
+        "`data.fields.NAME.minimum`, or `clamp` in `model.post`",
+    ),
+    Row(
+        "model.post_conf.global_mass_fixer model.post_conf.global_water_fixer model.post_conf.global_energy_fixer",
+        "postblocks",
+        "`dry_mass`, `water`, `energy` in `model.post`, see [](constraints.md); on whole columns, in float64; `energy` "
+        "scales temperature alone; on pressure levels `dry_mass` corrects surface pressure, not humidity",
+    ),
+)
+
+_LOSS = (
+    Row("loss.training_loss", "loss.type loss.args loss.args.training_loss", "`loss.kind`: mse, mae, huber"),
+    Row(
+        "loss.validation_loss",
+        "loss.args.validation_loss",
+        "the training loss; `trainer.monitor` chooses what selects",
+    ),
+    Row(
+        "loss.use_latitude_weights loss.latitude_weights",
+        "loss.args.use_latitude_weights loss.args.latitude_weights",
+        "`loss.latitude_weights`, true or false; areas follow from the grid",
+        is_changed=True,
+    ),
+    Row(
+        "loss.use_variable_weights loss.variable_weights",
+        "loss.args.var_weighting loss.args.variable_weights",
+        "`loss.weights`; `loss.scaling`",
+    ),
+    Row(
+        "loss.use_power_loss loss.use_spectral_loss loss.spectral_lambda_reg loss.spectral_wavenum_init",
+        "",
+        "none in this release",
+    ),
+)
+
+_LOADING = "trainer.load_weights trainer.load_optimizer trainer.load_scaler trainer.load_scheduler trainer.reload_epoch"
+_TRAINER = (
+    _same("trainer.type", "none: there is one"),
+    Row("trainer.mode", "trainer.parallelism", "`trainer.parallelism`"),
+    Row("", "trainer.parallelism.domain", "none: `trainer.parallelism.tensor` splits the layers of a sample"),
+    _same(
+        "trainer.epochs trainer.num_epoch trainer.start_epoch",
+        "`trainer.num_epoch` or `trainer.max_steps`, the whole length of the run",
+    ),
+    _same("trainer.batches_per_epoch", "none; `trainer.validate_every` and `trainer.checkpoint_every` count steps"),
+    _same("trainer.valid_batches_per_epoch", "`trainer.valid_samples`, spread over the whole period"),
+    _same("trainer.skip_validation", "none: every run validates; `trainer.validate_every` counts steps"),
+    _same(
+        "trainer.train_batch_size trainer.valid_batch_size", "`trainer.train_batch_size`, `trainer.valid_batch_size`"
+    ),
+    _same("trainer.learning_rate trainer.weight_decay", "`trainer.learning_rate`, `trainer.weight_decay`"),
+    _same(
+        "trainer.scheduler trainer.use_scheduler trainer.update_learning_rate",
+        "`trainer.schedule.kind`, `trainer.schedule.warmup`, `trainer.schedule.final`, in shares of the run",
+    ),
+    Row("trainer.amp trainer.mixed_precision", "trainer.amp", "`trainer.amp`: bfloat16 autocast, float32 parameters"),
+    _same("trainer.grad_accum_every", "`trainer.grad_accum_every`"),
+    _same("trainer.grad_max_norm", "`trainer.grad_max_norm`, a number; `dynamic` is not there", is_changed=True),
+    Row(
+        "trainer.activation_checkpoint trainer.checkpoint_all_layers",
+        "trainer.activation_checkpoint",
+        "`trainer.activation_checkpoint`",
+    ),
+    _same("trainer.compile", "`trainer.compile`"),
+    Row("", "trainer.use_ema trainer.ema_decay", "`trainer.use_ema`, `trainer.ema_decay`"),
+    Row("", "trainer.use_tensorboard", "`trainer.tensorboard`"),
+    _same("trainer.stopping_patience", "`trainer.patience`"),
+    _same(_LOADING, "`trainer.resume`"),
+    _same("trainer.save_backup_weights trainer.save_best_weights", "always; `trainer.keep_last`"),
+    Row("trainer.save_metric_vars", "", "none: `metrics.jsonl` has every variable"),
+    _same("trainer.thread_workers trainer.valid_thread_workers trainer.prefetch_factor", "`data.num_workers`"),
+    Row("trainer.ensemble_size", "trainer.ensemble_size", "none in this release"),
+    Row("trainer.cpu_offload", "", "`trainer.parallelism.cpu_offload`"),
+)
+
+_FORECASTS = (
+    Row("predict predict.mode", "inference.run_mode inference.mode", "`inference`; ranks share what there is to do"),
+    Row(
+        "predict.forecasts",
+        "inference.batch_forecast",
+        "`inference.initial_times.start`, `inference.initial_times.end`, `inference.initial_times.every`, or a list of "
+        "times; and `inference.lead_time`",
+    ),
+    Row("predict.forecasts.days", "inference.batch_forecast.forecast_length", "`inference.lead_time`"),
+    Row(
+        "predict.realtime",
+        "inference.single_forecast",
+        "a list with one time in `inference.initial_times`; and `inference.lead_time`",
+    ),
+    Row("predict.save_forecast", "inference.save_forecast", "`forecasts/` in `save_loc`, or `inference.folder`"),
+    Row("predict.save_vars", "inference.output.variables", "`inference.variables`"),
+    Row("", "inference.output inference.output.format", "`inference.format`"),
+    Row("", "inference.output.output_interval", "`inference.output_every`"),
+    Row("predict.batch_size", "inference.batch_size", "`inference.batch_size`"),
+    Row(
+        "predict.metadata predict.ua_var_encoding predict.pressure_var_encoding predict.surface_var_encoding",
+        "inference.output.metadata inference.output.encoding",
+        "none: attributes are those of the data",
+    ),
+    Row("predict.climatology", "", "`verification.climatology.path` with `method: file`, or fitted"),
+    Row("predict.use_laplace_filter", "", "`inference.hyperdiffusion`"),
+    Row("predict.interp_pressure", "", "`inference.pressure_levels`"),
+)
+
+_JOBS = (
+    _same("pbs", "`pbs` or `slurm`, with `credit submit`; see [](hpc.md)"),
+    _same("pbs.project slurm.project", "`pbs.account`, `slurm.account`"),
+    _same("pbs.conda slurm.conda", "`pbs.python`, `slurm.python`: the interpreter, by default the one that submits"),
+    _same("pbs.job_name slurm.job_name", "`experiment`, which names the jobs"),
+    _same("pbs.ncpus slurm.ncpus", "`pbs.cpus_per_node`, `slurm.cpus_per_node`"),
+    _same("pbs.ngpus slurm.ngpus", "`pbs.gpus_per_node`, `slurm.gpus_per_node`"),
+    _same("pbs.mem slurm.mem", "`pbs.memory`, `slurm.memory`"),
+    _same(
+        "pbs.walltime slurm.walltime",
+        "`pbs.walltime`, `slurm.walltime`, written 12h instead of 12:00:00",
+        is_changed=True,
+    ),
+    _same("pbs.gpu_type", "`pbs.chunk: {gpu_type: NAME}`"),
+    Row("", "slurm.env_setup", "`slurm.setup`"),
+)
+
+TABLES: dict[str, Sequence[Row]] = {
+    "Data": _DATA,
+    "Model": _MODEL,
+    "Loss": _LOSS,
+    "Trainer": _TRAINER,
+    "Forecasts": _FORECASTS,
+    "Jobs": _JOBS,
+}
+
+
+def find_replacement(key: str, of_changed: bool = False) -> str | None:
+    """Return what takes the place of a key of miles-credit, in words for a message; None for any other key.
+
+    Args:
+        key: dotted.
+        of_changed: only for a key that both packages have and that takes other values here.
+    """
+    for row in itertools.chain.from_iterable(TABLES.values()):
+        if key in row.keys and (row.is_changed or not of_changed):
+            return re.sub(r"\[\]\(([\w.]+)\)", r"docs/\1", row.here)
+    return None
+
+
+def describe_table(title: str) -> str:
+    """Return one of `TABLES` as Markdown."""
+    lines = ["| generation 1 | generation 2 | here |", "|---|---|---|"]
+    for row in TABLES[title]:
+        is_same = row.generation_1 == row.generation_2 != ""
+        second = "same" if is_same else _describe_keys(row.generation_2.split())
+        lines.append(f"| {_describe_keys(row.generation_1.split())} | {second} | {row.here} |")
+    return "\n".join(lines) + "\n"
+
+
+def _describe_keys(keys: Sequence[str]) -> str:
+    """Return keys in backticks; one in the section of the key before it is shortened to its name."""
+    shown = []
+    for number, key in enumerate(keys):
+        section, _, name = key.rpartition(".")
+        is_sibling = number > 0 and keys[number - 1].rpartition(".")[0] == section
+        shown.append(f"`{name if is_sibling else key}`")
+    return ", ".join(shown)
+
+
+if __name__ == "__main__":
+    for heading in TABLES:
+        print(f"## {heading}\n\n{describe_table(heading)}")

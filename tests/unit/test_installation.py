@@ -1,0 +1,97 @@
+"""Commands that add an extra, and distributions that hide this package or are taken for it."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from credit import installation
+from credit.cli import main
+from credit.installation import describe_installation, find_conflicts, install_command
+
+COMMANDS = {"entry_points.txt": "[console_scripts]\ncredit = credit.cli.main:main\n"}
+TOP_LEVEL = {"top_level.txt": "credit\n"}
+
+
+def install(folder: Path, name: str, version: str, files: dict[str, str]) -> None:
+    """Write the metadata of an installed distribution."""
+    metadata = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    for file, text in files.items():
+        (metadata / file).write_text(text)
+
+
+def test_our_installation_is_no_conflict(tmp_path: Path) -> None:
+    editable = {"direct_url.json": json.dumps({"url": "file:///srv/my%20credit", "dir_info": {"editable": True}})}
+    install(tmp_path, "credit-weather", "0.15.0", COMMANDS | TOP_LEVEL | editable)
+    install(tmp_path, "numpy", "2.4", {"top_level.txt": "numpy\n"})
+    assert find_conflicts([str(tmp_path)]) == []
+    assert "credit-weather 0.15.0 (editable, /srv/my credit)" in describe_installation([str(tmp_path)])
+
+
+def test_a_stranger_of_the_same_name(tmp_path: Path) -> None:
+    # the index has a distribution `credit` that holds metadata alone
+    install(tmp_path, "credit-weather", "0.15.0", COMMANDS | TOP_LEVEL)
+    install(tmp_path, "credit", "0.0.1", {"top_level.txt": "\n"})
+    (conflict,) = find_conflicts([str(tmp_path)])
+    assert conflict.startswith(f"credit 0.0.1 ({tmp_path}) is another project's package")
+    assert "pip uninstall credit`" in conflict
+    assert "0.0.1" not in describe_installation([str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    "files", [TOP_LEVEL, {"RECORD": "credit/__init__.py,,\ncredit/cli.py,,\n"}], ids=["top_level", "record"]
+)
+def test_another_project_with_the_same_import_name(tmp_path: Path, files: dict[str, str]) -> None:
+    install(tmp_path, "miles-credit", "2026.2.0", files)
+    (conflict,) = find_conflicts([str(tmp_path)])
+    assert "miles-credit 2026.2.0" in conflict and "also installs a package `credit`" in conflict
+    assert "no distribution named credit-weather is installed" in describe_installation([str(tmp_path)])
+
+
+def test_our_former_name_is_told_from_a_stranger(tmp_path: Path) -> None:
+    install(tmp_path, "credit-weather", "0.15.0", COMMANDS | TOP_LEVEL)
+    install(tmp_path, "credit", "0.14.0", COMMANDS | TOP_LEVEL)
+    (conflict,) = find_conflicts([str(tmp_path)])
+    assert "credit 0.14.0" in conflict and "this package under its former name" in conflict
+    # removing the former distribution removes the commands that both have installed
+    assert re.search(r"pip uninstall credit`.*pip install -e \S", conflict)
+
+
+def test_what_a_build_leaves_in_the_checkout_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "credit").mkdir()
+    for name in ("setup.cfg", "pyproject.toml"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(installation, "__file__", str(tmp_path / "credit" / "installation.py"))
+    leftover = tmp_path / "credit.egg-info"
+    leftover.mkdir()
+    (leftover / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: credit\nVersion: 0.14.0\n")
+    assert find_conflicts([str(tmp_path)]) == []
+
+
+def test_the_command_for_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repository: Path) -> None:
+    monkeypatch.setattr(installation.shutil, "which", lambda name: str(Path(sys.executable).parent / name))
+    assert install_command("grib").strip("'").startswith("pip install -e ")
+    assert f"{repository}[grib]" in install_command("grib")
+    # an installed wheel has no setup.cfg beside it
+    monkeypatch.setattr(installation, "__file__", str(tmp_path / "credit" / "installation.py"))
+    assert install_command("grib") == "pip install 'credit-weather[grib]'"
+    # the pip that the shell finds belongs to another environment
+    monkeypatch.setattr(installation.shutil, "which", lambda name: "/elsewhere/bin/pip")
+    assert install_command("grib") == f"{sys.executable} -m pip install 'credit-weather[grib]'"
+
+
+def test_the_doctor_reports_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(tmp_path, "credit", "0.0.1", {})
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main.main(["doctor", str(tmp_path / "missing.yml"), "--output", "-"]) == 0
+    printed = capsys.readouterr()
+    assert "CONFLICT: credit 0.0.1" in printed.out
+    assert "credit 0.0.1" in printed.err and "another project's package" in printed.err
