@@ -56,16 +56,27 @@ def _main(arguments: Sequence[str] | None) -> int:
     return _run(parsed.command, parsed.arguments, f"credit {parsed.command}")
 
 
-def _run(command: str, arguments: Sequence[str], program: str) -> int:
-    """Run one command and turn what it raises into a message and an exit code."""
-    set_environment()
+def build_parser(command: str, program: str) -> argparse.ArgumentParser:
+    """Return the parser of one command's arguments.
+
+    Args:
+        command: a key of `COMMANDS`.
+        program: name of the program in messages.
+    """
     module = importlib.import_module(f"credit.cli.{command}")
     parser = argparse.ArgumentParser(
         prog=program, description=module.HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     module.add_arguments(parser)
+    return parser
+
+
+def _run(command: str, arguments: Sequence[str], program: str) -> int:
+    """Run one command and turn what it raises into a message and an exit code."""
+    set_environment()
+    module = importlib.import_module(f"credit.cli.{command}")
     # overrides may stand before, between and after options
-    parsed = parser.parse_intermixed_args(arguments)
+    parsed = build_parser(command, program).parse_intermixed_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", stream=sys.stderr)
     try:
         return module.run(parsed)
