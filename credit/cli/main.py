@@ -19,6 +19,9 @@ from credit import __version__
 from credit.cli.environment import set_environment
 from credit.errors import CreditError
 
+# 128 + SIGINT: the exit status that shells give a process that Ctrl-C ended
+INTERRUPTED = 130
+
 COMMANDS = {
     "init": "write a starter config",
     "check": "check a config and its data before anything is queued",
@@ -85,7 +88,7 @@ def _run(command: str, arguments: Sequence[str], program: str) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         print(f"{program}: interrupted", file=sys.stderr)
-        return 1
+        return INTERRUPTED
 
 
 def _entry(command: str) -> Callable[[], int]:

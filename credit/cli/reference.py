@@ -18,6 +18,7 @@ Each command exists as `credit NAME` and as `credit_NAME`.
 | 1 | any other failure |
 | 2 | wrong arguments, config or data |
 | 85 | training was stopped and can be continued (single process) |
+| 130 | interrupted by Ctrl-C |
 
 This page is generated (`python -m credit.cli.reference`); a test keeps it true.
 """

@@ -68,3 +68,14 @@ def test_a_checkpoint_that_is_misspelt(world: Path, capsys: pytest.CaptureFixtur
     for which, (code, words) in said.items():
         assert main._run("rollout", ["config.yml", f"inference.checkpoint={which}"], "credit rollout") == code
         assert words in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_a_command_with_130(
+    world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(arguments: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("credit.cli.check.run", interrupt)
+    assert main.main(["check", "config.yml"]) == 130
+    assert capsys.readouterr().err == "credit check: interrupted\n"
