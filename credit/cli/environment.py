@@ -10,7 +10,7 @@ def set_environment() -> None:
 
     - Large pages for tensors of 2 MB and more. A kernel that gives them on request alone (``madvise``, many a
       distribution's setting) clears and looks up 512 times as many small ones else: some per cent of a step or a
-      forecast on a CPU (docs/lab_notes.md).
+      forecast on a CPU (benchmarks/lab_notes.md).
     - One thread for numpy's products of matrices, which are small. Its other threads would wait for more of them, busy,
       on the cores that torch computes on: 8 % of a scored forecast's processor time on two cores.
     """

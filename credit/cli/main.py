@@ -19,6 +19,9 @@ from credit import __version__
 from credit.cli.environment import set_environment
 from credit.errors import CreditError
 
+# 128 + SIGINT: the exit status that shells give a process that Ctrl-C ended
+INTERRUPTED = 130
+
 COMMANDS = {
     "init": "write a starter config",
     "check": "check a config and its data before anything is queued",
@@ -56,16 +59,27 @@ def _main(arguments: Sequence[str] | None) -> int:
     return _run(parsed.command, parsed.arguments, f"credit {parsed.command}")
 
 
-def _run(command: str, arguments: Sequence[str], program: str) -> int:
-    """Run one command and turn what it raises into a message and an exit code."""
-    set_environment()
+def build_parser(command: str, program: str) -> argparse.ArgumentParser:
+    """Return the parser of one command's arguments.
+
+    Args:
+        command: a key of `COMMANDS`.
+        program: name of the program in messages.
+    """
     module = importlib.import_module(f"credit.cli.{command}")
     parser = argparse.ArgumentParser(
         prog=program, description=module.HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     module.add_arguments(parser)
+    return parser
+
+
+def _run(command: str, arguments: Sequence[str], program: str) -> int:
+    """Run one command and turn what it raises into a message and an exit code."""
+    set_environment()
+    module = importlib.import_module(f"credit.cli.{command}")
     # overrides may stand before, between and after options
-    parsed = parser.parse_intermixed_args(arguments)
+    parsed = build_parser(command, program).parse_intermixed_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", stream=sys.stderr)
     try:
         return module.run(parsed)
@@ -74,7 +88,7 @@ def _run(command: str, arguments: Sequence[str], program: str) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         print(f"{program}: interrupted", file=sys.stderr)
-        return 1
+        return INTERRUPTED
 
 
 def _entry(command: str) -> Callable[[], int]:

@@ -19,8 +19,8 @@ def keep_freed_memory(device: torch.device) -> None:
     """Let a process that trains or forecasts on a CPU keep the memory that tensors free, for those of the next step.
 
     glibc gives it back to the system, which clears each page when it is touched again: some per cent of a step, and a
-    third where arrays are large, for up to a quarter less memory (docs/lab_notes.md). torch keeps a GPU's by itself.
-    Without glibc nothing happens.
+    third where arrays are large, for up to a quarter less memory (benchmarks/lab_notes.md). torch keeps a GPU's by
+    itself. Without glibc nothing happens.
     """
     if device.type == "cpu":
         with suppress(OSError, AttributeError, TypeError):

@@ -120,7 +120,7 @@ def process_group(launch: Launch, device: torch.device, timeout_minutes: int) ->
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     if device.type == "cpu" and hasattr(os, "SCHED_BATCH"):
         # a thread that gloo wakes must not interrupt one that computes: a small all-reduce takes a quarter of the time
-        # (docs/lab_notes.md); threads that are started from here on inherit it
+        # (benchmarks/lab_notes.md); threads that are started from here on inherit it
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     where = "env://" if launch.address is None else f"tcp://{launch.address[0]}:{launch.address[1]}"
     timeout = timedelta(minutes=timeout_minutes)

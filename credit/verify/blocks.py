@@ -11,9 +11,9 @@ from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
+import scipy.stats
 
 from credit.verify.case_sums import CaseSums
-from credit.verify.student import two_sided_p, two_sided_quantile
 
 RESAMPLES = 1000
 LEVEL = 0.95
@@ -139,7 +139,8 @@ def _circular_block_sums(values: np.ndarray, length: int) -> np.ndarray:
 @lru_cache
 def _tail(blocks: int) -> float:
     """Return the lower quantile's level: that of a normal distribution where it is as far out as Student's t."""
-    reach = two_sided_quantile(LEVEL, blocks - 1) * np.sqrt(blocks / (blocks - 1))
+    quantile = scipy.stats.t.ppf((1 + LEVEL) / 2, blocks - 1)
+    reach = float(quantile * np.sqrt(blocks / (blocks - 1)))
     return NormalDist().cdf(-reach)
 
 
@@ -168,7 +169,7 @@ def paired_test(difference: np.ndarray, length: int) -> tuple[np.ndarray, np.nda
         of_mean = variance / blocks * _widening(means)
         t = np.where(centre == 0, 0.0, centre / np.sqrt(of_mean))  # equal forecasts do not differ
         n_eff = np.minimum(difference.var(axis=0, ddof=1) / of_mean, cases)
-    return two_sided_p(t, blocks - 1), n_eff
+    return 2 * scipy.stats.t.sf(np.abs(t), blocks - 1), n_eff
 
 
 def _block_means(values: np.ndarray, blocks: int) -> np.ndarray:

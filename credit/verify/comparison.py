@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
+import scipy.stats
 
 from credit.config.schema_forecast import BASELINES, BEST_BASELINE, OWN_NAMES
 from credit.verify.blocks import block_length, paired_test
 from credit.verify.case_sums import CaseSums
-from credit.verify.student import false_discovery
 
 FALSE_SHARE = 0.05
 ENOUGH_BLOCKS = 20  # nothing is called significant with fewer
@@ -113,6 +113,19 @@ def judge(p_values: Sequence[np.ndarray], n_blocks: np.ndarray) -> list[dict[str
     adjusted = np.empty_like(whole)
     for reference, season, region in np.ndindex(whole.shape[0], whole.shape[1], whole.shape[4]):
         place = reference, season, slice(None), slice(None), region
-        adjusted[place] = false_discovery(whole[place])
+        adjusted[place] = adjust_p_values(whole[place])
     ends = np.cumsum([own.shape[2] for own in p_values])[:-1]
     return [{"p_adjusted": own, "significant": own <= FALSE_SHARE} for own in np.split(adjusted, ends, axis=2)]
+
+
+def adjust_p_values(p_values: np.ndarray) -> np.ndarray:
+    """Return p-values adjusted for their number, of any shape; NaN does not count and stays NaN.
+
+    Among the tests whose adjusted value is at most q, a share of at most q is expected to be false (Benjamini and
+    Hochberg 1995).
+    """
+    adjusted = np.full(p_values.shape, np.nan)
+    is_tested = ~np.isnan(p_values)
+    if is_tested.any():
+        adjusted[is_tested] = scipy.stats.false_discovery_control(p_values[is_tested], method="bh")
+    return adjusted

@@ -75,7 +75,7 @@ class NormAgain:
         """Return what makes norm(x) again, or None where that had better be kept.
 
         It pays in float32 on a CPU, not in bfloat16, where the same work is a larger part of a step and frees half as
-        much (docs/lab_notes.md), nor where there is no backward pass. The compiler itself chooses what to compute
+        much (benchmarks/lab_notes.md), nor where there is no backward pass. The compiler itself chooses what to compute
         again.
         """
         if not torch.is_grad_enabled():

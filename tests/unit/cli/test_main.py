@@ -114,3 +114,14 @@ def test_no_folder_is_called_tilde(world: Path, monkeypatch: pytest.MonkeyPatch,
     written = {path.name for path in (world / "home").iterdir()}
     assert {"store.zarr", "run", "tuned", "weights.safetensors", "doctor.txt"} <= written
     assert not list(world.rglob("~*"))
+
+
+def test_ctrl_c_ends_a_command_with_130(
+    world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(arguments: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("credit.cli.check.run", interrupt)
+    assert main.main(["check", "config.yml"]) == 130
+    assert capsys.readouterr().err == "credit check: interrupted\n"

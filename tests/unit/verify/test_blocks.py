@@ -8,7 +8,6 @@ import scipy.signal
 import scipy.stats
 
 from credit.verify.blocks import LEAST_BLOCKS, block_length, intervals, number_of_blocks, paired_test
-from credit.verify.student import two_sided_quantile
 from credit.verify.sums import ScoreSums
 
 DAY = 1440
@@ -53,7 +52,7 @@ def test_independent_cases_agree_with_scipys_bootstrap_and_students_interval() -
     error[1::2] = 1.0 - error[::2]  # neighbours that are no more alike than others
     assert block_length(initial, DAY) == 1
     low, high = intervals(sums_of(initial, error=error), 0, DAY)["bias"][:, 0, 0]
-    reach = two_sided_quantile(0.95, 59)
+    reach = scipy.stats.t.ppf(0.975, 59)
     level = 1 - 2 * scipy.stats.norm.cdf(-reach * np.sqrt(60 / 59))
     theirs = scipy.stats.bootstrap(
         (error[:, 0],), np.mean, confidence_level=level, method="percentile", n_resamples=20000, rng=1

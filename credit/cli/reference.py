@@ -1,0 +1,90 @@
+"""Write docs/cli.md from the commands' parsers: ``python -m credit.cli.reference > docs/cli.md``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+
+from credit.cli.main import COMMANDS, build_parser
+
+_INTRODUCTION = """# Commands
+
+Each command exists as `credit NAME` and as `credit_NAME`.
+`section.key=value` replaces one key of the config, for example `trainer.max_steps=100`; repeat it for several keys.
+
+| exit code | meaning |
+|---|---|
+| 0 | done |
+| 1 | any other failure |
+| 2 | wrong arguments, config or data |
+| 85 | training was stopped and can be continued (single process) |
+| 130 | interrupted by Ctrl-C |
+
+This page is generated (`python -m credit.cli.reference`); a test keeps it true.
+"""
+
+
+def render_cli_reference() -> str:
+    """Return the page with the arguments and options of every command."""
+    sections = [_INTRODUCTION]
+    for command, summary in COMMANDS.items():
+        sections.append(_render_command(command, summary))
+    return "\n".join(sections)
+
+
+def _render_command(command: str, summary: str) -> str:
+    """Return the section of one command."""
+    parser = build_parser(command, f"credit {command}")
+    # argparse has no public list of its arguments.
+    actions = [action for action in parser._actions if not isinstance(action, argparse._HelpAction)]
+    lines = [f"## `credit {command}`", "", f"{summary[0].upper()}{summary[1:]}.", ""]
+    lines += ["```text", _render_usage(f"credit {command}", actions), "", parser.description or "", "```", ""]
+    lines += ["| argument | meaning |", "|---|---|"]
+    for action in actions:
+        description = " ".join((action.help or "").split())
+        lines.append(f"| `{_escape_table_cell(_render_name(action))}` | {_escape_table_cell(description)} |")
+    return "\n".join([*lines, ""])
+
+
+def _render_usage(program: str, actions: Iterable[argparse.Action]) -> str:
+    """Return the usage line. argparse's own differs between versions of Python."""
+    parts = [program]
+    for action in actions:
+        name = _render_name(action)
+        parts.append(name if _is_required(action) else f"[{name}]")
+    return " ".join(parts)
+
+
+def _render_name(action: argparse.Action) -> str:
+    """Return an option with its value, or the name of a positional argument."""
+    if action.option_strings:
+        value = "" if action.nargs == 0 else f" {_value_name(action)}"
+        return f"{action.option_strings[-1]}{value}"
+    return _value_name(action)
+
+
+def _value_name(action: argparse.Action) -> str:
+    """Return what stands for the value of an argument."""
+    if action.metavar is not None:
+        name = str(action.metavar)
+    elif action.choices is not None:
+        name = "{" + ",".join(map(str, action.choices)) + "}"
+    else:
+        name = action.dest.upper() if action.option_strings else action.dest
+    return f"{name} ..." if action.nargs in ("*", "+") else name
+
+
+def _is_required(action: argparse.Action) -> bool:
+    """Return whether the command fails without the argument."""
+    if action.option_strings:
+        return action.required
+    return action.nargs not in ("*", "?")
+
+
+def _escape_table_cell(text: str) -> str:
+    """Return text for a cell of a table, where a bar would end the cell."""
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    print(render_cli_reference())
