@@ -23,6 +23,7 @@ S = TypeVar("S", bound=BaseModel)
 _MOST_PLACES = 3
 # characters of a value in a message
 _LONGEST_VALUE = 120
+_BASE_60 = re.compile(r"^[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?$")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 
@@ -126,12 +127,17 @@ def _failure(problems: list[str], origin: str) -> ConfigError:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice and leaves dates as text: a calendar may have a 30 February."""
+    """SafeLoader that refuses a key given twice and leaves dates and times of day as text.
+
+    A calendar may have a 30 February, and YAML 1.1 takes 12:00:00 for a number in base 60, 43200.
+    """
 
     yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
+    for _first in "+-0123456789":
+        yaml_implicit_resolvers[_first] = [("tag:yaml.org,2002:str", _BASE_60), *yaml_implicit_resolvers[_first]]
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         lines: list[tuple[Any, int]] = []
@@ -236,6 +242,9 @@ def _describe(root: type[BaseModel], detail: Mapping[str, Any], prefix: str) -> 
     rule = detail["msg"].removeprefix("Value error, ")
     if detail["type"] in ("model_type", "model_attributes_type", "dict_type"):
         rule = "must be a section, which is a mapping of keys"
+    if detail["type"] == "string_type" and isinstance(detail.get("input"), bool | int | float):
+        kind = "true or false" if isinstance(detail["input"], bool) else "a number"
+        rule = f"must be text, and YAML reads what stands there as {kind}; write it in quotes"
     change = find_replacement(key, of_changed=True)
     if change is not None:
         rule += f" (unlike miles-credit's {key}; here {change})"

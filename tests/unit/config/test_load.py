@@ -193,6 +193,8 @@ def test_a_key_in_the_wrong_section(key: str, says: str) -> None:
         ("trainer.weight_decay", False, "trainer: weight_decay: false is no value"),
         ("data.levels", [850, 500, 500], "data.levels: [850, 500, 500]: 500 is named twice; name each level once"),
         ("data.fields.z.levels", [850, 850], "850 is named twice"),
+        ("save_loc", 5, "save_loc: 5: must be text, and YAML reads what stands there as a number; write it in quotes"),
+        ("data.variables.prognostic.vars_2D", ["t2m", False], "vars_2D.1: False: must be text, and YAML reads"),
         ("data.variables", [{"x": "y" * 500}], "yyy...: must be a section, which is a mapping of keys"),
         ("data.variables.diagnostic", {"vars_2D": ["t2m"]}, "- data.variables: t2m listed twice"),
     ],
@@ -208,6 +210,14 @@ def test_true_and_false_where_they_belong() -> None:
     raw["trainer"] |= {"activation_checkpoint": True, "use_ema": False}
     raw["data"]["grid"] = {"rows": 32, "columns": 64, "poles": False}
     assert build_config(raw).trainer.activation_checkpoint is True
+
+
+@pytest.mark.parametrize("text", ["12:00:00", "6:00", "0:30"])
+def test_times_of_day_are_no_numbers(written: Path, text: str) -> None:
+    """YAML 1.1 would make 43200, 360 and 30 of them, and a number is taken for hours."""
+    for key in ("pbs.walltime", "trainer.walltime"):
+        with pytest.raises(ConfigError, match=f"{key}: '{text}': \"{text}\" is not a duration; write for example 6h"):
+            load_config(written, [f"{key}={text}"])
 
 
 def test_files_that_are_no_config(tmp_path: Path) -> None:
