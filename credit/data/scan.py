@@ -15,14 +15,14 @@ from credit.config.schema_source import GridConfig, SourceConfig
 from credit.data.cf import Coordinates, Layout, is_vector_component, level_values, match_levels
 from credit.data.columns import Tables
 from credit.data.files import OpenFiles, expand_path, expand_paths, open_file
-from credit.data.grib import ABSENT, LEFT_OUT
+from credit.data.grib import ABSENT
 from credit.data.plausible import build_rules, read_file_range, require_units
 from credit.data.problems import Problems
 from credit.data.recipes import derived_attributes, find_si, interpolated_as
 from credit.data.regrid import Regridder
 from credit.data.units import find_conversion
 from credit.data.vertical import Column
-from credit.data.wants import FIELD, Want, describe_lack, find_names, list_wants, offered, require_all
+from credit.data.wants import FIELD, Want, describe_lack, find_names, find_unusable, list_wants, offered, require_all
 from credit.errors import ConfigError, DataError
 from credit.grid import LatLonGrid, Orientation
 from credit.times import Clock
@@ -247,17 +247,6 @@ class _Shared:
         return minutes
 
 
-def _find_unusable(dataset: xr.Dataset, number: int) -> dict[str, str]:
-    """Return variable -> why it cannot be read, for those that are in a file of source `number` all the same."""
-    selected = f"data.sources.{number}.select leaves it out: read it from another entry with the same path"
-    unusable = dict.fromkeys(dataset.encoding.get(LEFT_OUT, ()), selected)
-    for name, variable in dataset.data_vars.items():
-        if variable.ndim < 2:
-            dims = ", ".join(map(str, variable.dims)) or "none"
-            unusable[str(name)] = f"has no latitude and longitude (dimensions: {dims})"
-    return unusable
-
-
 class _FileScanner:
     """Finds how variables lie in one file."""
 
@@ -266,7 +255,7 @@ class _FileScanner:
     ) -> None:
         self.names = {str(name) for name, variable in dataset.variables.items() if variable.ndim >= 2}
         self._path = path
-        self.unusable = _find_unusable(dataset, number)
+        self.unusable = find_unusable(dataset, number)
         self._where = str(path)
         self._dataset = dataset
         self._number = number

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import xarray as xr
+
 from credit.channels import ChannelMap
 from credit.config.schema_data import DataConfig
 from credit.config.schema_source import SourceConfig
+from credit.data.grib import LEFT_OUT
 from credit.data.problems import Problems
 from credit.data.select import listing
 from credit.errors import did_you_mean
@@ -89,6 +92,17 @@ def describe_lack(offers: Sequence[tuple[Want, list[str]]], names: set[str]) -> 
     wanted = [name for _, names_of_want in offers for name in names_of_want]
     have = listing(sorted(names)) if names else "no variable with two dimensions"
     return f"it has none of the variables that are read here ({listing(wanted)}), but {have}"
+
+
+def find_unusable(dataset: xr.Dataset, number: int) -> dict[str, str]:
+    """Return variable -> why it cannot be read, for those that are in a file of source `number` all the same."""
+    selected = f"data.sources.{number}.select leaves it out: read it from another entry with the same path"
+    unusable = dict.fromkeys(dataset.encoding.get(LEFT_OUT, ()), selected)
+    for name, variable in dataset.data_vars.items():
+        if variable.ndim < 2:
+            dims = ", ".join(map(str, variable.dims)) or "none"
+            unusable[str(name)] = f"has no latitude and longitude (dimensions: {dims})"
+    return unusable
 
 
 def _ground(source: SourceConfig) -> dict[str, str]:

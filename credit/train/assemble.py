@@ -48,7 +48,7 @@ from credit.train.continuation import find_start, find_weights, take_over, write
 from credit.train.early_view import DrawEarlyView, build_early_view
 from credit.train.ema import WeightAverage
 from credit.train.feed import BatchFeed
-from credit.train.fields import open_fields, require_whole_store
+from credit.train.fields import open_training_fields
 from credit.train.fine_tuning import describe_base, find_base, load_base, load_forecast_network
 from credit.train.foreign import adopt_assets, load_weights
 from credit.train.meter import build_meter
@@ -257,8 +257,7 @@ def assemble_training(
     keep_freed_memory(device)
     use_deterministic_algorithms(config.trainer.deterministic)
     mesh = build_mesh(plan_degrees(config.trainer.parallelism, launch.world), launch.rank, device.type)
-    reader, splits = open_fields(config)
-    require_whole_store(reader)
+    reader, splits = open_training_fields(config)
     reader = KeptReader(reader) if data.cache == "memory" else reader
     require_monitor(config, reader.channels)
     origin = find_start(config, Path(config.save_loc))

@@ -31,20 +31,24 @@ def _find_on_each_host(reader: FieldReader, conf: DataConfig) -> FieldReader:
     return reader
 
 
-def require_whole_store(reader: FieldReader) -> None:
-    """Collective: stop before the first step where the training store has lost chunks, instead of in the middle.
-
-    Raises:
-        DataError: naming what is lost and how it is written again.
-    """
-    if isinstance(reader, StoreReader):
-        on_main(lambda: require_whole(reader.path))
-
-
 def open_fields(config: Config) -> tuple[FieldReader, dict[str, Split]]:
     """Open the run's data and its splits; collective."""
     reader = open_for_all(config.data)
     return reader, _build_splits(config, reader)
+
+
+def open_training_fields(config: Config) -> tuple[FieldReader, dict[str, Split]]:
+    """Collective: open the run's data and its splits, and look whether the training store is whole.
+
+    Training would meet a lost chunk in the middle of an epoch.
+
+    Raises:
+        DataError: naming what is lost and how it is written again.
+    """
+    reader, splits = open_fields(config)
+    if isinstance(reader, StoreReader):
+        on_main(lambda: require_whole(reader.path))
+    return reader, splits
 
 
 def open_for_forecasts(config: Config) -> tuple[FieldReader, dict[str, Split]]:
