@@ -13,6 +13,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointWrapper,
     checkpoint_wrapper,
 )
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
@@ -92,11 +93,22 @@ def plain_name(name: str) -> str:
 
 def _options(mode: Literal[True, "selective"], block: nn.Module) -> dict[str, Any]:
     """Return what makes the contexts of a block's forward and of its recomputation, if there are any."""
-    selective = functools.partial(create_selective_checkpoint_contexts, _policy) if mode == "selective" else None
+    selective = functools.partial(_selective_contexts, block) if mode == "selective" else None
     iterated = _iterated_by_torch(block)
     if iterated:
         return {"context_fn": functools.partial(_with_vectors, iterated, selective)}
     return {} if selective is None else {"context_fn": selective}
+
+
+def _selective_contexts(block: nn.Module) -> tuple[AbstractContextManager, AbstractContextManager]:
+    """Return the contexts of one forward of `block` and of its recomputation that keep what `_policy` says.
+
+    Sharding units inside gather their weights in both, but with other operations, whose results cannot be matched. So a
+    block that has some is computed again as a whole.
+    """
+    if any(isinstance(module, FSDPModule) for module in block.modules() if module is not block):
+        return nullcontext(), nullcontext()
+    return create_selective_checkpoint_contexts(_policy)
 
 
 def _with_vectors(

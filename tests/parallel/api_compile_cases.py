@@ -119,10 +119,10 @@ class PlannedStage(nn.Module):
         return self.last(x)
 
 
-def build_planned_stages(nested: bool) -> nn.Module:
-    """Return spectrally normalised stages as a trainer has them; if `nested`, the second is a sharding unit."""
+def build_planned_stages() -> nn.Module:
+    """Return spectrally normalised stages as a trainer has them; the second is a sharding unit itself."""
     model = spectral_norm.apply_spectral_norm(nn.Sequential(PlannedStage(), PlannedStage()))
-    model[1]._fsdp2_shard = nested
+    model[1]._fsdp2_shard = True
     spectral_norm.iterate_per_step(model)
     return model.train()
 
@@ -131,9 +131,9 @@ def build_planned_stages(nested: bool) -> nn.Module:
 def plan_above_sharding_units() -> None:
     """Sums and iterations take a unit's weights in its own forward, while they are whole."""
     mesh = build_mesh(plan_degrees(ParallelismConfig(tensor=2), 4), dist.get_rank(), "cpu")
-    for checkpoint, nested in ((False, True), (True, True), ("selective", False)):
+    for checkpoint in (False, True, "selective"):
         for together in (False, True):
-            model = built(partial(build_planned_stages, nested))
+            model = built(build_planned_stages)
             alone = copy.deepcopy(model)
             parallelize(model, mesh, checkpoint=checkpoint)
             if together:

@@ -13,7 +13,19 @@ from torch import Tensor, nn
 
 from credit.parallel import fsdp2
 from tests.parallel.api_cases import CHECKPOINTED, case, require_same_gradients
-from tests.parallel.outside import WIDTH, Coder, Coders, Latent, Note, built, gradients, mine, require_close
+from tests.parallel.outside import (
+    WIDTH,
+    Coder,
+    Coders,
+    Latent,
+    Note,
+    Outer,
+    TwoTypes,
+    built,
+    gradients,
+    mine,
+    require_close,
+)
 
 PAGE = Path(__file__).parents[2] / "docs" / "add_a_model.md"
 SELECTIVE = {"trainer": {"activation_checkpoint": "selective"}}
@@ -109,3 +121,14 @@ def the_model_of_the_documentation() -> None:
         fsdp2.apply_fsdp2(model, None, {})
         changed_in_place(model, mine(x)).backward()
     require_close(gradients(model), gradients(alone))
+
+
+@case
+def selective_around_sharding_units() -> None:
+    """Blocks in a block, and a layer of another dtype, which is sharded by itself."""
+
+    def mixed() -> nn.Module:
+        return nn.Sequential(nn.Linear(WIDTH, WIDTH), TwoTypes(), nn.Linear(WIDTH, WIDTH))
+
+    for build in (lambda: nn.Sequential(Outer(), Outer()), mixed):
+        require_same_gradients(built(build), None, SELECTIVE, rolled)
