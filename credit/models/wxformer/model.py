@@ -182,7 +182,9 @@ class WXFormer(nn.Module):
             )
         spectral_norm.arm_for_forward(self)
         x_BCHW = x_BCTHW.flatten(1, 2)
-        if not torch.is_autocast_enabled(x_BCHW.device.type):
+        # the meta device has no autocast
+        is_autocast = not x_BCHW.is_meta and torch.is_autocast_enabled(x_BCHW.device.type)
+        if not is_autocast:
             # FSDP2 casts the input with the weights, unless trainer.fsdp2_mp_policy.cast_forward_inputs is false
             x_BCHW = x_BCHW.to(next(self.parameters()).dtype)
         outputs = []
