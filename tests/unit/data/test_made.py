@@ -236,7 +236,7 @@ def test_units_of_the_files(tmp_path: Path, everything: Path) -> None:
         with netCDF4.Dataset(path, "a") as file:
             file[name].units = units
         with pytest.raises(DataError, match=message):
-            open_sources(config(path, **options))
+            open_sources(config(path, **options)).read(0)
 
 
 def test_surface_pressure_in_other_files(tmp_path: Path, everything: Path) -> None:

@@ -182,7 +182,7 @@ class SimpleReader:
 )
 def test_each_field_is_that_of_its_time(times: Any) -> None:
     """A field whose value is its own time, across 29 February."""
-    made = Memory(times=times, variables={"u": SourceVariable("m s-1")})
+    made = Memory(times=times, variables={"u": SourceVariable("1")})
     made.read = lambda variable, time, levels: np.full((H, W), float(str(time)[8:10]) * 24 + float(str(time)[11:13]))
     days = {"train": "2000-02-28", "valid": "2000-03-03", "test": "2000-03-06"}
     splits = {name: [day, day] for name, day in days.items()}
