@@ -139,18 +139,20 @@ class _StrictLoader(yaml.SafeLoader):
     for _first in "+-0123456789":
         yaml_implicit_resolvers[_first] = [("tag:yaml.org,2002:str", _BASE_60), *yaml_implicit_resolvers[_first]]
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        # here, because a merge (<<) adds the keys of another mapping later, which this one may replace
         lines: list[tuple[Any, int]] = []
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
+            is_plain = isinstance(key_node, yaml.ScalarNode) and key_node.tag != "tag:yaml.org,2002:merge"
+            key = self.construct_object(key_node) if is_plain else key_node.value
             for other, line in lines:
                 if other == key:
-                    mark = key_node.start_mark
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f'key "{key}" is given twice, first in line {line}', mark
+                    raise yaml.composer.ComposerError(
+                        None, None, f'key "{key}" is given twice, first in line {line}', key_node.start_mark
                     )
             lines.append((key, key_node.start_mark.line + 1))
-        return super().construct_mapping(node, deep)
+        return node
 
 
 def _copy(value: Any) -> Any:

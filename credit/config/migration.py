@@ -176,7 +176,11 @@ _LOSS = (
     ),
 )
 
-_LOADING = "trainer.load_weights trainer.load_optimizer trainer.load_scaler trainer.load_scheduler trainer.reload_epoch"
+# one of them stands in many of the files as it is misspelled here
+_LOADING = (
+    "trainer.load_weights trainer.load_optimizer trainer.load_scaler trainer.load_scheduler trainer.load_sheduler "
+    "trainer.reload_epoch"
+)
 _TRAINER = (
     _same("trainer.type", "none: there is one"),
     Row("trainer.mode", "trainer.parallelism", "`trainer.parallelism`"),

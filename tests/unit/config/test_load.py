@@ -212,6 +212,22 @@ def test_true_and_false_where_they_belong() -> None:
     assert build_config(raw).trainer.activation_checkpoint is True
 
 
+def test_a_merge_of_yaml(tmp_path: Path) -> None:
+    """``<<`` takes over the keys of another mapping; its own come first, and are no repetition."""
+    raw = yaml.safe_load(yaml.safe_dump(MINIMAL))
+    text = yaml.safe_dump(raw | {"trainer": None, "pbs": None, "slurm": None}).replace(
+        "pbs: null\n", "pbs: &jobs\n  nodes: 2\n"
+    )
+    text = text.replace("slurm: null\n", "slurm: &more\n  <<: *jobs\n  nodes: 3\n")
+    path = tmp_path / "config.yml"
+    path.write_text(text.replace("trainer: null\n", "trainer:\n  max_steps: 10\n"))
+    config = load_config(path)
+    assert (config.pbs.nodes, config.slurm.nodes) == (2, 3)
+    path.write_text("a: &a\n  x: 1\nb:\n  <<: *a\n  x: 2\n  x: 3\n")
+    with pytest.raises(ConfigError, match='key "x" is given twice, first in line 5'):
+        load_config(path)
+
+
 @pytest.mark.parametrize("text", ["12:00:00", "6:00", "0:30"])
 def test_times_of_day_are_no_numbers(written: Path, text: str) -> None:
     """YAML 1.1 would make 43200, 360 and 30 of them, and a number is taken for hours."""
