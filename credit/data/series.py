@@ -77,7 +77,8 @@ class Series:
         chunk = position // np.array([one.layout.chunk_times for one in self.pieces])[piece]
         together = (np.diff(piece) == 0) & ((np.diff(position) == 1) | (np.diff(chunk) == 0))
         for run in np.split(np.arange(len(places)), np.flatnonzero(~together) + 1):
-            first, last = (int(position[place]) for place in run[[0, -1]])
+            # A file may have its times in descending order.
+            first, last = int(position[run].min()), int(position[run].max())
             fields = read_piece(files, self.pieces[piece[run[0]]], slice(first, last + 1), raw)
             yield from (fields[number - first] for number in position[run])
 

@@ -21,6 +21,7 @@ def spoil(folder: Path, name: str, index: tuple, value: float, units: str) -> No
     with xr.open_dataset(folder / "data.nc", decode_times=False) as data:
         values = data[name].values
     values[index] = value
+    (folder / "data.nc").unlink()  # a command of this process may still have it open
     write_world(folder / "data.nc", **{name: (CELLS, values, {"units": units})})
 
 
@@ -77,6 +78,17 @@ def test_a_unit_that_is_wrong_in_later_files(small_run: Path, command) -> None:
         assert "part_2.nc: t2m at 2000-01-16T00:00: 512 of 512 values are no temperature in K" in (
             ended.stdout + ended.stderr
         )
+
+
+def test_initial_states_and_the_truth_of_scores(small_run: Path, command) -> None:
+    config, start = small_run / "config.yml", "inference.initial_times=[2000-02-10]"
+    assert command("train", config, *SHORT).returncode == 0
+    assert command("rollout", config, start).returncode == 0
+    spoil(small_run, "t2m", (160, 3, 7), -999.0, "K")
+    for name, arguments in (("rollout", [start, "inference.folder=again"]), ("verify", [])):
+        ended = command(name, config, *arguments)
+        assert ended.returncode == 2, ended.stdout + ended.stderr
+        assert "data.nc: t2m at 2000-02-10T00:00: 1 of 512 values are -999" in ended.stderr
 
 
 def test_a_monitor_that_is_never_finite(small_run: Path, command) -> None:

@@ -20,8 +20,8 @@ from credit.verify.data_report import write_data_report
 def conf(tmp_path: Path) -> DataConfig:
     rng = np.random.default_rng(0)
     shape, dims = (60, 8, 16), ("time", "latitude", "longitude")
-    # what is called K is in degrees Celsius, and one value is missing
-    t2m, rain = rng.normal(15, 9, shape).astype(np.float32), rng.gamma(0.3, 2.0, shape).astype(np.float32)
+    # one value is missing
+    t2m, rain = rng.normal(288, 9, shape).astype(np.float32), rng.gamma(0.3, 2.0, shape).astype(np.float32)
     t2m[20, 3, 4] = np.nan
     land = (rng.random(shape[1:]) > 0.6).astype(np.float32)
     variables = {
@@ -56,13 +56,16 @@ def test_what_the_page_says(conf: DataConfig) -> None:
     with pytest.raises(DataError, match="run credit_preprocess"):
         write_data_report(conf)
     preprocess(conf)
+    # earlier versions took units as they were
+    description = Path(conf.store) / "zarr.json"
+    description.write_text(description.read_text().replace('"units": "K"', '"units": "degC"'))
     page = write_data_report(conf)
     assert page.name == "store.zarr.report.html" and not list(page.parent.glob("*.part"))
     text = page.read_text(encoding="utf-8")
     pictures = [base64.b64decode(one) for one in re.findall(r'base64,([^"]+)"', text)]
     assert len(pictures) == 3 and all(picture.startswith(b"\x89PNG") for picture in pictures)
     assert "2000-01-06T00:00 was left out: t2m" in text
-    assert re.search(r"t2m: its units are .*K.*but its mean", text)
+    assert re.search(r"t2m at 2000-\S+: 128 of 128 values are no temperature in degC", text)
     assert "log1p, unit 0.5" in text and "2000-01-05T18:00 to 2000-01-06T06:00" in text
     for name in ("t2m", "rain", "land"):
         assert f"<td>{name}</td>" in text
