@@ -32,12 +32,6 @@ class CheckpointError(CreditError):
     """A checkpoint that is missing, damaged or of another model."""
 
 
-class NoWholeCheckpointError(CheckpointError):
-    """A run of which every checkpoint is damaged, which somebody has to look at; exit code 2."""
-
-    exit_code = 2
-
-
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
     """Return ``'; did you mean "x"?'`` for the choice nearest to `name`, or the list of choices where none is near."""
     names = sorted({str(choice) for choice in choices})

@@ -50,7 +50,6 @@ def _train(config: Config, launch: Launch) -> str:
     """Train, and hold meanwhile what has to be given back: signals, process group, log, folder."""
     import torch
 
-    from credit.errors import NoWholeCheckpointError
     from credit.hpc.gpus import reported_peaks
     from credit.parallel.launch import process_group
     from credit.parallel.verdict import together
@@ -58,11 +57,10 @@ def _train(config: Config, launch: Launch) -> str:
     from credit.times import parse_duration
     from credit.train.assemble import assemble_training
     from credit.train.continuation import prepare_folder
-    from credit.train.log import rank_log, write_status
+    from credit.train.log import rank_log
     from credit.train.network import choose_device
     from credit.train.preempt import StopRequest
     from credit.train.presence import Presence
-    from credit.train.record import read_status
 
     conf, began = config.trainer, time.perf_counter()
     device = choose_device(conf.device, launch.local_rank)
@@ -79,13 +77,7 @@ def _train(config: Config, launch: Launch) -> str:
         # long before the collectives give up
         watchdog = held.enter_context(Watchdog(store, launch.rank, launch.world, patience=timeout * 60.0 / 4))
         peaks = reported_peaks(torch.cuda.get_device_name(device)) if device.type == "cuda" else {}
-        try:
-            trainer = assemble_training(config, launch, device, watchdog, _draw_early_view, began, peaks)
-        except NoWholeCheckpointError as error:
-            # the next job of a chain would find the same
-            if launch.is_main:
-                write_status(folder, "failed", read_status(folder).get("step", 0), str(error), launch.job_id)
-            raise
+        trainer = assemble_training(config, launch, device, watchdog, _draw_early_view, began, peaks)
         return trainer.run(stop, presence)
 
 
