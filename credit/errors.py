@@ -36,12 +36,6 @@ class CheckpointError(CreditError):
     """A checkpoint that is missing, damaged or of another model."""
 
 
-class NoWholeCheckpointError(CheckpointError):
-    """A run of which every checkpoint is damaged, which somebody has to look at; exit code 2."""
-
-    exit_code = 2
-
-
 def find_nearest(name: str, choices: Iterable[str]) -> str | None:
     """Return the choice nearest to `name`, None where none is near."""
     names = sorted({str(choice) for choice in choices})

@@ -89,6 +89,7 @@ def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -
     """Make the forecasts that fall to this rank."""
     from tqdm import tqdm
 
+    from credit.data.store import StoreReader
     from credit.forecast.background import BackgroundWriter
     from credit.forecast.ensemble import build_perturbation
     from credit.forecast.initial_times import choose_initial_times, choose_leads, group
@@ -99,6 +100,12 @@ def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -
     from credit.train.fields import open_for_forecasts
 
     reader, splits = open_for_forecasts(config)
+    if launch.is_main and config.inference.initial_times == "latest" and isinstance(reader, StoreReader):
+        logger.warning(
+            "inference.initial_times: latest is the last time of data.store %s, which ends with data.splits; name "
+            "newer analyses by data.sources",
+            config.data.store,
+        )
     made = assemble_forecaster(config, reader, config.inference.checkpoint, launch, mesh)
     conf, step, history = config.inference, config.data.step_minutes, config.data.history_len
     initial = choose_initial_times(conf, config.data, reader.times, reader.clock, splits["test"])

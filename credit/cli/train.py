@@ -50,7 +50,6 @@ def _train(config: Config, launch: Launch) -> str:
     """Train, and hold meanwhile what has to be given back: signals, process group, log, folder."""
     import torch
 
-    from credit.errors import NoWholeCheckpointError
     from credit.hpc.gpus import reported_peaks
     from credit.parallel.launch import process_group
     from credit.parallel.verdict import together
@@ -58,11 +57,10 @@ def _train(config: Config, launch: Launch) -> str:
     from credit.times import parse_duration
     from credit.train.assemble import assemble_training
     from credit.train.continuation import prepare_folder
-    from credit.train.log import rank_log, write_failure, write_status
+    from credit.train.log import rank_log, write_failure
     from credit.train.network import choose_device
     from credit.train.preempt import StopRequest
     from credit.train.presence import Presence
-    from credit.train.record import read_status
 
     conf, began = config.trainer, time.perf_counter()
     device = choose_device(conf.device, launch.local_rank)
@@ -81,11 +79,6 @@ def _train(config: Config, launch: Launch) -> str:
         peaks = reported_peaks(torch.cuda.get_device_name(device)) if device.type == "cuda" else {}
         try:
             trainer = assemble_training(config, launch, device, watchdog, _draw_early_view, began, peaks)
-        except NoWholeCheckpointError as error:
-            # the next job of a chain would find the same
-            if launch.is_main:
-                write_status(folder, "failed", read_status(folder).get("step", 0), str(error), launch.job_id)
-            raise
         except Exception as error:
             # a run that is done stays so: what was asked of it now is wrong
             before = read_status(folder) if launch.is_main else {}

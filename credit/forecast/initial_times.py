@@ -170,7 +170,8 @@ def _find_hindrance(
     early = _Hindrance("before the period", "give inference.initial_times.start within it", of_data=False)
     absent = _Hindrance(
         "at which the data have nothing",
-        f"choose times that the data have (inference.initial_times.start or a list of them, data.splits.test), or {more}",
+        "choose times that the data have (inference.initial_times.start, or a list of them; data.splits.test), or "
+        f"{more}",
     )
     ends = _Hindrance(
         f"whose {length} ends after the period", f"{shorter}, or lengthen data.splits.test", of_data=False

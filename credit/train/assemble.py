@@ -44,7 +44,7 @@ from credit.train import checkpoint
 from credit.train.analysis import find_hidden
 from credit.train.assets import Assets, fit_assets, is_vector_component, require_same_fields
 from credit.train.constrain import build_constraints, output_bounds
-from credit.train.continuation import find_start, find_weights, take_over, write_config
+from credit.train.continuation import choose_start, find_weights, take_over, write_config
 from credit.train.early_view import DrawEarlyView, build_early_view
 from credit.train.ema import WeightAverage
 from credit.train.feed import BatchFeed
@@ -260,10 +260,7 @@ def assemble_training(
     reader, splits = open_training_fields(config)
     reader = KeptReader(reader) if data.cache == "memory" else reader
     require_monitor(config, reader.channels)
-    origin = find_start(config, Path(config.save_loc))
-    if config.trainer.resume == "never":
-        # damaged ones alone can be left, and a new run's retention must not take them for its newest
-        on_main(lambda: checkpoint.set_aside(Path(config.save_loc) / "checkpoints"))
+    origin = choose_start(config, launch)
     base, weights = find_base(config, origin), find_weights(config, origin)
     # adapters begin at step 0 of their own run
     start = origin if base is None or origin.resolve() != base else None

@@ -24,8 +24,8 @@ from credit.data.reader import FieldReader
 from credit.data.sources import look_at_values
 from credit.data.splits import Split, build_splits
 from credit.data.statistics import Statistics, fit_statistics
-from credit.data.units import plain
-from credit.errors import CheckpointError, DataError
+from credit.data.units import find_conversion, plain
+from credit.errors import CheckpointError, ConfigError, DataError
 from credit.grid import LatLonGrid
 from credit.times import Clock
 
@@ -200,5 +200,19 @@ def require_same_fields(assets: Assets, reader: FieldReader, path: Path, channel
         if ours and theirs and plain(ours) != plain(theirs):
             raise DataError(
                 f"{name}: the data are in {theirs}, the checkpoint {path} was trained on {ours}; "
-                f'data.fields.{name}.units: "{ours}" converts them'
+                + _describe_way_out(name, theirs, ours)
             )
+
+
+def _describe_way_out(name: str, theirs: str, ours: str) -> str:
+    """Return what helps where a variable is in other units than the checkpoint's."""
+    try:
+        find_conversion(theirs, ours, name, "the data")
+    except DataError:
+        return (
+            "these units measure different quantities: correct the units in the file, or read the quantity that was "
+            "trained on (data.sources.N.rename)"
+        )
+    except ConfigError:
+        pass  # without UDUNITS it is not known
+    return f'data.fields.{name}.units: "{ours}" converts them'

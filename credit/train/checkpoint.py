@@ -27,7 +27,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor
 
-from credit.errors import CheckpointError, ConfigError, CreditError, NoWholeCheckpointError, did_you_mean
+from credit.errors import CheckpointError, ConfigError, CreditError, did_you_mean
 from credit.parallel.materialise import part_of
 from credit.parallel.reduce import local_part
 from credit.parallel.verdict import on_main, rank_of, together
@@ -41,6 +41,12 @@ FORMAT = 2
 _READABLE = (1, FORMAT)
 _STEP_FOLDER = re.compile(r"^step_(\d{8,})$")
 MANIFEST = "manifest.json"
+
+
+class NoWholeCheckpointError(CheckpointError):
+    """A run of which every checkpoint is damaged, which somebody has to look at; exit code 2."""
+
+    exit_code = 2
 
 
 def step_folder(folder: Path, step: int) -> Path:

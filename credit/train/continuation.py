@@ -13,10 +13,13 @@ from typing import Any
 from credit.config import Config, build_config, dump_config
 from credit.data.reader import FieldReader
 from credit.errors import CheckpointError, ConfigError
+from credit.parallel.launch import Launch
 from credit.parallel.mesh import RunMesh
 from credit.parallel.verdict import on_main
 from credit.train import checkpoint
 from credit.train.assets import Assets, require_same_fields
+from credit.train.log import write_status
+from credit.train.record import read_status
 from credit.whole import write_text_whole
 
 logger = logging.getLogger(__name__)
@@ -96,6 +99,24 @@ def find_start(config: Config, folder: Path) -> Path | None:
             "to branch off"
         )
     return own or path
+
+
+def choose_start(config: Config, launch: Launch) -> Path | None:
+    """Collective: return the checkpoint that training goes on from, None to begin anew; see `find_start`.
+
+    Where every checkpoint is damaged, STATUS says that the run has failed, as the next job of a chain would find the
+    same. With ``trainer.resume: never`` they are renamed: the new run must not take them for its newest.
+    """
+    folder = Path(config.save_loc)
+    try:
+        origin = find_start(config, folder)
+    except checkpoint.NoWholeCheckpointError as error:
+        if launch.is_main:
+            write_status(folder, "failed", read_status(folder).get("step", 0), str(error), launch.job_id)
+        raise
+    if config.trainer.resume == "never":
+        on_main(lambda: checkpoint.set_aside(folder / "checkpoints"))
+    return origin
 
 
 def find_weights(config: Config, origin: Path | None) -> Path | None:

@@ -14,19 +14,15 @@ from credit.data.reader import FieldReader, open_reader
 from credit.data.splits import Split, build_splits, describe_gaps
 from credit.data.store import StoreReader
 from credit.data.store_check import require_whole
-from credit.parallel.verdict import on_main, rank_of, together
+from credit.parallel.verdict import on_main, together
 
 logger = logging.getLogger(__name__)
 
 
 def open_for_all(conf: DataConfig) -> FieldReader:
     """Open the data; collective. Rank 0 looks at the store or at source files for all, or each rank would open them."""
-    return _find_on_each_host(on_main(lambda: open_reader(conf)), conf)
-
-
-def _find_on_each_host(reader: FieldReader, conf: DataConfig) -> FieldReader:
-    """Collective: let each rank find the store, whose path may come from the environment of its host."""
-    if isinstance(reader, StoreReader):
+    reader = on_main(lambda: open_reader(conf))
+    if isinstance(reader, StoreReader):  # a host may have a store of its own, by a path from its environment
         together(lambda: reader.find_here(conf))
     return reader
 
@@ -55,13 +51,9 @@ def open_for_forecasts(config: Config) -> tuple[FieldReader, dict[str, Split]]:
     """Open what the config's forecasts start from, and its splits; collective. See `credit.data.analyses`."""
     times = config.inference.initial_times
     needs_truth = isinstance(times, InitialTimesConfig) and times.end is None
-    reader = _find_on_each_host(on_main(lambda: open_analyses(config.data, needs_truth)), config.data)
-    if times == "latest" and isinstance(reader, StoreReader) and rank_of() == 0:
-        logger.warning(
-            "inference.initial_times: latest is the last time of data.store %s, which ends with data.splits; name "
-            "newer analyses by data.sources",
-            config.data.store,
-        )
+    reader = on_main(lambda: open_analyses(config.data, needs_truth))
+    if isinstance(reader, StoreReader):
+        together(lambda: reader.find_here(config.data))
     return reader, _build_splits(config, reader)
 
 

@@ -92,8 +92,11 @@ def test_other_data_are_refused(fitted: tuple[AnalyticReader, Assets]) -> None:
     with pytest.raises(DataError, match="16 x 32 cells against 8 x 16"):
         require_same_fields(replace(assets, grid=make_grid(16, 32)), reader, Path("step"))
     celsius = {**assets.attributes, "t2m": {"units": "degC"}}
-    with pytest.raises(DataError, match="t2m: the data are in K.*trained on degC"):
+    with pytest.raises(DataError, match='t2m: the data are in K.*trained on degC; data.fields.t2m.units: "degC"'):
         require_same_fields(replace(assets, attributes=celsius), reader, Path("step"))
+    heights = {**assets.attributes, "t2m": {"units": "m"}}
+    with pytest.raises(DataError, match="trained on m; these units measure different quantities: correct the units"):
+        require_same_fields(replace(assets, attributes=heights), reader, Path("step"))
 
 
 def test_cells_that_training_lacked_are_hidden_and_others_must_be_there(
