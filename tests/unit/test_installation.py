@@ -48,6 +48,10 @@ def test_a_stranger_of_the_same_name(tmp_path: Path) -> None:
     "files", [TOP_LEVEL, {"RECORD": "credit/__init__.py,,\ncredit/cli.py,,\n"}], ids=["top_level", "record"]
 )
 def test_another_project_with_the_same_import_name(tmp_path: Path, files: dict[str, str]) -> None:
+    # files that are listed but not there do not count
+    (tmp_path / "credit").mkdir()
+    for name in ("__init__.py", "cli.py"):
+        (tmp_path / "credit" / name).touch()
     install(tmp_path, "miles-credit", "2026.2.0", files)
     (conflict,) = find_conflicts([str(tmp_path)])
     assert "miles-credit 2026.2.0" in conflict and "also installs a package `credit`" in conflict

@@ -77,7 +77,7 @@ def test_what_cannot_be_converted(have: str, wanted: str, kind: type, message: s
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cf_units", None)
     assert find_conversion("K", "K", "t", "a.nc") is None
-    with pytest.raises(ConfigError, match=r"a.nc: t is in .*data.fields.t.units.*cf-units.*credit\[units\]"):
+    with pytest.raises(ConfigError, match=r"a.nc: t is in .*data.fields.t.units.*cf-units.*pip install .*\[units\]"):
         find_conversion("degC", "K", "t", "a.nc")
 
 

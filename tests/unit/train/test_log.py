@@ -91,7 +91,7 @@ def test_tensorboard(tmp_path: Path) -> None:
 
 def test_without_tensorboard_no_file_is_left_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ConfigError, match=r"trainer\.tensorboard: true needs the extra"):
+    with pytest.raises(ConfigError, match=r"trainer\.tensorboard: true needs TensorBoard; .*\[tensorboard\]"):
         MetricsLog(tmp_path, 0, enabled=True, tensorboard=True)
     assert not list(tmp_path.iterdir())
 

@@ -317,7 +317,7 @@ def test_other_forecasts_in_other_units(run: Run, tmp_path: Path, monkeypatch: p
     power = found.table.dataset["power"].sel(spectrum_channel="t2m", spectrum_lead=24)
     np.testing.assert_allclose(power.sel(forecast="other"), power.sel(forecast="same"), rtol=1e-3, atol=1e-6)
     monkeypatch.setitem(sys.modules, "cf_units", None)
-    missing = r'2 problems(.|\n)*other_forecasts.other: .*u is in "km h-1", not "m s-1"(.|\n)*credit\[units\]'
+    missing = r'2 problems(.|\n)*other_forecasts.other: .*u is in "km h-1", not "m s-1"(.|\n)*\[units\]'
     with pytest.raises(DataError, match=missing):
         score_forecasts(config, run.reader, run.archive)
 
