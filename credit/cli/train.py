@@ -61,6 +61,7 @@ def _train(config: Config, launch: Launch) -> str:
     from credit.train.network import choose_device
     from credit.train.preempt import StopRequest
     from credit.train.presence import Presence
+    from credit.train.record import read_status
 
     conf, began = config.trainer, time.perf_counter()
     device = choose_device(conf.device, launch.local_rank)
