@@ -179,23 +179,12 @@ def test_memory_of_what_is_made_is_about_what_is_said(tmp_path: Path) -> None:
 
 def test_times_may_descend_in_a_file(tmp_path: Path) -> None:
     """In chunks of several times, too, which are read at once."""
-    with xr.open_dataset(chunked_file(tmp_path, "ascending.nc"), decode_times=False) as dataset:
-        reversed_in_time = dataset.isel(time=slice(None, None, -1)).load()
-    reversed_in_time["t2m"].encoding["chunksizes"] = (12, H, W)
-    reversed_in_time.to_netcdf(tmp_path / "descending.nc")
-    readers = [
-        open_sources(make_config([tmp_path / name], p2=["t2m"], timestep="1h"))
-        for name in ("ascending.nc", "descending.nc")
-    ]
-    ascending, descending = ([*reader.read_each(range(HOURS))] for reader in readers)
-    np.testing.assert_array_equal(descending, ascending)
-
-
-def chunked_file(folder: Path, name: str) -> Path:
-    """Write hourly temperature in chunks of 12 hours."""
-    write_file(folder / "plain.nc", {"t2m": random_fields(HOURS, H, W)}, hours=range(HOURS))
-    with xr.open_dataset(folder / "plain.nc", decode_times=False) as dataset:
-        loaded = dataset.load()
-    loaded["t2m"].encoding["chunksizes"] = (12, H, W)
-    loaded.to_netcdf(folder / name)
-    return folder / name
+    expected = [*chunked(tmp_path, step=1).read_each(range(HOURS))]
+    for name in ("t2m", "msl"):
+        with xr.open_dataset(tmp_path / f"{name}.nc", decode_times=False) as dataset:
+            descending = dataset.isel(time=slice(None, None, -1)).load()
+        encoding = {name: {"chunksizes": (12, H, W)}}
+        descending.to_netcdf(tmp_path / f"{name}_descending.nc", encoding=encoding)
+    paths = [tmp_path / f"{name}_descending.nc" for name in ("t2m", "msl")]
+    reader = open_sources(make_config(paths, p2=["t2m", "msl"], timestep="1h"))
+    np.testing.assert_array_equal([*reader.read_each(range(HOURS))], expected)
