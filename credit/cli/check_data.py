@@ -106,6 +106,9 @@ def _open(conf: DataConfig, findings: Findings, deep: bool) -> FieldReader | Non
     if isinstance(reader, SourceReader):
         _say_contributions(reader.list_contributions(conf), conf, reader.clock, findings)
     if reader is not None:
+        without_units = [name for name, attributes in reader.attributes.items() if not attributes.get("units")]
+        if without_units:
+            findings.say(f"units: the files state none for {', '.join(without_units)}, so no unit limits their values")
         height, width = reader.grid.shape
         names = ", ".join(channel.name for channel in reader.channels.stored + reader.channels.static_stored)
         findings.say(

@@ -22,6 +22,9 @@ from credit.whole import write_text_whole
 
 logger = logging.getLogger(__name__)
 
+# The skill is an RMSE over that of persistence, so this is what persistence itself has.
+PERSISTENCE_SKILL = 1.0
+
 
 def conclude(folder: Path, meter: Meter, at: Progression, monitor: str, total_steps: int, length: int) -> str:
     """Collective: write summary.json on the main process and return what it says as a table, empty on the others.
@@ -130,6 +133,8 @@ def describe(summary: Mapping[str, Any], folder: Path, total_steps: int) -> str:
     if best := one("best"):
         place = _describe_best(folder / "checkpoints", best["step"])
         lines["best"] = f"{best['metric']} {best['value']:.4f} at step {best['step']}, {place}"
+        if best["metric"] == "skill" and best["value"] >= PERSISTENCE_SKILL:
+            lines["warning"] = "a skill of 1 is persistence's: no validation was better than that"
     if one("counted_since_step"):
         lines["counted"] = f"since step {one('counted_since_step')}; another run or version took those before"
     return "\n".join(f"  {name:<9} {text}" for name, text in lines.items())

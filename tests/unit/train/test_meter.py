@@ -167,6 +167,19 @@ def test_the_path_of_the_best_is_that_of_a_checkpoint(clock: SimpleNamespace, tm
     assert describe(summary, tmp_path, 20).endswith(f"at step 8, {folder}/best")
 
 
+@pytest.mark.parametrize(("skill", "warns"), [(0.99, False), (1.0, True), (4.8e6, True)])
+def test_a_best_that_is_no_better_than_persistence_is_a_warning(
+    clock: SimpleNamespace, skill: float, warns: bool
+) -> None:
+    meter = meter_of()
+    clock.seconds += 60
+    summary = summarise(meter_on_cpu_name(meter), Progression(10, skill, 8), "skill", 1, [], 1.0)
+    assert ("no validation was better than that" in describe(summary, Path("run"), 20)) == warns
+    # other monitors have no such limit
+    summary = summarise(meter_on_cpu_name(meter), Progression(10, skill, 8), "loss", 1, [], 1.0)
+    assert "warning" not in describe(summary, Path("run"), 20)
+
+
 def test_gpus_by_the_name_they_report() -> None:
     assert reported_peaks("NVIDIA A100-SXM4-80GB") == {"bfloat16": 312, "tf32": 156, "float32": 19.5}
     assert reported_peaks("NVIDIA H100 80GB HBM3")["bfloat16"] == 989
