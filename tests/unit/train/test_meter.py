@@ -173,6 +173,7 @@ def test_a_best_that_is_no_better_than_persistence_is_a_warning(
 ) -> None:
     meter = meter_of()
     clock.seconds += 60
+    meter.state()
     summary = summarise(meter_on_cpu_name(meter), Progression(10, skill, 8), "skill", 1, [], 1.0)
     assert ("no validation was better than that" in describe(summary, Path("run"), 20)) == warns
     # other monitors have no such limit
