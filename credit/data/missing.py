@@ -64,16 +64,16 @@ def check_values(
         # No mask and no filling helps a field without any value.
         if np.isnan(field).all():
             raise DataError(
-                f"{channel.name} at {when}: the whole field is missing (NaN); correct the file, leave such times out "
-                "(data.bad_times: skip with a data.store, or other data.splits), or take the variable out of "
+                f"{_describe_channel(channel)} at {when}: the whole field is missing (NaN); correct the file, leave "
+                "such times out (data.bad_times: skip with a data.store, or other data.splits), or take the variable out of "
                 "data.variables"
             )
         mask = masks.get(channel.variable)
         if mask is not None and not np.array_equal(np.isnan(field), mask):
             raise DataError(
-                f"{channel.name} at {when}: {int((~good).sum())} cells are missing, {int(mask.sum())} in the first "
-                f"field, {int((np.isnan(field) != mask).sum())} differ; a mask that changes in time is not supported: "
-                "fill the values beforehand, or leave the variable out"
+                f"{_describe_channel(channel)} at {when}: {int((~good).sum())} cells are missing, {int(mask.sum())} in "
+                f"the first field, {int((np.isnan(field) != mask).sum())} differ; a mask that changes in time is not "
+                "supported: fill the values beforehand, or leave the variable out"
             )
         wrong = ~good if mask is None else np.isinf(field)
         if wrong.any():
@@ -83,13 +83,17 @@ def check_values(
 def _describe(field: np.ndarray, wrong: np.ndarray, channel: Channel, grid: LatLonGrid, when: str, nans: int) -> str:
     row, column = np.argwhere(wrong)[0]
     kind = "missing (NaN)" if np.isnan(field[row, column]) else "infinite"
-    level = "" if channel.level is None else f", level {channel.level:g}"
     declare = (
         f"; if it is always missing in the same cells (over land), declare data.fields.{channel.variable}.missing: "
         "fill_mean, else correct the file or leave these times out (data.bad_times: skip with a data.store, or other "
         "data.splits)"
     )
     return (
-        f"{channel.variable}{level} at {when}: {int(wrong.sum())} of {field.size} values are {kind}, the first at "
+        f"{_describe_channel(channel)} at {when}: {int(wrong.sum())} of {field.size} values are {kind}, the first at "
         f"latitude {grid.lat[row]:g}, longitude {grid.lon[column]:g}{declare if nans else '; correct the file'}"
     )
+
+
+def _describe_channel(channel: Channel) -> str:
+    """Return a variable and its level in words."""
+    return channel.variable if channel.level is None else f"{channel.variable}, level {channel.level:g}"

@@ -116,11 +116,11 @@ def test_other_units_are_refused_or_converted(tmp_path: Path) -> None:
 
 
 def test_units_of_other_quantities_are_not_to_be_converted(tmp_path: Path) -> None:
-    one = write_file(tmp_path / "a.nc", {"z": T[:4, 0]}, OLD_HOURS, attributes={"z": {"units": "m**2 s**-2"}})
-    two = write_file(tmp_path / "b.nc", {"gh": T[4:, 0]}, NEW_HOURS, attributes={"gh": {"units": "gpm"}})
-    sources = [{"path": str(one)}, {"path": str(two), "rename": {"z": "gh"}}]
+    one = write_file(tmp_path / "a.nc", {"swe": T[:4, 0]}, OLD_HOURS, attributes={"swe": {"units": "kg m-2"}})
+    two = write_file(tmp_path / "b.nc", {"sd": T[4:, 0]}, NEW_HOURS, attributes={"sd": {"units": "gpm"}})
+    sources = [{"path": str(one)}, {"path": str(two), "rename": {"swe": "sd"}}]
     with pytest.raises(DataError, match='in "gpm" in .*; these are no units of one quantity: name the variable'):
-        open_sources(make_config("", sources=sources, p2=["z"]))
+        open_sources(make_config("", sources=sources, p2=["swe"]))
 
 
 def test_another_quantity_in_the_same_unit_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

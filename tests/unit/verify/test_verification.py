@@ -179,7 +179,7 @@ def test_steps_that_went_wrong_are_not_in_the_training_log(tmp_path: Path) -> No
         ("m s-1", 2, "m$^{2}$ s$^{-2}$"),
         ("m**2 s**-2", 2, "m$^{4}$ s$^{-4}$"),
         ("kg/kg", 2, "kg$^{2}$ kg$^{-2}$"),
-        ("km/h", 2, "(km/h)$^2$"),
+        ("km/h", 2, "km$^{2}$ h$^{-2}$"),
         ("1", 1, "1"),
     ],
 )
