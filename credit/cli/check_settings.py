@@ -16,7 +16,7 @@ from credit.config import Config
 from credit.config.schema_forecast import InitialTimesConfig
 from credit.data.climatology_file import load_climatology
 from credit.data.climatology_fit import plan_fit
-from credit.data.scan import load_grid
+from credit.data.run_grid import load_grid
 from credit.errors import ConfigError
 from credit.forecast.ensemble import enable_dropout
 from credit.forecast.initial_times import choose_leads, every_minutes, find_initial_times

@@ -65,8 +65,8 @@ def check_values(
         if np.isnan(field).all():
             raise DataError(
                 f"{_describe_channel(channel)} at {when}: the whole field is missing (NaN); correct the file, leave "
-                "such times out (data.bad_times: skip with a data.store, or other data.splits), or take the variable out of "
-                "data.variables"
+                "such times out (data.bad_times: skip with a data.store, or other data.splits), or take the variable "
+                "out of data.variables"
             )
         mask = masks.get(channel.variable)
         if mask is not None and not np.array_equal(np.isnan(field), mask):

@@ -11,15 +11,15 @@ import xarray as xr
 from tqdm import tqdm
 
 from credit.config.schema_data import DataConfig, FieldConfig
-from credit.config.schema_source import GridConfig, SourceConfig
 from credit.data.cf import Coordinates, Layout, is_vector_component, level_values, match_levels
 from credit.data.columns import Tables
-from credit.data.files import OpenFiles, expand_path, expand_paths, open_file
+from credit.data.files import OpenFiles, expand_paths
 from credit.data.grib import ABSENT
 from credit.data.plausible import build_rules, read_file_range, require_units
 from credit.data.problems import Problems
 from credit.data.recipes import derived_attributes, find_si, interpolated_as
 from credit.data.regrid import Regridder
+from credit.data.run_grid import load_grid
 from credit.data.units import find_conversion
 from credit.data.vertical import Column
 from credit.data.wants import FIELD, Want, describe_lack, find_names, find_unusable, list_wants, offered, require_all
@@ -155,27 +155,6 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: Problems) -> Scan
         )
     known = shared.grid is not None and shared.clock is not None
     return Scan(shared.grid, shared.clock, pieces, inputs, files_of, tables.paths, idle) if known else None
-
-
-def load_grid(conf: GridConfig, key: str = "data.grid") -> LatLonGrid:
-    """Return the grid that `key` of the config describes.
-
-    Raises:
-        DataError: where the file of ``like`` does not have one latitude and one longitude of a global grid.
-    """
-    if conf.like is None:
-        return LatLonGrid.equiangular(conf.rows, conf.columns, conf.poles)
-    path = expand_path(conf.like, f"{key}.like")[0]
-    with open_file(path, SourceConfig(path=str(path))) as dataset:
-        coordinates = Coordinates(dataset)
-        roles = {dim: role for dim, (role, _) in coordinates.of_dim.items()}
-        lat, lon = ([dim for dim in roles if roles[dim] == role] for role in ("lat", "lon"))
-        if len(lat) != 1 or len(lon) != 1:
-            raise DataError(
-                f"{key}.like: {path} has {len(lat)} latitude and {len(lon)} longitude coordinates, one of each is "
-                "needed; name another file, or rows, columns and poles"
-            )
-        return coordinates.grid(lat[0], lon[0], str(path))[0]
 
 
 class _Shared:

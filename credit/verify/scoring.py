@@ -17,7 +17,7 @@ from credit.config import Config
 from credit.config.schema_forecast import BASELINES
 from credit.data.climatology import Climatology, Fields
 from credit.data.problems import Problems
-from credit.data.scan import load_grid
+from credit.data.run_grid import load_grid
 from credit.data.splits import Split, build_splits
 from credit.forecast.archive import open_other_forecasts
 from credit.forecast.forecasts import Forecasts

@@ -108,3 +108,10 @@ def test_the_data_beside_the_checkout_are_named_in_one_place(repository: Path, f
         if re.search(r"""\.\./shared|["']shared["']""", path.read_text(encoding="utf-8"))
     ]
     assert naming == ["tests/conftest.py"]
+
+
+def test_nothing_strays_into_the_root(repository: Path, files: list[Path]) -> None:
+    in_root = {path.name for path in files if path.parent == repository}
+    expected = {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile"}
+    expected |= {"setup.cfg", "pyproject.toml", "ruff.toml", ".gitignore"}
+    assert in_root == expected
