@@ -119,7 +119,7 @@ def check_start(
     step = 0
     with findings.collect():
         origin = find_start(config, folder)
-        _name_damaged(folder / "checkpoints", origin, findings)
+        _name_damaged(folder / "checkpoints", origin, config.trainer.resume == "never", findings)
         base = find_base(config, origin)
         weights = find_weights(config, origin)
         if weights is not None and found is not None:
@@ -153,11 +153,16 @@ def _require_unseen(config: Config, found: DataFound, assets: Assets, path: Path
             require_unseen(found.splits["test"], assets.seen, str(path), found.clock)
 
 
-def _name_damaged(folder: Path, origin: Path | None, findings: Findings) -> None:
-    """Name the run's own checkpoints that would be passed over."""
+def _name_damaged(folder: Path, origin: Path | None, begins_anew: bool, findings: Findings) -> None:
+    """Name the run's own checkpoints that would be passed over; of a run that begins anew, those that it renames."""
     own = origin is not None and origin.resolve().parent == folder.resolve()
     for path in checkpoint.list_checkpoints(folder):
         if own and checkpoint.step_of(path) <= checkpoint.step_of(origin):
+            continue
+        if begins_anew:
+            findings.say(
+                f"checkpoint: {path} is damaged; with trainer.resume: never it is renamed, and training begins anew"
+            )
             continue
         findings.add(
             f"{path}: {checkpoint.find_damage(path)}; training would pass over it and "

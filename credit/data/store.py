@@ -351,7 +351,8 @@ def is_store_of(conf: DataConfig) -> bool:
     if not Path(conf.store).exists():
         return False
     key = "data.sources"
-    return read_description(Path(conf.store))["identity"].get(key) == identity(conf)[key]
+    # earlier versions kept `~` in the paths of the config
+    return _with_homes(read_description(Path(conf.store))["identity"].get(key)) == identity(conf)[key]
 
 
 def _require_complete(path: Path, meta: Mapping[str, Any]) -> None:

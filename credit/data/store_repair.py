@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 _MOST_NAMED = 3
 REDO_CHANGED = (
-    "run credit_preprocess CONFIG --redo-changed to write the parts that come from them again, or name another "
-    "data.store to keep this one"
+    "run credit_preprocess CONFIG, which says whether any field comes from them, and with --redo-changed writes those "
+    "parts again; or name another data.store to keep this one"
 )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xarray as xr
+import zarr
 
 from credit.config.schema_data import DataConfig
 from credit.data import preprocess as module
@@ -19,7 +20,7 @@ from credit.data.preprocess import preprocess
 from credit.data.reader import open_reader
 from credit.data.sources import SourceReader, open_sources
 from credit.data.statistics import fit_statistics
-from credit.data.store import open_store
+from credit.data.store import is_store_of, open_store
 from credit.errors import DataError
 from tests.unit.data.files_on_the_fly import make_config, random_fields, write_file
 
@@ -269,3 +270,19 @@ def test_lost_and_damaged_chunks(conf: DataConfig) -> None:
     with pytest.raises(DataError, match="the fields of 2000-01-02T00:00 cannot be read"):
         reader.read(4)
     assert np.isfinite(reader.read(5)[:3]).all()
+
+
+def test_a_store_whose_sources_were_written_with_a_tilde(
+    conf: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Versions up to 0.14 kept `~` in the description of the store."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    store = preprocess(conf)
+    group = zarr.open_group(store, mode="r+")
+    description = dict(group.attrs)["credit"]
+    for source in description["identity"]["data.sources"]:
+        source["path"] = str(source["path"]).replace(str(tmp_path), "~")
+    assert "~" in str(description["identity"])
+    group.attrs["credit"] = description
+    assert is_store_of(conf)
+    open_store(store)
