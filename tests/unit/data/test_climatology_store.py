@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 import tracemalloc
 from pathlib import Path
 from unittest.mock import Mock
@@ -240,31 +239,13 @@ def test_a_store_without_one(conf: DataConfig, source: Path, caplog: pytest.LogC
     assert "there is no store" in caplog.text
 
 
-SCRIPT = """
-    import os, signal, sys
-    from credit.config.schema_data import DataConfig, PreprocessConfig
-    from credit.config.schema_forecast import ClimatologyConfig, VerificationConfig
-    from credit.data import climatology_store as module, climatology_fit, store
-    module.BLOCK_BYTES = int(sys.argv[3])
-    read_into, count = store.StoreReader.read_into, 0
-    def watched(self, index, places):
-        global count
-        count += 1
-        if count == int(sys.argv[4]):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return read_into(self, index, places)
-    store.StoreReader.read_into = watched
-    conf, wanted = DataConfig.model_validate_json(sys.argv[1]), ClimatologyConfig.model_validate_json(sys.argv[2])
-    module.preprocess_climatology(conf, PreprocessConfig(climatology=True), wanted, progress=False)
-"""
-
-
 def test_a_kill_loses_one_block_at_most(
-    conf: DataConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    conf: DataConfig, repository: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     room = 12 * ROWS * COLUMNS * CHANNELS * 5  # five of 18 parts, four blocks
-    command = [sys.executable, "-c", textwrap.dedent(SCRIPT), conf.model_dump_json(), WINDOW.model_dump_json()]
-    killed = subprocess.run([*command, str(room), "500"], check=False)
+    worker = "tests.unit.data.climatology_worker"
+    command = [sys.executable, "-m", worker, conf.model_dump_json(), WINDOW.model_dump_json(), str(room), "500"]
+    killed = subprocess.run(command, cwd=repository, check=False)
     assert killed.returncode == -signal.SIGKILL
     group = zarr.open_group(Path(conf.store) / "climatology", mode="r")
     done = group["done"][:].tolist()
