@@ -29,7 +29,7 @@ from credit.data import parts, store
 from credit.data.sources import SourceReader, open_sources
 from credit.data.splits import Split, build_splits
 from credit.data.statistics import Statistics, fit_statistics, summarise
-from credit.data.store_check import Damage, find_damage
+from credit.data.store_check import Damage, find_damage_to_mend
 from credit.data.store_repair import (
     discard_climatology,
     find_times_to_redo,
@@ -69,7 +69,7 @@ def preprocess(
         conf: the data section; `store` must be set.
         settings: how the work is shared out; by default this process does it.
         progress: show bars on a terminal.
-        deep: read every field of a store that is there, and write again what does not agree with its checksums.
+        deep: read every field of a store that is complete, and write again what does not agree with its checksums.
         redo_changed: write the parts again whose source files have changed since.
 
     Returns:
@@ -87,11 +87,16 @@ def preprocess(
     sources = open_sources(conf)
     splits = build_splits(conf, sources.clock)
     with disk_errors_of(path):
+        # Looking only reads, so the processes of a job do it side by side, before any of them holds the lock.
+        damage = find_damage_to_mend(path, deep, progress) if path.exists() else Damage()
         with _made_or_nothing(path), parts.lock(parts.lock_folder(path) / "create.lock"):
-            if path.exists():
-                group = _continue(path, sources, splits, find_damage(path, deep, progress), redo_changed)
-            else:
+            if not path.exists():
                 group = _create(path, conf, sources, splits, settings)
+            else:
+                if damage:
+                    # Another process may have marked it, or written it again, in the meantime.
+                    damage = find_damage_to_mend(path, deep, progress)
+                group = _continue(path, sources, splits, damage, redo_changed)
         _write_fields(path, group, conf, sources, settings, progress)
         _close(path, group, conf, splits["train"], progress)
     return path

@@ -165,6 +165,12 @@ def mark_for_writing(
     if "masks" in arrays and "masks" not in damage.arrays:
         # Other cells are missing now, and all moments are those of the cells that are not.
         parts = set(range(-(-len(times) // length)))
+    # Marks first: a process that is killed here leaves marks that are lost, which every later look sees.
+    for number in sorted(parts):
+        group["done"][number * length : (number + 1) * length] = np.uint8(WANTED)
+    for name, values in arrays.items():
+        logger.warning("%s: %s is written again", path, name)
+        group[name][...] = values
     to_judge = sorted(changed_parts.union(meta.get("parts_to_judge", [])))
     group.attrs["credit"] = {
         **meta,
@@ -172,11 +178,6 @@ def mark_for_writing(
         "sources": sources.describe_files(),
         **({"parts_to_judge": to_judge} if to_judge else {}),
     }
-    for name, values in arrays.items():
-        logger.warning("%s: %s is written again", path, name)
-        group[name][...] = values
-    for number in sorted(parts):
-        group["done"][number * length : (number + 1) * length] = np.uint8(WANTED)
     if parts:
         logger.warning("%s: %d parts of %d times are written again, the others stay", path, len(parts), length)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ import zarr
 
 from credit.config.schema_data import DataConfig, PreprocessConfig
 from credit.config.schema_forecast import ClimatologyConfig
-from credit.data import parts
+from credit.data import parts, store_check
 from credit.data.climatology_store import find_damaged_blocks, preprocess_climatology
 from credit.data.preprocess import preprocess
 from credit.data.reader import open_reader
@@ -214,6 +216,61 @@ def test_repair_goes_on_after_a_kill(conf: DataConfig, monkeypatch: pytest.Monke
         open_reader(conf)
     preprocess(conf)
     assert not find_damage(path, deep=True) and read_description(path) == meta
+
+
+def test_processes_look_for_damage_side_by_side(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, look = preprocess(conf), store_check._look_at_chunks
+    lock = parts.lock_folder(path) / "create.lock"
+    program = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'w'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    is_free: list[bool] = []
+
+    def look_and_try_the_lock(*arguments: object) -> dict[int, str]:
+        # A lock of this process holds off another one only.
+        tried = lock.exists() and subprocess.run([sys.executable, "-c", program, str(lock)], check=False).returncode
+        is_free.append(not tried)
+        return look(*arguments)
+
+    monkeypatch.setattr(store_check, "_look_at_chunks", look_and_try_the_lock)
+    preprocess(conf, deep=True)
+    assert is_free == [True]
+    # What is damaged is looked at again by the process that marks it.
+    chunk(conf, 3).unlink()
+    preprocess(conf, deep=True)
+    assert is_free == [True, True, False] and not find_damage(path, deep=True)
+
+
+def test_a_kill_while_marking_forgets_nothing_that_a_deep_look_found(
+    conf: DataConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = preprocess(conf)
+    meta, describe = read_description(path), SourceReader.describe_files
+    flip(chunk(conf, 9))
+    calls: list[int] = []
+
+    def die_at_the_second_call(self: SourceReader) -> dict:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return describe(self)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(SourceReader, "describe_files", die_at_the_second_call)
+        preprocess(conf, deep=True)
+    with pytest.raises(DataError, match="8 of its times have lost their marks"):
+        open_reader(conf)
+    preprocess(conf)
+    assert not find_damage(path, deep=True) and read_description(path) == meta
+
+
+def test_fields_of_an_unfinished_store_are_not_compared(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(parts.Moments, "of_fields", die)
+        preprocess(conf)
+    monkeypatch.setattr(store_check, "_comparer", die)
+    assert preprocess(conf, deep=True) == Path(conf.store)
 
 
 def test_a_store_of_format_1(conf: DataConfig) -> None:
