@@ -102,7 +102,7 @@ def find_times_to_redo(
         redo_changed: whether such times may be written again.
 
     Raises:
-        DataError: where there are such fields, and they are not to be written again.
+        DataError: where there are such fields, and they are not to be written again, or cannot be.
     """
     changes = compare_sources(meta["sources"], sources.describe_files())
     keys = {*changes.changed, *changes.new}
@@ -114,10 +114,12 @@ def find_times_to_redo(
         group.attrs["credit"] = {**meta, "sources": sources.describe_files()}
         logger.info("%s: nothing in it comes from %s, new or changed since", path, _count_files(sorted(keys)))
         return None
-    if not redo_changed:
+    is_in_parts = meta["format"] == FORMAT
+    if not (redo_changed and is_in_parts):
+        advice = REDO_CHANGED if is_in_parts else _without_parts(meta)
         raise DataError(
             f"data.store: {path} was written before its sources changed: new or changed since are "
-            f"{_count_files(sorted(keys))}; {REDO_CHANGED}"
+            f"{_count_files(sorted(keys))}; {advice}"
         )
     return affected
 
@@ -153,10 +155,7 @@ def mark_for_writing(
     if not arrays and not damage and changed_times is None:
         return
     if meta["format"] != FORMAT:
-        raise DataError(
-            f"{damage.describe(path, meta, times, length)}; a store of format {meta['format']} cannot be written in "
-            f"parts: {WAY_OUT}"
-        )
+        raise DataError(f"{damage.describe(path, meta, times, length)}; {_without_parts(meta)}")
     # The moments of a time hold its change since the time before.
     changed_times = np.empty(0, dtype=np.int64) if changed_times is None else changed_times
     touched = np.union1d(changed_times, changed_times + group["moments"].attrs["step_minutes"])
@@ -251,6 +250,11 @@ def _arrays_to_write(path: Path, group: zarr.Group, sources: SourceReader, times
         if not is_same:
             arrays[name] = wanted[name]
     return arrays
+
+
+def _without_parts(meta: Mapping[str, Any]) -> str:
+    """Return what to do about a store of an earlier format that has to be written again."""
+    return f"a store of format {meta['format']} cannot be written in parts: {WAY_OUT}"
 
 
 def _count_files(files: Iterable[str]) -> str:

@@ -264,9 +264,9 @@ def test_a_kill_while_marking_forgets_nothing_that_a_deep_look_found(
 
 def test_fields_of_an_unfinished_store_are_not_compared(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     def die(*_: object) -> None:
-        raise KeyboardInterrupt
+        raise AssertionError("stopped")
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(AssertionError, match="stopped"):
         patch.setattr(parts.Moments, "of_fields", die)
         preprocess(conf)
     monkeypatch.setattr(store_check, "_comparer", die)
@@ -289,6 +289,21 @@ def test_a_store_of_format_1(conf: DataConfig) -> None:
     assert list(find_damage(path).times) == [3]
     with pytest.raises(DataError, match="format 1 cannot be written in parts: name another data.store"):
         preprocess(conf)
+
+
+@pytest.mark.parametrize("redo_changed", [False, True])
+def test_changed_sources_of_a_store_of_format_1(tmp_path: Path, conf: DataConfig, redo_changed: bool) -> None:
+    """Its parts cannot be written again, so the message does not say that --redo-changed does it."""
+    group = zarr.open_group(preprocess(conf), mode="r+")
+    group.attrs["credit"] = dict(group.attrs)["credit"] | {"format": 1}
+    write_file(tmp_path / "ground.nc", {"ground": random_fields(H, W, seed=4)}, None)
+    with pytest.raises(DataError) as caught:
+        preprocess(conf, redo_changed=redo_changed)
+    assert "new or changed since are 1 source file" in str(caught.value)
+    assert str(caught.value).split("ground.nc)")[1] == (
+        "; a store of format 1 cannot be written in parts: name another data.store and run credit_preprocess, which "
+        "leaves this one as it is"
+    )
 
 
 def test_changed_sources_are_written_again_when_asked(tmp_path: Path, conf: DataConfig) -> None:
