@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from credit.channels import Channel
+from credit.config.schema_data import TransformConfig
+from credit.data.transforms import invert
 
 _MOST_DEVIATIONS = 1000.0
 # What lies off must be rare: the scale is that of the other times, and as many may be skipped as bad.
@@ -15,8 +18,41 @@ _LEFT_OUT = 0.05
 _LEAST_TIMES = 10
 
 
-def find_outliers(moments_T5C: np.ndarray, channels: Sequence[Channel], accepted: Collection[str]) -> dict[int, str]:
-    """Return index of a time -> what is wrong there, for times with a value far from all others of its variable.
+@dataclass(frozen=True)
+class Outlier:
+    """Value far from all others of its channel.
+
+    Attributes:
+        channel: the channel's name.
+        variable: the channel's variable.
+        value: in physical units.
+        usual: median of the means of the channel's fields, in physical units.
+        deviations: distance of both in standard deviations, of transformed values where the variable has a transform.
+        is_transformed: whether the variable has a transform.
+    """
+
+    channel: str
+    variable: str
+    value: float
+    usual: float
+    deviations: float
+    is_transformed: bool
+
+    def __str__(self) -> str:
+        scale = " of the values with data.transforms" if self.is_transformed else ""
+        return (
+            f"{self.channel}: a value of {self.value:.6g} is {self.deviations:.2g} standard deviations{scale} from the "
+            f"usual {self.usual:.6g}"
+        )
+
+
+def find_outliers(
+    moments_T5C: np.ndarray,
+    channels: Sequence[Channel],
+    accepted: Collection[str],
+    transforms: Mapping[str, TransformConfig],
+) -> dict[int, Outlier]:
+    """Return index of a time -> its first outlier, for times with a value far from all others of its variable.
 
     The distance is that from the median of the fields' means. The scale is the root mean square distance at the 95 % of
     the times where it is smallest, so that spoilt times do not hide themselves; of a variable on levels it is that of
@@ -28,6 +64,7 @@ def find_outliers(moments_T5C: np.ndarray, channels: Sequence[Channel], accepted
             `credit.data.statistics.Moments.rows`); a count of 0 where there is none.
         channels: the C channels.
         accepted: variables that are not judged, because the config declares their range.
+        transforms: variable -> the transform that the moments are of, where it has one.
     """
     present = np.flatnonzero(moments_T5C[:, 0].min(axis=1) > 0)
     if len(present) < _LEAST_TIMES:
@@ -43,14 +80,18 @@ def find_outliers(moments_T5C: np.ndarray, channels: Sequence[Channel], accepted
     judged_C = np.array([channel.variable not in accepted for channel in channels])
     scale_C = np.array([of_variable[channel.variable] for channel in channels])
     below, above = center_C - minimum, maximum - center_C
-    found: dict[int, str] = {}
-    for time, row in np.argwhere((np.maximum(below, above) > _MOST_DEVIATIONS * scale_C) & (scale_C > 0) & judged_C):
+    outliers: dict[int, Outlier] = {}
+    is_far_TC = np.maximum(below, above) > _MOST_DEVIATIONS * scale_C
+    for time, row in np.argwhere(is_far_TC & (scale_C > 0) & judged_C):
         value = minimum[time, row] if below[time, row] > above[time, row] else maximum[time, row]
-        deviations = abs(value - center_C[row]) / scale_C[row]
-        found.setdefault(
-            int(present[time]),
-            f"{channels[row].name}: a value of {value:.6g} is {deviations:.2g} standard deviations from the usual "
-            f"{center_C[row]:.6g}; correct the file, or set data.fields.{channels[row].variable}.valid_range: [least, "
-            "greatest]: what is outside is missing, what is within is accepted",
+        usual, channel = center_C[row], channels[row]
+        deviations = abs(value - usual) / scale_C[row]
+        transform = transforms.get(channel.variable)
+        if transform is not None:
+            # The user compares the value with the file and with valid_range, which are in physical units.
+            value, usual = invert(value, transform), invert(usual, transform)
+        outlier = Outlier(
+            channel.name, channel.variable, float(value), float(usual), float(deviations), transform is not None
         )
-    return found
+        outliers.setdefault(int(present[time]), outlier)
+    return outliers

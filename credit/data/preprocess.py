@@ -26,12 +26,17 @@ from zarr.codecs import BloscCodec, Crc32cCodec
 from credit import __version__
 from credit.config.schema_data import DataConfig, PreprocessConfig, TransformConfig
 from credit.data import parts, store
-from credit.data.outliers import find_outliers
 from credit.data.sources import SourceReader, open_sources
 from credit.data.splits import Split, build_splits
 from credit.data.statistics import Statistics, fit_statistics, summarise
-from credit.data.store_check import Damage, find_damage
-from credit.data.store_repair import discard_climatology, find_times_to_redo, mark_for_writing, read_times
+from credit.data.store_check import Damage, find_damage_to_mend
+from credit.data.store_repair import (
+    discard_climatology,
+    find_times_to_redo,
+    mark_for_writing,
+    mark_outliers,
+    read_times,
+)
 from credit.data.workers import run_parts
 from credit.errors import DataError
 from credit.grid import LatLonGrid
@@ -64,7 +69,7 @@ def preprocess(
         conf: the data section; `store` must be set.
         settings: how the work is shared out; by default this process does it.
         progress: show bars on a terminal.
-        deep: read every field of a store that is there, and write again what does not agree with its checksums.
+        deep: read every field of a store that is complete, and write again what does not agree with its checksums.
         redo_changed: write the parts again whose source files have changed since.
 
     Returns:
@@ -82,11 +87,16 @@ def preprocess(
     sources = open_sources(conf)
     splits = build_splits(conf, sources.clock)
     with disk_errors_of(path):
+        # Looking only reads, so the processes of a job do it side by side, before any of them holds the lock.
+        damage = find_damage_to_mend(path, deep, progress) if path.exists() else Damage()
         with _made_or_nothing(path), parts.lock(parts.lock_folder(path) / "create.lock"):
-            if path.exists():
-                group = _continue(path, sources, splits, find_damage(path, deep, progress), redo_changed)
-            else:
+            if not path.exists():
                 group = _create(path, conf, sources, splits, settings)
+            else:
+                if damage:
+                    # Another process may have marked it, or written it again, in the meantime.
+                    damage = find_damage_to_mend(path, deep, progress)
+                group = _continue(path, sources, splits, damage, redo_changed)
         _write_fields(path, group, conf, sources, settings, progress)
         _close(path, group, conf, splits["train"], progress)
     return path
@@ -248,7 +258,7 @@ def _write_fields(
     """Write the parts that are not there yet, and wait for those that other processes are at.
 
     Raises:
-        DataError: for bad fields, or more bad times than may be skipped.
+        DataError: for bad fields.
     """
     # those that the store was begun with, whatever the config says now: its moments must all be of one kind
     begun_with = dict(group.attrs)["credit"].get("moments_transforms", {})
@@ -266,8 +276,14 @@ def _write_fields(
             marks = group["done"][:]
             if (marks == parts.WANTED).any():
                 time.sleep(_SECONDS_BETWEEN_LOOKS)  # another process is at what is left
-    if not dict(group.attrs)["credit"]["complete"]:
-        marks = _judge_outliers(path, group, conf, sources)
+
+
+def _require_few_bad(path: Path, marks: np.ndarray) -> None:
+    """Stop where more times are bad than may be skipped.
+
+    Raises:
+        DataError: naming the first of them.
+    """
     bad = int((marks == parts.BAD).sum())
     if bad > MOST_BAD * len(marks):
         first = next(iter(parts.read_notes(path).values()), "")
@@ -277,29 +293,12 @@ def _write_fields(
         )
 
 
-def _judge_outliers(path: Path, group: zarr.Group, conf: DataConfig, sources: SourceReader) -> np.ndarray:
-    """Return the marks of all times, those with values far off all others marked as bad where these are skipped.
+def _close(path: Path, group: zarr.Group, conf: DataConfig, train: Split, progress: bool) -> None:
+    """Declare a store complete whose fields are all there, with statistics and what was left out.
 
     Raises:
-        DataError: for such values that are not to be skipped.
+        DataError: for outliers that are not to be skipped, or more bad times than may be skipped.
     """
-    times, length = group["time"][:], group["done"].chunks[0]
-    # a bad time has no values, but may have the moments of values that were judged before
-    present = group["done"][:] == parts.WRITTEN
-    moments_T5C = group["moments"][:, : parts.MOMENTS // 2]
-    moments_T5C[~present, 0] = 0
-    accepted = [name for name, field in conf.fields.items() if field.valid_range is not None]
-    outliers = find_outliers(moments_T5C, sources.channels.stored, accepted)
-    for index, text in outliers.items():
-        message = f"{sources.clock.format(times[index])}: {text}"
-        if conf.bad_times != "skip":
-            raise DataError(f"data.store: {path}: {message}; or leave such times out with data.bad_times: skip")
-        parts.mark_bad(path, group, index // length, index, int(times[index]), message)
-    return group["done"][:]
-
-
-def _close(path: Path, group: zarr.Group, conf: DataConfig, train: Split, progress: bool) -> None:
-    """Declare a store complete whose fields are all there, with statistics and what was left out."""
     fitted_as = store.describe_statistics(conf, train)
     with parts.lock(parts.lock_folder(path) / "close.lock"):
         meta = dict(zarr.open_group(path, mode="r").attrs)["credit"]
@@ -308,6 +307,10 @@ def _close(path: Path, group: zarr.Group, conf: DataConfig, train: Split, progre
         else:
             if not meta["complete"]:
                 before = meta.get("content")
+                # Only here, as the moments of all times are large and every process of a job would hold them.
+                mark_outliers(path, group, meta, conf)
+                meta.pop("parts_to_judge", None)
+                _require_few_bad(path, group["done"][:])
                 meta |= _summary(path, group, meta)
                 if before not in (None, meta["content"]):
                     discard_climatology(path)
@@ -328,7 +331,9 @@ def _fit(
     """Return the statistics of the training period, from the moments of its times where the store has them."""
     period, step, packing = (train.first, train.last), conf.step_minutes, meta["packing_steps"]
     if meta.get("moments_transforms") != store.describe_transforms(conf):
-        return fit_statistics(reader, *period, step, packing, progress, conf.transforms)
+        # The outliers of a store were looked for when its fields were written.
+        variables = {channel.variable for channel in reader.channels.stored}
+        return fit_statistics(reader, *period, step, packing, progress, conf.transforms, accepted=variables)
     moments = parts.merge_moments(group["moments"], group["time"][:], group["done"][:], *period)
     return summarise(reader, *moments, period, step, packing, conf.transforms)
 

@@ -152,7 +152,7 @@ def fit_statistics(
         packing_steps: variable -> step of its packed integers; warns where rounding is a good part of a change.
         progress: show a bar on a terminal.
         transforms: variable -> its transform, where it has one.
-        accepted: variables whose range the config declares.
+        accepted: variables that are not looked at for outliers, as those whose range the config declares.
 
     Raises:
         DataError: if the period has no pair of times one step apart, an output channel is constant, or a value is a
@@ -176,9 +176,13 @@ def fit_statistics(
         if recent and recent[0][0] == minutes - step_minutes:
             tendency = tendency.merge(Moments.of_fields(now, valid, recent[0][1]))
         recent.append((minutes, now))
-    outliers = find_outliers(np.stack(rows), channels, accepted) if rows else {}
-    for time, text in outliers.items():
-        raise DataError(f"{reader.clock.format(reader.times[chosen[time]])}: {text}")
+    outliers = find_outliers(np.stack(rows), channels, accepted, transforms) if rows else {}
+    for time, outlier in outliers.items():
+        raise DataError(
+            f"{reader.clock.format(reader.times[chosen[time]])}: {outlier}; correct the file, or set "
+            f"data.fields.{outlier.variable}.valid_range: [least, greatest]: what is outside is missing, what is "
+            "within is accepted"
+        )
     return summarise(reader, state, tendency, (first_minutes, last_minutes), step_minutes, packing_steps, transforms)
 
 

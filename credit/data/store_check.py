@@ -127,6 +127,14 @@ def find_damage(path: Path, deep: bool = False, progress: bool = False) -> Damag
     return Damage(dict(sorted(times.items())), parts, small, unchecked, len(written), deep)
 
 
+def find_damage_to_mend(path: Path, deep: bool, progress: bool) -> Damage:
+    """Return what of a store is to be written again; see `find_damage`. Fields are read only of a complete store.
+
+    What a deep look finds is marked before the store ceases to be complete, so it is not looked for again meanwhile.
+    """
+    return find_damage(path, deep and read_description(path)["complete"], progress)
+
+
 def require_whole(path: Path, deep: bool = False, progress: bool = True) -> Damage:
     """Return the account of a store where nothing is lost or damaged; see `find_damage`.
 

@@ -17,13 +17,16 @@ from typing import Any
 import numpy as np
 import zarr
 
-from credit.config.schema_data import DataConfig
+from credit.channels import ChannelMap
+from credit.config.schema_data import DataConfig, TransformConfig
 from credit.data.files import OpenFiles, expand_paths, file_fingerprint, file_key
-from credit.data.parts import WANTED
+from credit.data.outliers import find_outliers
+from credit.data.parts import MOMENTS, WANTED, WRITTEN, mark_bad
 from credit.data.sources import SourceReader
 from credit.data.store import FORMAT, READ_ERRORS, WAY_OUT, open_array, read_description
 from credit.data.store_check import WHOLE_ARRAYS, Damage
 from credit.errors import DataError
+from credit.times import Clock
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +102,7 @@ def find_times_to_redo(
         redo_changed: whether such times may be written again.
 
     Raises:
-        DataError: where there are such fields, and they are not to be written again.
+        DataError: where there are such fields, and they are not to be written again, or cannot be.
     """
     changes = compare_sources(meta["sources"], sources.describe_files())
     keys = {*changes.changed, *changes.new}
@@ -111,10 +114,12 @@ def find_times_to_redo(
         group.attrs["credit"] = {**meta, "sources": sources.describe_files()}
         logger.info("%s: nothing in it comes from %s, new or changed since", path, _count_files(sorted(keys)))
         return None
-    if not redo_changed:
+    is_in_parts = meta["format"] == FORMAT
+    if not (redo_changed and is_in_parts):
+        advice = REDO_CHANGED if is_in_parts else _without_parts(meta)
         raise DataError(
             f"data.store: {path} was written before its sources changed: new or changed since are "
-            f"{_count_files(sorted(keys))}; {REDO_CHANGED}"
+            f"{_count_files(sorted(keys))}; {advice}"
         )
     return affected
 
@@ -150,25 +155,75 @@ def mark_for_writing(
     if not arrays and not damage and changed_times is None:
         return
     if meta["format"] != FORMAT:
-        raise DataError(
-            f"{damage.describe(path, meta, times, length)}; a store of format {meta['format']} cannot be written in "
-            f"parts: {WAY_OUT}"
-        )
+        raise DataError(f"{damage.describe(path, meta, times, length)}; {_without_parts(meta)}")
     # The moments of a time hold its change since the time before.
     changed_times = np.empty(0, dtype=np.int64) if changed_times is None else changed_times
     touched = np.union1d(changed_times, changed_times + group["moments"].attrs["step_minutes"])
-    parts = {*damage.parts, *(np.flatnonzero(np.isin(times, touched)) // length).tolist()}
+    changed_parts = set((np.flatnonzero(np.isin(times, touched)) // length).tolist())
+    parts = {*damage.parts, *changed_parts}
     if "masks" in arrays and "masks" not in damage.arrays:
         # Other cells are missing now, and all moments are those of the cells that are not.
         parts = set(range(-(-len(times) // length)))
-    group.attrs["credit"] = {**meta, "complete": False, "sources": sources.describe_files()}
+    # Marks first: a process that is killed here leaves marks that are lost, which every later look sees.
+    for number in sorted(parts):
+        group["done"][number * length : (number + 1) * length] = np.uint8(WANTED)
     for name, values in arrays.items():
         logger.warning("%s: %s is written again", path, name)
         group[name][...] = values
-    for number in sorted(parts):
-        group["done"][number * length : (number + 1) * length] = np.uint8(WANTED)
+    to_judge = sorted(changed_parts.union(meta.get("parts_to_judge", [])))
+    group.attrs["credit"] = {
+        **meta,
+        "complete": False,
+        "sources": sources.describe_files(),
+        **({"parts_to_judge": to_judge} if to_judge else {}),
+    }
     if parts:
         logger.warning("%s: %d parts of %d times are written again, the others stay", path, len(parts), length)
+
+
+def mark_outliers(path: Path, group: zarr.Group, meta: Mapping[str, Any], conf: DataConfig) -> None:
+    """Mark the times as bad that have values far from all others, where the config skips bad times.
+
+    All times of a new store are judged. Of a store that was complete before, only what changed files gave and what was
+    bad before: its other times stay what they were when models were trained on them.
+
+    Args:
+        path: the store, whose fields are all there.
+        group: the same, open.
+        meta: its description.
+        conf: the data section.
+
+    Raises:
+        DataError: for such a value where bad times are not skipped.
+    """
+    times, marks, length = group["time"][:], group["done"][:], group["done"].chunks[0]
+    clock = Clock(meta["calendar"])
+    is_judged = np.ones(len(times), dtype=bool)
+    # The checksum of the whole is written when a store is complete for the first time.
+    if "content" in meta:
+        was_bad = set(meta.get("bad_times", {}))
+        is_judged = np.isin(np.arange(len(times)) // length, meta.get("parts_to_judge", []))
+        is_judged |= np.array([clock.format(minutes) in was_bad for minutes in times])
+    is_judged &= marks == WRITTEN
+    if not is_judged.any():
+        return
+    moments_T5C = group["moments"][:, : MOMENTS // 2]
+    # A time that was marked as bad here has the moments of its values.
+    moments_T5C[marks != WRITTEN, 0] = 0
+    accepted = [name for name, field in conf.fields.items() if field.valid_range is not None]
+    transforms = {name: TransformConfig(**one) for name, one in meta.get("moments_transforms", {}).items()}
+    channels = ChannelMap.from_dict(meta["channels"]).stored
+    for index, outlier in find_outliers(moments_T5C, channels, accepted, transforms).items():
+        if not is_judged[index]:
+            continue
+        message = f"{clock.format(times[index])}: {outlier}"
+        if conf.bad_times != "skip":
+            raise DataError(
+                f"data.store: {path}: {message}; correct the file and run credit_preprocess CONFIG --redo-changed, or "
+                "leave such times out with data.bad_times: skip, or, to accept the value, set "
+                f"data.fields.{outlier.variable}.valid_range: [least, greatest] and name another data.store"
+            )
+        mark_bad(path, group, index // length, index, int(times[index]), message)
 
 
 def discard_climatology(path: Path) -> None:
@@ -195,6 +250,11 @@ def _arrays_to_write(path: Path, group: zarr.Group, sources: SourceReader, times
         if not is_same:
             arrays[name] = wanted[name]
     return arrays
+
+
+def _without_parts(meta: Mapping[str, Any]) -> str:
+    """Return what to do about a store of an earlier format that has to be written again."""
+    return f"a store of format {meta['format']} cannot be written in parts: {WAY_OUT}"
 
 
 def _count_files(files: Iterable[str]) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ import zarr
 
 from credit.config.schema_data import DataConfig, PreprocessConfig
 from credit.config.schema_forecast import ClimatologyConfig
-from credit.data import parts
+from credit.data import parts, store_check
 from credit.data.climatology_store import find_damaged_blocks, preprocess_climatology
 from credit.data.preprocess import preprocess
 from credit.data.reader import open_reader
@@ -216,6 +218,61 @@ def test_repair_goes_on_after_a_kill(conf: DataConfig, monkeypatch: pytest.Monke
     assert not find_damage(path, deep=True) and read_description(path) == meta
 
 
+def test_processes_look_for_damage_side_by_side(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, look = preprocess(conf), store_check._look_at_chunks
+    lock = parts.lock_folder(path) / "create.lock"
+    program = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'w'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    is_free: list[bool] = []
+
+    def look_and_try_the_lock(*arguments: object) -> dict[int, str]:
+        # A lock of this process holds off another one only.
+        tried = lock.exists() and subprocess.run([sys.executable, "-c", program, str(lock)], check=False).returncode
+        is_free.append(not tried)
+        return look(*arguments)
+
+    monkeypatch.setattr(store_check, "_look_at_chunks", look_and_try_the_lock)
+    preprocess(conf, deep=True)
+    assert is_free == [True]
+    # What is damaged is looked at again by the process that marks it.
+    chunk(conf, 3).unlink()
+    preprocess(conf, deep=True)
+    assert is_free == [True, True, False] and not find_damage(path, deep=True)
+
+
+def test_a_kill_while_marking_forgets_nothing_that_a_deep_look_found(
+    conf: DataConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = preprocess(conf)
+    meta, describe = read_description(path), SourceReader.describe_files
+    flip(chunk(conf, 9))
+    calls: list[int] = []
+
+    def die_at_the_second_call(self: SourceReader) -> dict:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return describe(self)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(SourceReader, "describe_files", die_at_the_second_call)
+        preprocess(conf, deep=True)
+    with pytest.raises(DataError, match="8 of its times have lost their marks"):
+        open_reader(conf)
+    preprocess(conf)
+    assert not find_damage(path, deep=True) and read_description(path) == meta
+
+
+def test_fields_of_an_unfinished_store_are_not_compared(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(*_: object) -> None:
+        raise AssertionError("stopped")
+
+    with monkeypatch.context() as patch, pytest.raises(AssertionError, match="stopped"):
+        patch.setattr(parts.Moments, "of_fields", die)
+        preprocess(conf)
+    monkeypatch.setattr(store_check, "_comparer", die)
+    assert preprocess(conf, deep=True) == Path(conf.store)
+
+
 def test_a_store_of_format_1(conf: DataConfig) -> None:
     """It had all marks in one chunk, no checksums and no moments: sizes are all that can be checked."""
     path = preprocess(conf)
@@ -232,6 +289,21 @@ def test_a_store_of_format_1(conf: DataConfig) -> None:
     assert list(find_damage(path).times) == [3]
     with pytest.raises(DataError, match="format 1 cannot be written in parts: name another data.store"):
         preprocess(conf)
+
+
+@pytest.mark.parametrize("redo_changed", [False, True])
+def test_changed_sources_of_a_store_of_format_1(tmp_path: Path, conf: DataConfig, redo_changed: bool) -> None:
+    """Its parts cannot be written again, so the message does not say that --redo-changed does it."""
+    group = zarr.open_group(preprocess(conf), mode="r+")
+    group.attrs["credit"] = dict(group.attrs)["credit"] | {"format": 1}
+    write_file(tmp_path / "ground.nc", {"ground": random_fields(H, W, seed=4)}, None)
+    with pytest.raises(DataError) as caught:
+        preprocess(conf, redo_changed=redo_changed)
+    assert "new or changed since are 1 source file" in str(caught.value)
+    assert str(caught.value).split("ground.nc)")[1] == (
+        "; a store of format 1 cannot be written in parts: name another data.store and run credit_preprocess, which "
+        "leaves this one as it is"
+    )
 
 
 def test_changed_sources_are_written_again_when_asked(tmp_path: Path, conf: DataConfig) -> None:
