@@ -81,7 +81,8 @@ _FILL_VALUES = (
     -99.0, -99.9, -99.99, -999.0, -999.9, -999.99, -9999.0, -9999.9, -99999.0, -999999.0, -9.99e8, -32767.0, -32768.0,
     -2147483647.0, -2147483648.0, -9223372036854775806.0, -1e20, 1e15, 1e20, 9.99e20, 9.999e20,
 )  # fmt: skip
-_PACKED_FILL_VALUES = (-32768.0, -32767.0, 32767.0, -9999.0, -999.0)
+# As packed integers. 32767 is not among them: it is where usual recipes of packing put the greatest value of a file.
+_PACKED_FILL_VALUES = (-32768.0, -32767.0, -9999.0, -999.0)
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,8 @@ class ValueRules:
         about: what has these limits, in words.
         fill_values: (F,) values that are not data where they stand apart from all others.
         tolerances: (F,) how exactly a value must be one of them.
+        num_unpacked: how many of `fill_values`, the first ones, a whole field may consist of; those of packed integers
+            must stand apart from values that differ.
         valid_range: least and greatest value that the config declares, in the units of the file; then all within is
             accepted, and all outside is missing.
         name: the variable, where the config can have options for it in ``data.fields``; else empty.
@@ -123,6 +126,7 @@ class ValueRules:
     about: str
     fill_values: np.ndarray
     tolerances: np.ndarray
+    num_unpacked: int
     valid_range: tuple[float, float] | None
     name: str
 
@@ -144,7 +148,7 @@ class ValueRules:
         with np.errstate(invalid="ignore"):
             suspects = (lowest < limits[:, 0]) | (highest > limits[:, 1])
             for extreme in (lowest, highest):
-                suspects |= (np.abs(extreme) >= _GREATEST) | self._is_fill(extreme)
+                suspects |= (np.abs(extreme) >= _GREATEST) | self._match_fill(extreme).any(axis=-1)
         for index in np.argwhere(suspects):
             place = tuple(int(number) for number in index)
             cells, is_fill = self._judge(values[place], limits[place[-1] % len(limits)])
@@ -177,10 +181,10 @@ class ValueRules:
                 )
         return f"{found}; {advice}"
 
-    def _is_fill(self, values: np.ndarray) -> np.ndarray:
-        """Return True where a value is one of the fill values."""
+    def _match_fill(self, values: np.ndarray) -> np.ndarray:
+        """Return which of the fill values each value is, (..., F) bool."""
         distance = np.abs(np.asarray(values, dtype=np.float64)[..., None] - self.fill_values)
-        return (distance <= self.tolerances).any(axis=-1)
+        return distance <= self.tolerances
 
     def _judge(self, field: np.ndarray, limits: np.ndarray) -> tuple[np.ndarray, bool]:
         """Return the cells (h, w) of a field that cannot be right, and whether they hold a fill value."""
@@ -204,7 +208,10 @@ class ValueRules:
         for extreme in (field[finite].min(), field[finite].max()):
             cells = finite & (field == extreme)
             others = field[finite & ~cells].astype(np.float64)
-            if not self._is_fill(extreme):
+            matches = self._match_fill(extreme)
+            if not matches.any():
+                continue
+            if not matches[: self.num_unpacked].any() and (not others.size or np.ptp(others) == 0.0):
                 continue
             if not others.size or np.abs(others - extreme).min() > np.ptp(others):
                 return cells
@@ -230,7 +237,7 @@ def build_rules(
         attributes: its units and standard_name, in the file.
         levels: of the values; None where they have none, or lie on other levels than the run's.
         level_units: of the levels.
-        packing: scale and offset of packed integers.
+        packing: scale and offset of packed integers in a file that declares no fill value; else None.
         file_range: from `read_file_range`.
         valid_range: ``data.fields.NAME.valid_range``, in the units of the run.
         conversion: from the units of the file to those of the run.
@@ -248,8 +255,12 @@ def build_rules(
     tolerances = [np.abs(fill_values[0]) * 1e-6]
     if packing is not None:
         scale, offset = packing
-        fill_values.append(np.array(_PACKED_FILL_VALUES) * scale + offset)
-        tolerances.append(np.full(len(_PACKED_FILL_VALUES), 0.25 * abs(scale)))
+        unpacked = np.array(_PACKED_FILL_VALUES) * scale + offset
+        # Recipes of packing put the least value of a file at -32767 or -32768. Where that is 0, as that of rain and of
+        # snow, it is data, however rare other values are.
+        unpacked = unpacked[np.abs(unpacked) > 1.5 * abs(scale)]
+        fill_values.append(unpacked)
+        tolerances.append(np.full(len(unpacked), 0.25 * abs(scale)))
     if valid_range is not None and conversion is not None:
         valid_range = sorted((value - conversion.offset) / conversion.scale for value in valid_range)
     return ValueRules(
@@ -258,6 +269,7 @@ def build_rules(
         about=about,
         fill_values=np.concatenate(fill_values),
         tolerances=np.concatenate(tolerances),
+        num_unpacked=len(_FILL_VALUES),
         valid_range=tuple(valid_range) if valid_range is not None else None,
         name=name if has_options else "",
     )

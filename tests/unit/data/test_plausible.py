@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import netCDF4
 import numpy as np
 import pytest
 
 from credit.data.plausible import build_rules, read_file_range, require_units
+from credit.data.sources import open_sources
 from credit.data.units import Conversion
 from credit.errors import DataError
+from tests.unit.data.files_on_the_fly import make_config, write_file
 
 
 def look(name: str, units: str, values: object, level: float | None = None, standard_name: str = "") -> str:
@@ -113,6 +118,43 @@ def test_a_fill_value_of_packed_integers_stands_apart() -> None:
     field = np.array([[[280.0, 281.0], [279.0, -32767 * 0.01 + 250.0]]])
     assert rules.apply(field)[1].value == pytest.approx(-77.67)
     assert rules.apply(field[..., :1])[1] is None
+
+
+@pytest.mark.parametrize("lowest", [-32767, -32768])
+@pytest.mark.parametrize(
+    "packed",
+    [
+        # no rain at all, in one cell, the most of the file in one cell, in two cells
+        [0, 0, 0, 0], [0, 0, 0, 900], [0, 0, 0, 65534], [0, 0, 900, 910],
+    ],
+)  # fmt: skip
+def test_the_least_value_of_packed_rain_is_data(lowest: int, packed: list[int]) -> None:
+    """NCO packs the least value of a file as -32767, the usual recipe of Python as -32768."""
+    scale = 0.001
+    rules = build_rules("tp", {"units": "m"}, packing=(scale, -lowest * scale))
+    field = np.array(packed, dtype=np.float32).reshape(1, 2, 2) * scale
+    assert rules.apply(field)[1] is None
+
+
+def test_the_ends_of_a_packed_range_are_data() -> None:
+    rules = build_rules("x", {}, packing=(0.01, 250.0))
+    for values in ([280.0, 280.5, 281.0, 32767 * 0.01 + 250.0], [-32767 * 0.01 + 250.0] * 4):
+        assert rules.apply(np.array(values).reshape(1, 2, 2))[1] is None
+
+
+def test_a_packed_file_that_declares_its_fill_value(tmp_path: Path) -> None:
+    """The declared one is missing; no other integer is taken for a fill value."""
+    values = np.full((4, 8, 16), 280.0)
+    values[:, 0, :8] = 281.0
+    values[1, 2, 3] = -999 * 0.01 + 280.0
+    path = write_file(tmp_path / "a.nc", {"x": values}, packed={"x": 0.01})
+    fields = open_sources(make_config(path, p2=["x"])).read(1)
+    assert fields[0, 2, 3] == pytest.approx(270.01, abs=1e-3)
+    with netCDF4.Dataset(path, "a") as file:
+        file["x"].set_auto_maskandscale(False)
+        file["x"][0, 5, 5] = -32767
+    with pytest.raises(DataError, match="missing"):
+        open_sources(make_config(path, p2=["x"])).read(0)
 
 
 def test_each_level_has_its_limits() -> None:
