@@ -280,8 +280,11 @@ def read_file_range(
 ) -> tuple[float, float] | None:
     """Return the range of values that a file declares (CF: valid_range, or valid_min and valid_max), None for none.
 
-    Integers of a packed variable are packed as well, so the netCDF User Guide; real numbers are values.
+    Integers of a packed variable are packed as well, so the netCDF User Guide; real numbers are values. With the
+    attribute _Unsigned the bounds are signed numbers that stand for unsigned ones, and are not used.
     """
+    if "_Unsigned" in attributes:
+        return None
     ends = np.atleast_1d(
         attributes.get("valid_range", [attributes.get(f"valid_{end}", np.nan) for end in ("min", "max")])
     )
@@ -320,14 +323,15 @@ def find_contradictions(fields_CHW: np.ndarray, reader: FieldReader, conf: DataC
         if channel.variable in found:
             continue
         attributes = reader.attributes.get(channel.variable, {})
-        message = _describe_units(channel.variable, attributes)
+        valid_range = conf.field(channel.variable).valid_range
+        message = _describe_units(channel.variable, attributes) if valid_range is None else None
         if message is None:
             rules = build_rules(
                 channel.variable,
                 attributes,
                 levels=[channel.level],
                 level_units=conf.level_units,
-                valid_range=conf.field(channel.variable).valid_range,
+                valid_range=valid_range,
             )
             implausible = rules.apply(field[None])[1]
             if implausible is not None:
@@ -350,7 +354,7 @@ def _describe_units(name: str, attributes: Mapping[str, str]) -> str | None:
     return (
         f'{name}: its units are "{attributes["units"]}", but {called} is a {quantity} '
         f"({' or '.join(_QUANTITY_LIMITS[quantity])}); correct units or standard_name in the files, or "
-        "data.sources.N.rename"
+        f"data.sources.N.rename; or set data.fields.{name}.valid_range: [least, greatest] to read it as it is"
     )
 
 

@@ -316,7 +316,8 @@ class _FileScanner:
             kept["units"] = field.units
             step *= abs(conversion.scale) if conversion else 1.0
         is_read = is_field and kind is None
-        if is_read:
+        # who declares a variable's range takes it as it is
+        if is_read and field.valid_range is None:
             require_units(want.serves, read, self._where)
         packing = (step_in_file, float(variable.encoding.get("add_offset", 0.0))) if step_in_file else None
         # xarray moves to the encoding what it has decoded

@@ -8,7 +8,7 @@ import netCDF4
 import numpy as np
 import pytest
 
-from credit.data.plausible import build_rules, read_file_range, require_units
+from credit.data.plausible import build_rules, find_contradictions, read_file_range, require_units
 from credit.data.sources import open_sources
 from credit.data.units import Conversion
 from credit.errors import DataError
@@ -175,6 +175,7 @@ def test_each_level_has_its_limits() -> None:
         ({"valid_max": np.float32(7)}, None, (-np.inf, 7.0)),
         ({"valid_range": np.array([-100, 100], np.int16)}, (0.5, 10.0), (-40.0, 60.0)),
         ({"valid_range": np.array([-100.0, 100.0], np.float32)}, (0.5, 10.0), (-100.0, 100.0)),
+        ({"valid_range": np.array([0, -2], np.int16), "_Unsigned": "true"}, (0.5, 10.0), None),
         ({"valid_range": "0, 50"}, None, None),
         ({"valid_range": [1.0, 2.0, 3.0]}, None, None),
     ],
@@ -203,3 +204,27 @@ def test_a_declared_range_decides_alone() -> None:
     assert wrong is None
     np.testing.assert_array_equal(values, [[[280.0, np.nan], [-500.0, np.nan]]])
     assert field[0, 0, 1] > 1e36, "what is given is not written to"
+
+
+def test_a_range_of_unsigned_integers_is_not_used(tmp_path: Path) -> None:
+    values = np.linspace(200.0, 330.0, 4 * 8 * 16).reshape(4, 8, 16)
+    path = write_file(tmp_path / "a.nc", {"x": values}, packed={"x": 0.01})
+    with netCDF4.Dataset(path, "a") as file:
+        file["x"].setncatts({"_Unsigned": "true", "add_offset": 0.0, "valid_range": np.array([0, -2], np.int16)})
+        file["x"].set_auto_maskandscale(False)
+        file["x"][:] = np.round(values / 0.01).astype(np.uint16).view(np.int16)
+    read = open_sources(make_config(path, p2=["x"])).read(3)[0]
+    np.testing.assert_allclose(read, values[3], atol=0.006)
+
+
+def test_a_declared_range_accepts_units_of_another_quantity(tmp_path: Path) -> None:
+    """Heights that are called z and have no standard_name; the message names the way out."""
+    heights = np.random.default_rng(0).normal(5500.0, 100.0, (4, 1, 8, 16))
+    path = write_file(tmp_path / "a.nc", {"z": heights}, levels=[500.0], attributes={"z": {"units": "gpm"}})
+    options = {"p3": ["z"], "levels": [500.0]}
+    with pytest.raises(DataError, match=r'units are "gpm", but z is a geopotential.*data\.fields\.z\.valid_range'):
+        open_sources(make_config(path, **options))
+    conf = make_config(path, **options, fields={"z": {"valid_range": [4000.0, 7000.0]}})
+    reader = open_sources(conf)
+    np.testing.assert_allclose(reader.read(2)[0], heights[2, 0], rtol=1e-6)
+    assert find_contradictions(reader.read(2), reader, conf, "then") == []
