@@ -30,6 +30,8 @@ _QUANTITY_LIMITS = {
     "geopotential": {"m2 s-2": (-1e5, 5e6)},
     "geopotential height": {"m": (-1e4, 5e5)},
 }
+# Per cent that call themselves a fraction are told by these; other units are not required to be them.
+_FRACTION_LIMITS = {"area fraction": {"1": (-0.01, 1.01), "%": (-1.0, 101.0)}}
 # by standard_name, and where a file has none by the usual short name
 _QUANTITIES = {
     "temperature": ("air_temperature", "surface_temperature", "sea_surface_temperature", "t", "t2m", "sst", "skt"),
@@ -40,6 +42,7 @@ _QUANTITIES = {
     "wind": ("eastward_wind", "northward_wind", "u", "v", "u10", "v10"),
     "geopotential": ("geopotential", "z"),
     "geopotential height": ("geopotential_height", "gh"),
+    "area fraction": ("land_area_fraction", "land_binary_mask", "sea_area_fraction", "sea_ice_area_fraction"),
 }  # fmt: skip
 _QUANTITY_OF = {name: quantity for quantity, names in _QUANTITIES.items() for name in names}
 _UNITS_OF_QUANTITIES = {unit for units in _QUANTITY_LIMITS.values() for unit in units}
@@ -245,7 +248,7 @@ def build_rules(
     """
     units = plain(attributes.get("units", ""))
     quantity = _quantity_of(name, attributes)
-    known = units in _QUANTITY_LIMITS.get(quantity, {})
+    known = units in (_QUANTITY_LIMITS | _FRACTION_LIMITS).get(quantity, {})
     limits = np.array([_limits(quantity, units, _in_hpa(level, level_units)) for level in levels])
     about = f"{quantity} in {units}" if known else f"value in {units}"
     if file_range is not None:
@@ -348,7 +351,7 @@ def _quantity_of(name: str, attributes: Mapping[str, str]) -> str:
 def _describe_units(name: str, attributes: Mapping[str, str]) -> str | None:
     """Return what is wrong with units that measure another quantity; None for right ones and such as are not known."""
     quantity, units = _quantity_of(name, attributes), plain(attributes.get("units", ""))
-    if not quantity or units not in _UNITS_OF_QUANTITIES or units in _QUANTITY_LIMITS[quantity]:
+    if quantity not in _QUANTITY_LIMITS or units not in _UNITS_OF_QUANTITIES or units in _QUANTITY_LIMITS[quantity]:
         return None
     called = attributes.get("standard_name") or name
     return (
@@ -379,7 +382,7 @@ def _limits(quantity: str, units: str, pressure: float | None) -> tuple[float, f
         if pressure <= _LOWEST_HPA:
             return 0.5 * height * gravity, 2.0 * height * gravity
         return (height - _HEIGHT_TOLERANCE) * gravity, (height + _HEIGHT_TOLERANCE) * gravity
-    known = _QUANTITY_LIMITS.get(quantity, {}).get(units)
+    known = (_QUANTITY_LIMITS | _FRACTION_LIMITS).get(quantity, {}).get(units)
     return known or _UNIT_LIMITS.get(units) or (-np.inf, np.inf)
 
 

@@ -52,6 +52,13 @@ def about(mean: float) -> list[float]:
         ("u10", "m s-1", -0.3, None, ""),
         ("theta", "K", 1.8e5, None, "air_potential_temperature"),
         ("cape", "J kg-1", 6000.0, None, ""),
+        # fractions, slightly out of range after packing; in other units, without a standard_name
+        ("lsm", "1", 1.0, None, "land_binary_mask"),
+        ("lsm", "(0 - 1)", 0.5, None, "land_area_fraction"),
+        ("ci", "%", 99.0, None, "sea_ice_area_fraction"),
+        ("ci", "K", 50.0, None, "sea_ice_area_fraction"),
+        ("ci", "", 50.0, None, "sea_ice_area_fraction"),
+        ("lsm", "1", 50.0, None, ""),
         # not known: units, quantity
         ("t2m", "furlong", 3.0, None, ""),
         ("tp", "K", 3.0, None, ""),
@@ -81,6 +88,10 @@ def test_what_can_be_right(name: str, units: str, mean: float, level: float | No
         ("z", "m", 5500.0, 500, ""),
         ("temperature", "Pa", 250.0, 500, "air_temperature"),
         ("n", "m-3", 9.96921e36, None, ""),
+        ("lsm", "1", 100.0, None, "land_area_fraction"),
+        ("lsm", "(0 - 1)", 100.0, None, "land_binary_mask"),
+        ("ci", "1", 1.1, None, "sea_ice_area_fraction"),
+        ("ci", "%", -30.0, None, "sea_area_fraction"),
     ],
 )
 def test_what_cannot(name: str, units: str, mean: float, level: float | None, standard_name: str) -> None:

@@ -77,6 +77,8 @@ def test_what_cannot_be_converted(have: str, wanted: str, kind: type, message: s
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cf_units", None)
     assert find_conversion("K", "K", "t", "a.nc") is None
+    # docs/data.md says which spellings need it
+    assert is_same_unit("m2 s-2", "J kg-1") and not is_same_unit("m2 s-2", "N m kg-1")
     with pytest.raises(ConfigError, match=r"a.nc: t is in .*data.fields.t.units.*cf-units.*pip install .*\[units\]"):
         find_conversion("degC", "K", "t", "a.nc")
 
@@ -130,11 +132,15 @@ def test_one_spelling_keeps_numbers(units: str, expected: str) -> None:
     assert plain(units) == expected
 
 
+def test_unusual_spellings_are_compared_by_udunits() -> None:
+    assert is_same_unit("m2 s-2", "N m kg-1")
+
+
 @pytest.mark.parametrize(
     ("one", "other", "scale"),
     [
-        ("1000 hPa", "100 hPa", 10.0), ("100 m", "1000 m", 0.1), ("10^5 Pa", "105 Pa", 1e5 / 105), ("10 hPa", "hPa", 10),
-        ("1.1 m", "m", 1.1), ("1e-3 kg", "kg", 1e-3), ("10**5 Pa", "hPa", 1e3),
+        ("1000 hPa", "100 hPa", 10.0), ("100 m", "1000 m", 0.1), ("10^5 Pa", "105 Pa", 1e5 / 105),
+        ("10 hPa", "hPa", 10.0), ("1.1 m", "m", 1.1), ("1e-3 kg", "kg", 1e-3), ("10**5 Pa", "hPa", 1e3),
     ],
 )  # fmt: skip
 def test_units_that_differ_by_a_number_are_converted(one: str, other: str, scale: float) -> None:
