@@ -176,10 +176,12 @@ def _look_at_values(
         last = max(split.last for split in splits.values())
         look = look_at_values(reader, first, last)
         bad = look.bad
-        rest = "" if look.looked_at == look.times else "; preprocessing and training look at all"
+        rest = "" if look.looked_at == look.times else ", at least one of each file; preprocessing looks at all"
         findings.say(f"values: {look.looked_at} of {look.times} times looked at{rest}")
         share = f"{len(bad)} of these times are bad"
-        if bad and conf.bad_times == "skip" and len(bad) <= MOST_BAD * look.looked_at:
+        # A bad time among a few that were looked at may be the only one of all.
+        most_bad = max(MOST_BAD * look.looked_at, min(1.0, MOST_BAD * look.times))
+        if bad and conf.bad_times == "skip" and len(bad) <= most_bad:
             findings.say(f"values: {share} and will be left out (data.bad_times: skip); the first: {bad[0]}")
         elif bad:
             findings.add(bad[0] if len(bad) == 1 else f"{bad[0]} ({share}; this is the first)")

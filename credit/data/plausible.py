@@ -30,6 +30,8 @@ _QUANTITY_LIMITS = {
     "geopotential": {"m2 s-2": (-1e5, 5e6)},
     "geopotential height": {"m": (-1e4, 5e5)},
 }
+# Per cent that call themselves a fraction are told by these; other units are not required to be them.
+_FRACTION_LIMITS = {"area fraction": {"1": (-0.01, 1.01), "%": (-1.0, 101.0)}}
 # by standard_name, and where a file has none by the usual short name
 _QUANTITIES = {
     "temperature": ("air_temperature", "surface_temperature", "sea_surface_temperature", "t", "t2m", "sst", "skt"),
@@ -40,6 +42,7 @@ _QUANTITIES = {
     "wind": ("eastward_wind", "northward_wind", "u", "v", "u10", "v10"),
     "geopotential": ("geopotential", "z"),
     "geopotential height": ("geopotential_height", "gh"),
+    "area fraction": ("land_area_fraction", "land_binary_mask", "sea_area_fraction", "sea_ice_area_fraction"),
 }  # fmt: skip
 _QUANTITY_OF = {name: quantity for quantity, names in _QUANTITIES.items() for name in names}
 _UNITS_OF_QUANTITIES = {unit for units in _QUANTITY_LIMITS.values() for unit in units}
@@ -81,7 +84,8 @@ _FILL_VALUES = (
     -99.0, -99.9, -99.99, -999.0, -999.9, -999.99, -9999.0, -9999.9, -99999.0, -999999.0, -9.99e8, -32767.0, -32768.0,
     -2147483647.0, -2147483648.0, -9223372036854775806.0, -1e20, 1e15, 1e20, 9.99e20, 9.999e20,
 )  # fmt: skip
-_PACKED_FILL_VALUES = (-32768.0, -32767.0, 32767.0, -9999.0, -999.0)
+# As packed integers. 32767 is not among them: it is where usual recipes of packing put the greatest value of a file.
+_PACKED_FILL_VALUES = (-32768.0, -32767.0, -9999.0, -999.0)
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,8 @@ class ValueRules:
         about: what has these limits, in words.
         fill_values: (F,) values that are not data where they stand apart from all others.
         tolerances: (F,) how exactly a value must be one of them.
+        num_unpacked: how many of `fill_values`, the first ones, a whole field may consist of; those of packed integers
+            must stand apart from values that differ.
         valid_range: least and greatest value that the config declares, in the units of the file; then all within is
             accepted, and all outside is missing.
         name: the variable, where the config can have options for it in ``data.fields``; else empty.
@@ -123,6 +129,7 @@ class ValueRules:
     about: str
     fill_values: np.ndarray
     tolerances: np.ndarray
+    num_unpacked: int
     valid_range: tuple[float, float] | None
     name: str
 
@@ -144,7 +151,7 @@ class ValueRules:
         with np.errstate(invalid="ignore"):
             suspects = (lowest < limits[:, 0]) | (highest > limits[:, 1])
             for extreme in (lowest, highest):
-                suspects |= (np.abs(extreme) >= _GREATEST) | self._is_fill(extreme)
+                suspects |= (np.abs(extreme) >= _GREATEST) | self._match_fill(extreme).any(axis=-1)
         for index in np.argwhere(suspects):
             place = tuple(int(number) for number in index)
             cells, is_fill = self._judge(values[place], limits[place[-1] % len(limits)])
@@ -177,10 +184,10 @@ class ValueRules:
                 )
         return f"{found}; {advice}"
 
-    def _is_fill(self, values: np.ndarray) -> np.ndarray:
-        """Return True where a value is one of the fill values."""
+    def _match_fill(self, values: np.ndarray) -> np.ndarray:
+        """Return which of the fill values each value is, (..., F) bool."""
         distance = np.abs(np.asarray(values, dtype=np.float64)[..., None] - self.fill_values)
-        return (distance <= self.tolerances).any(axis=-1)
+        return distance <= self.tolerances
 
     def _judge(self, field: np.ndarray, limits: np.ndarray) -> tuple[np.ndarray, bool]:
         """Return the cells (h, w) of a field that cannot be right, and whether they hold a fill value."""
@@ -204,7 +211,10 @@ class ValueRules:
         for extreme in (field[finite].min(), field[finite].max()):
             cells = finite & (field == extreme)
             others = field[finite & ~cells].astype(np.float64)
-            if not self._is_fill(extreme):
+            matches = self._match_fill(extreme)
+            if not matches.any():
+                continue
+            if not matches[: self.num_unpacked].any() and (not others.size or np.ptp(others) == 0.0):
                 continue
             if not others.size or np.abs(others - extreme).min() > np.ptp(others):
                 return cells
@@ -230,7 +240,7 @@ def build_rules(
         attributes: its units and standard_name, in the file.
         levels: of the values; None where they have none, or lie on other levels than the run's.
         level_units: of the levels.
-        packing: scale and offset of packed integers.
+        packing: scale and offset of packed integers in a file that declares no fill value; else None.
         file_range: from `read_file_range`.
         valid_range: ``data.fields.NAME.valid_range``, in the units of the run.
         conversion: from the units of the file to those of the run.
@@ -238,7 +248,7 @@ def build_rules(
     """
     units = plain(attributes.get("units", ""))
     quantity = _quantity_of(name, attributes)
-    known = units in _QUANTITY_LIMITS.get(quantity, {})
+    known = units in (_QUANTITY_LIMITS | _FRACTION_LIMITS).get(quantity, {})
     limits = np.array([_limits(quantity, units, _in_hpa(level, level_units)) for level in levels])
     about = f"{quantity} in {units}" if known else f"value in {units}"
     if file_range is not None:
@@ -248,8 +258,12 @@ def build_rules(
     tolerances = [np.abs(fill_values[0]) * 1e-6]
     if packing is not None:
         scale, offset = packing
-        fill_values.append(np.array(_PACKED_FILL_VALUES) * scale + offset)
-        tolerances.append(np.full(len(_PACKED_FILL_VALUES), 0.25 * abs(scale)))
+        unpacked = np.array(_PACKED_FILL_VALUES) * scale + offset
+        # Recipes of packing put the least value of a file at -32767 or -32768. Where that is 0, as that of rain and of
+        # snow, it is data, however rare other values are.
+        unpacked = unpacked[np.abs(unpacked) > 1.5 * abs(scale)]
+        fill_values.append(unpacked)
+        tolerances.append(np.full(len(unpacked), 0.25 * abs(scale)))
     if valid_range is not None and conversion is not None:
         valid_range = sorted((value - conversion.offset) / conversion.scale for value in valid_range)
     return ValueRules(
@@ -258,6 +272,7 @@ def build_rules(
         about=about,
         fill_values=np.concatenate(fill_values),
         tolerances=np.concatenate(tolerances),
+        num_unpacked=len(_FILL_VALUES),
         valid_range=tuple(valid_range) if valid_range is not None else None,
         name=name if has_options else "",
     )
@@ -268,8 +283,11 @@ def read_file_range(
 ) -> tuple[float, float] | None:
     """Return the range of values that a file declares (CF: valid_range, or valid_min and valid_max), None for none.
 
-    Integers of a packed variable are packed as well, so the netCDF User Guide; real numbers are values.
+    Integers of a packed variable are packed as well, so the netCDF User Guide; real numbers are values. With the
+    attribute _Unsigned the bounds are signed numbers that stand for unsigned ones, and are not used.
     """
+    if "_Unsigned" in attributes:
+        return None
     ends = np.atleast_1d(
         attributes.get("valid_range", [attributes.get(f"valid_{end}", np.nan) for end in ("min", "max")])
     )
@@ -308,14 +326,15 @@ def find_contradictions(fields_CHW: np.ndarray, reader: FieldReader, conf: DataC
         if channel.variable in found:
             continue
         attributes = reader.attributes.get(channel.variable, {})
-        message = _describe_units(channel.variable, attributes)
+        valid_range = conf.field(channel.variable).valid_range
+        message = _describe_units(channel.variable, attributes) if valid_range is None else None
         if message is None:
             rules = build_rules(
                 channel.variable,
                 attributes,
                 levels=[channel.level],
                 level_units=conf.level_units,
-                valid_range=conf.field(channel.variable).valid_range,
+                valid_range=valid_range,
             )
             implausible = rules.apply(field[None])[1]
             if implausible is not None:
@@ -332,13 +351,13 @@ def _quantity_of(name: str, attributes: Mapping[str, str]) -> str:
 def _describe_units(name: str, attributes: Mapping[str, str]) -> str | None:
     """Return what is wrong with units that measure another quantity; None for right ones and such as are not known."""
     quantity, units = _quantity_of(name, attributes), plain(attributes.get("units", ""))
-    if not quantity or units not in _UNITS_OF_QUANTITIES or units in _QUANTITY_LIMITS[quantity]:
+    if quantity not in _QUANTITY_LIMITS or units not in _UNITS_OF_QUANTITIES or units in _QUANTITY_LIMITS[quantity]:
         return None
     called = attributes.get("standard_name") or name
     return (
         f'{name}: its units are "{attributes["units"]}", but {called} is a {quantity} '
         f"({' or '.join(_QUANTITY_LIMITS[quantity])}); correct units or standard_name in the files, or "
-        "data.sources.N.rename"
+        f"data.sources.N.rename; or set data.fields.{name}.valid_range: [least, greatest] to read it as it is"
     )
 
 
@@ -363,7 +382,7 @@ def _limits(quantity: str, units: str, pressure: float | None) -> tuple[float, f
         if pressure <= _LOWEST_HPA:
             return 0.5 * height * gravity, 2.0 * height * gravity
         return (height - _HEIGHT_TOLERANCE) * gravity, (height + _HEIGHT_TOLERANCE) * gravity
-    known = _QUANTITY_LIMITS.get(quantity, {}).get(units)
+    known = (_QUANTITY_LIMITS | _FRACTION_LIMITS).get(quantity, {}).get(units)
     return known or _UNIT_LIMITS.get(units) or (-np.inf, np.inf)
 
 

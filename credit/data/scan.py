@@ -316,16 +316,20 @@ class _FileScanner:
             kept["units"] = field.units
             step *= abs(conversion.scale) if conversion else 1.0
         is_read = is_field and kind is None
-        if is_read:
+        # who declares a variable's range takes it as it is
+        if is_read and field.valid_range is None:
             require_units(want.serves, read, self._where)
         packing = (step_in_file, float(variable.encoding.get("add_offset", 0.0))) if step_in_file else None
+        # xarray moves to the encoding what it has decoded
+        declared = variable.encoding | variable.attrs
+        has_fill_value = not declared.keys().isdisjoint(("_FillValue", "missing_value"))
         rules = build_rules(
             want.name,
             read,
             levels=want.levels if want.levels is not None and column is None else (None,),
             level_units=self._conf.level_units,
-            packing=packing,
-            file_range=read_file_range(variable.attrs, packing),
+            packing=None if has_fill_value else packing,
+            file_range=read_file_range(declared, packing),
             valid_range=field.valid_range if is_read else None,
             conversion=conversion,
             has_options=is_read,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from credit.data.windows import Windows, build_windows
 from credit.errors import DataError
 from credit.grid import LatLonGrid
 from credit.times import Clock
+
+logger = logging.getLogger(__name__)
 
 # of the fields that are read at once; a time more or less does not tell beyond it
 _BYTES_AT_ONCE = 2**25
@@ -282,7 +285,7 @@ class Look:
     """A look at the values of a period.
 
     Attributes:
-        looked_at: number of times that were read.
+        looked_at: number of times that were read, at least one of each file.
         times: number of times of the period.
         bad: what is wrong, of each time whose fields are bad.
     """
@@ -297,9 +300,12 @@ def look_at_values(reader: SourceReader, first_minutes: int, last_minutes: int) 
     inside = np.flatnonzero((reader.times >= first_minutes) & (reader.times <= last_minutes))
     of_files = np.intersect1d(reader.times_of_files(), inside)
     most = max(_LEAST_LOOKED_AT, _BYTES_LOOKED_AT // (4 * len(reader.channels.stored) * math.prod(reader.grid.shape)))
-    chosen = _spread(of_files, most)
-    rest = _spread(np.setdiff1d(inside, chosen), most - len(chosen))
-    chosen = np.union1d(chosen, rest)
+    # each file may have units of its own, however many there are
+    rest = _spread(np.setdiff1d(inside, of_files), most - len(of_files))
+    chosen = np.union1d(of_files, rest)
+    logger.info(
+        "looking at the values of %d of %d times, %d of them to see each file", len(chosen), len(inside), len(of_files)
+    )
     bad: list[str] = []
     at_once = reader.times_at_once(_BYTES_AT_ONCE)
     bar = tqdm(total=len(chosen), desc="looking at values", unit="time", disable=len(chosen) < _TIMES_WITH_BAR or None)

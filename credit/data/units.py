@@ -21,16 +21,20 @@ _SPELLINGS = {
     "(0 - 1)": "1", "fraction": "1",
 }  # fmt: skip
 
-# a unit's name, its power
-_FACTOR = re.compile(r"([A-Za-z]+|1)(-?[0-9]+)?")
+# A unit's name with its power, or the number 1 alone; any other number is part of the unit and stays as it is.
+_FACTOR = re.compile(r"([A-Za-z]+)(-?[0-9]+)?|1")
+# The sign of a power after a name. After a number it must stay: 10**5 is not 105.
+_POWER_SIGN = re.compile(r"(?<=[A-Za-z])(\*\*|\^)")
+# A point that multiplies; one between two digits is decimal.
+_PRODUCT_SIGN = re.compile(r"(?<![0-9])\.|\.(?![0-9])|\*")
 
 
 def plain(units: str) -> str:
     """Return one spelling of units; products and quotients of plain powers become ``kg m-2 s-1``."""
-    text = " ".join(units.replace("**", "").replace("^", "").split())
+    text = " ".join(_POWER_SIGN.sub("", units).split())
     if text.lower() in _SPELLINGS:
         return _SPELLINGS[text.lower()]
-    parts = [part.replace(".", " ").replace("*", " ").split() for part in text.split("/")]
+    parts = [_PRODUCT_SIGN.sub(" ", part).split() for part in text.split("/")]
     factors = [_FACTOR.fullmatch(factor) for part in parts for factor in part]
     if not all(parts) or not all(factors):
         return text
@@ -38,11 +42,13 @@ def plain(units: str) -> str:
     for number, part in enumerate(parts):
         for position, factor in enumerate(part):
             name, power = _FACTOR.fullmatch(factor).groups()
+            if name is None:
+                continue
             # what follows a solidus directly is divided by
             divides = number > 0 and position == 0
             power = int(power or 1) * (-1 if divides else 1)
             powers.append(name if power == 1 else f"{name}{power}")
-    text = " ".join(power for power in powers if power != "1") or "1"
+    text = " ".join(powers) or "1"
     return _SPELLINGS.get(text.lower(), text)
 
 

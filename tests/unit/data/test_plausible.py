@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import netCDF4
 import numpy as np
 import pytest
 
-from credit.data.plausible import build_rules, read_file_range, require_units
+from credit.data.plausible import build_rules, find_contradictions, read_file_range, require_units
+from credit.data.sources import open_sources
 from credit.data.units import Conversion
 from credit.errors import DataError
+from tests.unit.data.files_on_the_fly import make_config, write_file
 
 
 def look(name: str, units: str, values: object, level: float | None = None, standard_name: str = "") -> str:
@@ -47,6 +52,13 @@ def about(mean: float) -> list[float]:
         ("u10", "m s-1", -0.3, None, ""),
         ("theta", "K", 1.8e5, None, "air_potential_temperature"),
         ("cape", "J kg-1", 6000.0, None, ""),
+        # fractions, slightly out of range after packing; in other units, without a standard_name
+        ("lsm", "1", 1.0, None, "land_binary_mask"),
+        ("lsm", "(0 - 1)", 0.5, None, "land_area_fraction"),
+        ("ci", "%", 99.0, None, "sea_ice_area_fraction"),
+        ("ci", "K", 50.0, None, "sea_ice_area_fraction"),
+        ("ci", "", 50.0, None, "sea_ice_area_fraction"),
+        ("lsm", "1", 50.0, None, ""),
         # not known: units, quantity
         ("t2m", "furlong", 3.0, None, ""),
         ("tp", "K", 3.0, None, ""),
@@ -76,6 +88,10 @@ def test_what_can_be_right(name: str, units: str, mean: float, level: float | No
         ("z", "m", 5500.0, 500, ""),
         ("temperature", "Pa", 250.0, 500, "air_temperature"),
         ("n", "m-3", 9.96921e36, None, ""),
+        ("lsm", "1", 100.0, None, "land_area_fraction"),
+        ("lsm", "(0 - 1)", 100.0, None, "land_binary_mask"),
+        ("ci", "1", 1.1, None, "sea_ice_area_fraction"),
+        ("ci", "%", -30.0, None, "sea_area_fraction"),
     ],
 )
 def test_what_cannot(name: str, units: str, mean: float, level: float | None, standard_name: str) -> None:
@@ -115,6 +131,43 @@ def test_a_fill_value_of_packed_integers_stands_apart() -> None:
     assert rules.apply(field[..., :1])[1] is None
 
 
+@pytest.mark.parametrize("lowest", [-32767, -32768])
+@pytest.mark.parametrize(
+    "packed",
+    [
+        # no rain at all, in one cell, the most of the file in one cell, in two cells
+        [0, 0, 0, 0], [0, 0, 0, 900], [0, 0, 0, 65534], [0, 0, 900, 910],
+    ],
+)  # fmt: skip
+def test_the_least_value_of_packed_rain_is_data(lowest: int, packed: list[int]) -> None:
+    """NCO packs the least value of a file as -32767, the usual recipe of Python as -32768."""
+    scale = 0.001
+    rules = build_rules("tp", {"units": "m"}, packing=(scale, -lowest * scale))
+    field = np.array(packed, dtype=np.float32).reshape(1, 2, 2) * scale
+    assert rules.apply(field)[1] is None
+
+
+def test_the_ends_of_a_packed_range_are_data() -> None:
+    rules = build_rules("x", {}, packing=(0.01, 250.0))
+    for values in ([280.0, 280.5, 281.0, 32767 * 0.01 + 250.0], [-32767 * 0.01 + 250.0] * 4):
+        assert rules.apply(np.array(values).reshape(1, 2, 2))[1] is None
+
+
+def test_a_packed_file_that_declares_its_fill_value(tmp_path: Path) -> None:
+    """The declared one is missing; no other integer is taken for a fill value."""
+    values = np.full((4, 8, 16), 280.0)
+    values[:, 0, :8] = 281.0
+    values[1, 2, 3] = -999 * 0.01 + 280.0
+    path = write_file(tmp_path / "a.nc", {"x": values}, packed={"x": 0.01})
+    fields = open_sources(make_config(path, p2=["x"])).read(1)
+    assert fields[0, 2, 3] == pytest.approx(270.01, abs=1e-3)
+    with netCDF4.Dataset(path, "a") as file:
+        file["x"].set_auto_maskandscale(False)
+        file["x"][0, 5, 5] = -32767
+    with pytest.raises(DataError, match="missing"):
+        open_sources(make_config(path, p2=["x"])).read(0)
+
+
 def test_each_level_has_its_limits() -> None:
     rules = build_rules("z", {"units": "m2 s-2"}, levels=[850, 500, 10])
     fields = np.stack([np.full((2, 2), value, np.float32) for value in (14000, 54000, 300000)])
@@ -133,6 +186,7 @@ def test_each_level_has_its_limits() -> None:
         ({"valid_max": np.float32(7)}, None, (-np.inf, 7.0)),
         ({"valid_range": np.array([-100, 100], np.int16)}, (0.5, 10.0), (-40.0, 60.0)),
         ({"valid_range": np.array([-100.0, 100.0], np.float32)}, (0.5, 10.0), (-100.0, 100.0)),
+        ({"valid_range": np.array([0, -2], np.int16), "_Unsigned": "true"}, (0.5, 10.0), None),
         ({"valid_range": "0, 50"}, None, None),
         ({"valid_range": [1.0, 2.0, 3.0]}, None, None),
     ],
@@ -161,3 +215,27 @@ def test_a_declared_range_decides_alone() -> None:
     assert wrong is None
     np.testing.assert_array_equal(values, [[[280.0, np.nan], [-500.0, np.nan]]])
     assert field[0, 0, 1] > 1e36, "what is given is not written to"
+
+
+def test_a_range_of_unsigned_integers_is_not_used(tmp_path: Path) -> None:
+    values = np.linspace(200.0, 330.0, 4 * 8 * 16).reshape(4, 8, 16)
+    path = write_file(tmp_path / "a.nc", {"x": values}, packed={"x": 0.01})
+    with netCDF4.Dataset(path, "a") as file:
+        file["x"].setncatts({"_Unsigned": "true", "add_offset": 0.0, "valid_range": np.array([0, -2], np.int16)})
+        file["x"].set_auto_maskandscale(False)
+        file["x"][:] = np.round(values / 0.01).astype(np.uint16).view(np.int16)
+    read = open_sources(make_config(path, p2=["x"])).read(3)[0]
+    np.testing.assert_allclose(read, values[3], atol=0.006)
+
+
+def test_a_declared_range_accepts_units_of_another_quantity(tmp_path: Path) -> None:
+    """Heights that are called z and have no standard_name; the message names the way out."""
+    heights = np.random.default_rng(0).normal(5500.0, 100.0, (4, 1, 8, 16))
+    path = write_file(tmp_path / "a.nc", {"z": heights}, levels=[500.0], attributes={"z": {"units": "gpm"}})
+    options = {"p3": ["z"], "levels": [500.0]}
+    with pytest.raises(DataError, match=r'units are "gpm", but z is a geopotential.*data\.fields\.z\.valid_range'):
+        open_sources(make_config(path, **options))
+    conf = make_config(path, **options, fields={"z": {"valid_range": [4000.0, 7000.0]}})
+    reader = open_sources(conf)
+    np.testing.assert_allclose(reader.read(2)[0], heights[2, 0], rtol=1e-6)
+    assert find_contradictions(reader.read(2), reader, conf, "then") == []

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from credit.data.preprocess import preprocess
 from credit.data.reader import open_reader
 from credit.data.sources import open_sources
-from credit.data.units import Conversion, find_conversion, plain
+from credit.data.units import Conversion, find_conversion, is_same_unit, plain
 from credit.errors import ConfigError, DataError
 from tests.unit.data.files_on_the_fly import make_config, random_fields, write_file
 
@@ -77,6 +77,8 @@ def test_what_cannot_be_converted(have: str, wanted: str, kind: type, message: s
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cf_units", None)
     assert find_conversion("K", "K", "t", "a.nc") is None
+    # docs/data.md says which spellings need it
+    assert is_same_unit("m2 s-2", "J kg-1") and not is_same_unit("m2 s-2", "N m kg-1")
     with pytest.raises(ConfigError, match=r"a.nc: t is in .*data.fields.t.units.*cf-units.*pip install .*\[units\]"):
         find_conversion("degC", "K", "t", "a.nc")
 
@@ -115,6 +117,35 @@ def test_two_spellings_of_one_unit_are_one(tmp_path: Path, one: str, other: str)
     reader = open_sources(make_config(paths, p2=["x"]))
     assert len(reader.times) == 8 and reader.attributes["x"]["units"] == one
     assert find_conversion(one, other, "x", "a.nc") is None
+
+
+@pytest.mark.parametrize(
+    ("units", "expected"),
+    [
+        ("1", "1"), ("1/s", "s-1"), ("1 hPa", "hPa"), ("m2 s-2", "m2 s-2"), ("m**2 s**-2", "m2 s-2"),
+        ("m^2/s^2", "m2 s-2"), ("m2*s-2", "m2 s-2"), ("kg/m2/s", "kg m-2 s-1"), ("J kg**-1", "m2 s-2"),
+        ("1e-3 kg", "1e-3 kg"), ("10 hPa", "10 hPa"), ("1000 hPa", "1000 hPa"), ("10**5 Pa", "10**5 Pa"),
+        ("1.1 m", "1.1 m"), ("100 m", "100 m"), ("(0 - 1)", "1"), ("%", "%"),
+    ],
+)  # fmt: skip
+def test_one_spelling_keeps_numbers(units: str, expected: str) -> None:
+    assert plain(units) == expected
+
+
+def test_unusual_spellings_are_compared_by_udunits() -> None:
+    assert is_same_unit("m2 s-2", "N m kg-1")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "scale"),
+    [
+        ("1000 hPa", "100 hPa", 10.0), ("100 m", "1000 m", 0.1), ("10^5 Pa", "105 Pa", 1e5 / 105),
+        ("10 hPa", "hPa", 10.0), ("1.1 m", "m", 1.1), ("1e-3 kg", "kg", 1e-3), ("10**5 Pa", "hPa", 1e3),
+    ],
+)  # fmt: skip
+def test_units_that_differ_by_a_number_are_converted(one: str, other: str, scale: float) -> None:
+    assert not is_same_unit(one, other)
+    assert find_conversion(one, other, "x", "a.nc").scale == pytest.approx(scale, rel=1e-6)
 
 
 @pytest.mark.parametrize(("one", "other"), [("m2 s-2", "m2 s-1"), ("W/m2", "W m2"), ("K", "degC"), ("10-6", "1e-6")])
