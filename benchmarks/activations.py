@@ -27,7 +27,7 @@ from credit.models.wxformer.attention import TransformerLayer
 from credit.models.wxformer.decoder import Decoder
 from credit.models.wxformer.embed import CrossScaleEmbedding
 from credit.models.wxformer.spectral_norm import SpectralNorm
-from credit.parallel.activation import checkpoint_blocks
+from credit.parallel.activation_checkpoint import checkpoint_blocks
 from credit.parallel.reduce import local_part
 from credit.parallel.tensor_parallel import apply_tensor_parallel
 

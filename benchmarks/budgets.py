@@ -20,9 +20,9 @@ from torch import nn
 
 from credit.config.load import build_config, read_yaml
 from credit.grid import LatLonGrid
-from credit.train.assemble import build_stepper
+from credit.train.build import build_stepper
+from credit.train.build_model import build_network
 from credit.train.dry_run import blank_assets
-from credit.train.network import build_network
 
 FLUXES = ["tsr", "ttr", "ssr", "str", "sshf", "slhf"]
 AIR = {"surface_pressure": "sp"}

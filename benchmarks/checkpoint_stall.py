@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from credit.train.checkpoint import Retention
-from credit.train.store import CheckpointStore
+from credit.train.checkpoint.async_writer import CheckpointStore
+from credit.train.checkpoint.checkpoint import Retention
 
 WIDTH = 768
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from credit.hpc.plan_trace import collective_of
+from credit.hpc.planner.trace import collective_of
 
 
 class CollectiveCounter(TorchDispatchMode):

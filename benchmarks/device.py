@@ -58,17 +58,17 @@ def build_step(
 ) -> tuple[Callable[[], object], int, float | None, float | None]:
     """Return what takes a step, its samples, its TFLOP and the seconds of these at the device's peak, where known."""
     from credit.cli.plan import build_grid, load_without_places
-    from credit.data.batch import Batch
-    from credit.hpc.gpus import reported_peaks
-    from credit.models.hardware import keep_freed_memory
+    from credit.data.samples.batch import Batch
+    from credit.hpc.planner.gpus import reported_peaks
+    from credit.models.device_paths import keep_freed_memory
     from credit.models.initialise import initial_values
     from credit.parallel.materialise import fill_
     from credit.parallel.mesh import RunMesh
-    from credit.train import assemble
-    from credit.train.cost import NetworkCost
+    from credit.train import build
+    from credit.train.build_model import allocate_network
     from credit.train.dry_run import blank_assets
     from credit.train.ema import WeightAverage
-    from credit.train.network import allocate_network
+    from credit.train.monitor.flops import NetworkCost
     from credit.train.optim import build_optimizer
 
     keep_freed_memory(device)
@@ -76,11 +76,11 @@ def build_step(
     assets = blank_assets(conf, build_grid(grid), {})
     model, autocast = allocate_network(conf, assets, RunMesh(), device)
     fill_(model, initial_values(model, conf.seed))
-    stepper = assemble.build_stepper(conf, assets, model.train(), device, autocast)
-    loss, steps = assemble.build_run_loss(conf, assets, device), conf.data.forecast_len
+    stepper = build.build_stepper(conf, assets, model.train(), device, autocast)
+    loss, steps = build.build_run_loss(conf, assets, device), conf.data.forecast_len
     optimizer = build_optimizer(model, conf.trainer)
     average = WeightAverage(model, conf.trainer.ema_decay) if conf.trainer.use_ema else None
-    step = assemble.build_step(conf, stepper, loss, optimizer, average, lambda _: steps, 0)
+    step = build.build_step(conf, stepper, loss, optimizer, average, lambda _: steps, 0)
     samples, frames, cells = conf.trainer.train_batch_size, conf.data.history_len, assets.grid.shape
     channels = {name: len(assets.channels.group(name)) for name in ("prognostic", "dynamic_forcing")}
     batch = Batch(

@@ -25,13 +25,13 @@ import xarray as xr
 
 from credit.config import load_config
 from credit.config.schema_data import DataConfig, PreprocessConfig
-from credit.data.dataset import ForecastDataset
-from credit.data.frames import Frames
-from credit.data.loader import Loader
-from credit.data.preprocess import preprocess
 from credit.data.reader import FieldReader, open_reader
+from credit.data.samples.dataset import ForecastDataset
+from credit.data.samples.frames import Frames
+from credit.data.samples.loader import Loader
 from credit.data.splits import Split, initial_times
-from credit.train.feed import BatchFeed
+from credit.data.store.preprocess import preprocess
+from credit.train.prefetch import BatchFeed
 
 CONFIG = Path(__file__).parents[1] / "config" / "speedy_5p6deg.yml"
 ROUNDS = 5

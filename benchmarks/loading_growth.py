@@ -26,13 +26,13 @@ import zarr
 from loading import configure, ours, whole
 
 from credit.config.schema_data import DataConfig, PreprocessConfig
-from credit.data.dataset import ForecastDataset
-from credit.data.frames import Frames
-from credit.data.preprocess import preprocess
 from credit.data.reader import FieldReader, open_reader
-from credit.data.sources import open_sources
+from credit.data.samples.dataset import ForecastDataset
+from credit.data.samples.frames import Frames
+from credit.data.sources.source_reader import open_sources
 from credit.data.splits import initial_times
-from credit.data.store import open_store
+from credit.data.store.preprocess import preprocess
+from credit.data.store.store_reader import open_store
 
 ROUNDS, SAMPLES = 5, 100
 FILES = (4, 40, 400, 1500)

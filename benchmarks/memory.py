@@ -18,10 +18,10 @@ from networks import PUBLISHED
 from credit.config.schema_trainer import ParallelismConfig, TrainerConfig
 from credit.models.initialise import initial_values
 from credit.models.registry import build_model
-from credit.parallel.apply import parallelize
-from credit.parallel.launch import process_group, read_launch
 from credit.parallel.materialise import allocate_, fill_, require_filled
 from credit.parallel.mesh import RunMesh, build_mesh, plan_degrees
+from credit.parallel.parallelize import parallelize
+from credit.parallel.process_info import process_group, read_launch
 from credit.parallel.reduce import local_part
 from credit.train.optim import build_optimizer
 

@@ -33,21 +33,21 @@ import torch
 from options import add_counts, positive
 from wxformer import build_ours
 
+from credit.calendar import Clock
 from credit.channels import ChannelMap
 from credit.cli.environment import set_environment
 from credit.config import build_config
 from credit.data.normalize import Normalizer
-from credit.data.statistics import Statistics
-from credit.forecast.background import BackgroundWriter
+from credit.data.store.statistics import Statistics
+from credit.forecast.io.async_writer import BackgroundWriter
+from credit.forecast.io.forecast_writer import ForecastWriter
 from credit.forecast.online import OnlineForecasts
-from credit.forecast.run import forecast, inferred, starts_of
-from credit.forecast.step import Stepper
-from credit.forecast.writer import ForecastWriter
+from credit.forecast.rollout import forecast, inferred, starts_of
+from credit.forecast.stepper import Stepper
 from credit.grid import LatLonGrid
-from credit.models.hardware import keep_freed_memory
-from credit.models.wxformer.frozen import freeze
-from credit.times import Clock
-from credit.verify.scoring import score_forecasts
+from credit.models.device_paths import keep_freed_memory
+from credit.models.wxformer.inference import freeze
+from credit.verify.scorer import score_forecasts
 
 STEP = 360
 BARE, ALONE, SCORED = "bare network", "forecast alone", "scored beside the baselines"

@@ -53,7 +53,7 @@ def loop(arguments: list[str], steps: int) -> dict[str, float]:
 
     from credit.train import step
     from credit.train.ema import WeightAverage
-    from credit.train.feed import BatchFeed
+    from credit.train.prefetch import BatchFeed
     from credit.train.trainer import Trainer
 
     clock, began, found = Clock(), [0.0], {}

@@ -28,10 +28,10 @@ from credit.models.registry import build_model
 from credit.models.wxformer import spectral_norm
 from credit.models.wxformer.attention import Attention, FeedForward, TransformerLayer
 from credit.models.wxformer.model import EncoderStage
-from credit.parallel.apply import parallelize
-from credit.parallel.launch import process_group, read_launch
 from credit.parallel.materialise import allocate_, fill_
 from credit.parallel.mesh import RunMesh, build_mesh, plan_degrees
+from credit.parallel.parallelize import parallelize
+from credit.parallel.process_info import process_group, read_launch
 from credit.parallel.reduce import gradient_norm, local_part
 from credit.train.optim import build_optimizer
 

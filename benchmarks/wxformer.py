@@ -85,7 +85,7 @@ def measure(who: str, mode: str, dtype: str, steps: int, size: str = "starter") 
     if who == "ours":
         prepare(model, mode, dtype)
     if mode == "checkpoint":
-        from credit.parallel.activation import checkpoint_blocks
+        from credit.parallel.activation_checkpoint import checkpoint_blocks
 
         checkpoint_blocks(model, True)
     arm = _times_spectral_norm(model) if mode in ROLLOUTS else lambda: None
@@ -93,7 +93,7 @@ def measure(who: str, mode: str, dtype: str, steps: int, size: str = "starter") 
     def loss() -> Tensor:
         if mode not in ROLLOUTS:
             return mean_square(model(x), target)
-        from credit.models.recall import recalling
+        from credit.models.recompute_cache import recalling
 
         again = mode == "rollout"
         first = checkpoint(model, x, use_reentrant=False, context_fn=recalling) if again else model(x)
@@ -131,8 +131,8 @@ def mean_square(y: Tensor, target: Tensor) -> Tensor:
 
 def prepare(model: nn.Module, mode: str, dtype: str) -> None:
     """Do what `credit train` and `credit rollout` do before the first step."""
-    from credit.models.hardware import keep_freed_memory
-    from credit.models.wxformer.frozen import freeze
+    from credit.models.device_paths import keep_freed_memory
+    from credit.models.wxformer.inference import freeze
 
     keep_freed_memory(torch.device("cpu"))
     if mode == "eval":

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 GROUPS = ("prognostic", "diagnostic", "dynamic_forcing", "static")
 INPUT_GROUPS = ("prognostic", "dynamic_forcing", "static")
-# computed from time and place instead of being read; credit.data.forcing computes each
+# computed from time and place instead of being read; credit.data.samples.forcing computes each
 COMPUTED_DYNAMIC = ("toa_incident_solar_radiation", "sin_year", "cos_year", "sin_day", "cos_day")
 COMPUTED_STATIC = ("sin_latitude", "sin_longitude", "cos_longitude")
 # what can be derived from other variables -> what it is made of -> the variable that this is by default

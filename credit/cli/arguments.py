@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from credit.paths import expand_home
+from credit.utils.paths import expand_home
 
 
 def path_argument(text: str) -> str:

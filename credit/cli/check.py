@@ -10,7 +10,7 @@ from credit.cli.arguments import add_config_arguments
 
 if TYPE_CHECKING:
     from credit.cli.check_data import DataFound
-    from credit.cli.findings import Findings
+    from credit.cli.check_report import Findings
     from credit.config import Config
     from credit.parallel.mesh import Degrees
     from credit.train.dry_run import Tried
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from credit.config import load_config
     from credit.errors import ConfigError
-    from credit.parallel.launch import read_launch
+    from credit.parallel.process_info import read_launch
 
     if arguments.world_size is not None and arguments.world_size < 1:
         raise ConfigError(f"--world-size: {arguments.world_size} must be at least 1")
@@ -83,6 +83,7 @@ def check(
     """
     from credit.cli.check_data import look_at_data
     from credit.cli.check_others import open_others
+    from credit.cli.check_report import Findings
     from credit.cli.check_run import (
         check_folder,
         check_length,
@@ -93,7 +94,6 @@ def check(
         plan_ranks,
     )
     from credit.cli.check_settings import check_ensemble, check_forecasts, check_training
-    from credit.cli.findings import Findings
 
     findings = Findings(say)
     check_folder(config, findings)
@@ -121,7 +121,7 @@ def check(
 def _check_what_is_left(path: str, overrides: Sequence[str]) -> list[str]:
     """Check the data of a config that has wrong keys elsewhere; those keys are known already."""
     from credit.cli.check_data import look_at_data
-    from credit.cli.findings import Findings
+    from credit.cli.check_report import Findings
     from credit.config.load import apply_overrides, build_config, read_yaml
     from credit.errors import ConfigError
 

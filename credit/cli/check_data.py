@@ -7,22 +7,22 @@ from pathlib import Path
 
 import numpy as np
 
+from credit.calendar import Clock
 from credit.channels import ChannelMap
+from credit.cli.check_report import Findings
 from credit.cli.check_store import check_store
-from credit.cli.findings import Findings
 from credit.config.schema_data import DataConfig
-from credit.data.contributions import Contribution, list_contributions
-from credit.data.files import OpenFiles
-from credit.data.frames import Frames
-from credit.data.plausible import find_contradictions
-from credit.data.preprocess import MOST_BAD
-from credit.data.problems import Problems
+from credit.data.error_collector import Problems
+from credit.data.formats.files import OpenFiles
+from credit.data.formats.unit_checks import find_contradictions
 from credit.data.reader import FieldReader
-from credit.data.scan import Scan, scan_sources
-from credit.data.sources import SourceReader, look_at_values, open_sources
+from credit.data.samples.frames import Frames
+from credit.data.sources.contributions import Contribution, list_contributions
+from credit.data.sources.source_index import Scan, scan_sources
+from credit.data.sources.source_reader import SourceReader, look_at_values, open_sources
 from credit.data.splits import Split, build_splits, describe_cover, describe_gaps, require_samples
+from credit.data.store.preprocess import MOST_BAD
 from credit.grid import LatLonGrid
-from credit.times import Clock
 
 _HIGHEST_HPA = 1100.0
 

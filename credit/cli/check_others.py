@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from credit.calendar import Clock
 from credit.cli.check_data import DataFound
-from credit.cli.findings import Findings
+from credit.cli.check_report import Findings
 from credit.config import Config
 from credit.errors import DataError
-from credit.forecast.archive import ForecastArchive, open_other_forecasts
-from credit.times import Clock
+from credit.forecast.io.forecast_reader import ForecastArchive, open_other_forecasts
 from credit.verify.cases import call, common_cases, common_leads, lacking_channels, require_comparable
 
 

@@ -10,31 +10,31 @@ from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
+from credit.calendar import format_duration, parse_duration
 from credit.cli.check_data import DataFound
-from credit.cli.findings import Findings
+from credit.cli.check_report import Findings
 from credit.config import Config
-from credit.data.climatology_fit import plan_fit
-from credit.data.climatology_store import bytes_of, difference
-from credit.data.loader import PositionSampler
-from credit.data.preprocess import bytes_needed, times_within
-from credit.data.sources import SourceReader
+from credit.data.climatology.fit import plan_fit
+from credit.data.climatology.stored import bytes_of, difference
+from credit.data.samples.loader import PositionSampler
+from credit.data.sources.source_reader import SourceReader
 from credit.data.splits import require_unseen
+from credit.data.store.preprocess import bytes_needed, times_within
 from credit.errors import ConfigError
 from credit.hpc.cluster import load_cluster
 from credit.hpc.job import Job, build_job
 from credit.hpc.script import render
 from credit.models.lora import base_state, saved_state
-from credit.parallel.launch import read_launch
 from credit.parallel.mesh import Degrees, RunMesh, plan_degrees
-from credit.times import format_duration, parse_duration
-from credit.train import checkpoint
+from credit.parallel.process_info import read_launch
 from credit.train.assets import Assets
-from credit.train.continuation import find_start, find_weights, require_same_run, take_over
+from credit.train.checkpoint import checkpoint
+from credit.train.checkpoint.external_weights import adopt_assets, read_state_file
+from credit.train.checkpoint.resume import find_start, find_weights, require_same_run, take_over
 from credit.train.dry_run import Tried, blank_assets
 from credit.train.fine_tuning import find_base
-from credit.train.foreign import adopt_assets, read_state_file
+from credit.train.monitor.run_files import last_rows, read_status
 from credit.train.optim import forecast_len_at
-from credit.train.record import last_rows, read_status
 
 # of metrics.jsonl's last rows, so many tell the speed
 _SPEED_ROWS = 200

@@ -8,33 +8,33 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
+from credit.calendar import format_duration
 from credit.channels import figure_channels
 from credit.cli.check_data import DataFound
 from credit.cli.check_others import Planned, check_others
-from credit.cli.findings import Findings
+from credit.cli.check_report import Findings
 from credit.config import Config
 from credit.config.schema_forecast import InitialTimesConfig
-from credit.data.climatology_file import load_climatology
-from credit.data.climatology_fit import plan_fit
-from credit.data.run_grid import load_grid
+from credit.data.climatology.file import load_climatology
+from credit.data.climatology.fit import plan_fit
+from credit.data.formats.run_grid import load_grid
 from credit.errors import ConfigError
-from credit.forecast.ensemble import enable_dropout
+from credit.forecast.ensemble.feature_noise import find_blocks
+from credit.forecast.ensemble.perturbations import enable_dropout
 from credit.forecast.initial_times import choose_leads, every_minutes, find_initial_times
-from credit.forecast.layout import build_layout
-from credit.forecast.noise import find_blocks
-from credit.forecast.products import Products
-from credit.forecast.writer import require_alike
-from credit.installation import install_command
+from credit.forecast.io.diagnostics import Products
+from credit.forecast.io.forecast_writer import require_alike
+from credit.forecast.io.schema import build_layout
 from credit.losses import build_loss
-from credit.times import format_duration
-from credit.train.assemble import require_monitor
 from credit.train.assets import LEAST_CLIMATOLOGY_MINUTES
-from credit.train.checkpoint import no_such_checkpoint
-from credit.train.early_view import plan_early_view
+from credit.train.build import require_monitor
+from credit.train.checkpoint.checkpoint import no_such_checkpoint
+from credit.train.monitor.preview import plan_early_view
 from credit.train.optim import build_optimizer
+from credit.utils.installation import install_command
 from credit.verify.cases import cases_with_truth
-from credit.verify.limits import find_events, find_precipitation
-from credit.verify.regions import region_weights, scored_regions
+from credit.verify.scores.thresholds import find_events, find_precipitation
+from credit.verify.statistics.regions import region_weights, scored_regions
 
 
 def check_training(config: Config, found: DataFound, findings: Findings) -> None:

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
     from credit.errors import CheckpointError, ConfigError
-    from credit.train.checkpoint import list_checkpoints
+    from credit.train.checkpoint.checkpoint import list_checkpoints
 
     for name in ("keep_last", "keep_every"):
         value = getattr(arguments, name)
@@ -47,7 +47,7 @@ def _list(folder: Path, found: list[Path], arguments: argparse.Namespace) -> int
     import json
     from datetime import datetime
 
-    from credit.train.checkpoint import step_of
+    from credit.train.checkpoint.checkpoint import step_of
 
     links = {name: (folder / name).resolve() for name in ("latest", "best")}
     print(f"{'step':>10} {'size':>10}  {'written (UTC)':17} {'best so far':>12}  links")
@@ -65,7 +65,7 @@ def _list(folder: Path, found: list[Path], arguments: argparse.Namespace) -> int
 
 
 def _verify(folder: Path, found: list[Path], arguments: argparse.Namespace) -> int:
-    from credit.train.checkpoint import find_damage
+    from credit.train.checkpoint.checkpoint import find_damage
 
     damaged = 0
     for path in found:
@@ -78,8 +78,8 @@ def _verify(folder: Path, found: list[Path], arguments: argparse.Namespace) -> i
 def _prune(folder: Path, found: list[Path], arguments: argparse.Namespace) -> int:
     from contextlib import nullcontext
 
-    from credit.train.checkpoint import Retention, prune
-    from credit.train.presence import Presence
+    from credit.train.checkpoint.checkpoint import Retention, prune
+    from credit.train.monitor.run_lock import Presence
 
     keep = Retention(arguments.keep_last, arguments.keep_every)
     with nullcontext() if arguments.dry_run else Presence(arguments.save_loc):

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from credit.config import load_config
     from credit.errors import ConfigError
-    from credit.train.convert import DEFAULT_RENAME, PublishedFiles, export_weights, import_checkpoint
+    from credit.train.checkpoint.convert import DEFAULT_RENAME, PublishedFiles, export_weights, import_checkpoint
 
     overrides = list(arguments.overrides)
     if arguments.levels:

@@ -36,8 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     from credit.cli.doctor_sections import Patient, write_report
     from credit.errors import ConfigError
-    from credit.installation import find_conflicts
-    from credit.parallel.launch import read_launch
+    from credit.parallel.process_info import read_launch
+    from credit.utils.installation import find_conflicts
 
     with suppress(ConfigError):
         if not read_launch().is_main:

@@ -23,15 +23,15 @@ import torch
 import yaml
 
 from credit import __version__
-from credit.cli.masking import HIDDEN, is_secret, mask, mask_values
+from credit.cli.redact import HIDDEN, is_secret, mask, mask_values
 from credit.config import Config, load_config
 from credit.config.load import apply_overrides, read_yaml
 from credit.errors import ConfigError, CreditError
-from credit.installation import describe_installation, find_conflicts
-from credit.parallel.launch import read_launch
 from credit.parallel.mesh import RunMesh, plan_degrees
-from credit.train import checkpoint
-from credit.train.record import last_rows, tail
+from credit.parallel.process_info import read_launch
+from credit.train.checkpoint import checkpoint
+from credit.train.monitor.run_files import last_rows, tail
+from credit.utils.installation import describe_installation, find_conflicts
 
 _PACKAGES = ("torch", "numpy", "xarray", "zarr", "netCDF4", "cftime", "dask", "pydantic", "safetensors", "einops",
              "triton", "nvidia-nccl-cu12", "nvidia-cudnn-cu12")  # fmt: skip

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from credit.config import Config
-    from credit.data.batch import Batch
+    from credit.data.samples.batch import Batch
     from credit.grid import LatLonGrid
-    from credit.hpc.plan_mesh import Checkpointing
+    from credit.hpc.planner.mesh import Checkpointing
     from credit.parallel.mesh import RunMesh
     from credit.train.assets import Assets
 
@@ -38,7 +38,7 @@ _COARSE = "8x16"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add CONFIG, overrides and the machine."""
-    from credit.hpc.gpus import gpu_names
+    from credit.hpc.planner.gpus import gpu_names
 
     add_config_arguments(parser)
     parser.add_argument("--world-size", type=int, required=True, metavar="N", help="GPUs, one a rank")
@@ -51,10 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
-    from credit.hpc.gpus import find_gpu
-    from credit.hpc.plan import make_plan
-    from credit.hpc.plan_mesh import Run
-    from credit.hpc.plan_report import describe, to_dict
+    from credit.hpc.planner.gpus import find_gpu
+    from credit.hpc.planner.mesh import Run
+    from credit.hpc.planner.plan import make_plan
+    from credit.hpc.planner.report import describe, to_dict
 
     gpu = find_gpu(arguments.gpu, arguments.per_node, arguments.network)
     with _only_warnings():
@@ -86,11 +86,11 @@ def gather(path: str, overrides: Sequence[str], grid: str | None) -> tuple[Confi
     """
     import numpy as np
 
+    from credit.calendar import Clock
     from credit.config import load_config
     from credit.data.splits import build_splits, require_samples
-    from credit.times import Clock
     from credit.train.dry_run import blank_assets
-    from credit.train.fields import open_fields
+    from credit.train.open_data import open_fields
 
     if grid is not None:
         config = load_without_places(path, overrides)
@@ -142,12 +142,12 @@ def build_grid(text: str) -> LatLonGrid:
 
 
 class RunRehearsal:
-    """The run's own network and training step, for `credit.hpc.plan_mesh`."""
+    """The run's own network and training step, for `credit.hpc.planner.mesh`."""
 
     def __init__(self, config: Config, assets: Assets) -> None:
         import torch
 
-        from credit.train.assemble import build_run_loss
+        from credit.train.build import build_run_loss
         from credit.train.dry_run import blank_assets
 
         self._config, self._assets = config, assets
@@ -155,10 +155,10 @@ class RunRehearsal:
         self._coarse_loss = build_run_loss(config, blank_assets(config, build_grid(_COARSE), {}), torch.device("cpu"))
 
     def network(self, mesh: RunMesh, sharded: bool, checkpointing: Checkpointing) -> tuple[nn.Module, bool]:
-        """See `credit.hpc.plan_mesh.Rehearsal`."""
+        """See `credit.hpc.planner.mesh.Rehearsal`."""
         import torch
 
-        from credit.train.network import allocate_network
+        from credit.train.build_model import allocate_network
 
         trainer = self._config.trainer
         parallelism = trainer.parallelism if sharded else trainer.parallelism.model_copy(update={"data": "none"})
@@ -169,10 +169,10 @@ class RunRehearsal:
     def start(
         self, model: nn.Module, autocast: bool, rollout: int, micro_steps: int
     ) -> tuple[torch.optim.Optimizer, Callable[[Callable[[], None]], object]]:
-        """See `credit.hpc.plan_mesh.Rehearsal`."""
+        """See `credit.hpc.planner.mesh.Rehearsal`."""
         import torch
 
-        from credit.train.assemble import build_stepper
+        from credit.train.build import build_stepper
         from credit.train.optim import build_optimizer
         from credit.train.step import TrainingStep
 
@@ -206,7 +206,7 @@ class RunRehearsal:
         """Yield batches, and call `begin` before each."""
         import torch
 
-        from credit.data.batch import Batch
+        from credit.data.samples.batch import Batch
 
         samples, frames = self._config.trainer.train_batch_size, self._config.data.history_len
         channels, cells = self._assets.channels, self._assets.grid.shape

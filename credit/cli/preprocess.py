@@ -36,19 +36,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
     from credit.config import load_config
-    from credit.data.preprocess import preprocess
-    from credit.parallel.launch import require_one_process
+    from credit.data.store.preprocess import preprocess
+    from credit.parallel.process_info import require_one_process
 
     require_one_process("preprocess")
     config = load_config(arguments.config, arguments.overrides)
     path = preprocess(config.data, config.preprocess, deep=arguments.deep, redo_changed=arguments.redo_changed)
     if config.preprocess.climatology:
-        from credit.data.climatology_store import preprocess_climatology
+        from credit.data.climatology.stored import preprocess_climatology
 
         preprocess_climatology(config.data, config.preprocess, config.verification.climatology, deep=arguments.deep)
     print(f"complete: {path}")
     if arguments.report:
-        from credit.verify.data_report import write_data_report
+        from credit.verify.report.data_report import write_data_report
 
         print(f"report: {write_data_report(config.data)}")
     return 0

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from credit.config import Config
     from credit.config.schema_forecast import InferenceConfig
     from credit.data.reader import FieldReader
-    from credit.forecast.products import Products
-    from credit.forecast.run import Start
-    from credit.forecast.writer import ForecastWriter
-    from credit.parallel.launch import Launch
+    from credit.forecast.io.diagnostics import Products
+    from credit.forecast.io.forecast_writer import ForecastWriter
+    from credit.forecast.rollout import Start
     from credit.parallel.mesh import RunMesh
-    from credit.train.assemble import Forecaster
+    from credit.parallel.process_info import Launch
+    from credit.train.build import Forecaster
 
 logger = logging.getLogger(__name__)
 
@@ -54,10 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
+    from credit.calendar import parse_duration
     from credit.config import load_config
-    from credit.parallel.launch import process_group, read_launch
-    from credit.times import parse_duration
-    from credit.train.network import build_forecast_mesh, choose_device
+    from credit.parallel.process_info import process_group, read_launch
+    from credit.train.build_model import build_forecast_mesh, choose_device
 
     if arguments.latest:
         _require_no_times(arguments.overrides)
@@ -89,15 +89,15 @@ def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -
     """Make the forecasts that fall to this rank."""
     from tqdm import tqdm
 
-    from credit.data.store import StoreReader
-    from credit.forecast.background import BackgroundWriter
-    from credit.forecast.ensemble import build_perturbation
+    from credit.data.store.store_reader import StoreReader
+    from credit.forecast.ensemble.feature_noise import build_noise
+    from credit.forecast.ensemble.perturbations import build_perturbation
+    from credit.forecast.ensemble.sppt import build_stochastic
     from credit.forecast.initial_times import choose_initial_times, choose_leads, group
-    from credit.forecast.noise import build_noise
-    from credit.forecast.run import forecast, inferred
-    from credit.forecast.stochastic import build_stochastic
-    from credit.train.assemble import assemble_forecaster, build_products
-    from credit.train.fields import open_for_forecasts
+    from credit.forecast.io.async_writer import BackgroundWriter
+    from credit.forecast.rollout import forecast, inferred
+    from credit.train.build import assemble_forecaster, build_products
+    from credit.train.open_data import open_for_forecasts
 
     reader, splits = open_for_forecasts(config)
     if launch.is_main and config.inference.initial_times == "latest" and isinstance(reader, StoreReader):
@@ -147,7 +147,7 @@ def _warn_of_unlike(config: Config, made: Forecaster, reader: FieldReader, minut
     """Warn where the first fields of a forecast are of other units than those of training, or over another ground."""
     from credit.data.analyses import read_static_of
     from credit.errors import DataError
-    from credit.train.analysis import describe_other_static, describe_unlike
+    from credit.train.initial_condition_checks import describe_other_static, describe_unlike
 
     assets, when = made.assets, reader.clock.format(minutes)
     warnings = []
@@ -172,9 +172,9 @@ def _open_writer(
     config: Config, made: Forecaster, reader: FieldReader, products: Products, initial: list[int], leads: list[int]
 ) -> ForecastWriter:
     from credit.forecast.initial_times import analyses_before
-    from credit.forecast.run import checksums
-    from credit.forecast.writer import ForecastWriter
-    from credit.train.assemble import describe_run
+    from credit.forecast.io.forecast_writer import ForecastWriter
+    from credit.forecast.rollout import checksums
+    from credit.train.build import describe_run
 
     conf, step, history = config.inference, config.data.step_minutes, config.data.history_len
     lags = analyses_before(conf.ensemble)
@@ -219,8 +219,8 @@ def _share(groups: list[list[int]], part: str | None, launch: Launch, mesh: RunM
 
 def _batches(groups: list[list[int]], conf: InferenceConfig) -> list[list[Start]]:
     """Return the starts of each batch, group by group."""
-    from credit.forecast.ensemble import lag_minutes
-    from credit.forecast.run import batches_of
+    from credit.forecast.ensemble.perturbations import lag_minutes
+    from credit.forecast.rollout import batches_of
 
     members, lag = 1 if conf.ensemble is None else conf.ensemble.members, lag_minutes(conf.ensemble)
     return [batch for own in groups for batch in batches_of(own, conf.batch_size, members, lag)]
@@ -236,7 +236,7 @@ def _agree(todo: list[int], launch: Launch, mesh: RunMesh) -> list[int]:
     """Return what the first of the tensor-parallel peers wants to do: they saw the files at different moments."""
     if mesh.device_mesh is None:
         return todo
-    from credit.parallel.verdict import together
+    from credit.parallel.object_collectives import together
 
     return together(lambda: todo)[launch.rank - mesh.tensor_rank]
 
@@ -245,6 +245,6 @@ def _most(batches: int, mesh: RunMesh) -> int:
     """Return the largest number of batches of any rank that weights are shared with."""
     if mesh.device_mesh is None:
         return batches
-    from credit.parallel.verdict import together
+    from credit.parallel.object_collectives import together
 
     return max(together(lambda: batches))

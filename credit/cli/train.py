@@ -14,8 +14,8 @@ from credit.cli.arguments import add_config_arguments as add_arguments
 
 if TYPE_CHECKING:
     from credit.config import Config
-    from credit.parallel.launch import Launch
-    from credit.train.presence import Presence
+    from credit.parallel.process_info import Launch
+    from credit.train.monitor.run_lock import Presence
 
 HELP = """Train the model of CONFIG, or continue where its last checkpoint stands (trainer.resume: auto).
 
@@ -32,7 +32,7 @@ STOPPED_IN_TIME = 85
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
     from credit.config import load_config
-    from credit.parallel.launch import read_launch
+    from credit.parallel.process_info import read_launch
 
     config = load_config(arguments.config, arguments.overrides)
     launch = read_launch()
@@ -50,18 +50,18 @@ def _train(config: Config, launch: Launch) -> str:
     """Train, and hold meanwhile what has to be given back: signals, process group, log, folder."""
     import torch
 
-    from credit.hpc.gpus import reported_peaks
-    from credit.parallel.launch import process_group
-    from credit.parallel.verdict import together
+    from credit.calendar import parse_duration
+    from credit.hpc.planner.gpus import reported_peaks
+    from credit.parallel.object_collectives import together
+    from credit.parallel.process_info import process_group
     from credit.parallel.watchdog import Watchdog
-    from credit.times import parse_duration
-    from credit.train.assemble import assemble_training
-    from credit.train.continuation import prepare_folder
-    from credit.train.log import rank_log, write_failure
-    from credit.train.network import choose_device
-    from credit.train.preempt import StopRequest
-    from credit.train.presence import Presence
-    from credit.train.record import read_status
+    from credit.train.build import assemble_training
+    from credit.train.build_model import choose_device
+    from credit.train.checkpoint.resume import prepare_folder
+    from credit.train.monitor.metrics_log import rank_log, write_failure
+    from credit.train.monitor.run_files import read_status
+    from credit.train.monitor.run_lock import Presence
+    from credit.train.monitor.stop_signal import StopRequest
 
     conf, began = config.trainer, time.perf_counter()
     device = choose_device(conf.device, launch.local_rank)
@@ -91,7 +91,7 @@ def _train(config: Config, launch: Launch) -> str:
 
 def _draw_early_view(*arguments: Any) -> list[Path]:
     """Draw; matplotlib is slow to import, and most runs draw nothing."""
-    from credit.verify.plots_early import draw_early_view
+    from credit.verify.plots.preview import draw_early_view
 
     return draw_early_view(*arguments)
 

@@ -15,10 +15,10 @@ from credit.cli.arguments import path_argument
 if TYPE_CHECKING:
     from credit.config import Config
     from credit.data.reader import FieldReader
-    from credit.forecast.forecasts import Forecasts
-    from credit.parallel.launch import Launch
+    from credit.forecast.forecast_source import Forecasts
     from credit.parallel.mesh import RunMesh
-    from credit.verify.share import Share
+    from credit.parallel.process_info import Launch
+    from credit.verify.statistics.partial_scores import Share
 
 HELP = """Score the forecasts in save_loc/forecasts (inference.folder) against the data of the test period.
 
@@ -57,9 +57,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
     from contextlib import ExitStack
 
-    from credit.parallel.launch import process_group, read_launch
-    from credit.times import parse_duration
-    from credit.train.network import choose_device
+    from credit.calendar import parse_duration
+    from credit.parallel.process_info import process_group, read_launch
+    from credit.train.build_model import choose_device
     from credit.verify.verification import verify
 
     others = [text for text in arguments.rest if "=" not in text or os.path.exists(text)]
@@ -152,7 +152,7 @@ def _find_doubt(config: Config, attributes: Mapping[str, object]) -> tuple[str |
     """Return what is to be said of forecasts that are of other weights than the config names, and whether these are
     the run's own.
     """
-    from credit.train import checkpoint
+    from credit.train.checkpoint import checkpoint
 
     weights, which = attributes.get("weights"), config.inference.checkpoint
     folder = Path(config.save_loc) / "checkpoints"
@@ -174,10 +174,10 @@ def _open(
     config: Config, model: Config | None, online: bool, launch: Launch, device_type: str
 ) -> tuple[FieldReader, Forecasts, Share]:
     """Return the truth, the forecasts and which of the cases fall to this process."""
-    from credit.forecast.archive import open_forecasts
-    from credit.train.fields import open_for_all
-    from credit.train.network import build_forecast_mesh
-    from credit.verify.share import Share
+    from credit.forecast.io.forecast_reader import open_forecasts
+    from credit.train.build_model import build_forecast_mesh
+    from credit.train.open_data import open_for_all
+    from credit.verify.statistics.partial_scores import Share
 
     if not online:
         archive = open_forecasts(Path(config.save_loc) / config.inference.folder)
@@ -194,14 +194,14 @@ def _open_online(config: Config, launch: Launch, mesh: RunMesh, products: bool) 
     """Return the data and the forecasts that the checkpoint makes of them, on request with what is derived of them."""
     from functools import partial
 
-    from credit.forecast.ensemble import build_perturbation, lag_minutes
+    from credit.forecast.ensemble.feature_noise import build_noise
+    from credit.forecast.ensemble.perturbations import build_perturbation, lag_minutes
+    from credit.forecast.ensemble.sppt import build_stochastic
     from credit.forecast.initial_times import choose_initial_times, choose_leads
-    from credit.forecast.noise import build_noise
     from credit.forecast.online import OnlineForecasts
-    from credit.forecast.run import forecast
-    from credit.forecast.stochastic import build_stochastic
-    from credit.train.assemble import assemble_forecaster, build_products, describe_run
-    from credit.train.fields import open_fields, open_for_forecasts
+    from credit.forecast.rollout import forecast
+    from credit.train.build import assemble_forecaster, build_products, describe_run
+    from credit.train.open_data import open_fields, open_for_forecasts
 
     # with --model the truth is read elsewhere
     reader, splits = open_for_forecasts(config) if products else open_fields(config)

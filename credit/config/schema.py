@@ -7,15 +7,15 @@ from typing import Any
 
 from pydantic import Field, SerializeAsAny, model_validator
 
-from credit.config.base import PathText, Section
+from credit.calendar import parse_duration
+from credit.config.schema_base import PathText, Section
 from credit.config.schema_data import DataConfig, PreprocessConfig
 from credit.config.schema_forecast import InferenceConfig, VerificationConfig
-from credit.config.schema_hpc import PbsConfig, SlurmConfig
+from credit.config.schema_jobs import PbsConfig, SlurmConfig
 from credit.config.schema_model import ModelSection
-from credit.config.schema_post import check_variables
+from credit.config.schema_postprocess import check_variables
 from credit.config.schema_trainer import LossConfig, TrainerConfig
 from credit.config.step_defaults import fill_step_defaults
-from credit.times import parse_duration
 
 
 class Config(Section):

@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from credit.calendar import format_duration, parse_duration
 from credit.channels import COMPUTED_DYNAMIC, COMPUTED_STATIC, DERIVED_FROM, ChannelMap
-from credit.config.base import PathText, Section
+from credit.config.schema_base import PathText, Section
 from credit.config.schema_source import GridConfig, SourceConfig
 from credit.errors import ConfigError
-from credit.times import format_duration, parse_duration
 
 
 def _canonical_duration(value: object) -> object:

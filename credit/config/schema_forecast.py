@@ -8,15 +8,15 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from credit.config.base import PathText, Section
+from credit.calendar import parse_duration
+from credit.config.schema_base import PathText, Section
 from credit.config.schema_data import Duration
 from credit.config.schema_events import EventConfig
 from credit.config.schema_model import HyperdiffusionConfig
-from credit.config.schema_products import ProductConfig, require_names
+from credit.config.schema_output import ProductConfig, require_names
 from credit.config.schema_regions import DEFAULT_REGIONS, REGIONS, BoxConfig
 from credit.config.schema_source import GridConfig
 from credit.errors import did_you_mean
-from credit.times import parse_duration
 
 BASELINES = ("persistence", "damped_persistence", "climatology")
 BEST_BASELINE = "best_baseline"

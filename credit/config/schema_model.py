@@ -9,9 +9,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from credit.config.base import Section
+from credit.config.schema_base import Section
 from credit.config.schema_data import Duration
-from credit.config.schema_post import PostConfig, check_order
+from credit.config.schema_postprocess import PostConfig, check_order
 
 
 class HyperdiffusionConfig(Section):

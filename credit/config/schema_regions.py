@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from credit.config.base import Section
+from credit.config.schema_base import Section
 
 
 class BoxConfig(Section):

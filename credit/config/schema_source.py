@@ -8,14 +8,14 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from credit.config.base import PathText, Section
+from credit.config.schema_base import PathText, Section
 from credit.errors import did_you_mean
 
 _TYPES: dict[str, type] = {}
 
 
 def register_source_type(name: str, cls: type) -> None:
-    """Let ``data.sources.N.type`` be `name`; `credit.data.registry.register_source` calls it.
+    """Let ``data.sources.N.type`` be `name`; `credit.data.formats.plugin_source.register_source` calls it.
 
     Args:
         name: of the type.

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from credit.config.base import PathText, Section
+from credit.config.schema_base import PathText, Section
 from credit.config.schema_data import Duration
 from credit.errors import did_you_mean
 

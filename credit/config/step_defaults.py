@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from credit.calendar import format_duration, parse_duration
 from credit.config.schema_data import DataConfig
 from credit.config.schema_forecast import InferenceConfig, InitialTimesConfig, PerturbationConfig, VerificationConfig
 from credit.config.schema_trainer import EarlyViewConfig
 from credit.errors import ConfigError
-from credit.times import format_duration, parse_duration
 
 
 def fill_step_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,13 +15,13 @@ import numpy as np
 
 from credit.channels import COMPUTED_STATIC, Channel
 from credit.config.schema_data import DataConfig
-from credit.data.files import OpenFiles
-from credit.data.problems import Problems
+from credit.data.error_collector import Problems
+from credit.data.formats.files import OpenFiles
 from credit.data.reader import FieldReader, open_reader
-from credit.data.scan import scan_sources
-from credit.data.series import read_constant
-from credit.data.sources import open_sources
-from credit.data.store import is_store_of
+from credit.data.sources.series import read_constant
+from credit.data.sources.source_index import scan_sources
+from credit.data.sources.source_reader import open_sources
+from credit.data.store.store_reader import is_store_of
 from credit.errors import DataError
 from credit.grid import LatLonGrid
 

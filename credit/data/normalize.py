@@ -10,7 +10,7 @@ from torch import nn
 
 from credit.channels import Channel, ChannelMap
 from credit.config.schema_data import TransformConfig
-from credit.data.statistics import Statistics
+from credit.data.store.statistics import Statistics
 from credit.data.transforms import apply, invert
 
 

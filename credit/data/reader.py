@@ -7,12 +7,12 @@ from typing import Protocol
 
 import numpy as np
 
+from credit.calendar import Clock
 from credit.channels import ChannelMap
 from credit.config.schema_data import DataConfig
-from credit.data.sources import open_sources
-from credit.data.store import open_configured_store
+from credit.data.sources.source_reader import open_sources
+from credit.data.store.store_reader import open_configured_store
 from credit.grid import LatLonGrid
-from credit.times import Clock
 
 
 class FieldReader(Protocol):

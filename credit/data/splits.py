@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from credit.calendar import Clock, format_duration, parse_duration
 from credit.config.schema_data import DataConfig
 from credit.errors import ConfigError, DataError
-from credit.times import Clock, format_duration, parse_duration
 
 SPLITS = ("train", "valid", "test")
 _DAY = 1440

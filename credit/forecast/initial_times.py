@@ -12,13 +12,13 @@ from typing import TypeVar
 
 import numpy as np
 
+from credit.calendar import Clock, format_duration, parse_duration
 from credit.config.schema_data import DataConfig
 from credit.config.schema_forecast import EnsembleConfig, InferenceConfig, InitialTimesConfig
 from credit.data.splits import Split, describe_cover, describe_span
 from credit.errors import ConfigError, DataError
-from credit.forecast.ensemble import cycle_minutes, lag_minutes
-from credit.parallel.launch import read_launch
-from credit.times import Clock, format_duration, parse_duration
+from credit.forecast.ensemble.perturbations import cycle_minutes, lag_minutes
+from credit.parallel.process_info import read_launch
 
 logger = logging.getLogger(__name__)
 

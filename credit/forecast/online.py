@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
+from credit.calendar import Clock
 from credit.channels import ChannelMap
-from credit.forecast.forecasts import Forecasts
+from credit.forecast.forecast_source import Forecasts
 from credit.forecast.initial_times import group
-from credit.forecast.products import Products
-from credit.forecast.run import Start, batches_of, inferred
+from credit.forecast.io.diagnostics import Products
+from credit.forecast.rollout import Start, batches_of, inferred
 from credit.grid import LatLonGrid
-from credit.parallel.transfer import fetched
-from credit.times import Clock
+from credit.parallel.host_copy import fetched
 
 # starts of a batch and number of steps -> output (B, C, H, W) of each step
 Run = Callable[[Sequence[Start], int], Iterator[Tensor]]

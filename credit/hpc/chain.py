@@ -17,7 +17,7 @@ from typing import Any
 
 from credit.errors import CreditError
 from credit.hpc import pbs, slurm
-from credit.whole import write_text_whole
+from credit.utils.atomic import write_text_whole
 
 JOBS = "jobs.json"
 SCHEDULERS: dict[str, ModuleType] = {"pbs": pbs, "slurm": slurm}

@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from credit.config.base import Section
+from credit.calendar import parse_duration
 from credit.config.load import build_section, read_yaml
+from credit.config.schema_base import Section
 from credit.config.schema_data import Duration
-from credit.config.schema_hpc import Name, PbsConfig, SchedulerConfig, SlurmConfig, Word
+from credit.config.schema_jobs import Name, PbsConfig, SchedulerConfig, SlurmConfig, Word
 from credit.errors import ConfigError, did_you_mean
-from credit.times import parse_duration
 
 
 class Queue(Section):

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from credit.config.schema_hpc import PbsConfig, SlurmConfig
+from credit.calendar import parse_duration
+from credit.config.schema_jobs import PbsConfig, SlurmConfig
 from credit.errors import ConfigError
 from credit.hpc.chain import SCHEDULERS
 from credit.hpc.cluster import Cluster, resolve
-from credit.times import parse_duration
 
 # what `credit submit` can send, and which of it uses GPUs; scoring does where the forecasts are made meanwhile
 KINDS = {"train": True, "preprocess": False, "rollout": True, "verify": False}

@@ -1,7 +1,7 @@
 """FSDP2: every marked block is a sharding unit, the model around them is one more.
 
-The functions here are the package's binding interface to other programs; `credit.parallel.apply` composes them with
-tensor parallelism for our own trainer.
+The functions here are the package's binding interface to other programs; `credit.parallel.parallelize` composes them
+with tensor parallelism for our own trainer.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
-from credit.parallel.activation import checkpoint_blocks
-from credit.parallel.entries import copy_returned_views, custom_entries
+from credit.parallel.activation_checkpoint import checkpoint_blocks
+from credit.parallel.entry_points import copy_returned_views, custom_entries
 from credit.parallel.full_state import gather_state, gather_weights, scatter_state, scatter_weights
-from credit.parallel.launch import read_launch
 from credit.parallel.precision import _build_mp_policy, _fix_spectral_norm_dtype, read_section, read_switch
-from credit.parallel.units import (
+from credit.parallel.process_info import read_launch
+from credit.parallel.sharding_units import (
     _has_fsdp2_shard,
     _is_shardable,
     find_units,

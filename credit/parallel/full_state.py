@@ -22,10 +22,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from credit.errors import CheckpointError, ConfigError
-from credit.parallel.activation import plain_name
+from credit.parallel.activation_checkpoint import plain_name
 from credit.parallel.materialise import scatter_from_main
+from credit.parallel.object_collectives import on_main, rank_of
 from credit.parallel.reduce import local_part
-from credit.parallel.verdict import on_main, rank_of
 
 # FSDP1 puts this anywhere into a name; DDP and DataParallel put the other at its beginning, once for each wrapper
 _FSDP1_WRAPPER, _DDP_WRAPPER = "_fsdp_wrapped_module", "module."

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from credit.errors import ConfigError
-from credit.parallel.activation import plain_name
+from credit.parallel.activation_checkpoint import plain_name
 from credit.parallel.reduce import cut_dim, local_part
 
 

@@ -38,8 +38,8 @@ from torch.nn.utils import parametrize
 from credit.errors import ConfigError
 from credit.parallel.collectives import DealFusedRows, FusedRoutes, Sum, SumGradient, Total, plan_fused_routes
 from credit.parallel.reduce import local
+from credit.parallel.sharding_units import require_unwrapped
 from credit.parallel.tensor_plan import PlannedLayer, read_plan, require_splittable
-from credit.parallel.units import require_unwrapped
 
 
 def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> list[str]:

@@ -11,23 +11,23 @@ from typing import Any
 import numpy as np
 import torch
 
+from credit.calendar import Clock
 from credit.channels import Channel, ChannelMap
 from credit.config import Config
 from credit.config.schema_data import DataConfig
 from credit.config.schema_forecast import ClimatologyConfig
-from credit.data import cf
-from credit.data.climatology import Climatology
-from credit.data.climatology_store import obtain_climatology
-from credit.data.frames import Frames
-from credit.data.layers import Layers, find_layers
+from credit.data.climatology.climatology import Climatology
+from credit.data.climatology.stored import obtain_climatology
+from credit.data.formats import cf
+from credit.data.formats.units import find_conversion, plain
 from credit.data.reader import FieldReader
-from credit.data.sources import look_at_values
+from credit.data.samples.frames import Frames
+from credit.data.sources.source_reader import look_at_values
+from credit.data.sources.vertical_layers import Layers, find_layers
 from credit.data.splits import Split, build_splits
-from credit.data.statistics import Statistics, fit_statistics
-from credit.data.units import find_conversion, plain
+from credit.data.store.statistics import Statistics, fit_statistics
 from credit.errors import CheckpointError, ConfigError, DataError
 from credit.grid import LatLonGrid
-from credit.times import Clock
 
 logger = logging.getLogger(__name__)
 

@@ -18,19 +18,19 @@ from torch.utils.checkpoint import checkpoint
 
 from credit.channels import ChannelMap
 from credit.config import Config
-from credit.data.statistics import Statistics
+from credit.data.store.statistics import Statistics
 from credit.errors import ConfigError, CreditError
-from credit.forecast.step import forcing_windows
+from credit.forecast.stepper import forcing_windows
 from credit.grid import LatLonGrid
 from credit.losses import WeightedLoss
 from credit.models.lora import apply_lora, saved_state
 from credit.models.wxformer import spectral_norm
-from credit.parallel.activation import checkpoint_blocks
-from credit.parallel.launch import fake_ranks
+from credit.parallel.activation_checkpoint import checkpoint_blocks
 from credit.parallel.mesh import Degrees, build_mesh
-from credit.train.assemble import build_run_loss, build_stepper
+from credit.parallel.process_info import fake_ranks
 from credit.train.assets import Assets, find_run_layers
-from credit.train.network import allocate_network, build_network
+from credit.train.build import build_run_loss, build_stepper
+from credit.train.build_model import allocate_network, build_network
 
 _META = torch.device("meta")
 # what a tensor without values raises where it is asked for one
@@ -172,7 +172,7 @@ def try_mesh(config: Config, assets: Assets, degrees: Degrees) -> None:
 
 
 def _rollout_loss(config: Config, channels: ChannelMap, model: nn.Module, loss: WeightedLoss) -> Tensor:
-    """Return the loss of a batch, by the shapes of `credit.forecast.step.Stepper` and `credit.train.step`."""
+    """Return the loss of a batch, by the shapes of `credit.forecast.stepper.Stepper` and `credit.train.step`."""
     data, trainer = config.data, config.trainer
     # the third step of a rollout is like the second
     grid, length = loss.weight_CHW.shape[1:], min(data.forecast_len, 2)

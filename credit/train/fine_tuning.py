@@ -16,13 +16,13 @@ from credit.config import Config
 from credit.config.schema_trainer import LoraConfig
 from credit.errors import CheckpointError, ConfigError
 from credit.models.lora import apply_lora, base_state, initial_adapters, merge_adapters, saved_state
-from credit.parallel.apply import parallelize
 from credit.parallel.materialise import allocate_, fill_, require_filled
 from credit.parallel.mesh import RunMesh
-from credit.parallel.verdict import on_main
-from credit.train import checkpoint
+from credit.parallel.object_collectives import on_main
+from credit.parallel.parallelize import parallelize
 from credit.train.assets import Assets
-from credit.train.network import build_network, use_tf32
+from credit.train.build_model import build_network, use_tf32
+from credit.train.checkpoint import checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ def load_forecast_network(
         assets: of the checkpoint.
         path: the checkpoint.
         device: for the network.
-        mesh: from `credit.train.network.build_forecast_mesh`.
+        mesh: from `credit.train.build_model.build_forecast_mesh`.
     """
     with torch.device("meta"):
         model = build_network(config, assets.channels, assets.grid, assets.attributes)

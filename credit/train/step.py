@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from credit.data.batch import Batch
-from credit.forecast.step import Stepper, forcing_windows
+from credit.data.samples.batch import Batch
+from credit.forecast.stepper import Stepper, forcing_windows
 from credit.models.wxformer import spectral_norm
 from credit.parallel.fsdp2 import reduce_gradients
 from credit.parallel.reduce import gradient_norm
-from credit.train.diagnose import bad_channels, first_bad_layer
 from credit.train.ema import WeightAverage
+from credit.train.monitor.nonfinite import bad_channels, first_bad_layer
 
 
 @dataclass(frozen=True)

@@ -14,41 +14,41 @@ from typing import Any
 import torch
 from torch import nn
 
+from credit.calendar import Clock
 from credit.config import Config
-from credit.data.loader import TrainingOrder, block_at
+from credit.data.samples.loader import TrainingOrder, block_at
 from credit.errors import CreditError
 from credit.models.lora import saved_state
 from credit.parallel.fsdp2 import reshard
-from credit.parallel.launch import Launch
+from credit.parallel.host_copy import Fetched
 from credit.parallel.mesh import RunMesh
+from credit.parallel.object_collectives import on_main, together
+from credit.parallel.process_info import Launch
 from credit.parallel.reduce import mean_over_ranks
-from credit.parallel.transfer import Fetched
-from credit.parallel.verdict import on_main, together
 from credit.parallel.watchdog import Watchdog
-from credit.times import Clock
-from credit.train import checkpoint
 from credit.train.assets import Assets
-from credit.train.early_view import EarlyView
+from credit.train.checkpoint import checkpoint
+from credit.train.checkpoint.async_writer import CheckpointStore
+from credit.train.checkpoint.train_state import Progression, checkpoint_meta
 from credit.train.ema import WeightAverage
-from credit.train.feed import BatchFeed
-from credit.train.guard import Astray, StepGuard
-from credit.train.log import MetricsLog, Progress, peak_memory_gb, write_failure, write_status
-from credit.train.meter import Meter
+from credit.train.monitor.divergence import Astray, StepGuard
+from credit.train.monitor.metrics_log import MetricsLog, Progress, peak_memory_gb, write_failure, write_status
+from credit.train.monitor.preview import EarlyView
+from credit.train.monitor.run_files import last_rows, read_status, read_summary
+from credit.train.monitor.run_lock import Presence
+from credit.train.monitor.stop_signal import StopRequest
+from credit.train.monitor.summary import conclude, record
+from credit.train.monitor.usage import Meter
 from credit.train.optim import learning_rate, optimizer_tensors
-from credit.train.preempt import StopRequest
-from credit.train.presence import Presence
-from credit.train.progression import Progression, checkpoint_meta
-from credit.train.record import last_rows, read_status, read_summary
+from credit.train.prefetch import BatchFeed
 from credit.train.step import StepResult, TrainingStep
-from credit.train.store import CheckpointStore
-from credit.train.summary import conclude, record
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class TrainingParts:
-    """What a trainer works with; built by `credit.train.assemble`."""
+    """What a trainer works with; built by `credit.train.build`."""
 
     config: Config
     launch: Launch

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from credit.data.batch import Batch
-from credit.forecast.step import Stepper, forcing_windows
+from credit.data.samples.batch import Batch
+from credit.forecast.stepper import Stepper, forcing_windows
 from credit.metrics import ErrorSums
 from credit.parallel.reduce import mean_over_ranks
 

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from credit.calendar import Clock
 from credit.config import Config
-from credit.data.problems import Problems
+from credit.data.error_collector import Problems
+from credit.data.formats.units import Conversion, find_conversion
 from credit.data.splits import Split, describe_cover, describe_span, find_seen, require_unseen
-from credit.data.units import Conversion, find_conversion
 from credit.errors import DataError
-from credit.forecast.forecasts import Forecasts
+from credit.forecast.forecast_source import Forecasts
 from credit.forecast.initial_times import choose_leads
-from credit.forecast.layout import SEEN
-from credit.parallel.verdict import rank_of
-from credit.times import Clock
+from credit.forecast.io.schema import SEEN
+from credit.parallel.object_collectives import rank_of
 
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader

@@ -10,13 +10,13 @@ import numpy as np
 
 from credit.config import Config
 from credit.errors import CreditError
-from credit.forecast.forecasts import Forecasts
-from credit.verify.blocks import LEAST_BLOCKS
-from credit.verify.facts import TrainingLog, read_training_log
-from credit.verify.scoring import Verification, score_forecasts
-from credit.verify.share import Share
-from credit.verify.table import ScoreTable
-from credit.verify.whole import replaced_together
+from credit.forecast.forecast_source import Forecasts
+from credit.verify.replace_files import replaced_together
+from credit.verify.report.metadata import TrainingLog, read_training_log
+from credit.verify.scorer import Verification, score_forecasts
+from credit.verify.significance.bootstrap import LEAST_BLOCKS
+from credit.verify.statistics.partial_scores import Share
+from credit.verify.table.table import ScoreTable
 
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
@@ -66,7 +66,7 @@ def verify(
     if against is not None:
         found.table.dataset.attrs["compared_with"] = against
     # jinja2 and matplotlib are slow to import; a config that cannot be scored never gets here
-    from credit.verify.report import write_report
+    from credit.verify.report.report import write_report
 
     log = read_training_log(folder / "metrics.jsonl") if is_trained_here else None
     with replaced_together(folder, _FIGURES) as beside:
@@ -79,19 +79,19 @@ def verify(
 
 def _draw(found: Verification, reader: FieldReader, log: TrainingLog | None, figures: Path) -> list[tuple[str, Path]]:
     """Draw every figure into the folder `figures`; return (caption, path) in the order of the report."""
-    from credit.verify import plots, plots_ensemble, plots_events, plots_scores, plots_spectra
-    from credit.verify.plots_example import draw_example
+    from credit.verify.plots import ensemble, events, scores, spectra, style
+    from credit.verify.plots.example import draw_example
 
     table = found.table
     drawn = [
         (
             "Root-mean-square error and anomaly correlation by lead time. Shaded: 95 % intervals, by resampling of "
             f"blocks of days; a lead time with fewer than {LEAST_BLOCKS} blocks has none.",
-            plots.draw(figures / "skill.png", plots_scores.skill_curves, table, found.figure_channels),
+            style.draw(figures / "skill.png", scores.skill_curves, table, found.figure_channels),
         )
     ]
     if "crps" in table.dataset:
-        path = plots.draw(figures / "spread.png", plots_ensemble.spread_and_skill, table, found.figure_channels)
+        path = style.draw(figures / "spread.png", ensemble.spread_and_skill, table, found.figure_channels)
         caption = (
             "Continuous ranked probability score by lead time, of single forecasts the mean absolute error; and spread "
             "over the error of the mean, corrected for the number of members: below 1 the ensemble is too sure of "
@@ -100,10 +100,10 @@ def _draw(found: Verification, reader: FieldReader, log: TrainingLog | None, fig
         drawn.append((caption, path))
     if "ranks" in table.dataset and np.isfinite(table.dataset["ranks"].sel(forecast="model")).any():
         hours = [lead / 60 for lead in found.figure_leads]
-        path = plots.draw(figures / "ranks.png", plots_ensemble.rank_histograms, table, found.figure_channels, hours)
+        path = style.draw(figures / "ranks.png", ensemble.rank_histograms, table, found.figure_channels, hours)
         drawn.append(("Where the truth lies among the members. A U: too little spread; a slope: a bias.", path))
         if table.events:
-            path = plots.draw(figures / "reliability.png", plots_events.reliability_diagrams, table, hours)
+            path = style.draw(figures / "reliability.png", events.reliability_diagrams, table, hours)
             caption = (
                 "How often an event happened by the probability it was forecast with, and how often that was forecast. "
                 "On the diagonal probabilities can be taken at their word; flatter: too sure. A consistent ensemble of "
@@ -112,10 +112,10 @@ def _draw(found: Verification, reader: FieldReader, log: TrainingLog | None, fig
                 "that was forecast on few days."
             )
             drawn.append((caption, path))
-    drawn += plots_scores.draw_scorecards(table, figures)
+    drawn += scores.draw_scorecards(table, figures)
     drawn += draw_example(found, reader, figures)
     if found.spectra:
-        path = plots.draw(figures / "spectra.png", plots_spectra.spectra, table, found.figure_channels)
+        path = style.draw(figures / "spectra.png", spectra.spectra, table, found.figure_channels)
         caption = (
             f"Power by total wavenumber, up to {int(table.dataset['wavenumber'][-1])}, the largest that the grids of "
             "the scores, the truth and all forecasts resolve, and over the truth's; of an ensemble its first member. A "
@@ -123,6 +123,6 @@ def _draw(found: Verification, reader: FieldReader, log: TrainingLog | None, fig
         )
         drawn.append((caption, path))
     if log is not None:
-        path = plots.draw(figures / "loss.png", plots.loss_curve, log.train, log.valid)
+        path = style.draw(figures / "loss.png", style.loss_curve, log.train, log.valid)
         drawn.append(("Training and validation loss.", path))
     return drawn

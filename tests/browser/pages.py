@@ -9,19 +9,19 @@ from types import SimpleNamespace
 import numpy as np
 import xarray as xr
 
+from credit.calendar import Clock
 from credit.channels import Channel
 from credit.config.schema_events import EventConfig
-from credit.times import Clock
-from credit.verify.ensemble_sums import EnsembleSums
-from credit.verify.events import EventSums
-from credit.verify.limits import Event, Precipitation
-from credit.verify.report import write_report
-from credit.verify.seasons import cases_by_season
-from credit.verify.seeps import SeepsSums
-from credit.verify.sums import ScoreSums
-from credit.verify.table import FACTS, ScoreTable
-from credit.verify.tabulate import Rows, build_table
-from credit.verify.tabulate_thresholds import ThresholdResults
+from credit.verify.report.report import write_report
+from credit.verify.scores.events import EventSums
+from credit.verify.scores.seeps import SeepsSums
+from credit.verify.scores.thresholds import Event, Precipitation
+from credit.verify.statistics.deterministic import ScoreSums
+from credit.verify.statistics.ensemble import EnsembleSums
+from credit.verify.statistics.seasons import cases_by_season
+from credit.verify.table.event_rows import ThresholdResults
+from credit.verify.table.table import FACTS, ScoreTable
+from credit.verify.table.table_builder import Rows, build_table
 from tests.unit.analytic_reader import make_grid
 from tests.unit.verify.conftest import make_config
 

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from credit.channels import Channel
-from credit.verify.table import WIND_METRICS, ScoreTable
+from credit.verify.table.table import WIND_METRICS, ScoreTable
 from tests.browser.chromium import Chromium
 from tests.browser.pages import make_table, without, write_page
 

@@ -23,7 +23,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from credit.train import checkpoint
+from credit.train.checkpoint import checkpoint
 from tests.faults.ranks import start, wait_for_end
 from tests.smoke.conftest import world
 

@@ -14,7 +14,7 @@ import os
 import torch
 import torch.distributed as dist
 
-from credit.data.batch import Batch
+from credit.data.samples.batch import Batch
 from credit.errors import DataError
 from credit.train.step import TrainingStep
 

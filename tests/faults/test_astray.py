@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from credit.train.presence import Presence
+from credit.train.monitor.run_lock import Presence
 from tests.faults.ranks import finish
 from tests.smoke.conftest import world
 from tests.smoke.test_train import rows

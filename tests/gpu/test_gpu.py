@@ -19,9 +19,9 @@ import pytest
 import torch
 
 from credit.cli.plan import build_grid
+from credit.parallel.host_copy import Fetched, to_device
 from credit.parallel.mesh import RunMesh
-from credit.parallel.transfer import Fetched, to_device
-from credit.train import fine_tuning, network, trainer
+from credit.train import build_model, fine_tuning, trainer
 from credit.train.dry_run import blank_assets
 from tests.gpu.worker import BUDGETS, FORECASTS, SINGLE, SPLIT, TRAINING, WRONG
 from tests.unit.hpc.measured import small_config
@@ -76,9 +76,9 @@ def test_the_gpu_of_a_rank_becomes_the_current_one(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "set_device", current := mock.Mock())
-    assert network.choose_device("auto", 6) == torch.device("cuda", 2)
+    assert build_model.choose_device("auto", 6) == torch.device("cuda", 2)
     current.assert_called_once_with(torch.device("cuda", 2))
-    assert network.choose_device("cpu", 6) == torch.device("cpu")
+    assert build_model.choose_device("cpu", 6) == torch.device("cpu")
     current.assert_called_once()
 
 
@@ -86,9 +86,9 @@ def test_deterministic_products_are_possible_on_a_gpu(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda on: None)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
-    network.use_deterministic_algorithms(False)
+    build_model.use_deterministic_algorithms(False)
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
-    network.use_deterministic_algorithms(True)
+    build_model.use_deterministic_algorithms(True)
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
 
@@ -97,7 +97,7 @@ def test_deterministic_products_are_possible_on_a_gpu(monkeypatch: pytest.Monkey
 def test_tf32_is_for_products_and_convolutions_or_for_neither(
     on: bool, forecasts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (network, fine_tuning):
+    for module in (build_model, fine_tuning):
         monkeypatch.setattr(module, "allocate_", lambda *_, **__: None)
     monkeypatch.setattr(fine_tuning.checkpoint, "load_into", lambda *_: None)
     monkeypatch.setattr(fine_tuning, "require_filled", lambda model: None)
@@ -109,7 +109,7 @@ def test_tf32_is_for_products_and_convolutions_or_for_neither(
         if forecasts:
             fine_tuning.load_forecast_network(config, None, assets, Path(), gpu, RunMesh())
         else:
-            network.allocate_network(config, assets, RunMesh(), gpu)
+            build_model.allocate_network(config, assets, RunMesh(), gpu)
         assert torch.backends.cuda.matmul.allow_tf32 is on
         assert torch.backends.cudnn.allow_tf32 is on
     finally:

@@ -21,23 +21,23 @@ import torch
 from credit.cli.plan import build_grid
 from credit.config import Config
 from credit.config.schema_forecast import EnsembleConfig
-from credit.data.batch import Batch
-from credit.forecast.ensemble import build_perturbation
-from credit.forecast.noise import build_noise
-from credit.forecast.run import forecast, inferred, starts_of
-from credit.forecast.step import Stepper
-from credit.forecast.stochastic import build_stochastic
-from credit.models.wxformer.frozen import freeze
-from credit.parallel.launch import fake_ranks
+from credit.data.samples.batch import Batch
+from credit.forecast.ensemble.feature_noise import build_noise
+from credit.forecast.ensemble.perturbations import build_perturbation
+from credit.forecast.ensemble.sppt import build_stochastic
+from credit.forecast.rollout import forecast, inferred, starts_of
+from credit.forecast.stepper import Stepper
+from credit.models.wxformer.inference import freeze
+from credit.parallel.host_copy import Fetched
 from credit.parallel.materialise import allocate_
 from credit.parallel.mesh import Degrees, RunMesh, build_mesh
+from credit.parallel.process_info import fake_ranks
 from credit.parallel.reduce import gradient_norm
-from credit.parallel.transfer import Fetched
-from credit.train.assemble import build_run_loss, build_step, build_stepper, cell_weights
 from credit.train.assets import Assets
+from credit.train.build import build_run_loss, build_step, build_stepper, cell_weights
+from credit.train.build_model import allocate_network, build_network
 from credit.train.dry_run import blank_assets
 from credit.train.ema import WeightAverage
-from credit.train.network import allocate_network, build_network
 from credit.train.optim import build_optimizer
 from credit.train.validate import deal_cases, validate
 from tests.gpu.watch import CUDA, Watch, fake_gpu

@@ -19,11 +19,11 @@ from credit.config.schema_trainer import ParallelismConfig
 from credit.errors import ConfigError
 from credit.models.wxformer import WXFormer, spectral_norm
 from credit.parallel import fsdp2
-from credit.parallel.activation import plain_name
-from credit.parallel.apply import parallelize
+from credit.parallel.activation_checkpoint import plain_name
 from credit.parallel.mesh import build_mesh, plan_degrees
+from credit.parallel.parallelize import parallelize
 from credit.parallel.tensor_parallel import apply_tensor_parallel
-from credit.train.network import compile_blocks
+from credit.train.build_model import compile_blocks
 from tests.parallel.cases import whole
 from tests.parallel.outside import (
     Block,

@@ -14,10 +14,10 @@ from credit.config.schema_trainer import LoraConfig, ParallelismConfig
 from credit.models.lora import apply_lora
 from credit.models.wxformer import spectral_norm
 from credit.parallel import fsdp2
-from credit.parallel.activation import plain_name
-from credit.parallel.apply import parallelize
+from credit.parallel.activation_checkpoint import plain_name
 from credit.parallel.mesh import build_mesh, plan_degrees
-from credit.train.network import compile_blocks, normalise_together
+from credit.parallel.parallelize import parallelize
+from credit.train.build_model import compile_blocks, normalise_together
 from tests.parallel.api_cases import case
 from tests.parallel.cases import whole
 from tests.parallel.outside import WIDTH, Planned, built, gradients, require_close, samples, squares

@@ -15,10 +15,10 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 from credit.config.schema_trainer import ParallelismConfig
 from credit.parallel import fsdp2
-from credit.parallel.apply import parallelize
 from credit.parallel.mesh import build_mesh, plan_degrees
+from credit.parallel.parallelize import parallelize
 from credit.parallel.tensor_parallel import apply_tensor_parallel
-from credit.train.network import compile_blocks
+from credit.train.build_model import compile_blocks
 from tests.parallel.api_cases import case
 from tests.parallel.outside import (
     WIDTH,

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations
 from credit.config.schema_trainer import MixedPrecisionConfig, TrainerConfig
 from credit.models.wxformer import WXFormer
 from credit.parallel import fsdp2
-from credit.train.network import build_policy
+from credit.train.build_model import build_policy
 from tests.parallel.api_cases import BF16, case, require_same_gradients
 from tests.parallel.outside import (
     WIDTH,

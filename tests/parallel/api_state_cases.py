@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor
 
 from credit.errors import CheckpointError, ConfigError
 from credit.parallel import fsdp2
-from credit.parallel.activation import plain_name
-from credit.parallel.verdict import on_main, together
+from credit.parallel.activation_checkpoint import plain_name
+from credit.parallel.object_collectives import on_main, together
 from tests.parallel.api_cases import CHECKPOINTED, case
 from tests.parallel.cases import whole
 from tests.parallel.outside import (

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from credit.parallel.launch import process_group, read_launch
+from credit.parallel.process_info import process_group, read_launch
 from tests.parallel import (  # noqa: F401 (they add their cases)
     api_compile_cases,
     api_entry_cases,

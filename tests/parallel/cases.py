@@ -16,22 +16,22 @@ from torch import Tensor, nn
 
 from credit.channels import ChannelMap
 from credit.config.schema_trainer import LossConfig, ParallelismConfig, TrainerConfig
-from credit.data.batch import Batch
 from credit.data.normalize import Normalizer
-from credit.data.statistics import Statistics
-from credit.forecast.step import Stepper
+from credit.data.samples.batch import Batch
+from credit.data.store.statistics import Statistics
+from credit.forecast.stepper import Stepper
 from credit.losses import build_loss
 from credit.models.initialise import initial_values
 from credit.models.registry import build_model
 from credit.models.wxformer import spectral_norm
-from credit.parallel.activation import plain_name
-from credit.parallel.apply import parallelize
+from credit.parallel.activation_checkpoint import plain_name
 from credit.parallel.fsdp2 import _build_mp_policy
 from credit.parallel.materialise import allocate_, fill_, require_filled
 from credit.parallel.mesh import RunMesh
+from credit.parallel.parallelize import parallelize
 from credit.parallel.reduce import mean_over_ranks
+from credit.train.build_model import normalise_together
 from credit.train.ema import WeightAverage
-from credit.train.network import normalise_together
 from credit.train.optim import build_optimizer
 from credit.train.step import TrainingStep
 

@@ -23,10 +23,10 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from credit.errors import CheckpointError
-from credit.train import checkpoint, sharded
-from credit.train.continuation import find_start, find_weights
-from credit.train.foreign import adopt_assets, load_weights
-from credit.train.store import CheckpointStore
+from credit.train.checkpoint import checkpoint, sharded
+from credit.train.checkpoint.async_writer import CheckpointStore
+from credit.train.checkpoint.external_weights import adopt_assets, load_weights
+from credit.train.checkpoint.resume import find_start, find_weights
 
 RANKS = 4
 

@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from torch.distributed.fsdp import FSDPModule
 
 from benchmarks.collectives import CollectiveCounter
-from credit.parallel.launch import process_group, read_launch
 from credit.parallel.mesh import RunMesh, build_mesh, plan_degrees
+from credit.parallel.process_info import process_group, read_launch
 from tests.parallel import cases
 
 

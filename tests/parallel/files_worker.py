@@ -8,7 +8,7 @@ import resource
 import torch
 import torch.distributed as dist
 
-from credit.parallel.launch import process_group, read_launch
+from credit.parallel.process_info import process_group, read_launch
 
 GROUPS = 8
 

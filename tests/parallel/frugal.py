@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from credit.data import sources, store
-from credit.train import checkpoint
+from credit.data.sources import source_reader
+from credit.data.store import store_reader
+from credit.train.checkpoint import checkpoint
 
 MOST_NUMBERS = 500  # a field of the small world has 512
 
@@ -46,6 +47,6 @@ def _on_main_alone(module: ModuleType, name: str) -> None:
     setattr(module, name, called)
 
 
-_on_main_alone(sources, "scan_sources")
-_on_main_alone(store, "read_description")
+_on_main_alone(source_reader, "scan_sources")
+_on_main_alone(store_reader, "read_description")
 _on_main_alone(checkpoint, "list_checkpoints")

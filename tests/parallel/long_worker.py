@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from credit.config.schema_trainer import ParallelismConfig
-from credit.parallel.launch import process_group, read_launch
 from credit.parallel.mesh import RunMesh, build_mesh, plan_degrees
+from credit.parallel.process_info import process_group, read_launch
 from credit.parallel.reduce import cut_dim, local_part
 from tests.parallel import cases
 

@@ -15,11 +15,11 @@ from credit.config.schema_trainer import LoraConfig
 from credit.models import lora
 from credit.models.initialise import generator_for, initial_values
 from credit.models.registry import build_model
-from credit.parallel.activation import plain_name
-from credit.parallel.apply import parallelize
-from credit.parallel.launch import process_group, read_launch
+from credit.parallel.activation_checkpoint import plain_name
 from credit.parallel.materialise import allocate_, fill_, part_of, require_filled
 from credit.parallel.mesh import RunMesh, build_mesh, plan_degrees
+from credit.parallel.parallelize import parallelize
+from credit.parallel.process_info import process_group, read_launch
 from credit.parallel.reduce import local_part, mean_over_ranks
 from tests.parallel import cases
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from credit.parallel.verdict import rank_of
-from credit.train import meter
+from credit.parallel.object_collectives import rank_of
+from credit.train.monitor import usage
 
 
 class Metered:
-    """In the place of `credit.train.energy.EnergyMeter`."""
+    """In the place of `credit.train.monitor.gpu_energy.EnergyMeter`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -19,4 +19,4 @@ class Metered:
         return 100.0 * (rank_of() + 1)
 
 
-meter.EnergyMeter = Metered
+usage.EnergyMeter = Metered

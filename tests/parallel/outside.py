@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from credit.parallel.activation import plain_name
+from credit.parallel.activation_checkpoint import plain_name
 from tests.parallel.cases import whole
 
 WIDTH, SAMPLES = 8, 8

@@ -13,11 +13,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.collectives import CollectiveCounter
 from credit.models.initialise import initial_values
-from credit.parallel.launch import process_group, read_launch
 from credit.parallel.materialise import allocate_, fill_
 from credit.parallel.mesh import RunMesh, build_mesh, plan_degrees
+from credit.parallel.process_info import process_group, read_launch
 from credit.parallel.reduce import local_part
-from credit.train.assemble import build_stepper
+from credit.train.build import build_stepper
 from credit.train.ema import WeightAverage
 from credit.train.optim import build_optimizer
 from credit.train.step import TrainingStep

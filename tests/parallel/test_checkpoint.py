@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from credit.train import checkpoint
-from credit.train.store import CheckpointStore
+from credit.train.checkpoint import checkpoint
+from credit.train.checkpoint.async_writer import CheckpointStore
 from tests.parallel.checkpoint_worker import MODELS, RANKS, expected_of, plain, values
 
 LIMIT_SECONDS = 240

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from credit.cli.main import main
-from credit.train.record import early_rows
+from credit.train.monitor.run_files import early_rows
 from tests.parallel.grid import launch
 
 pytestmark = pytest.mark.slow

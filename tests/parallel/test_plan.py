@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from credit.config import Config
-from credit.hpc.gpus import find_gpu
-from credit.hpc.plan_mesh import MeshPlan, Planner, Run
-from credit.hpc.plan_traffic import bytes_by_kind, calls_by_kind
-from credit.parallel.launch import fake_ranks
+from credit.hpc.planner.gpus import find_gpu
+from credit.hpc.planner.mesh import MeshPlan, Planner, Run
+from credit.hpc.planner.traffic import bytes_by_kind, calls_by_kind
 from credit.parallel.mesh import plan_degrees
+from credit.parallel.process_info import fake_ranks
 from tests.parallel.cases import MESHES, parallelism
 from tests.parallel.grid import launch
 from tests.unit.hpc.measured import rehearsal_of, small_config

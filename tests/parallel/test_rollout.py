@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from credit.cli.main import main
-from credit.forecast.archive import open_forecasts
+from credit.forecast.io.forecast_reader import open_forecasts
 from tests.parallel.grid import REPOSITORY, launch
 from tests.smoke.conftest import world
 

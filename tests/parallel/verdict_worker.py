@@ -9,8 +9,8 @@ import sys
 import torch
 
 from credit.errors import CheckpointError
-from credit.parallel.launch import process_group, read_launch
-from credit.parallel.verdict import dealt_by_main, on_main
+from credit.parallel.object_collectives import dealt_by_main, on_main
+from credit.parallel.process_info import process_group, read_launch
 
 
 class Deadly:

@@ -12,7 +12,7 @@ import threading
 import torch
 import torch.distributed as dist
 
-from credit.parallel.launch import process_group, read_launch
+from credit.parallel.process_info import process_group, read_launch
 from credit.parallel.watchdog import Watchdog
 
 

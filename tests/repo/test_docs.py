@@ -14,7 +14,7 @@ import yaml
 from credit.cli.main import COMMANDS, main
 from credit.cli.reference import render_cli_reference
 from credit.config import schema_model
-from credit.config.describe import describe
+from credit.config.docs_page import describe
 from credit.models import registry
 
 REPOSITORY = Path(__file__).parents[2]
@@ -52,7 +52,8 @@ def resolve(name: str) -> object:
     raise AttributeError(name)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=page_name)
+# CHANGELOG.md names what earlier versions had.
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=page_name)
 def test_dotted_names_import(page: Path) -> None:
     for name in set(re.findall(r"(?<![\w/.])credit(?:\.[A-Za-z_]\w*)+", page.read_text(encoding="utf-8"))):
         resolve(name)

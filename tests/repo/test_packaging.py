@@ -11,7 +11,7 @@ import pytest
 
 import credit
 from credit.cli.main import COMMANDS
-from credit.installation import DISTRIBUTION
+from credit.utils.installation import DISTRIBUTION
 
 
 @pytest.fixture(scope="module")

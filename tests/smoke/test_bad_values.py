@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit.data.store import open_store
+from credit.data.store.store_reader import open_store
 from tests.smoke.conftest import write_world
 
 CELLS = ("time", "latitude", "longitude")

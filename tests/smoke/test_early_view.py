@@ -10,9 +10,9 @@ import torch
 
 from credit.cli.main import main
 from credit.config import load_config
-from credit.parallel.launch import read_launch
-from credit.train.assemble import assemble_training
-from credit.train.record import early_rows
+from credit.parallel.process_info import read_launch
+from credit.train.build import assemble_training
+from credit.train.monitor.run_files import early_rows
 from tests.smoke.test_train import rows
 
 SHORT = ("trainer.max_steps=12", "trainer.validate_every=4", "trainer.checkpoint_every=2")

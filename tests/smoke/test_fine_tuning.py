@@ -12,7 +12,7 @@ import xarray as xr
 from safetensors.torch import load_file
 
 from credit.cli.main import main
-from credit.train import checkpoint
+from credit.train.checkpoint import checkpoint
 
 LORA = 'trainer.lora={rank: 2, alpha: 4, targets: ["*.to_qkv", "*.contract"]}'
 SHORT = ("trainer.max_steps=4", "trainer.validate_every=2", "trainer.checkpoint_every=2", "trainer.log_every=1")

@@ -14,7 +14,7 @@ import xarray as xr
 import yaml
 
 from credit.config import schema_source
-from credit.data import registry
+from credit.data.formats import plugin_source
 from tests.smoke.test_train import rows
 
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
@@ -44,7 +44,7 @@ def own_run(small_run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The small world, with its fields in an archive of npz files as well."""
     write_archive(small_run)
     monkeypatch.syspath_prepend(small_run)
-    monkeypatch.setattr(registry, "_SOURCES", dict(registry._SOURCES))
+    monkeypatch.setattr(plugin_source, "_SOURCES", dict(plugin_source._SOURCES))
     monkeypatch.setattr(schema_source, "_TYPES", dict(schema_source._TYPES))
     yield small_run
     sys.modules.pop("lab_archive", None)

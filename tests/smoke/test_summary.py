@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from credit.errors import CreditError, DataError
-from credit.parallel import launch
+from credit.parallel import process_info
 from credit.train import trainer
 from tests.smoke.test_early_view import log_of
 
@@ -97,7 +97,7 @@ def test_the_start_counts(small_run: Path, command, monkeypatch: pytest.MonkeyPa
         time.sleep(2.0)
         yield None
 
-    monkeypatch.setattr(launch, "process_group", slow_group)
+    monkeypatch.setattr(process_info, "process_group", slow_group)
     assert command("train", small_run / "config.yml", *SHORT, "trainer.max_steps=1").returncode == 0
     summary = json.loads((small_run / "run" / "summary.json").read_text())
     assert summary["time_shares"]["other"] * summary["wall_hours"] * 3600 > 2.0

@@ -11,7 +11,7 @@ import xarray as xr
 import yaml
 
 from credit.cli.main import main
-from credit.forecast.archive import open_forecasts
+from credit.forecast.io.forecast_reader import open_forecasts
 
 
 @pytest.mark.slow

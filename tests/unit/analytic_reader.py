@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from credit.calendar import Clock
 from credit.channels import ChannelMap
-from credit.data.chunks import copy_fields
+from credit.data.store.chunk_reader import copy_fields
 from credit.grid import LatLonGrid
-from credit.times import Clock
 
 ATTRIBUTES = {
     "t": {"units": "K", "standard_name": "air_temperature", "long_name": "Temperature"},

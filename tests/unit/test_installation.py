@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from credit import installation
 from credit.cli import main
-from credit.installation import describe_installation, find_conflicts, install_command
+from credit.utils import installation
+from credit.utils.installation import describe_installation, find_conflicts, install_command
 
 COMMANDS = {"entry_points.txt": "[console_scripts]\ncredit = credit.cli.main:main\n"}
 TOP_LEVEL = {"top_level.txt": "credit\n"}
@@ -71,7 +71,7 @@ def test_what_a_build_leaves_in_the_checkout_is_not_installed(tmp_path: Path, mo
     (tmp_path / "credit").mkdir()
     for name in ("setup.cfg", "pyproject.toml"):
         (tmp_path / name).touch()
-    monkeypatch.setattr(installation, "__file__", str(tmp_path / "credit" / "installation.py"))
+    monkeypatch.setattr(installation, "__file__", str(tmp_path / "credit" / "utils" / "installation.py"))
     leftover = tmp_path / "credit.egg-info"
     leftover.mkdir()
     (leftover / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: credit\nVersion: 0.14.0\n")
@@ -83,7 +83,7 @@ def test_the_command_for_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert install_command("grib").strip("'").startswith("pip install -e ")
     assert f"{repository}[grib]" in install_command("grib")
     # an installed wheel has no setup.cfg beside it
-    monkeypatch.setattr(installation, "__file__", str(tmp_path / "credit" / "installation.py"))
+    monkeypatch.setattr(installation, "__file__", str(tmp_path / "credit" / "utils" / "installation.py"))
     assert install_command("grib") == "pip install 'credit-weather[grib]'"
     # the pip that the shell finds belongs to another environment
     monkeypatch.setattr(installation.shutil, "which", lambda name: "/elsewhere/bin/pip")

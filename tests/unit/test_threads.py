@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from credit.threads import in_threads
+from credit.utils.threads import in_threads
 
 CELLS = 1 << 20  # enough for a thread each
 

@@ -7,8 +7,8 @@ import datetime
 import numpy as np
 import pytest
 
+from credit.calendar import CALENDARS, Clock, format_duration, parse_duration
 from credit.errors import ConfigError, DataError
-from credit.times import CALENDARS, Clock, format_duration, parse_duration
 
 
 @pytest.mark.parametrize(

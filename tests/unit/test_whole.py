@@ -16,15 +16,15 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from credit.config import build_config
-from credit.data.parts import _note
+from credit.data.store.store_writer import _note
 from credit.errors import CheckpointError, CreditError
 from credit.hpc.chain import JOBS, record
-from credit.train import checkpoint, convert
-from credit.train.continuation import write_config
-from credit.train.log import _cut_rows, write_status
-from credit.train.store import CheckpointStore
-from credit.train.summary import write_summary
-from credit.whole import write_text_whole, write_whole
+from credit.train.checkpoint import checkpoint, convert
+from credit.train.checkpoint.async_writer import CheckpointStore
+from credit.train.checkpoint.resume import write_config
+from credit.train.monitor.metrics_log import _cut_rows, write_status
+from credit.train.monitor.summary import write_summary
+from credit.utils.atomic import write_text_whole, write_whole
 from tests.unit.cli.world import CONFIG
 
 ROWS = '{"step": 1}\n{"step": 2}\n{"st'

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from credit.models.hardware import takes_cpu_way
-from credit.models.wxformer.products import (
+from credit.models.device_paths import takes_cpu_way
+from credit.models.wxformer.recompute_linear import (
     NormAgain,
     ProductLinear,
     linear_of_norm,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from credit.models.wxformer.head import WHOLE, Margins, SubpixelHead, TransposedHead
-from credit.models.wxformer.subpixel import SubpixelConv
+from credit.models.wxformer.pixel_shuffle import SubpixelConv
 
 
 class GroupNorm(nn.GroupNorm):

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from credit.models.hardware import takes_cpu_way
-from credit.models.recall import recall
-from credit.models.wxformer.blocks import BlockGrid, pairs_of_rows
+from credit.models.device_paths import takes_cpu_way
+from credit.models.recompute_cache import recall
 from credit.models.wxformer.padding import NO_PADDING, SpherePadding
-from credit.models.wxformer.products import outside_autocast
+from credit.models.wxformer.patch_gather import BlockGrid, pairs_of_rows
+from credit.models.wxformer.recompute_linear import outside_autocast
 
 
 def tall_weight(weight: Tensor, stride: int) -> Tensor:

@@ -79,7 +79,7 @@ class WXFormer(nn.Module):
         ConfigError: for values that do not fit together.
     """
 
-    # see `credit.models.wxformer.frozen` and `credit.forecast.step`
+    # see `credit.models.wxformer.inference` and `credit.forecast.stepper`
     _autocast_weights = True
     _output_is_new = True
 

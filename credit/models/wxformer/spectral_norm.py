@@ -27,9 +27,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from credit.models.hardware import takes_cpu_way
-from credit.models.wxformer.alike import EPS, iterate_alike_, normalise_alike, unit_
-from credit.parallel.activation import is_marked
+from credit.models.device_paths import takes_cpu_way
+from credit.models.wxformer.spectral_norm_batched import EPS, iterate_alike_, normalise_alike, unit_
+from credit.parallel.activation_checkpoint import is_marked
 from credit.parallel.reduce import local
 
 SETTLE_ITERATIONS = 15  # leaves sigma of a random matrix a few per cent low

@@ -12,7 +12,7 @@ import pytest
 
 from credit.cli import main
 from credit.config import load_config, schema_model
-from credit.data.preprocess import preprocess
+from credit.data.store.preprocess import preprocess
 from credit.models import registry
 from tests.unit.cli.world import write_world
 

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from credit.cli import main
 from credit.cli.check import check
 from credit.config import load_config
-from credit.data.sources import open_sources
+from credit.data.sources.source_reader import open_sources
 from credit.train.dry_run import blank_assets, try_step
 from tests.unit.cli.fault import Fault
 from tests.unit.cli.faults import FAULTS, SEEDED, patch

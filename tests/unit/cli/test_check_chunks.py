@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from credit.cli import check_run
-from credit.cli.findings import Findings
+from credit.cli.check_report import Findings
 from credit.config.schema_data import PreprocessConfig
-from credit.data.sources import SourceReader
+from credit.data.sources.source_reader import SourceReader
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from credit.cli import doctor_sections, main
-from credit.cli.masking import is_secret, mask
+from credit.cli.redact import is_secret, mask
 from tests.unit.cli.world import damage
 
 LOG = """2026-01-01T00:00:00Z INFO credit: reading https://alice:Hunter2Hunter2@data.example.org/era5.zarr

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from credit.config.describe import describe
+from credit.config.docs_page import describe
 from credit.config.migration import TABLES, describe_table, find_replacement
 from tests.unit.config.test_load import problems_of, with_key
 

@@ -12,13 +12,13 @@ from typing import Any
 
 from credit.config.schema_data import DataConfig, PreprocessConfig
 from credit.config.schema_forecast import ClimatologyConfig
-from credit.data import climatology_store
-from credit.data.store import StoreReader
+from credit.data.climatology import stored
+from credit.data.store.store_reader import StoreReader
 
 
 def main() -> None:
     data, climatology, block_bytes, last_read = sys.argv[1:]
-    climatology_store.BLOCK_BYTES = int(block_bytes)
+    stored.BLOCK_BYTES = int(block_bytes)
     read_into = StoreReader.read_into
     num_reads = 0
 
@@ -30,7 +30,7 @@ def main() -> None:
         return read_into(self, *arguments)
 
     StoreReader.read_into = read_until_killed
-    climatology_store.preprocess_climatology(
+    stored.preprocess_climatology(
         DataConfig.model_validate_json(data),
         PreprocessConfig(climatology=True),
         ClimatologyConfig.model_validate_json(climatology),

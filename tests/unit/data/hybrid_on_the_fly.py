@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from credit.config.schema_data import DataConfig
-from credit.data.vertical import HybridLevels
+from credit.physics.vertical import HybridLevels
 from tests.unit.data.files_on_the_fly import make_config
 
 H, W, K = 9, 16, 24

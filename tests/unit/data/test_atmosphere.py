@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from credit.data import atmosphere
+from credit.physics import thermodynamics
 from tests.unit.data.hybrid_on_the_fly import G, R, levels
 
 SURFACE = np.random.default_rng(1).uniform(6e4, 1.04e5, (5, 7))
@@ -18,7 +18,7 @@ def test_geopotential_of_an_isothermal_atmosphere() -> None:
     own = levels(137)
     upper, lower = own.edges(SURFACE)
     ground = np.full(SURFACE.shape, 1234.5)
-    at_levels, at_edges = atmosphere.geopotential(np.full((137, 5, 7), 250.0), upper, lower, ground)
+    at_levels, at_edges = thermodynamics.geopotential(np.full((137, 5, 7), 250.0), upper, lower, ground)
     np.testing.assert_allclose(at_edges, ground + R * 250.0 * np.log(SURFACE / lower), rtol=1e-9)
     np.testing.assert_allclose(
         at_levels[40:], ground + R * 250.0 * np.log(SURFACE / own.pressure(SURFACE)[40:]), atol=5.0
@@ -30,7 +30,7 @@ def test_geopotential_of_an_isothermal_atmosphere() -> None:
 def test_geopotential_of_a_column_by_hand() -> None:
     """Two layers, the sum of the documentation written out."""
     t, upper, lower = np.array([220.0, 280.0]), np.array([0.0, 5e4]), np.array([5e4, 1e5])
-    at_levels, at_edges = atmosphere.geopotential(t[:, None], upper[:, None], lower[:, None], np.array([100.0]))
+    at_levels, at_edges = thermodynamics.geopotential(t[:, None], upper[:, None], lower[:, None], np.array([100.0]))
     low = 100.0 + R * 280.0 * (1.0 - 5e4 / 5e4 * np.log(2.0))
     edge = 100.0 + R * 280.0 * np.log(2.0)
     np.testing.assert_allclose(at_levels[:, 0], [edge + R * 220.0 * np.log(2.0), low], rtol=1e-12)
@@ -47,45 +47,45 @@ def test_below_the_ground_of_the_standard_lapse_rate(height: float) -> None:
     arguments = (np.array(surface), np.array(lowest_t), np.array(lowest), np.array(height * G))
     pressure = np.array([1.0, 1.005, 1.02, 1.05]) * surface
     exact_t = ground_t * (pressure / surface) ** ALPHA
-    np.testing.assert_allclose(atmosphere.temperature_below(pressure, *arguments), exact_t, rtol=2e-6)
+    np.testing.assert_allclose(thermodynamics.temperature_below(pressure, *arguments), exact_t, rtol=2e-6)
     exact_z = height * G + (ground_t - exact_t) * G / LAPSE
-    found = atmosphere.geopotential_below(pressure, *arguments)
+    found = thermodynamics.geopotential_below(pressure, *arguments)
     # at sea level itself the formula has no lapse rate of its own but the standard one
     np.testing.assert_allclose(found, exact_z, atol=0.3)
     # Taylor's remainder, and the lapse rate between the lowest level and the ground
-    np.testing.assert_allclose(atmosphere.sea_level_pressure(*arguments), 101325.0, atol=0.5)
+    np.testing.assert_allclose(thermodynamics.sea_level_pressure(*arguments), 101325.0, atol=0.5)
 
 
 def test_temperature_between_the_lowest_level_and_the_ground() -> None:
     surface, lowest = np.array(1e5), np.array(9.9e4)
-    ground = atmosphere.surface_temperature(np.array(280.0), lowest, surface)
+    ground = thermodynamics.surface_temperature(np.array(280.0), lowest, surface)
     assert ground == pytest.approx(280.0 * (1 + ALPHA * (1e5 / 9.9e4 - 1)), rel=1e-9)
     pressure = np.array([9.9e4, 9.95e4, 1e5])
-    found = atmosphere.temperature_below(pressure, surface, np.array(280.0), lowest, np.array(0.0))
+    found = thermodynamics.temperature_below(pressure, surface, np.array(280.0), lowest, np.array(0.0))
     np.testing.assert_allclose(found, [280.0, 0.5 * (280.0 + ground), ground], rtol=1e-9)
 
 
 def test_plateaus_and_extremes() -> None:
     """Below high ground it gets no warmer than 298 K at sea level; sea level pressure smooths what is hot or cold."""
     surface, lowest = np.array(6e4), np.array(5.99e4)
-    at_sea = atmosphere.temperature_below(np.array(9.5e4), surface, np.array(290.0), lowest, np.array(4000.0 * G))
+    at_sea = thermodynamics.temperature_below(np.array(9.5e4), surface, np.array(290.0), lowest, np.array(4000.0 * G))
     assert 290.0 < at_sea < 298.0  # 26 K more by the standard lapse rate
-    hot = atmosphere.sea_level_pressure(surface, np.array(300.0), lowest, np.array(4000.0 * G))
+    hot = thermodynamics.sea_level_pressure(surface, np.array(300.0), lowest, np.array(4000.0 * G))
     assert hot == pytest.approx(6e4 * np.exp(4000.0 * G / (R * 0.5 * (290.5 + 300.0))), rel=1e-4)
 
 
 def test_saturation_as_tables_have_it() -> None:
     """Smithsonian Meteorological Tables (Goff and Gratch), over water at 20, 0, -20 degC, over ice at -40."""
     kelvin = np.array([293.15, 273.15, 253.15])
-    np.testing.assert_allclose(atmosphere.saturation_pressure_water(kelvin), [2337.3, 610.78, 125.4], rtol=5e-3)
-    mixed = atmosphere.saturation_pressure_mixed(np.array([293.15, 273.16, 233.15]))
+    np.testing.assert_allclose(thermodynamics.saturation_pressure_water(kelvin), [2337.3, 610.78, 125.4], rtol=5e-3)
+    mixed = thermodynamics.saturation_pressure_mixed(np.array([293.15, 273.16, 233.15]))
     np.testing.assert_allclose(mixed, [2337.3, 611.2, 12.83], rtol=4e-3)
-    between = atmosphere.saturation_pressure_mixed(np.array([261.66]))
+    between = thermodynamics.saturation_pressure_mixed(np.array([261.66]))
     assert 217.0 < between < 244.0  # 217 over ice, 244 over water at -11.5 degC
 
 
 def test_relative_humidity_of_saturated_air() -> None:
     saturation, pressure = 2337.3, 9e4
     ratio = 0.62198 * saturation / (pressure - saturation)
-    found = atmosphere.relative_humidity(np.array(ratio / (1 + ratio)), np.array(pressure), np.array(saturation))
+    found = thermodynamics.relative_humidity(np.array(ratio / (1 + ratio)), np.array(pressure), np.array(saturation))
     assert found == pytest.approx(100.0, rel=1e-4)

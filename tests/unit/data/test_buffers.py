@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 
-from credit.data.buffers import Buffers
+from credit.data.samples.buffer_pool import Buffers
 
 SHAPE = (2, 3, 1, 16, 24)
 

@@ -10,7 +10,7 @@ import pytest
 import zarr
 from zarr.codecs import BloscCodec, Crc32cCodec
 
-from credit.data.chunks import ChunkFiles
+from credit.data.store.chunk_reader import ChunkFiles
 
 TIMES, CHANNELS, ROWS, COLUMNS = 3, 5, 300, 256
 LZ4 = BloscCodec(cname="lz4", clevel=1, shuffle="shuffle")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from credit.calendar import Clock
 from credit.channels import ChannelMap
 from credit.config.schema_forecast import ClimatologyConfig
-from credit.data.climatology import Climatology
-from credit.data.climatology_fit import fit_climatology
+from credit.data.climatology.climatology import Climatology
+from credit.data.climatology.fit import fit_climatology
 from credit.errors import ConfigError, DataError
-from credit.times import Clock
 from tests.unit.analytic_reader import AnalyticReader, make_grid
 
 CHANNELS = ChannelMap.build({"prognostic": {"vars_3D": ["z"], "vars_2D": ["t2m", "sst"]}}, [850.0, 500.0])

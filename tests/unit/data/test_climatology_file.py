@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from credit.calendar import Clock
 from credit.channels import ChannelMap
 from credit.config.schema_data import DataConfig
 from credit.config.schema_forecast import ClimatologyConfig
-from credit.data import climatology_file as module
-from credit.data.climatology import Climatology
-from credit.data.climatology_file import load_climatology
+from credit.data.climatology import file as module
+from credit.data.climatology.climatology import Climatology
+from credit.data.climatology.file import load_climatology
 from credit.errors import ConfigError, DataError
 from credit.grid import LatLonGrid
-from credit.times import Clock
 from tests.unit.analytic_reader import ATTRIBUTES, make_grid
 
 VARIABLES = {"prognostic": {"vars_3D": ["z", "t"], "vars_2D": ["t2m"]}}

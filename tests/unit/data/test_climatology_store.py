@@ -23,22 +23,22 @@ from credit.cli.main import main
 from credit.config import Config, build_config
 from credit.config.schema_data import DataConfig, PreprocessConfig
 from credit.config.schema_forecast import ClimatologyConfig, VerificationConfig
-from credit.data import climatology as climatology_module
-from credit.data import climatology_store as module
-from credit.data.climatology_fit import fit_climatology
-from credit.data.climatology_store import obtain_climatology, preprocess_climatology
-from credit.data.preprocess import preprocess
+from credit.data.climatology import climatology as climatology_module
+from credit.data.climatology import stored as module
+from credit.data.climatology.fit import fit_climatology
+from credit.data.climatology.stored import obtain_climatology, preprocess_climatology
 from credit.data.reader import open_reader
 from credit.data.splits import Split, build_splits
-from credit.data.store import StoreReader
+from credit.data.store.preprocess import preprocess
+from credit.data.store.store_reader import StoreReader
 from credit.errors import ConfigError, DataError
-from credit.forecast.archive import open_forecasts
-from credit.forecast.writer import ForecastWriter
+from credit.forecast.io.forecast_reader import open_forecasts
+from credit.forecast.io.forecast_writer import ForecastWriter
 from credit.train.assets import fit_assets
-from credit.verify import baselines
-from credit.verify.baselines import build_climatology
-from credit.verify.scoring import score_forecasts
-from credit.verify.table import ScoreTable
+from credit.verify.scorer import score_forecasts
+from credit.verify.scores import baselines
+from credit.verify.scores.baselines import build_climatology
+from credit.verify.table.table import ScoreTable
 from tests.unit.data.files_on_the_fly import write_file
 
 ROWS, COLUMNS, DAYS, EVERY = 6, 8, 456, 36

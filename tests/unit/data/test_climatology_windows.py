@@ -11,18 +11,18 @@ import pytest
 import xarray as xr
 import zarr
 
+from credit.calendar import Clock
 from credit.channels import ChannelMap
 from credit.config.schema_data import PreprocessConfig
 from credit.config.schema_forecast import ClimatologyConfig
-from credit.data import climatology_store
-from credit.data.climatology import Climatology
-from credit.data.climatology_fit import fit_climatology
-from credit.data.climatology_store import obtain_climatology, preprocess_climatology
-from credit.data.preprocess import preprocess
+from credit.data.climatology import stored
+from credit.data.climatology.climatology import Climatology
+from credit.data.climatology.fit import fit_climatology
+from credit.data.climatology.stored import obtain_climatology, preprocess_climatology
 from credit.data.reader import open_reader
 from credit.data.splits import build_splits
+from credit.data.store.preprocess import preprocess
 from credit.errors import ConfigError
-from credit.times import Clock
 from tests.unit.analytic_reader import AnalyticReader, make_grid
 from tests.unit.data.files_on_the_fly import write_file
 from tests.unit.data.test_climatology_store import make
@@ -162,6 +162,6 @@ def test_tables_of_an_earlier_version_are_fitted_again(
     expected = "that of the store" if kept else "fitted now .*of another version .*run credit_preprocess again"
     assert re.search(expected, caplog.text), caplog.text
     preprocess_climatology(conf, settings, wanted, progress=False)
-    assert climatology_store.difference(Path(conf.store), wanted, train) is None
+    assert stored.difference(Path(conf.store), wanted, train) is None
     now = dict(zarr.open_group(Path(conf.store) / "climatology", mode="r").attrs)["credit"]
     assert now["format"] == 2 - kept

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit.data.classic import missing_bytes
-from credit.data.sources import open_sources
+from credit.data.formats.netcdf3 import missing_bytes
+from credit.data.sources.source_reader import open_sources
 from credit.errors import DataError
 from tests.unit.data.files_on_the_fly import make_config, random_fields, write_file
 

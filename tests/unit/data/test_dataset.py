@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from credit.calendar import Clock
 from credit.channels import ChannelMap
 from credit.config.schema_data import DataConfig
-from credit.data.climatology_fit import fit_climatology
-from credit.data.dataset import ForecastDataset
-from credit.data.frames import Frames
-from credit.data.kept import KeptReader
+from credit.data.climatology.fit import fit_climatology
+from credit.data.samples.cached_reader import KeptReader
+from credit.data.samples.dataset import ForecastDataset
+from credit.data.samples.frames import Frames
 from credit.errors import DataError
-from credit.times import Clock
 from tests.unit.analytic_reader import AnalyticReader, make_grid
 
 GROUPS = {"prognostic": ["a"], "diagnostic": ["d"], "dynamic_forcing": ["f"]}

@@ -8,9 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from credit.calendar import Clock
 from credit.channels import COMPUTED_DYNAMIC, COMPUTED_STATIC
 from credit.config.schema_data import SolarConfig
-from credit.data.forcing import (
+from credit.data.samples.forcing import (
     SOLAR_CONSTANT,
     computed_dynamic,
     computed_static,
@@ -20,7 +21,6 @@ from credit.data.forcing import (
     toa_radiation,
 )
 from credit.grid import LatLonGrid
-from credit.times import Clock
 
 CLOCK = Clock()
 LAT = np.array([90.0, 78.0, 66.0, 45.0, 20.0, 0.0, -33.0, -67.0, -90.0])

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from credit.config.schema_data import DataConfig
-from credit.data.grib import open_grib
-from credit.data.preprocess import preprocess
+from credit.data.formats.grib import open_grib
 from credit.data.reader import open_reader
-from credit.data.sources import open_sources
+from credit.data.sources.source_reader import open_sources
+from credit.data.store.preprocess import preprocess
 from credit.errors import DataError
 from tests.unit.data.files_on_the_fly import make_config, write_file
 from tests.unit.data.grib_on_the_fly import LAT, LON, H, W, field_number, message, write_grib

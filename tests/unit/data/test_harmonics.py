@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from credit.data.harmonics import EARTH_RADIUS_KM, CorrelatedNoise
 from credit.grid import LatLonGrid
+from credit.physics.spherical_harmonics import EARTH_RADIUS_KM, CorrelatedNoise
 from tests.unit.analytic_reader import make_grid
 
 

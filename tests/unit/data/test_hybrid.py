@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from credit.data.hybrid import load_table
+from credit.data.sources.hybrid_coefficients import load_table
 from credit.errors import DataError
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from credit.config.schema_data import DataConfig
-from credit.data.layers import Layers, find_layers
+from credit.data.sources.vertical_layers import Layers, find_layers
 from credit.errors import ConfigError
 from tests.unit.data import hybrid_on_the_fly as world
 from tests.unit.data.files_on_the_fly import make_config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from credit.data.loader import PositionSampler, block_at, epoch_order
+from credit.data.samples.loader import PositionSampler, block_at, epoch_order
 from credit.errors import ConfigError
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from credit.data import local_copies
-from credit.data.preprocess import preprocess
 from credit.data.reader import open_reader
+from credit.data.store import chunk_cache
+from credit.data.store.preprocess import preprocess
 from credit.errors import DataError
 from tests.unit.data.files_on_the_fly import make_config, random_fields, write_file
 
@@ -25,7 +25,7 @@ Usage = namedtuple("Usage", "total used free")
 @pytest.fixture
 def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[object, np.ndarray, Path, Path]:
     """A reader through copies; the fields, the folder of the store's chunks and that of the copies. There is room."""
-    monkeypatch.setattr(local_copies.shutil, "disk_usage", lambda path: Usage(10**9, 0, 10**9))
+    monkeypatch.setattr(chunk_cache.shutil, "disk_usage", lambda path: Usage(10**9, 0, 10**9))
     t = random_fields(40, H, W)
     write_file(tmp_path / "a.nc", {"t": t}, np.arange(40) * 6)
     conf = make_config(
@@ -71,7 +71,7 @@ def test_a_damaged_store_is_not_copied(opened: tuple) -> None:
 
 def test_a_full_disk(opened: tuple, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     reader, t, _, folder = opened
-    monkeypatch.setattr(local_copies.shutil, "disk_usage", lambda path: Usage(10**9, 9 * 10**8, 10**8))
+    monkeypatch.setattr(chunk_cache.shutil, "disk_usage", lambda path: Usage(10**9, 9 * 10**8, 10**8))
     with caplog.at_level(logging.WARNING):
         for index in (3, 4):
             np.testing.assert_array_equal(reader.read(index)[0], t[index].astype(np.float32))

@@ -14,13 +14,13 @@ from pydantic import ValidationError
 
 from credit.cli.main import main
 from credit.config.schema_data import DataConfig
-from credit.data import recipes
-from credit.data.grib import open_grib
-from credit.data.hybrid import levels_of_file
-from credit.data.preprocess import preprocess
+from credit.data.formats.grib import open_grib
 from credit.data.reader import open_reader
-from credit.data.sources import open_sources
-from credit.data.store import identity
+from credit.data.sources import derived_variables
+from credit.data.sources.hybrid_coefficients import levels_of_file
+from credit.data.sources.source_reader import open_sources
+from credit.data.store.preprocess import preprocess
+from credit.data.store.store_reader import identity
 from credit.errors import DataError
 from tests.unit.data import hybrid_on_the_fly as world
 from tests.unit.data.files_on_the_fly import make_config, write_file
@@ -197,7 +197,7 @@ def test_wind_speed_without_levels(tmp_path: Path) -> None:
 def test_blocks_of_rows_do_not_matter(everything: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     conf = config(everything, p3=["t", "z"], p2=["msl"], fields={n: DERIVED[n] for n in ("z", "msl")})
     whole = open_sources(conf).read(0)
-    monkeypatch.setattr(recipes, "_BLOCK_VALUES", 2 * world.K * world.W)
+    monkeypatch.setattr(derived_variables, "_BLOCK_VALUES", 2 * world.K * world.W)
     np.testing.assert_array_equal(open_sources(conf).read(0), whole)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit.data.sources import open_sources
+from credit.data.sources.source_reader import open_sources
 from tests.unit.data import hybrid_on_the_fly as world
 from tests.unit.data.hybrid_on_the_fly import ATMOSPHERE, DERIVED, LEVELS, config, fields_of
 

@@ -9,7 +9,7 @@ import torch
 from credit.channels import ChannelMap
 from credit.config.schema_data import TransformConfig
 from credit.data.normalize import Normalizer
-from credit.data.statistics import Statistics
+from credit.data.store.statistics import Statistics
 
 CHANNELS = ChannelMap.build(
     {

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from credit.config.schema_data import DataConfig
-from credit.data import outliers, parts
-from credit.data.preprocess import preprocess
-from credit.data.store import open_store, read_description
+from credit.data.store import outliers, store_writer
+from credit.data.store.preprocess import preprocess
+from credit.data.store.store_reader import open_store, read_description
 from credit.errors import DataError
 from tests.unit.data.files_on_the_fly import make_config, random_fields, write_file
 
@@ -21,7 +21,7 @@ SPOILT, WHEN = 13, "2000-01-04T06:00"
 
 @pytest.fixture(autouse=True)
 def _short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "_MOST_TIMES", LENGTH)
+    monkeypatch.setattr(store_writer, "_MOST_TIMES", LENGTH)
 
 
 def write_rain(folder: Path, spoilt: int | None = SPOILT, seed: int = 0) -> None:

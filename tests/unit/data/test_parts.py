@@ -21,14 +21,15 @@ import xarray as xr
 import zarr
 
 from credit.config.schema_data import DataConfig, PreprocessConfig
-from credit.data import parts, series
-from credit.data import preprocess as module
-from credit.data.preprocess import preprocess
 from credit.data.reader import open_reader
-from credit.data.sources import open_sources
-from credit.data.statistics import fit_statistics
-from credit.data.store import open_store
-from credit.data.workers import on_client
+from credit.data.sources import series
+from credit.data.sources.source_reader import open_sources
+from credit.data.store import preprocess as module
+from credit.data.store import store_writer
+from credit.data.store.executor import on_client
+from credit.data.store.preprocess import preprocess
+from credit.data.store.statistics import fit_statistics
+from credit.data.store.store_reader import open_store
 from credit.errors import ConfigError, DataError
 
 TIMES, ROWS, COLUMNS, LENGTH = 60, 8, 16, 8
@@ -65,7 +66,7 @@ def make(folder: Path, name: str = "store.zarr", **changes: object) -> DataConfi
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_files(tmp_path)
-    monkeypatch.setattr(parts, "_MOST_TIMES", LENGTH)
+    monkeypatch.setattr(store_writer, "_MOST_TIMES", LENGTH)
     return tmp_path
 
 
@@ -82,16 +83,20 @@ def test_any_order_any_number_of_processes(folder: Path, monkeypatch: pytest.Mon
     alone, many, shuffled = (make(folder, f"{name}.zarr") for name in ("alone", "many", "shuffled"))
     preprocess(alone)
     preprocess(many, PreprocessConfig(workers=3))
-    order = parts.open_parts
-    monkeypatch.setattr(parts, "open_parts", lambda *args: random.Random(1).sample(order(*args), len(order(*args))))
+    order = store_writer.open_parts
+    monkeypatch.setattr(
+        store_writer, "open_parts", lambda *args: random.Random(1).sample(order(*args), len(order(*args)))
+    )
     preprocess(shuffled)
     assert same_but_name(alone.store, many.store) and same_but_name(alone.store, shuffled.store)
     reader, sources = open_reader(alone), open_sources(alone)
     first, last = reader.clock.parse("2000-01-02"), reader.clock.parse_end("2000-01-09")
     assert reader.statistics.to_dict() == fit_statistics(sources, first, last, 360).to_dict(), "to the last bit"
-    assert not parts.lock_folder(Path(alone.store)).exists()
+    assert not store_writer.lock_folder(Path(alone.store)).exists()
     group = zarr.open_group(alone.store, mode="r")
-    assert [int(d) for d in group["digest"][:]] == [parts.digest(reader.read(n)) for n in range(len(reader.times))]
+    assert [int(d) for d in group["digest"][:]] == [
+        store_writer.digest(reader.read(n)) for n in range(len(reader.times))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +145,7 @@ def test_another_period_reads_no_field(folder: Path, monkeypatch: pytest.MonkeyP
     splits = {"train": ["2000-01-03", "2000-01-07"], "valid": ["2000-01-11"] * 2, "test": ["2000-01-13"] * 2}
     # the store's own times are those from the first split to the last
     splits["valid"] = ["2000-01-02", "2000-01-02"]
-    monkeypatch.setattr(module.store.StoreReader, "read", None)
+    monkeypatch.setattr(module.store_reader.StoreReader, "read", None)
     other = make(folder, splits=splits, split_gap="1min")
     preprocess(other)
     monkeypatch.undo()
@@ -152,7 +157,9 @@ def test_another_period_reads_no_field(folder: Path, monkeypatch: pytest.MonkeyP
 SCRIPT = """
     import os, signal, sys, time
     from credit.config.schema_data import DataConfig
-    from credit.data import parts, preprocess, sources
+    from credit.data.store import store_writer as parts
+    from credit.data.store import preprocess
+    from credit.data.sources import source_reader as sources
     parts._MOST_TIMES = 8
     read, count, pause, most = sources.SourceReader._read_variables, 0, float(sys.argv[2]), int(sys.argv[3])
     def watched(self, indices, names):
@@ -292,12 +299,19 @@ def test_on_a_cluster(folder: Path) -> None:
     sources = open_sources(conf)
     splits = module.build_splits(conf, sources.clock)
     group = module._create(Path(conf.store), conf, sources, splits, PreprocessConfig())
-    job = parts.Writing(Path(conf.store), sources, 360, {}, False, 2**30)
+    job = store_writer.Writing(Path(conf.store), sources, 360, {}, False, 2**30)
     with (
         distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
         distributed.Client(cluster) as client,
     ):
-        assert sum(on_client(client, partial(parts.write_part, job), parts.open_parts(group["done"][:], LENGTH))) == 48
+        assert (
+            sum(
+                on_client(
+                    client, partial(store_writer.write_part, job), store_writer.open_parts(group["done"][:], LENGTH)
+                )
+            )
+            == 48
+        )
     preprocess(conf)
     assert same_but_name(alone.store, conf.store)
 

@@ -8,9 +8,9 @@ import netCDF4
 import numpy as np
 import pytest
 
-from credit.data.plausible import build_rules, find_contradictions, read_file_range, require_units
-from credit.data.sources import open_sources
-from credit.data.units import Conversion
+from credit.data.formats.unit_checks import build_rules, find_contradictions, read_file_range, require_units
+from credit.data.formats.units import Conversion
+from credit.data.sources.source_reader import open_sources
 from credit.errors import DataError
 from tests.unit.data.files_on_the_fly import make_config, write_file
 

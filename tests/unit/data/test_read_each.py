@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit.data import series, sources
-from credit.data.kept import KeptReader
-from credit.data.sources import SourceReader, open_sources
+from credit.data.samples.cached_reader import KeptReader
+from credit.data.sources import series, source_reader
+from credit.data.sources.source_reader import SourceReader, open_sources
 from tests.unit.data import hybrid_on_the_fly
 from tests.unit.data.files_on_the_fly import make_config, random_fields, write_file
 from tests.unit.data.hybrid_on_the_fly import DERIVED, GROUND, fields_of
@@ -40,7 +40,7 @@ def reader(tmp_path: Path) -> SourceReader:
 def test_many_times_are_each_as_alone(
     reader: SourceReader, order: list[int], at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "_BYTES_AT_ONCE", at_once * reader.bytes_a_time)
+    monkeypatch.setattr(source_reader, "_BYTES_AT_ONCE", at_once * reader.bytes_a_time)
     assert len(reader.times) == 7
     alone = [reader.read(index) for index in order]
     for many in (reader.read_each(order), KeptReader(reader).read_each(order)):
@@ -106,7 +106,7 @@ def test_a_chunk_is_read_once_also_where_the_run_takes_every_sixth_time(
         return plain(files, piece, positions, raw)
 
     monkeypatch.setattr(series, "read_piece", counted)
-    monkeypatch.setattr(sources, "_BYTES_AT_ONCE", 0)
+    monkeypatch.setattr(source_reader, "_BYTES_AT_ONCE", 0)
     for one, fields in zip(alone, reader.read_each(range(len(alone)), 100 * reader.bytes_a_time), strict=True):
         np.testing.assert_array_equal(one, fields)
     assert len(reads) == HOURS // 12
@@ -147,7 +147,7 @@ def on_hybrid_levels(folder: Path, levels_a_chunk: int) -> SourceReader:
 def test_what_is_made_is_read_by_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, levels_a_chunk: int) -> None:
     """The same bits in other portions; each chunk of each input is read once for each variable that is made of it."""
     reader = on_hybrid_levels(tmp_path, levels_a_chunk)
-    monkeypatch.setattr(sources, "_BYTES_AT_ONCE", 0)
+    monkeypatch.setattr(source_reader, "_BYTES_AT_ONCE", 0)
     alone = [*reader.read_each(range(40), 0)]
     reads: list[tuple[str, int]] = []
     plain = series.read_piece

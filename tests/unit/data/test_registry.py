@@ -18,10 +18,10 @@ import pytest
 import xarray as xr
 
 from credit.config import schema_source
-from credit.data import registry
-from credit.data.files import OpenFiles
-from credit.data.registry import SourceVariable, register_source
-from credit.data.sources import SourceReader, open_sources
+from credit.data.formats import plugin_source
+from credit.data.formats.files import OpenFiles
+from credit.data.formats.plugin_source import SourceVariable, register_source
+from credit.data.sources.source_reader import SourceReader, open_sources
 from credit.errors import ConfigError, DataError
 from tests.unit.data import hybrid_on_the_fly as world
 from tests.unit.data.files_on_the_fly import make_config, random_fields, write_file
@@ -34,7 +34,7 @@ START = datetime(2000, 1, 1)
 @pytest.fixture(autouse=True)
 def _names(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a test registers is forgotten."""
-    monkeypatch.setattr(registry, "_SOURCES", {})
+    monkeypatch.setattr(plugin_source, "_SOURCES", {})
     monkeypatch.setattr(schema_source, "_TYPES", {})
     return
 
@@ -356,7 +356,7 @@ def test_a_fingerprint_changes_with_what_is_said() -> None:
 
 MODULE = """
 import numpy as np, os
-from credit.data.registry import SourceVariable, register_source
+from credit.data.formats.plugin_source import SourceVariable, register_source
 
 @register_source("elsewhere")
 class Elsewhere:

@@ -9,7 +9,7 @@ import pytest
 from scipy.interpolate import RegularGridInterpolator
 from scipy.special import sph_harm_y
 
-from credit.data.regrid import Regridder
+from credit.data.formats.regrid import Regridder
 from credit.grid import LatLonGrid
 
 GRIDS = {

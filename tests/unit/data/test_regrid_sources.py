@@ -13,11 +13,11 @@ from pydantic import ValidationError
 
 from credit.cli.main import main
 from credit.config.schema_data import DataConfig
-from credit.data.preprocess import preprocess
+from credit.data.formats.regrid import Regridder
 from credit.data.reader import open_reader
-from credit.data.regrid import Regridder
-from credit.data.sources import open_sources
-from credit.data.store import open_store, read_description
+from credit.data.sources.source_reader import open_sources
+from credit.data.store.preprocess import preprocess
+from credit.data.store.store_reader import open_store, read_description
 from credit.errors import DataError
 from credit.grid import LatLonGrid
 from tests.unit.data.files_on_the_fly import make_config, random_fields, write_file

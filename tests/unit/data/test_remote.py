@@ -19,10 +19,10 @@ from fsspec.registry import known_implementations
 
 from credit.config.schema_data import DataConfig
 from credit.config.schema_source import SourceConfig
-from credit.data.files import OpenFiles
-from credit.data.preprocess import preprocess
+from credit.data.formats.files import OpenFiles
 from credit.data.reader import open_reader
-from credit.data.sources import open_sources
+from credit.data.sources.source_reader import open_sources
+from credit.data.store.preprocess import preprocess
 from credit.errors import DataError
 from tests.unit.data.files_on_the_fly import make_config, random_fields, write_file
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from credit.data.sample import cut_sample
-from credit.data.sources import open_sources
+from credit.data.sources.source_reader import open_sources
 from tests.unit.data.files_on_the_fly import make_config
 
 

@@ -13,9 +13,9 @@ import pytest
 import xarray as xr
 
 from credit.config.schema_source import SourceConfig
-from credit.data.cf import Layout
-from credit.data.files import OpenFiles
-from credit.data.sources import open_sources
+from credit.data.formats.cf import Layout
+from credit.data.formats.files import OpenFiles
+from credit.data.sources.source_reader import open_sources
 from credit.errors import ConfigError, DataError
 from tests.unit.data.files_on_the_fly import make_config, random_fields, write_file
 
@@ -390,7 +390,7 @@ def test_few_files_stay_open_and_workers_open_their_own(tmp_path: Path) -> None:
 
 def test_a_date_part_is_checked_before_any_file(tmp_path: Path) -> None:
     from credit.config.schema_source import SourceConfig
-    from credit.data.files import expand_paths
+    from credit.data.formats.files import expand_paths
 
     with pytest.raises(ConfigError, match="data.sources.3.path"):
         expand_paths(SourceConfig(path=str(tmp_path / "%B.nc")), "data.sources.3")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from credit.calendar import Clock
 from credit.config.schema_data import DataConfig
 from credit.data.splits import Split, build_splits, find_seen, initial_times, require_samples, require_unseen
 from credit.errors import ConfigError, DataError
-from credit.times import Clock
 
 CLOCK = Clock()
 

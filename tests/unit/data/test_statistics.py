@@ -8,10 +8,10 @@ import logging
 import numpy as np
 import pytest
 
+from credit.calendar import Clock
 from credit.channels import ChannelMap
-from credit.data.statistics import Moments, Statistics, coarse_packing, fit_statistics
+from credit.data.store.statistics import Moments, Statistics, coarse_packing, fit_statistics
 from credit.errors import DataError
-from credit.times import Clock
 from tests.unit.analytic_reader import AnalyticReader, make_grid
 
 STEP = 360

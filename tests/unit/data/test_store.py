@@ -15,12 +15,12 @@ import xarray as xr
 import zarr
 
 from credit.config.schema_data import DataConfig
-from credit.data import preprocess as module
-from credit.data.preprocess import preprocess
 from credit.data.reader import open_reader
-from credit.data.sources import SourceReader, open_sources
-from credit.data.statistics import fit_statistics
-from credit.data.store import is_store_of, open_store
+from credit.data.sources.source_reader import SourceReader, open_sources
+from credit.data.store import preprocess as module
+from credit.data.store.preprocess import preprocess
+from credit.data.store.statistics import fit_statistics
+from credit.data.store.store_reader import is_store_of, open_store
 from credit.errors import DataError
 from tests.unit.data.files_on_the_fly import make_config, random_fields, write_file
 

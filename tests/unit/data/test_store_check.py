@@ -14,13 +14,13 @@ import zarr
 
 from credit.config.schema_data import DataConfig, PreprocessConfig
 from credit.config.schema_forecast import ClimatologyConfig
-from credit.data import parts, store_check
-from credit.data.climatology_store import find_damaged_blocks, preprocess_climatology
-from credit.data.preprocess import preprocess
+from credit.data.climatology.stored import find_damaged_blocks, preprocess_climatology
 from credit.data.reader import open_reader
-from credit.data.sources import SourceReader, open_sources
-from credit.data.store import read_description
-from credit.data.store_check import find_damage, require_whole
+from credit.data.sources.source_reader import SourceReader, open_sources
+from credit.data.store import integrity, store_writer
+from credit.data.store.integrity import find_damage, require_whole
+from credit.data.store.preprocess import preprocess
+from credit.data.store.store_reader import read_description
 from credit.errors import DataError
 from tests.unit.data.files_on_the_fly import make_config, random_fields, write_file
 
@@ -30,7 +30,7 @@ HOURS = np.arange(40) * 6
 
 @pytest.fixture(autouse=True)
 def _short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "_MOST_TIMES", LENGTH)
+    monkeypatch.setattr(store_writer, "_MOST_TIMES", LENGTH)
 
 
 @pytest.fixture
@@ -219,8 +219,8 @@ def test_repair_goes_on_after_a_kill(conf: DataConfig, monkeypatch: pytest.Monke
 
 
 def test_processes_look_for_damage_side_by_side(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, look = preprocess(conf), store_check._look_at_chunks
-    lock = parts.lock_folder(path) / "create.lock"
+    path, look = preprocess(conf), integrity._look_at_chunks
+    lock = store_writer.lock_folder(path) / "create.lock"
     program = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'w'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
     is_free: list[bool] = []
 
@@ -230,7 +230,7 @@ def test_processes_look_for_damage_side_by_side(conf: DataConfig, monkeypatch: p
         is_free.append(not tried)
         return look(*arguments)
 
-    monkeypatch.setattr(store_check, "_look_at_chunks", look_and_try_the_lock)
+    monkeypatch.setattr(integrity, "_look_at_chunks", look_and_try_the_lock)
     preprocess(conf, deep=True)
     assert is_free == [True]
     # What is damaged is looked at again by the process that marks it.
@@ -267,9 +267,9 @@ def test_fields_of_an_unfinished_store_are_not_compared(conf: DataConfig, monkey
         raise AssertionError("stopped")
 
     with monkeypatch.context() as patch, pytest.raises(AssertionError, match="stopped"):
-        patch.setattr(parts.Moments, "of_fields", die)
+        patch.setattr(store_writer.Moments, "of_fields", die)
         preprocess(conf)
-    monkeypatch.setattr(store_check, "_comparer", die)
+    monkeypatch.setattr(integrity, "_comparer", die)
     assert preprocess(conf, deep=True) == Path(conf.store)
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from credit.config.schema_data import DataConfig
-from credit.data.preprocess import preprocess
 from credit.data.reader import open_reader
-from credit.data.sources import SourceReader, open_sources
+from credit.data.sources.source_reader import SourceReader, open_sources
+from credit.data.store.preprocess import preprocess
 from credit.errors import DataError
 from tests.unit.data import hybrid_on_the_fly as hybrid
 from tests.unit.data.files_on_the_fly import make_config, random_fields, write_file

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from credit.calendar import Clock
 from credit.config.schema_data import DataConfig
-from credit.data.sources import open_sources
-from credit.data.timeline import match_times
-from credit.data.windows import Windows
+from credit.data.sources.accumulation import Windows
+from credit.data.sources.source_reader import open_sources
+from credit.data.sources.time_axis import match_times
 from credit.errors import DataError
-from credit.times import Clock
 from tests.unit.data.files_on_the_fly import SPLITS, write_file
 
 CLOCK, DAY = Clock(), 1440

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from credit.data.preprocess import preprocess
+from credit.data.formats.units import Conversion, find_conversion, is_same_unit, plain
 from credit.data.reader import open_reader
-from credit.data.sources import open_sources
-from credit.data.units import Conversion, find_conversion, is_same_unit, plain
+from credit.data.sources.source_reader import open_sources
+from credit.data.store.preprocess import preprocess
 from credit.errors import ConfigError, DataError
 from tests.unit.data.files_on_the_fly import make_config, random_fields, write_file
 

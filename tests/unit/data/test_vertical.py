@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from credit.data.vertical import HybridLevels, place
 from credit.errors import DataError
+from credit.physics.vertical import HybridLevels, place
 from tests.unit.data.hybrid_on_the_fly import levels
 
 SURFACE = np.random.default_rng(1).uniform(5.5e4, 1.04e5, (5, 7))

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from credit.data.sources import SourceReader, open_sources
+from credit.data.sources.source_reader import SourceReader, open_sources
 from credit.errors import DataError
 from tests.unit.data.files_on_the_fly import make_config, write_file
 

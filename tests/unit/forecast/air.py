@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from credit.config import Config, build_config
-from credit.data.statistics import Statistics
+from credit.data.store.statistics import Statistics
 from credit.data.transforms import apply
-from credit.forecast.step import Stepper
+from credit.forecast.stepper import Stepper
 from credit.grid import LatLonGrid
-from credit.train.assemble import build_stepper
 from credit.train.assets import Assets, find_run_layers
+from credit.train.build import build_stepper
 from tests.unit.data.hybrid_on_the_fly import half_levels
 
 K, H, W = 8, 16, 32

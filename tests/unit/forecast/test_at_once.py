@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from credit.times import Clock
+from credit.calendar import Clock
 from tests.unit.forecast.test_writer import INITIAL, _fields, _writer
 
 FIRST = Clock().parse(INITIAL[0])

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from credit.calendar import Clock
 from credit.errors import CreditError
-from credit.forecast.archive import open_forecasts
-from credit.forecast.background import BackgroundWriter
-from credit.forecast.run import Start, starts_of
-from credit.forecast.writer import ForecastWriter
-from credit.times import Clock
+from credit.forecast.io.async_writer import BackgroundWriter
+from credit.forecast.io.forecast_reader import open_forecasts
+from credit.forecast.io.forecast_writer import ForecastWriter
+from credit.forecast.rollout import Start, starts_of
 from tests.unit.forecast.test_writer import GRID, INITIAL, LEADS, NAMES, _writer
 
 STEP = 360
@@ -89,7 +89,7 @@ def test_an_error_of_the_thread_ends_the_model(tmp_path: Path, monkeypatch: pyte
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("credit.forecast.netcdf_files._define_variable", full)
+    monkeypatch.setattr("credit.forecast.io.netcdf_files._define_variable", full)
     taken = []
     with pytest.raises(CreditError, match=r"forecast_2001-04-01T00.nc: cannot be written \(No space"):  # noqa: SIM117
         with background(writer) as running:

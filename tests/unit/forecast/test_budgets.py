@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from credit.data.layers import Layers
-from credit.forecast import budgets
-from credit.forecast.budgets import Columns
+from credit.data.sources.vertical_layers import Layers
+from credit.forecast.postprocess import budgets
+from credit.forecast.postprocess.budgets import Columns
 from credit.grid import LatLonGrid
 from tests.unit.data.hybrid_on_the_fly import half_levels
 

@@ -13,8 +13,8 @@ import pytest
 import xarray as xr
 import zarr
 
-from credit.forecast.archive import open_forecasts
-from credit.times import Clock
+from credit.calendar import Clock
+from credit.forecast.io.forecast_reader import open_forecasts
 from tests.unit.forecast.test_continued import append_at_once, contents, stop_after
 from tests.unit.forecast.test_writer import INITIAL, NAMES, _fields, _writer
 
@@ -56,7 +56,7 @@ def test_a_store_that_was_killed_while_it_grew_opens_at_its_former_length(
         folder = tmp_path / str(number)
         shutil.copytree(start, folder)
         with monkeypatch.context() as patched:
-            patched.setattr("credit.forecast.zarr_store.os.replace", stop_after(number))
+            patched.setattr("credit.forecast.io.zarr_store.os.replace", stop_after(number))
             try:
                 _writer(folder, format="zarr", initial_minutes=[SECOND])
                 is_killed = False
@@ -76,7 +76,7 @@ def test_a_kill_before_the_consolidation_is_made_good(tmp_path: Path, monkeypatc
     before = opened(tmp_path / "killed")
     _writer(tmp_path / "expected", format="zarr", initial_minutes=[SECOND]).write(SECOND, _fields(1))
     with monkeypatch.context() as patched:
-        patched.setattr("credit.forecast.zarr_store._consolidate", stop_consolidation)
+        patched.setattr("credit.forecast.io.zarr_store._consolidate", stop_consolidation)
         with pytest.raises(KeyboardInterrupt):
             _writer(tmp_path / "killed", format="zarr", initial_minutes=[SECOND])
     xr.testing.assert_identical(opened(tmp_path / "killed"), before)

@@ -19,11 +19,11 @@ import pytest
 import xarray as xr
 import zarr
 
+from credit.calendar import Clock
 from credit.channels import ChannelMap
 from credit.errors import ConfigError, CreditError, DataError
-from credit.forecast.archive import open_forecasts
-from credit.forecast.writer import ForecastWriter
-from credit.times import Clock
+from credit.forecast.io.forecast_reader import open_forecasts
+from credit.forecast.io.forecast_writer import ForecastWriter
 from tests.unit.analytic_reader import ATTRIBUTES
 from tests.unit.forecast.test_writer import GRID, INITIAL, LEADS, NAMES, _fields, _writer
 
@@ -177,7 +177,7 @@ def test_a_store_that_was_killed_while_it_grew(tmp_path: Path, monkeypatch: pyte
         folder = tmp_path / str(number)
         shutil.copytree(start, folder)
         with monkeypatch.context() as patched:
-            patched.setattr("credit.forecast.zarr_store.os.replace", stop_after(number))
+            patched.setattr("credit.forecast.io.zarr_store.os.replace", stop_after(number))
             try:
                 _writer(folder, format="zarr", initial_minutes=[SECOND])
             except KeyboardInterrupt:
@@ -248,12 +248,12 @@ def test_a_run_goes_on_behind_what_another_has_just_appended(tmp_path: Path, mon
         yield True
 
     others = [SECOND]
-    monkeypatch.setattr("credit.forecast.zarr_store.lock", held)
+    monkeypatch.setattr("credit.forecast.io.zarr_store.lock", held)
     ours = _writer(tmp_path, format="zarr", initial_minutes=[SECOND + 1440])
     ours.write(SECOND + 1440, _fields(1))
     assert open_forecasts(tmp_path).initial_minutes.tolist() == [SECOND, SECOND + 1440]
     others = [SECOND + 4 * 1440]
-    monkeypatch.setattr("credit.forecast.zarr_store.lock", held)
+    monkeypatch.setattr("credit.forecast.io.zarr_store.lock", held)
     with pytest.raises(ConfigError, match=r"up to 2001-04-06T00:30, 2001-04-05T00:30 not among them.*earlier times"):
         _writer(tmp_path, format="zarr", initial_minutes=[SECOND + 3 * 1440])
     assert open_forecasts(tmp_path).initial_minutes.tolist() == [SECOND, SECOND + 1440, SECOND + 4 * 1440]
@@ -281,7 +281,7 @@ def test_two_runs_that_append_unlike_times_at_once_without_locks(
     def no_locks(path: Path) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr("credit.forecast.zarr_store.lock", no_locks)
+    monkeypatch.setattr("credit.forecast.io.zarr_store.lock", no_locks)
     _writer(tmp_path, format="zarr", initial_minutes=[FIRST])
     replace, others = os.replace, []
 
@@ -289,11 +289,11 @@ def test_two_runs_that_append_unlike_times_at_once_without_locks(
         """Let the other run come between this one's initial times and their number."""
         if Path(target) == tmp_path / "forecasts.zarr" / "init_time" / "zarr.json" and not others:
             others.append(SECOND + 1440)
-            monkeypatch.setattr("credit.forecast.beside.socket.gethostname", lambda: "elsewhere")
+            monkeypatch.setattr("credit.utils.temporary.socket.gethostname", lambda: "elsewhere")
             _writer(tmp_path, format="zarr", initial_minutes=others)
         replace(source, target)
 
-    monkeypatch.setattr("credit.forecast.zarr_store.os.replace", rename)
+    monkeypatch.setattr("credit.forecast.io.zarr_store.os.replace", rename)
     with pytest.raises(CreditError, match="another run has appended other initial times"):
         _writer(tmp_path, format="zarr", initial_minutes=[SECOND])
     assert "forecasts.zarr: its file system has no locks (No locks available)" in caplog.text
@@ -358,7 +358,7 @@ def name_levels_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
         levels[dim] = values
         return dim
 
-    monkeypatch.setattr("credit.forecast.layout._level_dim", number)
+    monkeypatch.setattr("credit.forecast.io.schema._level_dim", number)
 
 
 @pytest.mark.parametrize("format", ["netcdf", "zarr"])

@@ -10,15 +10,15 @@ from torch import nn
 from credit.config.schema_forecast import EnsembleConfig, PerturbationConfig, StochasticConfig
 from credit.config.schema_trainer import ParallelismConfig
 from credit.errors import ConfigError
-from credit.forecast.ensemble import build_perturbation, describe_ensemble, enable_dropout
-from credit.forecast.run import Start, forecast, starts_of
-from credit.forecast.step import Stepper
+from credit.forecast.ensemble.perturbations import build_perturbation, describe_ensemble, enable_dropout
+from credit.forecast.rollout import Start, forecast, starts_of
+from credit.forecast.stepper import Stepper
 from credit.grid import LatLonGrid
 from credit.models import build_model
 from credit.parallel import tensor_parallel
-from credit.parallel.apply import parallelize
-from credit.parallel.launch import fake_ranks
 from credit.parallel.mesh import build_mesh, plan_degrees
+from credit.parallel.parallelize import parallelize
+from credit.parallel.process_info import fake_ranks
 from tests.unit.analytic_reader import make_grid
 from tests.unit.forecast.test_step import CHANNELS, TENDENCY, normalizer
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from credit.errors import ConfigError
-from credit.forecast.hyperdiffusion import Hyperdiffusion
+from credit.forecast.postprocess.hyperdiffusion import Hyperdiffusion
 from credit.grid import LatLonGrid
 
 ROWS, COLUMNS = 32, 64

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
+from credit.calendar import Clock
 from credit.config.schema_data import DataConfig
 from credit.config.schema_forecast import InferenceConfig, InitialTimesConfig
 from credit.data.splits import Split
@@ -20,7 +21,6 @@ from credit.forecast.initial_times import (
     group,
     take_part,
 )
-from credit.times import Clock
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 24, 97])

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from credit.calendar import Clock
 from credit.config.schema_forecast import InferenceConfig
 from credit.errors import ConfigError, DataError
-from credit.forecast.archive import open_forecasts
-from credit.forecast.writer import ForecastWriter
-from credit.times import Clock
+from credit.forecast.io.forecast_reader import open_forecasts
+from credit.forecast.io.forecast_writer import ForecastWriter
 from tests.unit.forecast.test_writer import INITIAL, LEADS, NAMES, _fields, _writer
 
 FIRST, SECOND = (Clock().parse(text) for text in INITIAL)

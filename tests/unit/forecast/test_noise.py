@@ -12,9 +12,9 @@ from torch import nn
 
 from credit.config.schema_forecast import EnsembleConfig, NoiseConfig, PerturbationConfig
 from credit.errors import ConfigError
-from credit.forecast.ensemble import build_perturbation
-from credit.forecast.noise import build_noise, find_blocks
-from credit.forecast.run import Start, forecast, starts_of
+from credit.forecast.ensemble.feature_noise import build_noise, find_blocks
+from credit.forecast.ensemble.perturbations import build_perturbation
+from credit.forecast.rollout import Start, forecast, starts_of
 from credit.models import build_model
 from tests.unit.forecast.test_ensemble import GRID, SMALL, STEP, Still, make_stepper
 

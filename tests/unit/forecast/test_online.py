@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from credit.calendar import Clock
 from credit.channels import ChannelMap
 from credit.config.schema_data import DataConfig
 from credit.config.schema_forecast import InferenceConfig
+from credit.forecast.io.diagnostics import Products
 from credit.forecast.online import OnlineForecasts
-from credit.forecast.products import Products
-from credit.forecast.run import Start
-from credit.times import Clock
+from credit.forecast.rollout import Start
 from tests.unit.analytic_reader import ATTRIBUTES, make_grid
 
 STEP = 360

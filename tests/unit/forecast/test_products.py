@@ -11,10 +11,10 @@ from credit.channels import ChannelMap
 from credit.config import build_config
 from credit.config.schema_data import DataConfig
 from credit.config.schema_forecast import InferenceConfig
-from credit.data import atmosphere
 from credit.errors import ConfigError, DataError
-from credit.forecast.products import Products
-from credit.forecast.run import Start
+from credit.forecast.io.diagnostics import Products
+from credit.forecast.rollout import Start
+from credit.physics import thermodynamics
 
 SHAPE = (4, 6)
 ATTRIBUTES = {
@@ -106,9 +106,12 @@ def test_wind_speed_and_humidity_on_pressure_levels(tmp_path: Path) -> None:
             q
             * level
             * 100
-            / (atmosphere.R_DRY / atmosphere.R_VAPOUR + (1 - atmosphere.R_DRY / atmosphere.R_VAPOUR) * q)
+            / (
+                thermodynamics.R_DRY / thermodynamics.R_VAPOUR
+                + (1 - thermodynamics.R_DRY / thermodynamics.R_VAPOUR) * q
+            )
         )
-        expected = 100 * vapour / atmosphere.saturation_pressure_water(np.array(float(t)))
+        expected = 100 * vapour / thermodynamics.saturation_pressure_water(np.array(float(t)))
         assert find(made, out, f"r{level:g}")[0, 0] == pytest.approx(expected, rel=1e-4)
     np.testing.assert_array_equal(out[: len(fields)], fields)
     assert made.attributes["wind"]["standard_name"] == "wind_speed" and made.attributes["r"]["units"] == "%"
@@ -153,12 +156,14 @@ def test_an_isothermal_dry_column(tmp_path: Path) -> None:
     out = made.make(START, 360, fields_of(made, t=temperature, q=0.0, sp=surface / 100, u=np.log(full), v=2.0))
     for pressure in (50000.0, 80000.0):
         name = f"{pressure / 100:g}"
-        expected = atmosphere.GRAVITY * 300.0 + atmosphere.R_DRY * temperature * np.log(surface / pressure)
+        expected = thermodynamics.GRAVITY * 300.0 + thermodynamics.R_DRY * temperature * np.log(surface / pressure)
         assert find(made, out, f"z{name}")[0, 0] == pytest.approx(expected, rel=1e-5)
         assert find(made, out, f"u{name}")[0, 0] == pytest.approx(np.log(pressure), rel=1e-5)
         assert find(made, out, f"t{name}")[0, 0] == pytest.approx(temperature, rel=1e-6)
     msl = find(made, out, "msl")[0, 0]
-    assert msl == pytest.approx(surface * np.exp(atmosphere.GRAVITY * 300.0 / (atmosphere.R_DRY * 272.0)), rel=2e-3)
+    assert msl == pytest.approx(
+        surface * np.exp(thermodynamics.GRAVITY * 300.0 / (thermodynamics.R_DRY * 272.0)), rel=2e-3
+    )
     assert made.level_units == "hPa"
     assert {c.level for c in made.channels.output} == {500.0, 800.0, None}
     assert find(made, out, "sp")[0, 0] == pytest.approx(950.0)

@@ -12,8 +12,8 @@ from torch import nn
 from credit.channels import ChannelMap
 from credit.config.schema_trainer import LossConfig
 from credit.data.normalize import Normalizer
-from credit.data.statistics import Statistics
-from credit.forecast.step import Stepper, forcing_windows
+from credit.data.store.statistics import Statistics
+from credit.forecast.stepper import Stepper, forcing_windows
 from credit.losses import build_loss
 
 GROUPS = {

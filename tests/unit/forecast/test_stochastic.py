@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from credit.config.schema_forecast import EnsembleConfig, StochasticConfig
-from credit.forecast.run import Start, forecast, starts_of
-from credit.forecast.stochastic import StochasticTendencies, build_stochastic
+from credit.forecast.ensemble.sppt import StochasticTendencies, build_stochastic
+from credit.forecast.rollout import Start, forecast, starts_of
 from tests.unit.forecast.test_ensemble import GRID, STEP, Growth, Still, make_stepper
 
 CPU = torch.device("cpu")

@@ -15,13 +15,13 @@ import pytest
 import xarray as xr
 
 from credit import __version__
+from credit.calendar import Clock
 from credit.channels import ChannelMap
 from credit.errors import ConfigError, CreditError, DataError
-from credit.forecast.archive import open_forecasts
-from credit.forecast.layout import round_mantissa
-from credit.forecast.writer import ForecastWriter
-from credit.forecast.zarr_store import STORE
-from credit.times import Clock
+from credit.forecast.io.forecast_reader import open_forecasts
+from credit.forecast.io.forecast_writer import ForecastWriter
+from credit.forecast.io.schema import round_mantissa
+from credit.forecast.io.zarr_store import STORE
 from tests.unit.analytic_reader import ATTRIBUTES, make_grid
 
 CHANNELS = ChannelMap.build(
@@ -315,7 +315,7 @@ def test_what_a_store_gets_begins_to_be_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, members: int | None
 ) -> None:
     asked: list[Path] = []
-    monkeypatch.setattr("credit.forecast.zarr_store.begin_to_store", asked.append)
+    monkeypatch.setattr("credit.forecast.io.zarr_store.begin_to_store", asked.append)
     writer, fields = _writer(tmp_path, format="zarr", members=members), _fields()
     for number in range(2):
         writer.put(Clock().parse(INITIAL[0]), number, fields[number])
@@ -343,7 +343,7 @@ def test_an_interruption_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
         raise KeyboardInterrupt
 
     writer = _writer(tmp_path)
-    monkeypatch.setattr("credit.forecast.netcdf_files._define_variable", interrupted)
+    monkeypatch.setattr("credit.forecast.io.netcdf_files._define_variable", interrupted)
     with pytest.raises(KeyboardInterrupt):
         writer.write(Clock().parse(INITIAL[0]), _fields())
     assert not list(tmp_path.iterdir())

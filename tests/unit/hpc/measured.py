@@ -16,7 +16,7 @@ from credit.cli.init import templates
 from credit.cli.plan import RunRehearsal, build_grid
 from credit.config import Config, build_config
 from credit.config.load import _StrictLoader, apply_overrides
-from credit.hpc.plan_trace import Trace, trace_step
+from credit.hpc.planner.trace import Trace, trace_step
 from credit.models.initialise import initial_values
 from credit.parallel.materialise import allocate_, fill_
 from credit.parallel.mesh import RunMesh

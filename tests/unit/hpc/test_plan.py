@@ -9,14 +9,14 @@ import pytest
 
 from credit.cli import main
 from credit.errors import ConfigError
-from credit.hpc.gpus import Gpu, find_gpu, gpu_names
-from credit.hpc.plan import Plan, make_plan
-from credit.hpc.plan_memory import Precision, Schedule, Unit, Weight, buffer_bytes, in_flight, read_units, states
-from credit.hpc.plan_mesh import CHECKPOINTING, Run
-from credit.hpc.plan_report import describe, to_dict
-from credit.hpc.plan_traffic import Message, seconds
-from credit.parallel.launch import fake_ranks
+from credit.hpc.planner.gpus import Gpu, find_gpu, gpu_names
+from credit.hpc.planner.memory import Precision, Schedule, Unit, Weight, buffer_bytes, in_flight, read_units, states
+from credit.hpc.planner.mesh import CHECKPOINTING, Run
+from credit.hpc.planner.plan import Plan, make_plan
+from credit.hpc.planner.report import describe, to_dict
+from credit.hpc.planner.traffic import Message, seconds
 from credit.parallel.mesh import Degrees, build_mesh
+from credit.parallel.process_info import fake_ranks
 from credit.parallel.reduce import local_part
 from tests.unit.hpc.measured import rehearsal_of, small_config
 

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from credit.cli.plan import load_without_places
-from credit.hpc.plan_trace import Kernel, Trace, extend, trace_step
-from credit.parallel.launch import fake_ranks
+from credit.hpc.planner.trace import Kernel, Trace, extend, trace_step
+from credit.parallel.process_info import fake_ranks
 from tests.parallel.grid import REPOSITORY
 from tests.unit.hpc.measured import allocated, counted_flops, small_config, traced
 

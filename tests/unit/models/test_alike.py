@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from credit.models.wxformer import WXFormer, spectral_norm
-from credit.parallel.activation import checkpoint_blocks
-from credit.train.network import compile_blocks, normalise_together
+from credit.parallel.activation_checkpoint import checkpoint_blocks
+from credit.train.build_model import compile_blocks, normalise_together
 
 from .small import build, fields
 from .test_spectral_norm import assert_close, gradients, rollout_gradients, snapshot

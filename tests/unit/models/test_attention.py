@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from credit.models.wxformer.attention import Attention, DynamicPositionBias
-from credit.models.wxformer.frozen import freeze
+from credit.models.wxformer.inference import freeze
 
 
 def plain_attention(attention: Attention, x_BHWC: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from credit.cli.plan import load_without_places
-from credit.hpc.plan_trace import Trace
+from credit.hpc.planner.trace import Trace
 from tests.unit.hpc.measured import traced
 
 MOST, LEAST = 1.01, 0.97

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from credit.models.hardware import as_on_gpu
+from credit.models.device_paths import as_on_gpu
 from credit.models.wxformer.embed import CrossScaleEmbedding
 from credit.models.wxformer.padding import SpherePadding
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from credit.models.hardware import as_on_gpu
+from credit.models.device_paths import as_on_gpu
 from credit.models.wxformer import spectral_norm
-from credit.models.wxformer.frozen import freeze
+from credit.models.wxformer.inference import freeze
 
 from .small import build
 from .test_alike import Count

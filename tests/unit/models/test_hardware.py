@@ -11,7 +11,7 @@ import pytest
 
 SCRIPT = """
 import resource, sys, torch
-from credit.models.hardware import keep_freed_memory
+from credit.models.device_paths import keep_freed_memory
 torch.set_num_threads(1)
 if sys.argv[1] == "keep":
     keep_freed_memory(torch.device("cpu"))

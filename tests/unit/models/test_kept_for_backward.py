@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from credit.models.hardware import as_on_gpu
-from credit.models.wxformer import products
+from credit.models.device_paths import as_on_gpu
+from credit.models.wxformer import recompute_linear
 from credit.models.wxformer.attention import Attention, FeedForward, attend_fused, attend_on_cpu, softmax_, to_windows
 from credit.models.wxformer.decoder import GroupNorm
 from credit.models.wxformer.embed import CrossScaleEmbedding
-from credit.models.wxformer.products import NormAgain, ProductLinear, linear_of_norm
+from credit.models.wxformer.recompute_linear import NormAgain, ProductLinear, linear_of_norm
 
 
 def kept_bytes(compute: Callable[[], Tensor]) -> int:
@@ -51,7 +51,7 @@ def assert_near(ours: list[Tensor], expected: list[Tensor], tolerance: float) ->
 @pytest.mark.parametrize("blocks", [1, 4])
 def test_perceptron(autocast: bool, frozen: bool, blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    monkeypatch.setattr(products, "IN_CACHE", 4 * 32 * 15 * 2 // blocks // torch.get_num_threads() + 1)
+    monkeypatch.setattr(recompute_linear, "IN_CACHE", 4 * 32 * 15 * 2 // blocks // torch.get_num_threads() + 1)
     layer, x = FeedForward(8, 0.0), torch.randn(2, 3, 5, 8, requires_grad=True)
     torch.nn.init.normal_(layer.norm.weight)
     for inner in (layer.expand, layer.contract):
@@ -79,7 +79,7 @@ def test_perceptron(autocast: bool, frozen: bool, blocks: int, monkeypatch: pyte
 def test_a_perceptron_without_gradient_holds_some_rows_at_a_time(
     autocast: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(products, "WITHOUT_GRADIENT", 2**12)
+    monkeypatch.setattr(recompute_linear, "WITHOUT_GRADIENT", 2**12)
     layer, x, widest = FeedForward(8, 0.0), torch.randn(2, 30, 50, 8), []
     expected = layer(x).detach()
     monkeypatch.setattr(F, "gelu", lambda y: widest.append(y.nbytes) or torch.ops.aten.gelu(y))
@@ -173,7 +173,7 @@ def test_a_backward_pass_under_autocast_is_the_same(operation: str, dtype: torch
             return attend_on_cpu(x.view(6, 4, 1, 1, 8).expand(6, 4, 1, 3, 8).permute(3, 0, 2, 1, 4), second[:4, :4])
         if operation == "linear of norm":
             return linear_of_norm(x, first, None, again, lambda y: y)
-        return products.perceptron((x, first, None), second, None, again if "again" in operation else None)
+        return recompute_linear.perceptron((x, first, None), second, None, again if "again" in operation else None)
 
     def gradients(*, autocast: bool) -> list[Tensor]:
         y = result()

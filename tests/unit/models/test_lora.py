@@ -13,9 +13,9 @@ from torch import nn
 from credit.config.schema_trainer import LoraConfig
 from credit.errors import ConfigError
 from credit.models import lora
-from credit.models.hardware import as_on_gpu
+from credit.models.device_paths import as_on_gpu
 from credit.models.wxformer import WXFormer, spectral_norm
-from credit.parallel.activation import checkpoint_blocks, plain_name
+from credit.parallel.activation_checkpoint import checkpoint_blocks, plain_name
 
 from .small import SETTINGS, build, fields
 

@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from credit.models.recall import recall, recalling
+from credit.models.recompute_cache import recall, recalling
 from credit.models.wxformer import spectral_norm
-from credit.parallel.activation import checkpoint_blocks
+from credit.parallel.activation_checkpoint import checkpoint_blocks
 
 from .small import build, fields
 

@@ -13,7 +13,7 @@ from credit.models import build_model
 from credit.models.initialise import initial_values
 from credit.models.wxformer import WXFormer
 from credit.models.wxformer.attention import TransformerLayer
-from credit.models.wxformer.subpixel import SubpixelConv, pixel_shuffle
+from credit.models.wxformer.pixel_shuffle import SubpixelConv, pixel_shuffle
 
 from .small import SETTINGS, build, fields
 

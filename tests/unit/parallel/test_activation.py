@@ -11,9 +11,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from credit.errors import ConfigError
-from credit.models.hardware import as_on_gpu
+from credit.models.device_paths import as_on_gpu
 from credit.models.wxformer import spectral_norm
-from credit.parallel.activation import checkpoint_blocks, plain_name
+from credit.parallel.activation_checkpoint import checkpoint_blocks, plain_name
 from tests.unit.models.small import build, fields
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from credit.errors import ConfigError
-from credit.parallel.entries import copy_returned_views, copy_views, custom_entries
+from credit.parallel.entry_points import copy_returned_views, copy_views, custom_entries
 
 
 class Pair(NamedTuple):

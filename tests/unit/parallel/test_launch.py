@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from credit.errors import ConfigError
-from credit.parallel.launch import first_host, read_launch, require_one_process
+from credit.parallel.process_info import first_host, read_launch, require_one_process
 
 SLURM = {"SLURM_JOB_ID": "4711", "SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1",
          "SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_STEP_NODELIST": "gpu[003-004]"}  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from credit.parallel.transfer import fetched
+from credit.parallel.host_copy import fetched
 
 
 # the meta device stands for one that computes by itself

@@ -6,7 +6,7 @@ import copy
 
 from credit.config import Config, build_config
 from credit.config.schema_data import FieldConfig
-from credit.train.assemble import as_trained
+from credit.train.build import as_trained
 from tests.unit.config.test_load import MINIMAL
 
 

@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from credit.calendar import Clock
 from credit.channels import ChannelMap
 from credit.config import Config, build_config
-from credit.data.frames import Frames
+from credit.data.samples.frames import Frames
 from credit.data.splits import build_splits
 from credit.errors import CheckpointError, DataError
-from credit.times import Clock
-from credit.train.analysis import describe_unlike, find_hidden
-from credit.train.assemble import build_normalizer
 from credit.train.assets import Assets, fit_assets, require_same_fields
+from credit.train.build import build_normalizer
+from credit.train.initial_condition_checks import describe_unlike, find_hidden
 from tests.unit.analytic_reader import AnalyticReader, make_grid
 
 RAW = {

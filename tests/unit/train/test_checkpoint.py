@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from credit.errors import CheckpointError, ConfigError
-from credit.train import checkpoint, sharded
-from credit.train.store import CheckpointStore
+from credit.train.checkpoint import checkpoint, sharded
+from credit.train.checkpoint.async_writer import CheckpointStore
 
 
 def tensors(step: float) -> dict[str, dict[str, Tensor]]:

@@ -18,11 +18,11 @@ from credit.errors import ConfigError
 from credit.models.wxformer import spectral_norm
 from credit.models.wxformer.decoder import UpBlockPS
 from credit.models.wxformer.embed import CrossScaleEmbedding
-from credit.parallel.activation import checkpoint_blocks
+from credit.parallel.activation_checkpoint import checkpoint_blocks
 from credit.parallel.mesh import RunMesh
-from credit.train import network
+from credit.train import build_model
+from credit.train.build_model import compile_blocks
 from credit.train.dry_run import blank_assets
-from credit.train.network import compile_blocks
 from tests.unit.hpc.measured import GRID, small_config
 from tests.unit.models.small import build
 
@@ -59,21 +59,21 @@ def test_nothing_to_compile_with(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=f"trainer.compile: true, but .*({missing})"):
-        network.require_compiler(torch.device(device))
+        build_model.require_compiler(torch.device(device))
     config = small_config("trainer.compile=true")
     assets = blank_assets(config, build_grid(GRID), {})
     with pytest.raises(ConfigError, match="set trainer.compile to false"):
-        network.allocate_network(config, assets, RunMesh(), torch.device(device))
+        build_model.allocate_network(config, assets, RunMesh(), torch.device(device))
 
 
 def test_a_compiler_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = tmp_path / "cc"
     compiler.touch(mode=0o755)
     monkeypatch.setenv("CXX", str(compiler))
-    network.require_compiler(torch.device("cpu"))
+    build_model.require_compiler(torch.device("cpu"))
     monkeypatch.setenv("CC", str(compiler))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    network.require_compiler(torch.device("cuda"))
+    build_model.require_compiler(torch.device("cuda"))
 
 
 def graphs() -> int:

@@ -13,9 +13,9 @@ import torch
 
 from credit.config import build_config
 from credit.errors import ConfigError
-from credit.train.analysis import describe_other_static
-from credit.train.assemble import build_stepper
 from credit.train.assets import Assets
+from credit.train.build import build_stepper
+from credit.train.initial_condition_checks import describe_other_static
 from tests.unit.forecast import air
 from tests.unit.forecast.air import FLUXES, H, W, assemble, initial_state, raw_config, split, totals
 

@@ -13,8 +13,8 @@ import torch
 
 from credit.config import build_config
 from credit.errors import CheckpointError, ConfigError
-from credit.train.continuation import find_start, find_weights, prepare_folder, require_same_run
-from credit.train.store import CheckpointStore
+from credit.train.checkpoint.async_writer import CheckpointStore
+from credit.train.checkpoint.resume import find_start, find_weights, prepare_folder, require_same_run
 from tests.unit.config.test_load import MINIMAL
 
 

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from credit.cli.plan import build_grid
 from credit.config import Config
-from credit.models.hardware import as_on_gpu
-from credit.train import cost
-from credit.train.cost import NetworkCost
+from credit.models.device_paths import as_on_gpu
 from credit.train.dry_run import blank_assets
+from credit.train.monitor import flops
+from credit.train.monitor.flops import NetworkCost
 from tests.unit.hpc.measured import GRID, counted_flops, small_config, traced
 
 BATCH, CELLS, WIDE, OUT = 2, 48 * 96, 32, 6
@@ -37,7 +37,7 @@ class Small(nn.Module):
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_by_hand(frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost, "build_network", lambda config, channels, *_: Small(len(channels.input), frozen))
+    monkeypatch.setattr(flops, "build_network", lambda config, channels, *_: Small(len(channels.input), frozen))
     config = small_config(f"trainer.train_batch_size={BATCH}")
     channels = len(config.data.channel_map().input)
     convolution = 2 * BATCH * CELLS * 9 * channels * WIDE
@@ -66,7 +66,7 @@ def test_by_hand(frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_peak_is_that_of_what_the_network_computes_in(
     overrides: tuple[str, ...], sharded: bool, rate: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cost, "build_network", lambda config, channels, *_: Small(len(channels.input)))
+    monkeypatch.setattr(flops, "build_network", lambda config, channels, *_: Small(len(channels.input)))
     config = small_config(*overrides)
     assets = blank_assets(config, build_grid(GRID), {})
     assert NetworkCost(config, assets, sharded).operations(1).keys() == {rate}
@@ -111,7 +111,7 @@ class Peeks(Small):
 def test_a_network_that_needs_values_is_not_counted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(cost, "build_network", lambda config, channels, *_: Peeks(len(channels.input)))
+    monkeypatch.setattr(flops, "build_network", lambda config, channels, *_: Peeks(len(channels.input)))
     caplog.set_level(logging.INFO)
     assert cost_of(small_config()).operations(1) is None
     assert "operations are not counted" in caplog.text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from credit.train.diagnose import bad_channels, first_bad_layer
+from credit.train.monitor.nonfinite import bad_channels, first_bad_layer
 
 
 class Broken(nn.Module):

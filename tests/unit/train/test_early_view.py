@@ -12,19 +12,19 @@ import pytest
 import torch
 from torch import nn
 
+from credit.calendar import Clock
 from credit.channels import ChannelMap
 from credit.config.schema_data import DataConfig
-from credit.data.frames import Frames
 from credit.data.normalize import Normalizer
-from credit.data.statistics import Statistics
+from credit.data.samples.frames import Frames
+from credit.data.store.statistics import Statistics
 from credit.errors import ConfigError, CreditError, DataError
-from credit.forecast.step import Stepper
+from credit.forecast.stepper import Stepper
 from credit.parallel.mesh import Degrees, RunMesh
-from credit.times import Clock
-from credit.train.early_view import EarlyView, EarlyViewPlan
-from credit.train.log import MetricsLog
-from credit.train.record import early_rows
-from credit.verify.plots_early import draw_early_view
+from credit.train.monitor.metrics_log import MetricsLog
+from credit.train.monitor.preview import EarlyView, EarlyViewPlan
+from credit.train.monitor.run_files import early_rows
+from credit.verify.plots.preview import draw_early_view
 from tests.unit.analytic_reader import AnalyticReader, make_grid
 
 STEP, LEAD = 360, 1440
@@ -200,7 +200,7 @@ def test_a_network_that_runs_away_has_curves_and_no_map(tmp_path: Path, caplog: 
 def test_what_cannot_be_forecast_is_refused(early: dict, error: type[Exception], says: str) -> None:
     from credit.config import build_config
     from credit.data.splits import build_splits
-    from credit.train.early_view import plan_early_view
+    from credit.train.monitor.preview import plan_early_view
     from tests.unit.verify.conftest import make_config, make_reader
 
     reader, raw = make_reader(), make_config(Path("run")).model_dump()

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from credit.train import energy
-from credit.train.energy import EnergyMeter, open_gpu
+from credit.train.monitor import gpu_energy
+from credit.train.monitor.gpu_energy import EnergyMeter, open_gpu
 
 FIRST, SECOND = "11111111-2222-3333-4444-555555555555", "66666666-7777-8888-9999-aaaaaaaaaaaa"
 SLICE = "bbbbbbbb-cccc-dddd-eeee-ffffffffffff"
@@ -99,13 +99,13 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, library: object, ranks: list, rank: 
     """Return the meter of a rank whose GPU is the first; `ranks` are the GPUs that the ranks have."""
     monkeypatch.setitem(sys.modules, "pynvml", library)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid=FIRST))
-    monkeypatch.setattr(energy, "rank_of", lambda: rank)
+    monkeypatch.setattr(gpu_energy, "rank_of", lambda: rank)
 
     def together(what):
         assert what() == ranks[rank]
         return ranks
 
-    monkeypatch.setattr(energy, "together", together)
+    monkeypatch.setattr(gpu_energy, "together", together)
     return EnergyMeter(torch.device("cuda", 0))
 
 

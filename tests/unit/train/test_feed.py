@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
+from credit.calendar import Clock
 from credit.channels import ChannelMap
 from credit.config.schema_data import DataConfig
-from credit.data.dataset import ForecastDataset
-from credit.data.frames import Frames
-from credit.data.loader import Loader
+from credit.data.samples.dataset import ForecastDataset
+from credit.data.samples.frames import Frames
+from credit.data.samples.loader import Loader
 from credit.errors import DataError
-from credit.times import Clock
-from credit.train.feed import BatchFeed
+from credit.train.prefetch import BatchFeed
 from tests.unit.analytic_reader import AnalyticReader, make_grid
 
 CPU = torch.device("cpu")

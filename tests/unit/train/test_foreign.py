@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from credit.errors import CheckpointError
-from credit.train.foreign import read_state_file
+from credit.train.checkpoint.external_weights import read_state_file
 
 STATE = {"layers.0.weight": torch.ones(2, 3), "layers.module.bias": torch.zeros(2), "scale": torch.tensor(2.0)}
 

@@ -9,8 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from credit.config.schema_trainer import TrainerConfig
-from credit.train.guard import Astray, StepGuard
-from credit.train.progression import Progression
+from credit.train.checkpoint.train_state import Progression
+from credit.train.monitor.divergence import Astray, StepGuard
 
 
 def guard(at: Progression, **conf: object) -> StepGuard:

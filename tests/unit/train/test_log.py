@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from credit.errors import ConfigError
-from credit.train.log import MetricsLog, rank_log, write_status
-from credit.train.record import is_repeated
+from credit.train.monitor.metrics_log import MetricsLog, rank_log, write_status
+from credit.train.monitor.run_files import is_repeated
 
 
 def rows(folder: Path) -> list[dict]:

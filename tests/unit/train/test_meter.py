@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from credit.hpc.gpus import gpu_names, reported_peaks
-from credit.train.meter import Meter
-from credit.train.progression import Progression
-from credit.train.summary import describe, summarise
+from credit.hpc.planner.gpus import gpu_names, reported_peaks
+from credit.train.checkpoint.train_state import Progression
+from credit.train.monitor.summary import describe, summarise
+from credit.train.monitor.usage import Meter
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 PEAKS = {"bfloat16": 1000.0, "tf32": 500.0, "float32": 50.0}

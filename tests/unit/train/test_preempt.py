@@ -12,9 +12,9 @@ import pytest
 
 from credit.cli import train
 from credit.errors import ConfigError
-from credit.parallel.launch import Launch
-from credit.train import preempt
-from credit.train.preempt import StopRequest
+from credit.parallel.process_info import Launch
+from credit.train.monitor import stop_signal
+from credit.train.monitor.stop_signal import StopRequest
 from tests.unit.hpc.measured import small_config
 
 
@@ -53,7 +53,7 @@ def test_one_rank_looks_for_the_file(tmp_path: Path, handlers: None, monkeypatch
         asked[rank] = folder
         raise InterruptedError
 
-    monkeypatch.setattr(preempt, "StopRequest", refuse)
+    monkeypatch.setattr(stop_signal, "StopRequest", refuse)
     config = small_config(f"save_loc={tmp_path}", "trainer.device=cpu")
     for rank in (0, 1):
         with pytest.raises(InterruptedError):

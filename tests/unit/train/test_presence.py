@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from credit.errors import CheckpointError, ConfigError
-from credit.train.presence import Presence
+from credit.train.monitor.run_lock import Presence
 
 QUICK = {"beat": 0.05, "silence": 0.5}
 HOLDER = """
 import sys, time
 from pathlib import Path
-from credit.train.presence import Presence
+from credit.train.monitor.run_lock import Presence
 with Presence(Path(sys.argv[1]), "job.1", beat=0.05, silence=0.5):
     print("held", flush=True)
     time.sleep(60)

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from credit.calendar import Clock
 from credit.channels import ChannelMap
 from credit.config import Config, build_config
-from credit.forecast.archive import ForecastArchive, open_forecasts
-from credit.forecast.writer import ForecastWriter
-from credit.times import Clock
+from credit.forecast.io.forecast_reader import ForecastArchive, open_forecasts
+from credit.forecast.io.forecast_writer import ForecastWriter
 from tests.unit.analytic_reader import AnalyticReader, make_grid
 
 STEP = 360

@@ -9,10 +9,10 @@ import xarray as xr
 
 from credit.channels import ChannelMap
 from credit.config.schema_regions import REGIONS
-from credit.verify.cell_means import CellMeans
-from credit.verify.crps import crps_of, member_sums
-from credit.verify.energy import vector_member_sums
-from credit.verify.regions import region_weights
+from credit.verify.scores.crps import crps_of, member_sums
+from credit.verify.scores.energy_score import vector_member_sums
+from credit.verify.statistics.area_mean import CellMeans
+from credit.verify.statistics.regions import region_weights
 from tests.unit.analytic_reader import make_grid
 
 CHANNELS = ChannelMap.build({"prognostic": {"vars_3D": ["z"], "vars_2D": ["t2m", "sst"]}}, [500.0]).output

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import scipy.stats
 
-from credit.verify.comparison import adjust_p_values
+from credit.verify.significance.comparison import adjust_p_values
 
 
 def test_missing_tests_do_not_count() -> None:

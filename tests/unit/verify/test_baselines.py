@@ -10,13 +10,13 @@ from credit.config.schema_forecast import BASELINES
 from credit.config.schema_regions import REGIONS
 from credit.data.splits import Split
 from credit.errors import DataError
-from credit.verify import baselines
-from credit.verify.baselines import baseline_fields, fit_damping
-from credit.verify.beginning import Beginning
-from credit.verify.cell_means import CellMeans
-from credit.verify.field_sums import moments_of
-from credit.verify.regions import region_weights
-from credit.verify.sums import ScoreSums
+from credit.verify.scores import baselines
+from credit.verify.scores.baseline_state import Beginning
+from credit.verify.scores.baselines import baseline_fields, fit_damping
+from credit.verify.statistics.area_mean import CellMeans
+from credit.verify.statistics.deterministic import ScoreSums
+from credit.verify.statistics.error_moments import moments_of
+from credit.verify.statistics.regions import region_weights
 from tests.unit.analytic_reader import make_grid
 
 # regions that begin in the middle of a row

@@ -7,8 +7,8 @@ import pytest
 import scipy.signal
 import scipy.stats
 
-from credit.verify.blocks import LEAST_BLOCKS, block_length, intervals, number_of_blocks, paired_test
-from credit.verify.sums import ScoreSums
+from credit.verify.significance.bootstrap import LEAST_BLOCKS, block_length, intervals, number_of_blocks, paired_test
+from credit.verify.statistics.deterministic import ScoreSums
 
 DAY = 1440
 

@@ -10,16 +10,16 @@ import pytest
 import xarray as xr
 
 from credit.config import Config, build_config
-from credit.data.regrid import Regridder
-from credit.data.sources import open_sources
-from credit.data.store import StoreReader
+from credit.data.formats.regrid import Regridder
+from credit.data.sources.source_reader import open_sources
+from credit.data.store.store_reader import StoreReader
 from credit.errors import DataError
-from credit.forecast.archive import ForecastArchive, open_forecasts
-from credit.forecast.writer import ForecastWriter
+from credit.forecast.io.forecast_reader import ForecastArchive, open_forecasts
+from credit.forecast.io.forecast_writer import ForecastWriter
 from credit.grid import LatLonGrid
-from credit.verify import baselines
-from credit.verify.scoring import score_forecasts
-from credit.verify.table import ScoreTable
+from credit.verify.scorer import score_forecasts
+from credit.verify.scores import baselines
+from credit.verify.table.table import ScoreTable
 
 NAMES = {"z": "geopotential", "t": "temperature", "t2m": "2m_temperature"}
 LEADS = [360, 1440]

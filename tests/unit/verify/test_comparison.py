@@ -12,9 +12,9 @@ from credit.cli.main import main
 from credit.config import dump_config
 from credit.config.schema_forecast import OWN_NAMES
 from credit.errors import ConfigError
-from credit.verify.blocks import number_of_blocks
-from credit.verify.comparison import compare, compare_all, judge, references
-from credit.verify.sums import ScoreSums
+from credit.verify.significance.bootstrap import number_of_blocks
+from credit.verify.significance.comparison import compare, compare_all, judge, references
+from credit.verify.statistics.deterministic import ScoreSums
 from tests.unit.verify.conftest import make_config
 
 DAY = 1440

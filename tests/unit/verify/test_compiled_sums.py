@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from credit.verify import crps, energy, row_sums, unit_sums
+from credit.verify.scores import crps, energy_score
+from credit.verify.statistics import error_kernel, row_kernels
 
 REPOSITORY = Path(__file__).parents[3]
 CELLS, MEMBERS = 2500, 5  # more than one block, and a rest that fills no vector of the processor
@@ -25,10 +26,10 @@ def compute_sums() -> dict[str, np.ndarray]:
     valid = random.random((2, CELLS)) < 0.8
     stretches = np.array([0, 1001]), np.array([1001, CELLS])
     scale, damping = np.float32(0.25), np.array([0.7, 0.9])
-    rows = unit_sums.OF_TRUTH + unit_sums.OF_FORECAST + unit_sums.OF_DAMPED
+    rows = error_kernel.OF_TRUTH + error_kernel.OF_FORECAST + error_kernel.OF_DAMPED
     out = {
         "unit_sums": np.empty((2, rows, 2)),
-        "lengths": np.empty((3 * unit_sums.OF_VECTOR, 2)),
+        "lengths": np.empty((3 * error_kernel.OF_VECTOR, 2)),
         "plain_sums": np.empty((1, 2)),
         "product_sums": np.empty((1, 2)),
         "anomaly_sums": np.empty((2, 2)),
@@ -37,16 +38,16 @@ def compute_sums() -> dict[str, np.ndarray]:
         "vector_member_sums": np.empty((2, 2)),
     }
     masked = np.array([True, True])
-    unit_sums.unit_sums(
+    error_kernel.unit_sums(
         np.arange(2), truth, np.ones(1, np.float32), (normal,), (forecast,), first, damping, valid, masked, scale,
         *stretches, out["unit_sums"], out["lengths"],
     )  # fmt: skip
-    row_sums.plain_sums(truth[0], *stretches, out["plain_sums"])
-    row_sums.product_sums(truth[0], forecast[0], *stretches, out["product_sums"])
-    row_sums.anomaly_sums(truth[0], normal[0], *stretches, out["anomaly_sums"])
-    row_sums.weigh(out["anomaly_sums"], random.random((2, 3)), out["weigh"])
+    row_kernels.plain_sums(truth[0], *stretches, out["plain_sums"])
+    row_kernels.product_sums(truth[0], forecast[0], *stretches, out["product_sums"])
+    row_kernels.anomaly_sums(truth[0], normal[0], *stretches, out["anomaly_sums"])
+    row_kernels.weigh(out["anomaly_sums"], random.random((2, 3)), out["weigh"])
     crps.member_sums(members, 0, truth[0], valid[0], *stretches, out["member_sums"])
-    energy.vector_member_sums(members, (0, 1), *truth, valid[0], scale, *stretches, out["vector_member_sums"])
+    energy_score.vector_member_sums(members, (0, 1), *truth, valid[0], scale, *stretches, out["vector_member_sums"])
     return out
 
 

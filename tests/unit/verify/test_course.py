@@ -12,18 +12,18 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from PIL import Image, ImageSequence
 
+from credit.calendar import Clock
 from credit.channels import Channel
 from credit.config.schema_forecast import VerificationConfig
 from credit.errors import ConfigError, CreditError
-from credit.times import Clock
-from credit.verify.course import Course, CourseKeeper, band_weights
-from credit.verify.plots import draw
-from credit.verify.plots_animation import animate
-from credit.verify.plots_example import draw_example
-from credit.verify.plots_hovmoeller import hovmoeller, latitude_time, time_edges
-from credit.verify.plots_maps import FIELD, MISSING, Background
-from credit.verify.scoring import score_forecasts
-from credit.verify.share import Part
+from credit.verify.example import Course, CourseKeeper, band_weights
+from credit.verify.plots.animation import animate
+from credit.verify.plots.example import draw_example
+from credit.verify.plots.hovmoeller import hovmoeller, latitude_time, time_edges
+from credit.verify.plots.maps import FIELD, MISSING, Background
+from credit.verify.plots.style import draw
+from credit.verify.scorer import score_forecasts
+from credit.verify.statistics.partial_scores import Part
 from tests.unit.analytic_reader import make_grid
 from tests.unit.verify.conftest import LEADS, MODEL_ERROR, Run, make_config
 

@@ -10,8 +10,8 @@ import pytest
 import xarray as xr
 
 from credit.channels import ChannelMap
-from credit.verify.cell_means import CellMeans
-from credit.verify.ensemble_sums import EnsembleSums
+from credit.verify.statistics.area_mean import CellMeans
+from credit.verify.statistics.ensemble import EnsembleSums
 from tests.unit.analytic_reader import make_grid
 from tests.unit.verify.ensembles import crps_by_cell, rainy, within
 

@@ -7,11 +7,11 @@ import pytest
 from scipy import stats
 
 from credit.channels import ChannelMap
-from credit.verify.card import card_rows, card_values
-from credit.verify.ensemble_sums import EnsembleSums
-from credit.verify.sums import ScoreSums
-from credit.verify.table import FACTS, ScoreTable
-from credit.verify.tabulate import Rows, build_table
+from credit.verify.statistics.deterministic import ScoreSums
+from credit.verify.statistics.ensemble import EnsembleSums
+from credit.verify.table.scorecard import card_rows, card_values
+from credit.verify.table.table import FACTS, ScoreTable
+from credit.verify.table.table_builder import Rows, build_table
 from tests.unit.verify.test_thresholds_compared import CASES, INITIAL, LEADS, REGIONS, expected_p, gamma
 
 MEMBERS = {"model": 5, "old": 9}  # the others are single forecasts

@@ -11,9 +11,9 @@ import pytest
 import xarray as xr
 
 from credit.config.schema_data import DataConfig
-from credit.data.preprocess import preprocess
+from credit.data.store.preprocess import preprocess
 from credit.errors import DataError
-from credit.verify.data_report import write_data_report
+from credit.verify.report.data_report import write_data_report
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from credit.channels import Channel
-from credit.verify.embedded import encode, pack_curves, page_scores, raised
-from credit.verify.meanings import MEANINGS
-from credit.verify.plots import pretty_units
-from credit.verify.plots_scores import scorecard, styles_of
-from credit.verify.table import ScoreTable
+from credit.verify.plots.scores import scorecard, styles_of
+from credit.verify.plots.style import pretty_units
+from credit.verify.report.report_data import encode, pack_curves, page_scores, raised
+from credit.verify.report.score_descriptions import MEANINGS
+from credit.verify.table.table import ScoreTable
 from tests.browser.pages import make_table
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit.forecast.archive import open_forecasts
-from credit.forecast.writer import ForecastWriter
-from credit.verify.facts import describe_forecasts
-from credit.verify.table import ScoreTable
+from credit.forecast.io.forecast_reader import open_forecasts
+from credit.forecast.io.forecast_writer import ForecastWriter
+from credit.verify.report.metadata import describe_forecasts
+from credit.verify.table.table import ScoreTable
 from credit.verify.verification import verify
 from tests.unit.verify.conftest import LEADS, STEP, Run, make_config, make_reader
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from credit.errors import DataError
-from credit.verify.ensemble_sums import EnsembleSums
-from credit.verify.rank_histogram import RankHistogram
+from credit.verify.scores.rank_histogram import RankHistogram
+from credit.verify.statistics.ensemble import EnsembleSums
 from tests.unit.verify.ensembles import CHANNELS, MEANS, WEIGHTS, WINDS, Cases, draw_cases, pooled
 
 MEMBERS = 5

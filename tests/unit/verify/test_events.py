@@ -9,10 +9,10 @@ import pytest
 import xarray as xr
 
 from credit.config.schema_regions import REGIONS
-from credit.verify.blocks import intervals
-from credit.verify.cell_means import CellMeans
-from credit.verify.events import EventSums
-from credit.verify.regions import region_weights
+from credit.verify.scores.events import EventSums
+from credit.verify.significance.bootstrap import intervals
+from credit.verify.statistics.area_mean import CellMeans
+from credit.verify.statistics.regions import region_weights
 from tests.unit.verify.ensembles import CELLS, CHANNELS, GRID, MEANS, NAMES, Cases, draw_cases, pooled, within
 
 MEMBERS = 5

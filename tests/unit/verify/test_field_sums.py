@@ -9,12 +9,12 @@ import pytest
 
 from credit.channels import ChannelMap, pick
 from credit.config.schema_regions import REGIONS
-from credit.data.climatology import WeightedFields
+from credit.data.climatology.climatology import WeightedFields
 from credit.errors import DataError
-from credit.verify.beginning import Beginning
-from credit.verify.cell_means import CellMeans
-from credit.verify.field_sums import Moments, moments_of
-from credit.verify.regions import region_weights
+from credit.verify.scores.baseline_state import Beginning
+from credit.verify.statistics.area_mean import CellMeans
+from credit.verify.statistics.error_moments import Moments, moments_of
+from credit.verify.statistics.regions import region_weights
 from tests.unit.analytic_reader import make_grid
 
 GRID = make_grid(9, 2500, poles=True)  # stretches of more than two blocks, and such as begin within a row

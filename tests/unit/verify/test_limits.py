@@ -7,14 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from credit.calendar import Clock
 from credit.channels import Channel
 from credit.config.schema_events import EventConfig
 from credit.data.splits import Split
 from credit.errors import ConfigError
-from credit.times import Clock
-from credit.verify import climate as climate_module
-from credit.verify.climate import Climate
-from credit.verify.limits import Event, Precipitation, dry_and_heavy, event_limits, find_events, find_precipitation
+from credit.verify.scores import climatological_sample as climate_module
+from credit.verify.scores.climatological_sample import Climate
+from credit.verify.scores.thresholds import (
+    Event,
+    Precipitation,
+    dry_and_heavy,
+    event_limits,
+    find_events,
+    find_precipitation,
+)
 from tests.unit.verify.conftest import make_config
 
 CLOCK = Clock()

@@ -11,11 +11,11 @@ from matplotlib.collections import QuadMesh
 from matplotlib.contour import ContourSet
 from matplotlib.figure import Figure
 
+from credit.calendar import Clock
 from credit.channels import ChannelMap
 from credit.grid import LatLonGrid
-from credit.times import Clock
-from credit.verify.plots import draw, new_figure
-from credit.verify.plots_maps import FIELD, Background, draw_map, equal_earth, map_axes, maps, portrait
+from credit.verify.plots.maps import FIELD, Background, draw_map, equal_earth, map_axes, maps, portrait
+from credit.verify.plots.style import draw, new_figure
 from tests.unit.analytic_reader import AnalyticReader, make_grid
 
 GRIDS = {

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 
-from credit.verify.plots_scores import styles_of
-from credit.verify.plots_spectra import spectra
-from credit.verify.scoring import score_forecasts
+from credit.verify.plots.scores import styles_of
+from credit.verify.plots.spectra import spectra
+from credit.verify.scorer import score_forecasts
 from tests.unit.verify.conftest import Run, make_config, write_forecasts
 
 

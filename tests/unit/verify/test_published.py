@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit.times import Clock
-from credit.verify.published import comparable, published_scores, rows_of
-from credit.verify.table import ScoreTable
+from credit.calendar import Clock
+from credit.verify.report.reference_scores import comparable, published_scores, rows_of
+from credit.verify.table.table import ScoreTable
 
 CLOCK = Clock()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from credit.verify.ensemble_sums import EnsembleSums
-from credit.verify.rank_histogram import RankHistogram
+from credit.verify.scores.rank_histogram import RankHistogram
+from credit.verify.statistics.ensemble import EnsembleSums
 from tests.unit.verify.ensembles import MEANS, NAMES, WEIGHTS, Cases, draw_cases, rainy
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from credit.calendar import Clock
 from credit.config.schema_forecast import VerificationConfig
 from credit.config.schema_regions import REGIONS
 from credit.errors import ConfigError
-from credit.times import Clock
-from credit.verify.regions import region_weights, scored_regions
-from credit.verify.seasons import cases_by_season
+from credit.verify.statistics.regions import region_weights, scored_regions
+from credit.verify.statistics.seasons import cases_by_season
 from tests.unit.analytic_reader import make_grid
 
 # of the sphere: sines of the parallels times the share of the circle

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit.verify.blocks import LEAST_BLOCKS
-from credit.verify.events import EventSums
-from credit.verify.plots_events import reliability_diagrams
-from credit.verify.reliability import OBSERVED, POINTS, DiagramSums
-from credit.verify.tabulate_thresholds import ThresholdResults
+from credit.verify.plots.events import reliability_diagrams
+from credit.verify.scores.events import EventSums
+from credit.verify.scores.reliability import OBSERVED, POINTS, DiagramSums
+from credit.verify.significance.bootstrap import LEAST_BLOCKS
+from credit.verify.table.event_rows import ThresholdResults
 
 DAY = 1440
 LEADS = np.array([DAY, 40 * DAY])

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from credit.data.regrid import Regridder
+from credit.data.formats.regrid import Regridder
 from credit.errors import DataError
-from credit.forecast.archive import open_forecasts
-from credit.forecast.writer import ForecastWriter
-from credit.verify.scored_fields import ScoredFields
-from credit.verify.scoring import Verification, score_forecasts
+from credit.forecast.io.forecast_reader import open_forecasts
+from credit.forecast.io.forecast_writer import ForecastWriter
+from credit.verify.regridded_reader import ScoredFields
+from credit.verify.scorer import Verification, score_forecasts
 from tests.unit.analytic_reader import make_grid
 from tests.unit.verify.conftest import LEADS, MODEL_ERROR, STEP, Run, make_config, make_reader
 

@@ -15,9 +15,9 @@ from scipy import special
 from credit.config import build_config
 from credit.config.schema_forecast import OtherForecastsConfig
 from credit.errors import ConfigError, DataError
-from credit.forecast.archive import open_forecasts, open_other_forecasts
-from credit.verify.scoring import Verification, score_forecasts
-from credit.verify.table import SHORT_WAVES, WIND
+from credit.forecast.io.forecast_reader import open_forecasts, open_other_forecasts
+from credit.verify.scorer import Verification, score_forecasts
+from credit.verify.table.table import SHORT_WAVES, WIND
 from tests.unit.analytic_reader import AnalyticReader, make_grid
 from tests.unit.verify.conftest import LEADS, MODEL_ERROR, STEP, Run, make_config, make_reader, write_forecasts
 

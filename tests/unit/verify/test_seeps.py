@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit.verify.seeps import DRY_BELOW_MM, SeepsSums, is_scored, seeps
+from credit.verify.scores.seeps import DRY_BELOW_MM, SeepsSums, is_scored, seeps
 from tests.unit.verify.ensembles import CELLS, CHANNELS, MEANS, NAMES, WEIGHTS
 
 CASES = 4

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from credit.data.harmonics import legendre, max_wavenumber
 from credit.grid import LatLonGrid
-from credit.verify.spectra import SphericalSpectrum, latitude_quadrature
+from credit.physics.spherical_harmonics import legendre, max_wavenumber
+from credit.verify.scores.spectra import SphericalSpectrum, latitude_quadrature
 from tests.unit.analytic_reader import make_grid
 
 

@@ -14,14 +14,14 @@ import pytest
 import xarray as xr
 
 import credit
-from credit import threads
 from credit.channels import Channel, ChannelMap
 from credit.config.schema_regions import REGIONS
 from credit.errors import DataError
-from credit.verify import row_sums
-from credit.verify.cell_means import CellMeans, wind_pairs
-from credit.verify.regions import region_weights
-from credit.verify.sums import ScoreSums
+from credit.utils import threads
+from credit.verify.statistics import row_kernels
+from credit.verify.statistics.area_mean import CellMeans, wind_pairs
+from credit.verify.statistics.deterministic import ScoreSums
+from credit.verify.statistics.regions import region_weights
 from tests.unit.analytic_reader import ATTRIBUTES, make_grid
 
 CHANNELS = ChannelMap.build({"prognostic": {"vars_3D": ["z"], "vars_2D": ["t2m", "sst"]}}, [500.0]).output
@@ -241,7 +241,7 @@ def test_a_disk_that_is_full_keeps_no_compiled_code_and_harms_nothing(monkeypatc
         raise OSError(errno.ENOSPC, "No space left on device")
 
     out = np.zeros((1, 1))
-    sums = row_sums.compiled(row_sums.plain_sums.__wrapped__)
+    sums = row_kernels.compiled(row_kernels.plain_sums.__wrapped__)
     monkeypatch.setattr("numba.core.caching._Cache.save_overload", full)
     monkeypatch.setattr("numba.core.caching.Cache.save_overload", full)
     monkeypatch.setattr("numba.core.caching.Cache.load_overload", lambda *_: None)
@@ -253,7 +253,7 @@ def test_sums_need_no_folder_that_can_be_written(tmp_path: Path) -> None:
     """A package in a container that nobody may write to, run by somebody without a home."""
     package = tmp_path / "credit"
     shutil.copytree(Path(credit.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__", "*.nc"))
-    code = "import numpy as np\nfrom credit.verify.row_sums import plain_sums\nout = np.zeros((1, 1))\n"
+    code = "import numpy as np\nfrom credit.verify.statistics.row_kernels import plain_sums\nout = np.zeros((1, 1))\n"
     code += "plain_sums(np.ones(3), np.zeros(1, int), np.full(1, 3), out)\nprint(credit.verify.__path__, out)"
     (tmp_path / "__pycache__").touch()
     (package / "verify" / "__pycache__").touch()  # a file, so that no folder can be made, whoever runs this

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+import credit.verify.report
+from credit.calendar import Clock
 from credit.channels import Channel
-from credit.times import Clock
-from credit.verify import plots_scores
-from credit.verify.blocks import intervals
-from credit.verify.plots import label
-from credit.verify.plots_scores import card_pages, draw_scorecards, scorecard, skill_curves
-from credit.verify.seasons import cases_by_season
-from credit.verify.sums import ScoreSums
-from credit.verify.table import FACTS, ScoreTable
-from credit.verify.tabulate import Rows, build_table
+from credit.verify.plots.scores import card_pages, draw_scorecards, scorecard, skill_curves
+from credit.verify.plots.style import label
+from credit.verify.significance.bootstrap import intervals
+from credit.verify.statistics.deterministic import ScoreSums
+from credit.verify.statistics.seasons import cases_by_season
+from credit.verify.table.table import FACTS, ScoreTable
+from credit.verify.table.table_builder import Rows, build_table
 from tests.unit.analytic_reader import ATTRIBUTES
 
 CLOCK = Clock()
@@ -29,6 +29,8 @@ CHANNELS = [Channel(f"{name}500", name, 500.0, "prognostic") for name in ("u", "
 ROWS = Rows(CHANNELS, [(0, 1, "wind")], ATTRIBUTES)
 FACTS_OF_ALL = {"n_cases": 270, "level_units": "hPa", "initial_times": "here to there"} | dict.fromkeys(FACTS, "x")
 SIZES = {"model": 1.0, "other": 1.0, "persistence": 2.0, "damped_persistence": 1.5, "climatology": 3.0}
+
+REPORT_FOLDER = Path(credit.verify.report.__file__).parent
 
 
 def make_sums(size: float, seed: int, rows: int = 4) -> ScoreSums:
@@ -204,7 +206,7 @@ def test_hatching_is_read_on_every_colour(table: ScoreTable) -> None:
 
 def test_the_pages_scorecard_has_the_same_colours(table: ScoreTable) -> None:
     mesh = scorecard(table, "best_baseline", ["global"]).axes[0].collections[0]
-    css = (Path(plots_scores.__file__).parent / "scores.css.j2").read_text()
+    css = (REPORT_FOLDER / "scores.css.j2").read_text()
     for rule, end in (("better", 0.0), ("worse", 1.0)):
         colour = rf"\.{rule} {{ background-color: rgb\((\d+) (\d+) (\d+) / calc\(([\d.]+) \*"
         *rgb, share = re.search(colour, css).groups()
@@ -217,7 +219,7 @@ def test_the_pages_scorecard_has_the_same_colours(table: ScoreTable) -> None:
 @pytest.mark.parametrize("place", [0, 1], ids=["light", "dark"])
 def test_the_pages_hatching_is_read_on_every_colour(place: int) -> None:
     """At least 3, WCAG 2.2's contrast of graphics, between a line and the cell below it, of the page's own colours."""
-    style, card = ((Path(plots_scores.__file__).parent / f"{name}.css.j2").read_text() for name in ("style", "scores"))
+    style, card = ((REPORT_FOLDER / f"{name}.css.j2").read_text() for name in ("style", "scores"))
     *hatch, cover = map(float, re.findall(r"--hatch: rgb\((\d+) (\d+) (\d+) / ([\d.]+)\)", style)[place])
     paper = np.array([int(own, 16) for own in re.findall("..", re.findall("--paper: #(.{6})", style)[place])])
     for red, green, blue, share in re.findall(r"color: rgb\((\d+) (\d+) (\d+) / calc\(([\d.]+) \*", card):

@@ -8,15 +8,15 @@ from scipy import stats
 
 from credit.channels import ChannelMap
 from credit.config.schema_events import EventConfig
-from credit.verify.card import card_rows, card_values
-from credit.verify.comparison import FALSE_SHARE
-from credit.verify.events import EventSums
-from credit.verify.limits import Event, Precipitation
-from credit.verify.seeps import SeepsSums
-from credit.verify.sums import ScoreSums
-from credit.verify.table import FACTS, ScoreTable
-from credit.verify.tabulate import Rows, build_table
-from credit.verify.tabulate_thresholds import ThresholdResults
+from credit.verify.scores.events import EventSums
+from credit.verify.scores.seeps import SeepsSums
+from credit.verify.scores.thresholds import Event, Precipitation
+from credit.verify.significance.comparison import FALSE_SHARE
+from credit.verify.statistics.deterministic import ScoreSums
+from credit.verify.table.event_rows import ThresholdResults
+from credit.verify.table.scorecard import card_rows, card_values
+from credit.verify.table.table import FACTS, ScoreTable
+from credit.verify.table.table_builder import Rows, build_table
 
 DAY, CASES, REGIONS = 1440, 60, ["global", "tropics", "antarctic"]
 LEADS = np.array([DAY, 20 * DAY])  # 60 blocks of a case, and 20 of three

@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from credit.calendar import Clock
 from credit.channels import ChannelMap
 from credit.config import Config, build_config
 from credit.errors import ConfigError
-from credit.forecast.archive import ForecastArchive, open_forecasts
-from credit.forecast.writer import ForecastWriter
-from credit.times import Clock
-from credit.verify import scoring
-from credit.verify.scoring import score_forecasts
-from credit.verify.seeps import DRY_BELOW_MM
-from credit.verify.share import Part, Share
-from credit.verify.table import SHORT_WAVES, ScoreTable
+from credit.forecast.io.forecast_reader import ForecastArchive, open_forecasts
+from credit.forecast.io.forecast_writer import ForecastWriter
+from credit.verify import scorer
+from credit.verify.scorer import score_forecasts
+from credit.verify.scores.seeps import DRY_BELOW_MM
+from credit.verify.statistics.partial_scores import Part, Share
+from credit.verify.table.table import SHORT_WAVES, ScoreTable
 from tests.unit.analytic_reader import AnalyticReader, make_grid
 from tests.unit.verify.conftest import make_config
 
@@ -216,7 +216,7 @@ def test_what_the_files_have(scored: Scored) -> None:
 def test_two_shares_are_one_to_the_last_bit(scored: Scored, monkeypatch: pytest.MonkeyPatch) -> None:
     def part(share: Share) -> Part:
         found = []
-        monkeypatch.setattr(scoring, "gather", lambda score, is_spread: found.append(score()))
+        monkeypatch.setattr(scorer, "gather", lambda score, is_spread: found.append(score()))
         score_forecasts(config_of(scored.folder, events=EVENTS), make_reader(), scored.archive, share)
         return found[0]
 

@@ -15,10 +15,10 @@ import pytest
 import xarray as xr
 
 from credit.errors import CreditError
-from credit.verify.facts import describe_data, read_training_log
-from credit.verify.plots import pretty_units
-from credit.verify.plots_scores import skill_curves
-from credit.verify.table import COLUMNS, FACTS, ScoreTable
+from credit.verify.plots.scores import skill_curves
+from credit.verify.plots.style import pretty_units
+from credit.verify.report.metadata import describe_data, read_training_log
+from credit.verify.table.table import COLUMNS, FACTS, ScoreTable
 from credit.verify.verification import verify
 from tests.unit.verify.conftest import MODEL_ERROR, Run
 

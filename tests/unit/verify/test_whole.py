@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from credit.errors import CreditError
-from credit.verify.whole import replaced_together
+from credit.verify.replace_files import replaced_together
 
 NAMES = ("figures/maps.png", "report.html", "scores.csv", "scores.nc")
 

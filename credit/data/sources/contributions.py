@@ -1,0 +1,164 @@
+"""Account of what each source and its files give to a run, so that a file without effect does not go unseen."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from credit.calendar import Clock
+from credit.config.schema_data import DataConfig
+from credit.config.schema_source import SourceConfig
+from credit.data.formats.select import listing
+from credit.data.sources.derived_series import MadeSeries
+from credit.data.sources.series import JoinedSeries, Series
+from credit.data.sources.source_index import Piece, Scan
+
+logger = logging.getLogger(__name__)
+
+# A pattern that is too wide may match thousands of files; these are named, the others counted.
+_MOST_NAMED = 5
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """Account of one source.
+
+    Attributes:
+        source: its number in the config.
+        num_files: of all its files.
+        variables: for each variable that it gives, in words, with the names in the files where these are others.
+        times: (N,) distinct minutes of the time-varying ones.
+        idle: file -> why nothing is read from it.
+    """
+
+    source: int
+    num_files: int
+    variables: list[str]
+    times: np.ndarray
+    idle: dict[Path | str, str]
+
+    def describe(self, conf: DataConfig, clock: Clock) -> str:
+        """Return the account in one line."""
+        files = f"{self.num_files} file{'' if self.num_files == 1 else 's'}"
+        if self.idle:
+            files += f" ({len(self.idle)} of them give nothing)"
+        span = "no time"
+        if len(self.times):
+            span = f"{clock.format(self.times[0])}..{clock.format(self.times[-1])}, {len(self.times)} times"
+        variables = ", ".join(self.variables) or "nothing"
+        return f"data.sources.{self.source} ({_address(conf.sources[self.source])}): {files}; {span}; {variables}"
+
+    def describe_idle(self) -> list[str]:
+        """Return a line for each file that gives nothing, of many for the first ones."""
+        lines = [f"{path} gives nothing: {reason}" for path, reason in self.idle.items()]
+        rest = len(lines) - _MOST_NAMED
+        if rest > 0:
+            lines = [*lines[:_MOST_NAMED], f"{rest} more files of data.sources.{self.source} give nothing"]
+        return lines
+
+
+def list_contributions(conf: DataConfig, scan: Scan, series: Mapping[str, Series] | None = None) -> list[Contribution]:
+    """Return what each source gives.
+
+    Args:
+        conf: the data section.
+        scan: what the files hold.
+        series: variable -> its times and files, of the time-varying ones; None where the sources are not in order, so
+            that it is not known which of two files with the same fields is read.
+    """
+    num_idle = [sum(source == number for source, _ in scan.idle) for number in range(len(scan.files))]
+    static = {channel.variable for channel in conf.channel_map().static_stored}
+    used = None if series is None else _used_paths(scan, series)
+    contributions = []
+    for number, files in enumerate(scan.files):
+        variables, times = [], [np.empty(0, dtype=np.int64)]
+        pieces_of_path: dict[Path | str, list[Piece]] = {}
+        for label, pieces in _labelled(conf, scan):
+            own = [piece for piece in pieces if piece.source == number]
+            for piece in own:
+                pieces_of_path.setdefault(piece.path, []).append(piece)
+            if own:
+                variables.append(_describe_variable(label, own, len(files) - num_idle[number]))
+                varying = [piece.times for piece in own if piece.times is not None and label[0] not in static]
+                times += varying
+        idle = {path: reason for (source, path), reason in scan.idle.items() if source == number}
+        if used is not None:
+            for path, pieces in pieces_of_path.items():
+                if (number, path) not in used:
+                    idle[path] = _why_unused(pieces, number)
+        contributions.append(Contribution(number, len(files), variables, np.unique(np.concatenate(times)), idle))
+    return contributions
+
+
+def warn_of_idle_files(contributions: Sequence[Contribution]) -> None:
+    """Log a warning for each file that gives nothing."""
+    for contribution in contributions:
+        for line in contribution.describe_idle():
+            logger.warning("%s", line)
+
+
+def _labelled(conf: DataConfig, scan: Scan) -> list[tuple[tuple[str, str], list[Piece]]]:
+    """Return the files of everything that is read, with the variable's name and the purpose where it is another's."""
+    labelled = []
+    for name, pieces in scan.pieces.items():
+        purpose = "" if conf.field(name).derive is None else f"derived ({conf.field(name).derive})"
+        labelled.append(((name, purpose), pieces))
+    for (serves, name), pieces in scan.inputs.items():
+        labelled.append(((name, f"for {serves}" if serves else "of the ground, for levels"), pieces))
+    return labelled
+
+
+def _describe_variable(label: tuple[str, str], pieces: list[Piece], num_files: int) -> str:
+    """Return a variable in words: its names in the files where these are others, and how many files have it.
+
+    Args:
+        label: its name, and its purpose where it serves another.
+        pieces: its files.
+        num_files: that have any variable.
+    """
+    name, purpose = label
+    notes = [purpose] if purpose else []
+    names = dict.fromkeys(piece.layout.name for piece in pieces)
+    if list(names) != [name]:
+        notes.append(f"named {' or '.join(names)} there")
+    if len(pieces) < num_files:
+        notes.append(f"in {len(pieces)} of {num_files} files")
+    return f"{name} ({'; '.join(notes)})" if notes else name
+
+
+def _used_paths(scan: Scan, series: Mapping[str, Series]) -> set[tuple[int, Path | str]]:
+    """Return the files that some field is read from, each with its source."""
+    used = {(piece.source, piece.path) for pieces in scan.inputs.values() for piece in pieces}
+    parts = list(series.values())
+    while parts:
+        part = parts.pop()
+        if isinstance(part, JoinedSeries):
+            parts += part.parts
+            continue
+        if isinstance(part, MadeSeries):
+            parts += [each for each, _ in part.inputs.values()]
+        used |= {(part.pieces[number].source, part.pieces[number].path) for number in np.unique(part.piece)}
+    for name, pieces in scan.pieces.items():
+        # of a static field the first file of each source is read
+        if name not in series:
+            first_of_source = {piece.source: piece for piece in reversed(pieces)}
+            used |= {(piece.source, piece.path) for piece in first_of_source.values()}
+    return used
+
+
+def _why_unused(pieces: list[Piece], number: int) -> str:
+    counts = [len(piece.positions) for piece in pieces if piece.positions is not None]
+    if counts and not any(counts):
+        return f"its times lie outside of data.sources.{number}.period"
+    names = sorted({piece.layout.name for piece in pieces})
+    return f"other files have the same and come first ({listing(names)})"
+
+
+def _address(source: SourceConfig) -> str:
+    if source.type is not None:
+        return source.type
+    return source.path if isinstance(source.path, str) else listing(source.path)

@@ -1,0 +1,97 @@
+"""Values a thousand standard deviations from all others of their period, which units alone do not reveal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from credit.channels import Channel
+from credit.config.schema_data import TransformConfig
+from credit.data.transforms import invert
+
+_MOST_DEVIATIONS = 1000.0
+# What lies off must be rare: the scale is that of the other times, and as many may be skipped as bad.
+_LEFT_OUT = 0.05
+_LEAST_TIMES = 10
+
+
+@dataclass(frozen=True)
+class Outlier:
+    """Value far from all others of its channel.
+
+    Attributes:
+        channel: the channel's name.
+        variable: the channel's variable.
+        value: in physical units.
+        usual: median of the means of the channel's fields, in physical units.
+        deviations: distance of both in standard deviations, of transformed values where the variable has a transform.
+        is_transformed: whether the variable has a transform.
+    """
+
+    channel: str
+    variable: str
+    value: float
+    usual: float
+    deviations: float
+    is_transformed: bool
+
+    def __str__(self) -> str:
+        scale = " of the values with data.transforms" if self.is_transformed else ""
+        return (
+            f"{self.channel}: a value of {self.value:.6g} is {self.deviations:.2g} standard deviations{scale} from the "
+            f"usual {self.usual:.6g}"
+        )
+
+
+def find_outliers(
+    moments_T5C: np.ndarray,
+    channels: Sequence[Channel],
+    accepted: Collection[str],
+    transforms: Mapping[str, TransformConfig],
+) -> dict[int, Outlier]:
+    """Return index of a time -> its first outlier, for times with a value far from all others of its variable.
+
+    The distance is that from the median of the fields' means. The scale is the root mean square distance at the 95 % of
+    the times where it is smallest, so that spoilt times do not hide themselves; of a variable on levels it is that of
+    the level with the greatest, as clouds and tracers are almost always 0 on some levels. A variable that is 0 at most
+    times has no scale and is not judged.
+
+    Args:
+        moments_T5C: count, mean, sum of squared deviations, minimum and maximum of each field (see
+            `credit.data.store.statistics.Moments.rows`); a count of 0 where there is none.
+        channels: the C channels.
+        accepted: variables that are not judged, because the config declares their range.
+        transforms: variable -> the transform that the moments are of, where it has one.
+    """
+    present = np.flatnonzero(moments_T5C[:, 0].min(axis=1) > 0)
+    if len(present) < _LEAST_TIMES:
+        return {}
+    count, mean, squares, minimum, maximum = moments_T5C[present].transpose(1, 0, 2)
+    center_C = np.median(mean, axis=0)
+    distance_TC = np.sqrt(squares / count + (mean - center_C) ** 2)
+    usual = len(present) - max(1, math.ceil(_LEFT_OUT * len(present)))
+    scale_C = np.sqrt((np.sort(distance_TC, axis=0)[:usual] ** 2).mean(axis=0))
+    of_variable: dict[str, float] = {}
+    for channel, scale in zip(channels, scale_C, strict=True):
+        of_variable[channel.variable] = max(scale, of_variable.get(channel.variable, 0.0))
+    judged_C = np.array([channel.variable not in accepted for channel in channels])
+    scale_C = np.array([of_variable[channel.variable] for channel in channels])
+    below, above = center_C - minimum, maximum - center_C
+    outliers: dict[int, Outlier] = {}
+    is_far_TC = np.maximum(below, above) > _MOST_DEVIATIONS * scale_C
+    for time, row in np.argwhere(is_far_TC & (scale_C > 0) & judged_C):
+        value = minimum[time, row] if below[time, row] > above[time, row] else maximum[time, row]
+        usual, channel = center_C[row], channels[row]
+        deviations = abs(value - usual) / scale_C[row]
+        transform = transforms.get(channel.variable)
+        if transform is not None:
+            # The user compares the value with the file and with valid_range, which are in physical units.
+            value, usual = invert(value, transform), invert(usual, transform)
+        outlier = Outlier(
+            channel.name, channel.variable, float(value), float(usual), float(deviations), transform is not None
+        )
+        outliers.setdefault(int(present[time]), outlier)
+    return outliers

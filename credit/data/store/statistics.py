@@ -1,0 +1,288 @@
+"""Mean, standard deviation and range of every channel and of its change over a step, in one pass.
+
+Each field's sums are merged by Chan's formula (Chan, Golub and LeVeque 1983) in float64, so that parts of a period can
+be done apart and put together. Cells count equally; missing cells of masked variables do not count.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+import numpy as np
+from tqdm import tqdm
+
+from credit.calendar import format_duration
+from credit.channels import Channel
+from credit.config.schema_data import TransformConfig
+from credit.data.store.outliers import find_outliers
+from credit.data.transforms import transform_channels
+from credit.errors import DataError
+
+if TYPE_CHECKING:
+    from credit.data.reader import FieldReader
+
+logger = logging.getLogger(__name__)
+
+TENDENCY_FLOOR = 0.01
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Statistics of channels over a period, in physical units; of transformed values where a variable has a transform.
+
+    Attributes:
+        names: (C,) the channels: those that vary in time, then static ones.
+        mean: (C,) float64.
+        std: (C,) float64.
+        minimum: (C,) float64.
+        maximum: (C,) float64.
+        tendency_mean: (C,) float64, of the change over one time step; 0 for static channels.
+        tendency_std: (C,) float64, at least 0.01 of `std`; 0 for static channels.
+        count: (C,) int64 values.
+    """
+
+    names: tuple[str, ...]
+    mean: np.ndarray
+    std: np.ndarray
+    minimum: np.ndarray
+    maximum: np.ndarray
+    tendency_mean: np.ndarray
+    tendency_std: np.ndarray
+    count: np.ndarray
+
+    def to_dict(self) -> dict[str, list]:
+        """Return plain lists, ready for JSON."""
+        return {field.name: np.asarray(getattr(self, field.name)).tolist() for field in fields(self)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, list]) -> Statistics:
+        """Inverse of `to_dict`."""
+        arrays = {name: np.asarray(values) for name, values in data.items() if name != "names"}
+        return cls(names=tuple(data["names"]), **arrays)
+
+    def select(self, names: Iterable[str]) -> Statistics:
+        """Return the statistics of some channels, in the given order."""
+        wanted = tuple(names)
+        rows = [self.names.index(name) for name in wanted]
+        arrays = {f.name: getattr(self, f.name)[rows] for f in fields(self) if f.name != "names"}
+        return Statistics(names=wanted, **arrays)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Count, mean, sum of squared deviations and range of channels, each (C,)."""
+
+    count: np.ndarray
+    mean: np.ndarray
+    squares: np.ndarray
+    minimum: np.ndarray
+    maximum: np.ndarray
+
+    @classmethod
+    def empty(cls, channels: int) -> Moments:
+        """Return the moments of nothing."""
+        zero = np.zeros(channels)
+        return cls(zero.astype(np.int64), zero, zero, np.full(channels, np.inf), np.full(channels, -np.inf))
+
+    @classmethod
+    def of_fields(cls, fields_CHW: np.ndarray, valid_CHW: np.ndarray, before_CHW: np.ndarray | None = None) -> Moments:
+        """Return the moments of the valid cells of fields, or of their change since `before_CHW`, in float64."""
+        rows = np.zeros((5, len(fields_CHW)))
+        # a channel at a time stays in the processor's cache
+        for channel, (field, valid) in enumerate(zip(fields_CHW, valid_CHW, strict=True)):
+            values = field.astype(np.float64)
+            if before_CHW is not None:
+                values -= before_CHW[channel]
+            values = values.ravel() if valid.all() else values[valid]
+            mean = values.sum() / max(1, values.size)
+            lowest, highest = values.min(initial=np.inf), values.max(initial=-np.inf)
+            values -= mean
+            values *= values
+            rows[:, channel] = values.size, mean, values.sum(), lowest, highest
+        return cls.of_rows(rows)
+
+    def rows(self) -> np.ndarray:
+        """Return everything as one array (5, C) float64."""
+        return np.stack([self.count.astype(np.float64), self.mean, self.squares, self.minimum, self.maximum])
+
+    @classmethod
+    def of_rows(cls, rows: np.ndarray) -> Moments:
+        """Inverse of `rows`."""
+        return cls(rows[0].astype(np.int64), *rows[1:])
+
+    def merge(self, other: Moments) -> Moments:
+        """Return the moments of both together."""
+        total = self.count + other.count
+        share = np.divide(other.count, total, out=np.zeros(len(total)), where=total > 0)
+        gap = other.mean - self.mean
+        return Moments(
+            total,
+            self.mean + gap * share,
+            self.squares + other.squares + gap**2 * self.count * share,
+            np.minimum(self.minimum, other.minimum),
+            np.maximum(self.maximum, other.maximum),
+        )
+
+    def std(self) -> np.ndarray:
+        """Return the standard deviation (of the population)."""
+        return np.sqrt(np.divide(self.squares, self.count, out=np.zeros(len(self.count)), where=self.count > 0))
+
+
+def fit_statistics(
+    reader: FieldReader,
+    first_minutes: int,
+    last_minutes: int,
+    step_minutes: int,
+    packing_steps: Mapping[str, float] | None = None,
+    progress: bool = True,
+    transforms: Mapping[str, TransformConfig] | None = None,
+    accepted: Collection[str] = (),
+) -> Statistics:
+    """Estimate the statistics of a period.
+
+    Args:
+        reader: the fields.
+        first_minutes: the period's first time.
+        last_minutes: its last time, included.
+        step_minutes: the time step; changes are taken over pairs of times exactly so far apart.
+        packing_steps: variable -> step of its packed integers; warns where rounding is a good part of a change.
+        progress: show a bar on a terminal.
+        transforms: variable -> its transform, where it has one.
+        accepted: variables that are not looked at for outliers, as those whose range the config declares.
+
+    Raises:
+        DataError: if the period has no pair of times one step apart, an output channel is constant, or a value is a
+            thousand standard deviations from the others (see `credit.data.store.outliers`).
+    """
+    transforms = transforms or {}
+    channels = reader.channels.stored
+    chosen = np.flatnonzero((reader.times >= first_minutes) & (reader.times <= last_minutes))
+    valid = valid_cells(reader, channels)
+    state = tendency = Moments.empty(len(valid))
+    recent: deque[tuple[int, np.ndarray]] = deque()
+    rows: list[np.ndarray] = []
+    shown = tqdm(reader.times[chosen].tolist(), desc="statistics", unit="time", disable=None if progress else True)
+    for minutes, values in zip(shown, reader.read_each(chosen), strict=True):
+        now = transform_channels(values, channels, transforms)
+        moments = Moments.of_fields(now, valid)
+        rows.append(moments.rows())
+        state = state.merge(moments)
+        while recent and recent[0][0] < minutes - step_minutes:
+            recent.popleft()
+        if recent and recent[0][0] == minutes - step_minutes:
+            tendency = tendency.merge(Moments.of_fields(now, valid, recent[0][1]))
+        recent.append((minutes, now))
+    outliers = find_outliers(np.stack(rows), channels, accepted, transforms) if rows else {}
+    for time, outlier in outliers.items():
+        raise DataError(
+            f"{reader.clock.format(reader.times[chosen[time]])}: {outlier}; correct the file, or set "
+            f"data.fields.{outlier.variable}.valid_range: [least, greatest]: what is outside is missing, what is "
+            "within is accepted"
+        )
+    return summarise(reader, state, tendency, (first_minutes, last_minutes), step_minutes, packing_steps, transforms)
+
+
+def summarise(
+    reader: FieldReader,
+    state: Moments,
+    tendency: Moments,
+    period: tuple[int, int],
+    step_minutes: int,
+    packing_steps: Mapping[str, float] | None,
+    transforms: Mapping[str, TransformConfig],
+) -> Statistics:
+    """Return the statistics of a period of which the moments are known; see `fit_statistics`.
+
+    Args:
+        reader: gives static fields, masks and names.
+        state: moments of the fields.
+        tendency: moments of their changes over one time step.
+        period: first and last minutes.
+        step_minutes: the time step.
+        packing_steps: see `fit_statistics`.
+        transforms: see `fit_statistics`.
+    """
+    if not tendency.count.all():
+        inside = (reader.times >= period[0]) & (reader.times <= period[1])
+        span = "..".join(map(reader.clock.format, period))
+        raise DataError(
+            f"statistics of {span}: {inside.sum()} times, no two of them {format_duration(step_minutes)} apart; check "
+            "data.splits.train and data.timestep"
+        )
+    fixed = transform_channels(reader.static(), reader.channels.static_stored, transforms)
+    static = Moments.of_fields(fixed, valid_cells(reader, reader.channels.static_stored))
+    _refuse_constant(reader, state)
+    # a step of the packing is no step of transformed values
+    steps = {name: step for name, step in (packing_steps or {}).items() if name not in transforms}
+    for line in coarse_packing(reader.channels.stored, tendency.std(), steps):
+        logger.warning(line)
+    return _join(reader, state, tendency, static)
+
+
+def valid_cells(reader: FieldReader, channels: tuple[Channel, ...]) -> np.ndarray:
+    """Return (C, H, W) bool: True where a channel has values."""
+    valid = np.ones((len(channels), *reader.grid.shape), dtype=bool)
+    for row, channel in enumerate(channels):
+        if channel.variable in reader.masks:
+            valid[row] = ~reader.masks[channel.variable]
+    return valid
+
+
+def _refuse_constant(reader: FieldReader, state: Moments) -> None:
+    constant = state.minimum == state.maximum
+    names = [channel.name for channel, same in zip(reader.channels.output, constant, strict=False) if same]
+    if names:
+        raise DataError(
+            f"{', '.join(names)}: the same value everywhere in the whole training period; there is nothing to learn: "
+            "take it out of data.variables, or look at the files"
+        )
+
+
+def _join(reader: FieldReader, state: Moments, tendency: Moments, static: Moments) -> Statistics:
+    names = [channel.name for channel in reader.channels.stored]
+    std, raw, least = state.std(), tendency.std(), TENDENCY_FLOOR * state.std()
+    for row in np.flatnonzero(raw < least):
+        logger.info("%s: tendency_std %.3g raised to %g of std, %.3g", names[row], raw[row], TENDENCY_FLOOR, least[row])
+    nothing = np.zeros(len(static.count))
+    return Statistics(
+        names=(*names, *(channel.name for channel in reader.channels.static_stored)),
+        mean=np.concatenate([state.mean, static.mean]),
+        std=np.concatenate([std, static.std()]),
+        minimum=np.concatenate([state.minimum, static.minimum]),
+        maximum=np.concatenate([state.maximum, static.maximum]),
+        tendency_mean=np.concatenate([tendency.mean, nothing]),
+        tendency_std=np.concatenate([np.maximum(raw, least), nothing]),
+        count=np.concatenate([state.count, static.count]),
+    )
+
+
+def coarse_packing(channels: Sequence[Channel], tendency_std: np.ndarray, steps: Mapping[str, float]) -> list[str]:
+    """Return a line for each prognostic channel whose rounding is a good part of its change over a time step.
+
+    Nothing else is predicted as a change: a forcing, or a diagnostic variable, may be rounded.
+
+    A change is the difference of two rounded values, so rounding adds step / sqrt(6) to it (two uniform errors). Above
+    0.3 of the change's standard deviation a model would train on rounding.
+
+    Args:
+        channels: (C,) those that vary in time.
+        tendency_std: (C,) standard deviation of their change, before the floor.
+        steps: variable -> step of its packed integers.
+    """
+    lines = []
+    for channel, change in zip(channels, tendency_std, strict=True):
+        if channel.group != "prognostic":
+            continue
+        step = steps.get(channel.variable, 0.0)
+        noise = step / np.sqrt(6.0)
+        if noise > 0.3 * change:
+            lines.append(
+                f"{channel.name}: rounding to {step:g} in the files adds {noise:.3g} to a change over a time step of "
+                f"{change:.3g} in all; this prognostic variable trains on rounding: take it as a dynamic forcing, or "
+                "from files with more digits"
+            )
+    return lines

@@ -1,0 +1,394 @@
+"""Puts a run together. The one file that knows every room; the parts know nothing of the whole config."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from credit.calendar import parse_duration
+from credit.channels import Channel, ChannelMap
+from credit.config import Config, build_config
+from credit.config.schema_data import FieldConfig
+from credit.data.normalize import Normalizer
+from credit.data.reader import FieldReader
+from credit.data.samples.cached_reader import KeptReader
+from credit.data.samples.dataset import ForecastDataset
+from credit.data.samples.forcing import fixed_statistics
+from credit.data.samples.frames import Frames
+from credit.data.samples.loader import Loader, TrainingOrder
+from credit.data.splits import Split, require_samples
+from credit.errors import CheckpointError, ConfigError, did_you_mean
+from credit.forecast.ensemble.perturbations import describe_ensemble
+from credit.forecast.io.diagnostics import Products
+from credit.forecast.io.schema import SEEN
+from credit.forecast.postprocess.hyperdiffusion import Hyperdiffusion
+from credit.forecast.stepper import Stepper
+from credit.losses import WeightedLoss, build_loss
+from credit.metrics import ErrorSums
+from credit.models.device_paths import keep_freed_memory
+from credit.models.initialise import initial_values
+from credit.models.wxformer.inference import freeze
+from credit.parallel.materialise import fill_, require_filled
+from credit.parallel.mesh import RunMesh, build_mesh, plan_degrees
+from credit.parallel.object_collectives import on_main
+from credit.parallel.process_info import Launch
+from credit.parallel.watchdog import Watchdog
+from credit.train.assets import Assets, fit_assets, is_vector_component, require_same_fields
+from credit.train.build_fixers import build_constraints, output_bounds
+from credit.train.build_model import allocate_network, choose_device, use_deterministic_algorithms
+from credit.train.checkpoint import checkpoint
+from credit.train.checkpoint.external_weights import adopt_assets, load_weights
+from credit.train.checkpoint.resume import choose_start, find_weights, take_over, write_config
+from credit.train.ema import WeightAverage
+from credit.train.fine_tuning import describe_base, find_base, load_base, load_forecast_network
+from credit.train.initial_condition_checks import find_hidden
+from credit.train.monitor.preview import DrawEarlyView, build_early_view
+from credit.train.monitor.usage import build_meter
+from credit.train.open_data import open_training_fields
+from credit.train.optim import build_optimizer, forecast_len_at
+from credit.train.prefetch import BatchFeed
+from credit.train.step import TrainingStep
+from credit.train.trainer import Trainer, TrainingParts
+from credit.train.validate import ValidationShare, deal_cases, spread_evenly, validate
+
+
+def build_normalizer(config: Config, assets: Assets) -> Normalizer:
+    """Return the normaliser; computed channels have fixed statistics and masks are 0 or 1 as they are."""
+    fixed = {c.name: (0.0, 1.0) for c in assets.channels.input if c.source == "mask"}
+    for channel in assets.channels.input:
+        if channel.source == "computed":
+            fixed[channel.name] = fixed_statistics(channel.name, config.data.step_minutes, config.data.solar)
+    return Normalizer(assets.channels, assets.statistics, fixed, config.data.transforms)
+
+
+def build_stepper(config: Config, assets: Assets, model: nn.Module, device: torch.device, amp: bool) -> Stepper:
+    """Return the stepper of a network that is already on `device`."""
+    normalizer = build_normalizer(config, assets).to(device)
+    static = torch.from_numpy(np.ascontiguousarray(assets.static_CHW)).to(device)
+    cells = valid_cells(assets, assets.channels.group("prognostic"))
+    valid = torch.from_numpy(cells).to(device)
+    return Stepper(
+        model,
+        assets.channels,
+        normalizer,
+        static,
+        config.model.residual,
+        *output_bounds(config, assets),
+        None if cells.all() else valid,
+        amp,
+        build_hyperdiffusion(config, assets, valid),
+        build_constraints(config, assets, normalizer, device),
+    )
+
+
+def build_hyperdiffusion(config: Config, assets: Assets, valid_CHW: torch.Tensor) -> Hyperdiffusion | None:
+    """Return the run's damping of short waves, on the device of `valid_CHW`; None where the config asks for none."""
+    conf = config.model.hyperdiffusion
+    if conf is None:
+        return None
+    vector = [is_vector_component(config.data, c, assets.attributes) for c in assets.channels.group("prognostic")]
+    return Hyperdiffusion(
+        assets.grid,
+        config.data.step_minutes,
+        parse_duration(conf.time),
+        conf.order,
+        torch.tensor(vector, device=valid_CHW.device),
+        valid_CHW.all(dim=2).all(dim=1),
+    )
+
+
+def build_run_loss(config: Config, assets: Assets, device: torch.device) -> WeightedLoss:
+    """Return the training loss on `device`."""
+    scale = build_normalizer(config, assets).tendency_scale_C.numpy()
+    return build_loss(config.loss, assets.channels, assets.grid.area_weights(), scale, assets.masks).to(device)
+
+
+def valid_cells(assets: Assets, channels: Sequence[Channel]) -> np.ndarray:
+    """Return (C, H, W) bool, False where a channel is always missing."""
+    everywhere = np.ones(assets.grid.shape, dtype=bool)
+    return np.stack([~assets.masks[c.variable] if c.variable in assets.masks else everywhere for c in channels])
+
+
+def cell_weights(assets: Assets, device: torch.device) -> torch.Tensor:
+    """Return (C_out, H, W) area weights over the cells that count, summing to 1 over each channel, float64."""
+    weights = valid_cells(assets, assets.channels.output) * assets.grid.area_weights()
+    return torch.from_numpy(weights / weights.sum(axis=(1, 2), keepdims=True)).to(device)
+
+
+@dataclass(frozen=True)
+class Forecaster:
+    """A trained model ready to run.
+
+    Attributes:
+        config: the run's config, with the model section that the weights were trained with.
+        assets: of the checkpoint.
+        stepper: runs the network.
+        frames: initial states and forcing.
+        step_taken: optimizer steps behind the weights.
+        path: the checkpoint.
+    """
+
+    config: Config
+    assets: Assets
+    stepper: Stepper
+    frames: Frames
+    step_taken: int
+    path: Path
+
+
+def assemble_forecaster(
+    config: Config, reader: FieldReader, which: str, launch: Launch | None = None, mesh: RunMesh | None = None
+) -> Forecaster:
+    """Return the model of a checkpoint, to forecast from the run's data; collective where it is spread over ranks.
+
+    Args:
+        config: the run's.
+        reader: of its data, or of as much of them as a forecast reads.
+        which: best, latest or a path.
+        launch: of this process, which chooses its device.
+        mesh: from `credit.train.build_model.build_forecast_mesh`; default: this process alone.
+
+    Raises:
+        CheckpointError: if the checkpoint was trained on other channels or on another grid.
+        DataError: if it was trained on other units, or on data that are missing in other cells.
+    """
+    path = checkpoint.resolve_checkpoint(Path(config.save_loc) / "checkpoints", which, "inference.checkpoint")
+    meta = checkpoint.load_meta(path)
+    assets = Assets.load(meta, checkpoint.load_tensors(path, "assets"))
+    require_same_fields(assets, reader, path, config.data.channel_map())
+    hidden = find_hidden(assets, reader, path)
+    trained = build_config(meta["config"], origin=str(path / "meta.json"))
+    if trained.data.step_minutes != config.data.step_minutes or trained.data.history_len != config.data.history_len:
+        raise CheckpointError(
+            f"{path}: trained with data.timestep {trained.data.timestep} and history_len {trained.data.history_len}; "
+            f"the config has {config.data.timestep} and {config.data.history_len}"
+        )
+    config = as_trained(config, trained)
+    assets = replace(assets, attributes={**reader.attributes, **assets.attributes})
+    device = choose_device(config.trainer.device, launch.local_rank if launch is not None else 0)
+    keep_freed_memory(device)
+    mesh = mesh or RunMesh()
+    model = load_forecast_network(config, trained.trainer.lora, assets, path, device, mesh)
+    if mesh.device_mesh is None:
+        freeze(model, torch.bfloat16 if config.inference.amp else None)
+    stepper = build_stepper(config, assets, model, device, config.inference.amp)
+    frames = Frames(reader, config.data, assets.climatology, hidden)
+    return Forecaster(config, assets, stepper, frames, meta["step"], path)
+
+
+def build_products(made: Forecaster, last_lead: int) -> Products:
+    """Return what makes pressure levels and derived variables of the outputs, up to a lead time in minutes."""
+    config, assets = made.config, made.assets
+    return Products(
+        config.inference, config.data, assets.channels, assets.attributes, assets.static_stored_CHW, last_lead,
+        assets.masks,
+    )  # fmt: skip
+
+
+def as_trained(config: Config, trained: Config) -> Config:
+    """Return `config` with everything that the weights were trained with; sources and forecasting are its own."""
+    fields = {name: trained.data.field(name) for name in trained.data.fields.keys() | config.data.fields.keys()}
+    forcing = config.data.variables.dynamic_forcing
+    for name in fields.keys() & {*forcing.vars_3D, *forcing.vars_2D}:
+        own = config.data.field(name)
+        update = {"in_forecast": own.in_forecast, "minimum": own.minimum, "maximum": own.maximum}
+        fields[name] = fields[name].model_copy(update=update)
+    kept = {"solar": trained.data.solar, "transforms": trained.data.transforms}
+    data = config.data.model_copy(update={"fields": fields, **kept})
+    damping = config.inference.hyperdiffusion or trained.model.hyperdiffusion
+    model = trained.model.model_copy(update={"hyperdiffusion": damping})
+    return config.model_copy(update={"model": model, "data": data})
+
+
+def describe_run(made: Forecaster) -> dict[str, str | int]:
+    """Return the global attributes of this model's forecast files; they tell one run's files from another's."""
+    forcing = []
+    for channel in made.assets.channels.group("dynamic_forcing"):
+        how = _describe_held(made.config.data.field(channel.variable)) if channel.source == "data" else "computed"
+        forcing.append(f"{channel.name}: {how}")
+    damping = made.config.model.hyperdiffusion
+    post = made.config.model.post
+    ensemble = made.config.inference.ensemble
+    described = {} if ensemble is None else {"ensemble": describe_ensemble(ensemble)}
+    described |= {"precision": "bfloat16"} if made.config.inference.amp else {}
+    described |= {} if post is None else {"post": ", ".join(dict.fromkeys(one.kind for one in post))}
+    return {
+        "title": f"Forecasts of {made.config.experiment}",
+        "experiment": made.config.experiment,
+        "model": made.config.model.type,
+        "parameters": sum(p.numel() for p in made.stepper.model.parameters()),
+        "checkpoint_step": made.step_taken,
+        "weights": checkpoint.fingerprint(made.path, "forecast"),
+        SEEN: ", ".join("/".join(period) for period in made.assets.seen) or "unknown",
+        "forcing": "; ".join(forcing) or "none",
+        "hyperdiffusion": f"{damping.time}, order {damping.order}" if damping is not None else "none",
+        **described,
+    }
+
+
+def _describe_held(field: FieldConfig) -> str:
+    """Return what a forcing is in a forecast, with the bounds of what is not read."""
+    bounds = ("least", field.minimum), ("most", field.maximum)
+    known = [f", at {which} {value:g}" for which, value in bounds if value is not None]
+    return field.in_forecast + ("" if field.in_forecast == "observed" else "".join(known))
+
+
+def assemble_training(
+    config: Config,
+    launch: Launch,
+    device: torch.device,
+    watchdog: Watchdog,
+    draw: DrawEarlyView,
+    began: float | None = None,
+    peaks: Mapping[str, float] | None = None,
+) -> Trainer:
+    """Return the trainer of a run, continued from the checkpoint that ``trainer.resume`` finds; collective.
+
+    `began`: start of this part (`time.perf_counter`; default: now); `peaks`: see
+    `credit.hpc.planner.gpus.reported_peaks`.
+    """
+    data, began = config.data, time.perf_counter() if began is None else began
+    keep_freed_memory(device)
+    use_deterministic_algorithms(config.trainer.deterministic)
+    mesh = build_mesh(plan_degrees(config.trainer.parallelism, launch.world), launch.rank, device.type)
+    reader, splits = open_training_fields(config)
+    reader = KeptReader(reader) if data.cache == "memory" else reader
+    require_monitor(config, reader.channels)
+    origin = choose_start(config, launch)
+    base, weights = find_base(config, origin), find_weights(config, origin)
+    # adapters begin at step 0 of their own run
+    start = origin if base is None or origin.resolve() != base else None
+    if origin is None:
+        assets = on_main(lambda: fit_assets(config, reader, splits["train"]))
+        assets = assets if weights is None else adopt_assets(config, assets, reader, weights)
+    else:
+        config, assets = take_over(config, reader, mesh, origin, goes_on=start is not None)
+    assets = assets.after((splits["train"], splits["valid"]), reader.clock)
+    conf = config.trainer
+    model, autocast = allocate_network(config, assets, mesh, device)
+    if start is None or base is not None:
+        _fill(model, base, weights, config.seed)
+    model.train()
+    stepper = build_stepper(config, assets, model, device, autocast)
+    loss = build_run_loss(config, assets, device)
+    optimizer = build_optimizer(model, conf)
+    average = WeightAverage(model, conf.ema_decay) if conf.use_ema else None
+    frames = Frames(reader, data, assets.climatology)
+    order = build_training_order(config, frames, reader, splits["train"], mesh)
+    total, ramp = conf.max_steps or conf.num_epoch * order.steps_per_epoch, conf.forecast_len_from
+    forecast_len = functools.partial(forecast_len_at, total=total, forecast_len=data.forecast_len, ramp=ramp)
+    valid_loader, share = build_valid_loader(config, frames, reader, splits["valid"], mesh)
+    weight_CHW = cell_weights(assets, device)
+
+    def run_validation(step: int, stop: Callable[[], bool]) -> dict[str, float] | None:
+        with BatchFeed(valid_loader, device, mesh.tensor_peers) as batches:
+            return validate(stepper, loss, batches, share, weight_CHW, data.step_minutes, forecast_len(step - 1), stop)
+
+    trainer = Trainer(
+        TrainingParts(
+            config=config,
+            launch=launch,
+            mesh=mesh,
+            assets=assets,
+            clock=reader.clock,
+            device=device,
+            model=model,
+            optimizer=optimizer,
+            average=average,
+            training_step=build_step(config, stepper, loss, optimizer, average, forecast_len, mesh.data_rank),
+            order=order,
+            total_steps=total,
+            watchdog=watchdog,
+            meter=build_meter(config, assets, device, mesh, order.samples_a_step, peaks or {}, began),
+            validate=run_validation,
+            early_view=build_early_view(config, frames, splits["valid"], stepper, weight_CHW, mesh, draw),
+            base=describe_base(base) if base is not None else None,
+        )
+    )
+    if start is not None:
+        trainer.load(start)
+    require_filled(model)
+    if launch.is_main:
+        write_config(config, Path(config.save_loc))
+    return trainer
+
+
+def _fill(model: nn.Module, base: Path | None, weights: Path | None, seed: int) -> None:
+    """Fill a model: with `base` below new adapters, with the weights in a file, or as `seed` draws them."""
+    if base is not None:
+        load_base(model, base, seed)
+    elif weights is not None:
+        load_weights(model, weights)
+    else:
+        fill_(model, initial_values(model, seed))
+
+
+def build_step(
+    config: Config,
+    stepper: Stepper,
+    loss: WeightedLoss,
+    optimizer: torch.optim.Optimizer,
+    average: WeightAverage | None,
+    forecast_len: Callable[[int], int],
+    data_rank: int,
+) -> TrainingStep:
+    """Return what takes the run's optimizer steps."""
+    conf = config.trainer
+    how = conf.grad_accum_every, conf.grad_max_norm, forecast_len, conf.backprop_on_timestep, conf.recompute_steps
+    return TrainingStep(stepper, loss, optimizer, average, config.seed, *how, data_rank)
+
+
+def build_training_order(
+    config: Config, frames: Frames, reader: FieldReader, split: Split, mesh: RunMesh
+) -> TrainingOrder:
+    """Return which samples this rank takes at each step."""
+    data, conf = config.data, config.trainer
+    initial = require_samples(reader.times, split, reader.clock, data, data.forecast_len)
+    blank = mesh.tensor_rank > 0
+    dataset = ForecastDataset(frames, initial, data.step_minutes, data.history_len, data.forecast_len, blank=blank)
+    return TrainingOrder(
+        dataset,
+        conf.train_batch_size,
+        conf.grad_accum_every,
+        config.seed,
+        0 if blank else data.num_workers,
+        data_rank=mesh.data_rank,
+        data_ranks=mesh.data_ranks,
+    )
+
+
+def build_valid_loader(
+    config: Config, frames: Frames, reader: FieldReader, split: Split, mesh: RunMesh
+) -> tuple[Loader, ValidationShare]:
+    """Return this rank's share of initial times spread over the whole of `split`, with forcing a forecast may know."""
+    data = config.data
+    found = require_samples(reader.times, split, reader.clock, data, data.valid_forecast_len)
+    initial = spread_evenly(found, config.trainer.valid_samples)
+    dataset = ForecastDataset(
+        frames,
+        initial,
+        data.step_minutes,
+        data.history_len,
+        data.valid_forecast_len,
+        as_forecast=True,
+        blank=mesh.tensor_rank > 0,
+    )
+    share = deal_cases(len(initial), config.trainer.valid_batch_size, mesh.data_rank, mesh.data_ranks)
+    return Loader(dataset, share.batches, workers=0), share
+
+
+def require_monitor(config: Config, channels: ChannelMap) -> None:
+    """Refuse a ``trainer.monitor`` that validation does not measure."""
+    hours = [(n + 1) * config.data.step_minutes / 60 for n in range(config.data.valid_forecast_len)]
+    known = ["loss", *ErrorSums.names(channels, hours)]
+    if config.trainer.monitor not in known:
+        raise ConfigError(
+            f'trainer.monitor: "{config.trainer.monitor}" is not measured{did_you_mean(config.trainer.monitor, known)}'
+        )

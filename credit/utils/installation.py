@@ -1,0 +1,132 @@
+"""Where the package is installed, under which name, and what else claims the import name ``credit``.
+
+The distribution is called `DISTRIBUTION`, because the name ``credit`` belongs to another project on the package index.
+The import name and the commands are ``credit``.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+PACKAGE = "credit"
+DISTRIBUTION = "credit-weather"
+# The distribution's name up to version 0.14.
+FORMER_DISTRIBUTION = "credit"
+# Only this package has a command that starts here, so the entry point identifies its distribution under any name.
+_ENTRY_POINT = "credit.cli.main:main"
+
+
+def install_command(extra: str) -> str:
+    """Return the shell command that adds an extra of ``setup.cfg`` to the installation that is running."""
+    checkout = find_checkout()
+    if checkout is not None:
+        return f"{_pip()} install -e {shlex.quote(f'{checkout}[{extra}]')}"
+    return f"{_pip()} install '{DISTRIBUTION}[{extra}]'"
+
+
+def find_checkout() -> Path | None:
+    """Return the root of the checkout that this package is imported from, None for an installed wheel."""
+    root = Path(__file__).resolve().parents[2]
+    return root if (root / "setup.cfg").is_file() and (root / "pyproject.toml").is_file() else None
+
+
+def describe_installation(search_path: Sequence[str] | None = None) -> str:
+    """Return where the package is imported from and which distribution installed it.
+
+    Args:
+        search_path: folders in which distributions are looked for; ``sys.path`` where it is None.
+    """
+    folder = Path(__file__).resolve().parents[1]
+    lines = [f"imported from {folder} ({'a checkout' if find_checkout() is not None else 'an installed wheel'})"]
+    installed = [one for one in _find_distributions(search_path) if _is_this_project(one)]
+    lines += [f"installed as {_describe(one)}" for one in installed]
+    if not installed:
+        lines.append(f"no distribution named {DISTRIBUTION} is installed")
+    return "\n".join(lines)
+
+
+def find_conflicts(search_path: Sequence[str] | None = None) -> list[str]:
+    """Return a message, with a remedy, for each distribution that may hide this package or be taken for it.
+
+    Args:
+        search_path: as for `describe_installation`.
+    """
+    conflicts = []
+    for distribution in _find_distributions(search_path):
+        name = distribution.name
+        if _is_this_project(distribution):
+            if name == FORMER_DISTRIBUTION:
+                conflicts.append(
+                    f"{_describe(distribution)} is this package under its former name. The name belongs to another "
+                    f"project on the package index, so an upgrade would replace it. Remove it with `{_pip()} uninstall "
+                    f"{name}`; this removes the commands too, so install again afterwards: `{_install_again()}`"
+                )
+            continue
+        if name == FORMER_DISTRIBUTION:
+            conflicts.append(
+                f"{_describe(distribution)} is another project's package of that name; this one is called "
+                f"{DISTRIBUTION}. Remove it with `{_pip()} uninstall {name}`"
+            )
+        elif PACKAGE in _top_level_packages(distribution):
+            conflicts.append(
+                f"{_describe(distribution)} also installs a package `{PACKAGE}`; either may hide the other. Use one "
+                f"environment for each: `{_pip()} uninstall {name}`, then `{_install_again()}`"
+            )
+    return conflicts
+
+
+def _find_distributions(search_path: Sequence[str] | None) -> Iterator[metadata.Distribution]:
+    """Yield every installed distribution once, without the metadata that a build leaves in a source folder."""
+    names = set()
+    for distribution in metadata.distributions(path=sys.path if search_path is None else list(search_path)):
+        folder = getattr(distribution, "_path", None)
+        if distribution.name is None or distribution.name in names:
+            continue
+        # A build leaves `NAME.egg-info` in the checkout, which counts as installed only where the checkout is on the
+        # path. Nothing is installed by it.
+        if folder is not None and Path(folder).suffix == ".egg-info" and Path(folder).parent == find_checkout():
+            continue
+        names.add(distribution.name)
+        yield distribution
+
+
+def _is_this_project(distribution: metadata.Distribution) -> bool:
+    return any(point.value == _ENTRY_POINT for point in distribution.entry_points)
+
+
+def _top_level_packages(distribution: metadata.Distribution) -> set[str]:
+    listed = distribution.read_text("top_level.txt")
+    if listed is not None:
+        return set(listed.split())
+    # Not every build tool writes that list; the paths of the files say the same.
+    return {path.parts[0] for path in distribution.files or () if len(path.parts) > 1 and path.suffix == ".py"}
+
+
+def _describe(distribution: metadata.Distribution) -> str:
+    """Return name, version and place of a distribution; an editable one's place is its checkout."""
+    location = json.loads(distribution.read_text("direct_url.json") or "{}")
+    if location.get("dir_info", {}).get("editable"):
+        return f"{distribution.name} {distribution.version} (editable, {unquote(urlsplit(location['url']).path)})"
+    return f"{distribution.name} {distribution.version} ({Path(str(distribution.locate_file('')))})"
+
+
+def _install_again() -> str:
+    checkout = find_checkout()
+    if checkout is not None:
+        return f"{_pip()} install -e {shlex.quote(str(checkout))}"
+    return f"{_pip()} install --force-reinstall --no-deps WHEEL"
+
+
+def _pip() -> str:
+    """Return the command of this interpreter's pip: the ``pip`` on the path may belong to another environment."""
+    pip = shutil.which("pip")
+    if pip is not None and Path(pip).parent == Path(sys.executable).parent:
+        return "pip"
+    return f"{shlex.quote(sys.executable)} -m pip"

@@ -1,0 +1,84 @@
+"""RankHistogram: how often the truth has which rank among the members, as sums that add up over cases.
+
+Shapes: L lead times, C channels, R regions, M members, P cells.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from credit.errors import DataError
+from credit.verify.statistics.area_mean import CellMeans
+
+# each case is rounded to multiples of 1 / this, so that float64 holds sums of 8192 cases exactly
+_PARTS = 2.0**40
+
+
+@dataclass
+class RankHistogram:
+    """Area-weighted frequency of the truth's rank among the members, summed over cases (Hamill 2001).
+
+    Where truth and members are exchangeable every rank is equally likely: the histogram is flat. Rank 0 is a truth
+    below all members. A truth that equals t members (no precipitation) has t + 1 possible ranks and gives each of them
+    1 / (t + 1), which is what drawing one of them at random gives on average, without a random number.
+
+    Hamill (2001): Interpretation of rank histograms for verifying ensemble forecasts, Mon. Wea. Rev. 129, 550-560.
+
+    Attributes:
+        cases: (L,) int64, how many cases were added at each lead time.
+        members: number of members M, the same in all cases.
+        ranks: (L, C, R, M + 1) float64; each case adds 1 in all, to within (M + 1) 2^-41. Sums are exact, so they do
+            not depend on the order of the cases, or on which rank has scored which.
+    """
+
+    cases: np.ndarray
+    members: int
+    ranks: np.ndarray
+
+    @classmethod
+    def zeros(cls, leads: int, means: CellMeans, members: int) -> RankHistogram:
+        """Return empty sums."""
+        shape = (leads, *means.valid_CP.shape[:1], means.shape[1], members + 1)
+        return cls(np.zeros(leads, dtype=np.int64), members, np.zeros(shape))
+
+    def add(self, lead: int, frequency_CRK: np.ndarray) -> None:
+        """Add one case at one lead time: how often the truth has which of the K = M + 1 ranks, adding up to 1."""
+        self.ranks[lead] += np.rint(frequency_CRK * _PARTS) / _PARTS
+        self.cases[lead] += 1
+
+    def __add__(self, other: RankHistogram) -> RankHistogram:
+        """Return the sums over the cases of both.
+
+        Raises:
+            DataError: if the two are of ensembles of different size.
+        """
+        if self.members != other.members:
+            raise DataError(
+                f"ranks among {self.members} members and among {other.members} do not add up; score ensembles of "
+                "unlike size apart"
+            )
+        assert self.ranks.shape == other.ranks.shape
+        return RankHistogram(self.cases + other.cases, self.members, self.ranks + other.ranks)
+
+    def frequencies(self) -> np.ndarray:
+        """Return the relative frequency of each rank, (L, C, R, M + 1), adding up to 1; NaN where there is no case."""
+        with np.errstate(invalid="ignore"):
+            return self.ranks / self.cases[:, None, None, None]
+
+    def metrics(self) -> dict[str, np.ndarray]:
+        """Return metric -> (L, C, R).
+
+        - ``rank_deviation``: sum over ranks of the distance of the frequency from 1 / (M + 1); 0 if flat,
+          2 M / (M + 1) if every truth has the same rank: the reliability index of Delle Monache et al. 2006
+          (doi:10.1029/2005JD006917). Sampling alone makes it positive.
+        - ``rank_outliers``: frequency of a truth outside the ensemble over the 2 / (M + 1) of a flat histogram; above
+          1 the spread is too small (or there is a bias), below 1 it is too large.
+        """
+        frequencies = self.frequencies()
+        flat = 1.0 / (self.members + 1)
+        return {
+            "rank_deviation": np.abs(frequencies - flat).sum(axis=-1),
+            "rank_outliers": (frequencies[..., 0] + frequencies[..., -1]) / (2 * flat),
+        }

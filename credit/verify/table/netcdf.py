@@ -1,0 +1,96 @@
+"""scores.nc: the table of scores with the attributes of the CF conventions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import xarray as xr
+
+from credit import __version__
+from credit.verify.report.score_descriptions import EVENT_MEANINGS, MEANINGS, SEEPS_MEANING
+
+_ENDS = {
+    "_low": "lower end of the 95 % interval of the",
+    "_high": "upper end of the 95 % interval of the",
+    "_fair": "fair",
+}
+# of `credit.verify.significance.comparison`, for other scores than RMSE
+_COMPARED = {
+    "_difference": "of the model over that of the reference, less 1",
+    "_p_value": "p-value of the paired difference of the",
+    "_n_eff": "number of independent cases whose mean would be as uncertain, by the",
+    "_p_adjusted": "p-value adjusted for the false discovery rate of the scorecard, of the",
+    "_significant": "whether the difference is significant, of the",
+}
+_MEANINGS = {**MEANINGS, **EVENT_MEANINGS, "seeps": SEEPS_MEANING}
+_LONG_NAMES = {
+    "lead": "lead time",
+    "acc_wb2": "anomaly correlation of each case, then the mean",
+    "activity": "standard deviation in space of the anomaly",
+    "activity_truth": "standard deviation in space of the truth's anomaly",
+    "rmse_member": "root-mean-square error of a member",
+    "rank_deviation": "sum over ranks of the distance of their frequency from a flat histogram's",
+    "rank_outliers": "frequency of a truth outside the ensemble over that of a flat histogram",
+    "level": "level of the channel",
+    "wind_level": "level of the wind",
+    "event_level": "level of the event's channel",
+    "n_cases": "number of initial times",
+    "n_blocks": "number of blocks of days",
+    "n_eff": "number of independent cases whose mean would be as uncertain",
+    "rmse_difference": "RMSE of the model over that of the reference, less 1",
+    "p_value": "p-value of the paired difference of squared errors",
+    "p_adjusted": "p-value adjusted for the false discovery rate of the scorecard",
+    "significant": "whether the difference is significant",
+    "members": "number of members, 1 of a single forecast",
+    "forcing": "where forcing came from in the forecast",
+    "prescribed_forcing": "forcing that was read from the analysed future",
+    "ensemble": "how the members differ",
+    "experiment": "name of the run",
+    "checkpoint_step": "optimizer steps behind the weights",
+    "weights": "fingerprint of the network's weights",
+    "seen_periods": "periods that the weights were trained or selected on",
+    "power": "power by total wavenumber, mean over the cases, of an ensemble that of its first member",
+    "power_truth": "power of the truth by total wavenumber, mean over the cases",
+    "power_ratio": "power over the truth's, by total wavenumber",
+    "short_wave_power": "power of the shortest third of the wavenumbers over the truth's",
+    "spectrum_lead": "lead time of the spectra",
+    "spectrum_channel": "channel of the spectra",
+    "spectrum_units": "units of the power",
+    "wavenumber": "total wavenumber",
+    "ranks": "relative frequency of the truth's rank among the members",
+}
+
+
+def write_scores(dataset: xr.Dataset, path: Path) -> None:
+    """Write a table's dataset as netCDF, with a long name for whatever has none."""
+    described = dataset.copy().assign_attrs(Conventions="CF-1.8", history=f"credit {__version__}: credit verify")
+    for name, variable in described.variables.items():
+        variable.attrs.setdefault("long_name", long_name(str(name)))
+    # CF 1.8 has no integers of 64 bits, and no missing values of coordinates
+    encoding = {name: {"dtype": "int32"} for name, own in described.data_vars.items() if own.dtype == "int64"}
+    encoding |= {name: {"_FillValue": None} for name in ("lead", "spectrum_lead") if name in described.coords}
+    described.to_netcdf(path, engine="netcdf4", encoding=encoding)
+
+
+def long_name(name: str) -> str:
+    """Return what a variable of the scores is, in words."""
+    for end, words in _ENDS.items():
+        if name.endswith(end):
+            return f"{words} {_inside(long_name(name.removesuffix(end)))}"
+    if name in _MEANINGS:
+        return _MEANINGS[name].label
+    if name in _LONG_NAMES:
+        return _LONG_NAMES[name]
+    of_wind = name.removeprefix("wind_vector_").removeprefix("wind_")
+    if of_wind != name:
+        return f"{long_name(of_wind.replace('crps', 'energy_score'))}, wind vectors"
+    for end, words in _COMPARED.items():
+        if name.endswith(end):
+            own = long_name(name.removesuffix(end))
+            return f"{own} {words}" if end == "_difference" else f"{words} {_inside(own)}"
+    return name.replace("_", " ")
+
+
+def _inside(words: str) -> str:
+    """Return words as they stand inside of a phrase: abbreviations and names keep their capitals."""
+    return words if words[1:2].isupper() or words.startswith("Brier") else words[:1].lower() + words[1:]
