@@ -28,7 +28,7 @@ from credit.models.wxformer.decoder import Decoder
 from credit.models.wxformer.embed import CrossScaleEmbedding
 from credit.models.wxformer.spectral_norm import SpectralNorm
 from credit.parallel.activation_checkpoint import checkpoint_blocks
-from credit.parallel.reduce import local_part
+from credit.parallel.reduce import local_shard
 from credit.parallel.tensor_parallel import apply_tensor_parallel
 
 PARTS = {TransformerLayer: "layers", CrossScaleEmbedding: "embeddings", Decoder: "decoder", SpectralNorm: "weights"}
@@ -65,7 +65,7 @@ def measure(settings: dict, ranks: int, checkpoint: bool | str) -> tuple[dict[st
         apply_tensor_parallel(model, init_device_mesh("cpu", (ranks,)))
     if checkpoint:
         checkpoint_blocks(model, checkpoint)
-    live = LiveMemory(known=map(local_part, (*model.parameters(), *model.buffers())))
+    live = LiveMemory(known=map(local_shard, (*model.parameters(), *model.buffers())))
     name_parts(model, live)
     live.part = "fields"
     with live:

@@ -22,7 +22,7 @@ from credit.config.load import build_config, read_yaml
 from credit.grid import LatLonGrid
 from credit.train.build import build_stepper
 from credit.train.build_model import build_network
-from credit.train.dry_run import blank_assets
+from credit.train.dry_run import dummy_assets
 
 FLUXES = ["tsr", "ttr", "ssr", "str", "sshf", "slhf"]
 AIR = {"surface_pressure": "sp"}
@@ -60,7 +60,7 @@ def measure(post: list | None, device: torch.device, network: bool, train: bool,
     config = build_config(raw)
     channels, grid = config.data.channel_map(), LatLonGrid.equiangular(181, 360, poles=True)
     attributes = {name: {"units": units} for name, units in UNITS.items()}
-    assets = blank_assets(config, grid, attributes)
+    assets = dummy_assets(config, grid, attributes)
     mean = assets.statistics.mean.copy()
     for number, name in enumerate(assets.statistics.names):
         mean[number] = 1e5 if name == "sp" else 250.0 if name[0] == "t" and name[1:].isdigit() else 0.001

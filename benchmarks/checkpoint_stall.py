@@ -1,7 +1,7 @@
 """How long training stands still while a checkpoint is saved: asynchronous against synchronous saves.
 
 The state is that of AdamW: weights, averaged weights, two moments and steps, sharded by rows over the ranks. The stall
-is the time in `CheckpointStore.save` on the slowest rank; medians over saves after a first one, whose host memory the
+is the time in `AsyncCheckpointer.save` on the slowest rank; medians over saves after a first one, whose host memory the
 later ones use again. "complete" is the time from the call until the checkpoint is flushed, summed up and linked.
 
     python benchmarks/checkpoint_stall.py [--ranks 1 4] [--parameters 60e6] [--saves 5] [--folder DIR]
@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from credit.train.checkpoint.async_writer import CheckpointStore
+from credit.train.checkpoint.async_writer import AsyncCheckpointer
 from credit.train.checkpoint.checkpoint import Retention
 
 WIDTH = 768
@@ -61,7 +61,7 @@ def run(rank: int, ranks: int, parameters: float, saves: int, folder: Path) -> N
     state = build_state(parameters, ranks)
     stall: dict[bool, list[float]] = {True: [], False: []}
     complete: dict[bool, list[float]] = {True: [], False: []}
-    with CheckpointStore(folder / "checkpoints") as store:
+    with AsyncCheckpointer(folder / "checkpoints") as store:
         for number in range(2 * saves + 1):
             synchronous = number % 2 == 1
             if ranks > 1:

@@ -57,29 +57,29 @@ def build_step(
     config: str, grid: str, settings: Sequence[str], device: torch.device
 ) -> tuple[Callable[[], object], int, float | None, float | None]:
     """Return what takes a step, its samples, its TFLOP and the seconds of these at the device's peak, where known."""
-    from credit.cli.plan import build_grid, load_without_places
+    from credit.cli.plan import build_grid, load_config_without_paths
     from credit.data.samples.batch import Batch
     from credit.hpc.planner.gpus import reported_peaks
-    from credit.models.device_paths import keep_freed_memory
+    from credit.models.device_paths import retain_freed_memory
     from credit.models.initialise import initial_values
     from credit.parallel.materialise import fill_
-    from credit.parallel.mesh import RunMesh
+    from credit.parallel.mesh import DeviceGrid
     from credit.train import build
-    from credit.train.build_model import allocate_network
-    from credit.train.dry_run import blank_assets
-    from credit.train.ema import WeightAverage
-    from credit.train.monitor.flops import NetworkCost
+    from credit.train.build_model import build_parallel_model
+    from credit.train.dry_run import dummy_assets
+    from credit.train.ema import EMA
+    from credit.train.monitor.flops import FlopCounter
     from credit.train.optim import build_optimizer
 
-    keep_freed_memory(device)
-    conf = load_without_places(config, settings)
-    assets = blank_assets(conf, build_grid(grid), {})
-    model, autocast = allocate_network(conf, assets, RunMesh(), device)
+    retain_freed_memory(device)
+    conf = load_config_without_paths(config, settings)
+    assets = dummy_assets(conf, build_grid(grid), {})
+    model, autocast = build_parallel_model(conf, assets, DeviceGrid(), device)
     fill_(model, initial_values(model, conf.seed))
     stepper = build.build_stepper(conf, assets, model.train(), device, autocast)
     loss, steps = build.build_run_loss(conf, assets, device), conf.data.forecast_len
     optimizer = build_optimizer(model, conf.trainer)
-    average = WeightAverage(model, conf.trainer.ema_decay) if conf.trainer.use_ema else None
+    average = EMA(model, conf.trainer.ema_decay) if conf.trainer.use_ema else None
     step = build.build_step(conf, stepper, loss, optimizer, average, lambda _: steps, 0)
     samples, frames, cells = conf.trainer.train_batch_size, conf.data.history_len, assets.grid.shape
     channels = {name: len(assets.channels.group(name)) for name in ("prognostic", "dynamic_forcing")}
@@ -90,7 +90,7 @@ def build_step(
         torch.zeros(samples, dtype=torch.int64, device=device),
     )
     micro_steps = conf.trainer.grad_accum_every
-    counts = NetworkCost(conf, assets).operations(steps)
+    counts = FlopCounter(conf, assets).operations(steps)
     peaks = reported_peaks(torch.cuda.get_device_name(device)) if device.type == "cuda" else {}
     tflop = ideal = None
     if counts is not None:

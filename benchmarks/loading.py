@@ -27,11 +27,11 @@ from credit.config import load_config
 from credit.config.schema_data import DataConfig, PreprocessConfig
 from credit.data.reader import FieldReader, open_reader
 from credit.data.samples.dataset import ForecastDataset
-from credit.data.samples.frames import Frames
+from credit.data.samples.frames import FrameReader
 from credit.data.samples.loader import Loader
 from credit.data.splits import Split, initial_times
 from credit.data.store.preprocess import preprocess
-from credit.train.prefetch import BatchFeed
+from credit.train.prefetch import DevicePrefetcher
 
 CONFIG = Path(__file__).parents[1] / "config" / "speedy_5p6deg.yml"
 ROUNDS = 5
@@ -74,7 +74,7 @@ def plain(conf: DataConfig, indices: list[int]) -> int:
 def ours(dataset: ForecastDataset, indices: list[int], threads: int = 1) -> int:
     """Read samples through the loader, one a batch."""
     total = 0
-    with BatchFeed(Loader(dataset, [[index] for index in indices], threads), torch.device("cpu")) as feed:
+    with DevicePrefetcher(Loader(dataset, [[index] for index in indices], threads), torch.device("cpu")) as feed:
         for batch in feed:
             total += batch.history_BCTHW.nbytes + batch.target_BCTHW.nbytes
     return total
@@ -146,7 +146,7 @@ def timed(run: Callable[[list[int]], int], indices: list[int]) -> float:
 def waiting_share(dataset: ForecastDataset, indices: list[int], threads: int, step: float = 0.2) -> float:
     """Return the share of the time that a loop with such a step waits for data, the first two samples left out."""
     waited = []
-    with BatchFeed(Loader(dataset, [[index] for index in indices], threads), torch.device("cpu")) as feed:
+    with DevicePrefetcher(Loader(dataset, [[index] for index in indices], threads), torch.device("cpu")) as feed:
         for _ in feed:
             waited.append(feed.take_wait())
             time.sleep(step)
@@ -188,7 +188,7 @@ def measure(folder: Path, times: int, samples: int) -> None:
     datasets = {}
     for name, conf in confs.items():
         initial = initial_times(readers[name].times, whole(readers[name]), 360, 1, 1)
-        datasets[name] = ForecastDataset(Frames(readers[name], conf, None), initial, 360, 1, 1)
+        datasets[name] = ForecastDataset(FrameReader(readers[name], conf, None), initial, 360, 1, 1)
     few = min(96, len(reader.times))
     write_layout(reader, folder / "layout.zarr", few)
     os.sync()

@@ -28,7 +28,7 @@ from loading import configure, ours, whole
 from credit.config.schema_data import DataConfig, PreprocessConfig
 from credit.data.reader import FieldReader, open_reader
 from credit.data.samples.dataset import ForecastDataset
-from credit.data.samples.frames import Frames
+from credit.data.samples.frames import FrameReader
 from credit.data.sources.source_reader import open_sources
 from credit.data.splits import initial_times
 from credit.data.store.preprocess import preprocess
@@ -52,7 +52,7 @@ def pin(count: int) -> None:
 def make_dataset(reader: FieldReader, conf: DataConfig) -> ForecastDataset:
     """Return all samples of one step."""
     initial = initial_times(reader.times, whole(reader), STEP, 1, 1)
-    return ForecastDataset(Frames(reader, conf, None), initial, STEP, 1, 1)
+    return ForecastDataset(FrameReader(reader, conf, None), initial, STEP, 1, 1)
 
 
 def seconds(run: Callable[[], object]) -> float:

@@ -19,10 +19,10 @@ from credit.config.schema_trainer import ParallelismConfig, TrainerConfig
 from credit.models.initialise import initial_values
 from credit.models.registry import build_model
 from credit.parallel.materialise import allocate_, fill_, require_filled
-from credit.parallel.mesh import RunMesh, build_mesh, plan_degrees
+from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
 from credit.parallel.parallelize import parallelize
-from credit.parallel.process_info import process_group, read_launch
-from credit.parallel.reduce import local_part
+from credit.parallel.process_info import process_group, read_process_info
+from credit.parallel.reduce import local_shard
 from credit.train.optim import build_optimizer
 
 MESHES = [
@@ -36,7 +36,7 @@ MESHES = [
 ]
 
 
-def held_bytes(mesh: RunMesh, data: str, decoder: str) -> tuple[int, int]:
+def held_bytes(mesh: DeviceGrid, data: str, decoder: str) -> tuple[int, int]:
     """Return the parameters of the model and the bytes that this rank holds."""
     with torch.device("meta"):
         model = build_model("wxformer", **PUBLISHED | {"decoder": decoder})
@@ -50,7 +50,7 @@ def held_bytes(mesh: RunMesh, data: str, decoder: str) -> tuple[int, int]:
         p.grad = torch.zeros_like(p)
     held = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters())]
     held += [value for state in optimizer.state.values() for value in state.values()]
-    return parameters, sum(local_part(t).numel() * local_part(t).element_size() for t in held)
+    return parameters, sum(local_shard(t).numel() * local_shard(t).element_size() for t in held)
 
 
 def main() -> None:
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--decoder", default="transposed", choices=("transposed", "pixel_shuffle"))
     decoder = parser.parse_args().decoder
     torch.set_num_threads(1)
-    launch = read_launch()
+    launch = read_process_info()
     if launch.world < 2:
         parser.error("start it with torchrun on two ranks or more")
     with process_group(launch, torch.device("cpu"), timeout_minutes=20):

@@ -33,7 +33,7 @@ import torch
 from options import add_counts, positive
 from wxformer import build_ours
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.channels import ChannelMap
 from credit.cli.environment import set_environment
 from credit.config import build_config
@@ -42,11 +42,11 @@ from credit.data.store.statistics import Statistics
 from credit.forecast.io.async_writer import BackgroundWriter
 from credit.forecast.io.forecast_writer import ForecastWriter
 from credit.forecast.online import OnlineForecasts
-from credit.forecast.rollout import forecast, inferred, starts_of
+from credit.forecast.rollout import forecast, inference_mode, make_starts
 from credit.forecast.stepper import Stepper
 from credit.grid import LatLonGrid
-from credit.models.device_paths import keep_freed_memory
-from credit.models.wxformer.inference import freeze
+from credit.models.device_paths import retain_freed_memory
+from credit.models.wxformer.inference import prepare_for_inference
 from credit.verify.scorer import score_forecasts
 
 STEP = 360
@@ -86,7 +86,7 @@ class RandomReader:
     """Truth and training data that cost nothing to read: a time every ten days of 2000, then every step."""
 
     def __init__(self, channels: ChannelMap, grid: LatLonGrid, steps: int) -> None:
-        self.channels, self.grid, self.clock, self.masks = channels, grid, Clock(), {}
+        self.channels, self.grid, self.clock, self.masks = channels, grid, Calendar(), {}
         self._first = first = self.clock.parse("2001-02-01")
         past = np.arange(self.clock.parse("2000-01-01"), self.clock.parse("2000-12-31"), 14400)
         self.times = np.concatenate([past, first + STEP * np.arange(steps + 1)])
@@ -109,11 +109,11 @@ class RandomReader:
 
 def build(amp: bool) -> tuple[Stepper, RandomFrames, ChannelMap, LatLonGrid]:
     """Return everything that forecasts."""
-    keep_freed_memory(torch.device("cpu"))  # as every forecast does
+    retain_freed_memory(torch.device("cpu"))  # as every forecast does
     channels = ChannelMap.build(GROUPS, LEVELS)
     grid, _ = LatLonGrid.from_coords(np.linspace(90, -90, 181), np.arange(360.0), origin="benchmark")
     torch.manual_seed(0)
-    model = freeze(build_ours().eval(), torch.bfloat16 if amp else None)
+    model = prepare_for_inference(build_ours().eval(), torch.bfloat16 if amp else None)
     count = len(channels.output)
     zeros, ones = np.zeros(count), np.ones(count)
     names = tuple(channel.name for channel in channels.output)
@@ -132,7 +132,7 @@ def measure(case: str, steps: int, rounds: int, members: int, amp: bool) -> dict
         Case -> (rounds, 2), seconds and seconds of the processor a step, end of writing included; peak memory in GB.
     """
     stepper, frames, channels, grid = build(amp)
-    starts = starts_of([0], members)
+    starts = make_starts([0], members)
     with torch.inference_mode():
         state = torch.from_numpy(frames.prognostic(0))[None, :, None].expand(members, -1, -1, -1, -1)
         x = torch.cat([state, torch.zeros(members, 0, 1, *grid.shape)], dim=1)
@@ -148,7 +148,7 @@ def measure(case: str, steps: int, rounds: int, members: int, amp: bool) -> dict
                 options = CASES[name] | ({} if members == 1 else {"members": members})
                 leads = [STEP * number for number in range(1, steps + 1)]
                 writer = ForecastWriter(
-                    folder, channels, grid, Clock(), {}, STEP, lead_minutes=leads, initial_minutes=[0], **options
+                    folder, channels, grid, Calendar(), {}, STEP, lead_minutes=leads, initial_minutes=[0], **options
                 )
                 began = _now()
                 with BackgroundWriter(writer, {lead: n for n, lead in enumerate(leads)}, STEP, "it", [0]) as background:
@@ -212,7 +212,7 @@ def _score(stepper, frames, channels, grid, steps: int, members: int, background
 
 
 def _write(outputs: Iterator[torch.Tensor], starts, background: BackgroundWriter) -> None:
-    for step, output in enumerate(inferred(outputs), start=1):
+    for step, output in enumerate(inference_mode(outputs), start=1):
         background.put(starts, step, output)
 
 

@@ -52,8 +52,8 @@ def loop(arguments: list[str], steps: int) -> dict[str, float]:
     import torch
 
     from credit.train import step
-    from credit.train.ema import WeightAverage
-    from credit.train.prefetch import BatchFeed
+    from credit.train.ema import EMA
+    from credit.train.prefetch import DevicePrefetcher
     from credit.train.trainer import Trainer
 
     clock, began, found = Clock(), [0.0], {}
@@ -61,9 +61,9 @@ def loop(arguments: list[str], steps: int) -> dict[str, float]:
     clock.watch(step.TrainingStep, "_micro_loss", "forward")
     clock.watch(torch.Tensor, "backward", "backward")
     clock.watch(torch.optim.AdamW, "step", "optimizer")
-    clock.watch(BatchFeed, "__next__", "data")
+    clock.watch(DevicePrefetcher, "__next__", "data")
     clock.watch(step, "gradient_norm", "norm")
-    clock.watch(WeightAverage, "update", "average")
+    clock.watch(EMA, "update", "average")
     clock.watch(Trainer, "_write_rows", "log")
     take = step.TrainingStep.__call__
 

@@ -29,10 +29,10 @@ from credit.models.wxformer import spectral_norm
 from credit.models.wxformer.attention import Attention, FeedForward, TransformerLayer
 from credit.models.wxformer.model import EncoderStage
 from credit.parallel.materialise import allocate_, fill_
-from credit.parallel.mesh import RunMesh, build_mesh, plan_degrees
+from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
 from credit.parallel.parallelize import parallelize
-from credit.parallel.process_info import process_group, read_launch
-from credit.parallel.reduce import gradient_norm, local_part
+from credit.parallel.process_info import process_group, read_process_info
+from credit.parallel.reduce import gradient_norm, local_shard
 from credit.train.optim import build_optimizer
 
 CHANNELS = 80
@@ -47,7 +47,7 @@ def mark(model: nn.Module, unit: str) -> None:
                 module._fsdp2_shard = name == unit
 
 
-def build(mesh: RunMesh, data: str, asked: argparse.Namespace) -> nn.Module:
+def build(mesh: DeviceGrid, data: str, asked: argparse.Namespace) -> nn.Module:
     with torch.device("meta"):
         model = build_model(
             "wxformer", image_height=asked.grid[0], image_width=asked.grid[1],
@@ -64,7 +64,7 @@ def build(mesh: RunMesh, data: str, asked: argparse.Namespace) -> nn.Module:
     return model.train()
 
 
-def measure(mesh: RunMesh, data: str, asked: argparse.Namespace) -> tuple[float, CollectiveCounter, int]:
+def measure(mesh: DeviceGrid, data: str, asked: argparse.Namespace) -> tuple[float, CollectiveCounter, int]:
     """Return the median seconds of a step, the collectives of one, and its peak of memory in bytes."""
     model = build(mesh, data, asked)
     optimizer = build_optimizer(model, TrainerConfig(max_steps=1))
@@ -92,7 +92,7 @@ def measure(mesh: RunMesh, data: str, asked: argparse.Namespace) -> tuple[float,
         *model.buffers(),
         *(v for state in optimizer.state.values() for v in state.values()),
     ]
-    with CollectiveCounter() as counted, LiveMemory(known=map(local_part, staying)) as live:
+    with CollectiveCounter() as counted, LiveMemory(known=map(local_shard, staying)) as live:
         step()
     return statistics.median(times), counted, live.peak
 
@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", action="store_true", help="activation checkpointing")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    launch = read_launch()
+    launch = read_process_info()
     if launch.world < 2:
         parser.error("start it with torchrun on two ranks or more")
     with process_group(launch, torch.device("cpu"), timeout_minutes=10):

@@ -93,10 +93,10 @@ def measure(who: str, mode: str, dtype: str, steps: int, size: str = "starter") 
     def loss() -> Tensor:
         if mode not in ROLLOUTS:
             return mean_square(model(x), target)
-        from credit.models.recompute_cache import recalling
+        from credit.models.recompute_cache import recompute_contexts
 
         again = mode == "rollout"
-        first = checkpoint(model, x, use_reentrant=False, context_fn=recalling) if again else model(x)
+        first = checkpoint(model, x, use_reentrant=False, context_fn=recompute_contexts) if again else model(x)
         second = model(first[:, : x.shape[1]])
         return mean_square(first, target) + mean_square(second, target)
 
@@ -131,12 +131,12 @@ def mean_square(y: Tensor, target: Tensor) -> Tensor:
 
 def prepare(model: nn.Module, mode: str, dtype: str) -> None:
     """Do what `credit train` and `credit rollout` do before the first step."""
-    from credit.models.device_paths import keep_freed_memory
-    from credit.models.wxformer.inference import freeze
+    from credit.models.device_paths import retain_freed_memory
+    from credit.models.wxformer.inference import prepare_for_inference
 
-    keep_freed_memory(torch.device("cpu"))
+    retain_freed_memory(torch.device("cpu"))
     if mode == "eval":
-        freeze(model, torch.bfloat16 if dtype == "bfloat16" else None)
+        prepare_for_inference(model, torch.bfloat16 if dtype == "bfloat16" else None)
 
 
 def _times_spectral_norm(model: nn.Module) -> Callable[[], None]:

@@ -1,7 +1,7 @@
 """Times as whole minutes since 1900-01-01 00:00 UTC of one CF calendar, and durations in minutes.
 
-Integer minutes make every comparison of times exact in any calendar; `Clock` is the only place where they meet text and
-calendar dates.
+Integer minutes make every comparison of times exact in any calendar; `Calendar` is the only place where they meet text
+and calendar dates.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def format_duration(minutes: int) -> str:
 
 
 @dataclass(frozen=True)
-class Clock:
+class Calendar:
     """A CF calendar; converts between minutes, text and calendar dates.
 
     Attributes:

@@ -16,7 +16,7 @@ _TOLERANCE_DEGREES = 1e-3
 
 
 @dataclass(frozen=True)
-class Orientation:
+class AxisOrder:
     """Indices that turn a field in a file's order into the grid's order: ``field[..., rows, :][..., columns]``."""
 
     rows: np.ndarray
@@ -44,7 +44,7 @@ class LatLonGrid:
     @classmethod
     def from_coords(
         cls, lat: np.ndarray, lon: np.ndarray, lat_bounds: np.ndarray | None = None, origin: str = "grid"
-    ) -> tuple[LatLonGrid, Orientation]:
+    ) -> tuple[LatLonGrid, AxisOrder]:
         """Build the grid of a file's coordinates.
 
         Args:
@@ -77,7 +77,7 @@ class LatLonGrid:
             bounds = _bounds_from_centres(ordered, origin)
         else:
             bounds = _bounds_from_file(np.asarray(lat_bounds, dtype=np.float64), rows, ordered, origin)
-        return cls(ordered, eastward, bounds), Orientation(rows, columns)
+        return cls(ordered, eastward, bounds), AxisOrder(rows, columns)
 
     @classmethod
     def equiangular(cls, rows: int, columns: int, poles: bool) -> LatLonGrid:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from credit.cli.arguments import add_config_arguments
 
 if TYPE_CHECKING:
-    from credit.cli.check_data import DataFound
-    from credit.cli.check_report import Findings
+    from credit.cli.check_data import DataSummary
+    from credit.cli.check_report import CheckReport
     from credit.config import Config
-    from credit.parallel.mesh import Degrees
-    from credit.train.dry_run import Tried
+    from credit.parallel.mesh import ParallelDims
+    from credit.train.dry_run import DryRunResult
 
 HELP = """Check CONFIG and its data before anything is queued: keys, files, variables, levels, units, times and samples
 of each split, the store, its chunks and statistics, save_loc and the room in it, the checkpoint that a run would go on
@@ -47,12 +47,12 @@ def run(arguments: argparse.Namespace) -> int:
 
     from credit.config import load_config
     from credit.errors import ConfigError
-    from credit.parallel.process_info import read_launch
+    from credit.parallel.process_info import read_process_info
 
     if arguments.world_size is not None and arguments.world_size < 1:
         raise ConfigError(f"--world-size: {arguments.world_size} must be at least 1")
     with suppress(ConfigError):
-        if not read_launch().is_main:
+        if not read_process_info().is_main:
             return 0
     try:
         config = load_config(arguments.config, arguments.overrides)
@@ -81,25 +81,25 @@ def check(
         world_size: ranks that the run will have.
         deep: read every field of the store and compare checksums.
     """
-    from credit.cli.check_data import look_at_data
+    from credit.cli.check_data import inspect_data
     from credit.cli.check_others import open_others
-    from credit.cli.check_report import Findings
+    from credit.cli.check_report import CheckReport
     from credit.cli.check_run import (
+        check_disk_space,
         check_folder,
-        check_length,
-        check_room,
-        check_start,
-        check_time,
-        plan_job,
+        check_resume,
+        check_run_length,
+        check_walltime,
         plan_ranks,
+        render_job,
     )
     from credit.cli.check_settings import check_ensemble, check_forecasts, check_training
 
-    findings = Findings(say)
+    findings = CheckReport(say)
     check_folder(config, findings)
-    job = plan_job(config, findings)
+    job = render_job(config, findings)
     degrees = plan_ranks(config, world_size, job, findings)
-    found, tried, forecast_bytes, steps = look_at_data(config.data, findings, deep), None, 0, 0
+    found, tried, forecast_bytes, steps = inspect_data(config.data, findings, deep), None, 0, 0
     if found is None:
         open_others(config, findings)
     else:
@@ -108,20 +108,20 @@ def check(
         tried = _try_network(config, found, degrees, findings)
     if tried is not None:
         check_ensemble(config, tried.model, findings)
-    as_run, step = check_start(config, found, tried, degrees, findings)
+    as_run, step = check_resume(config, found, tried, degrees, findings)
     if found is not None and "train" in found.samples:
-        steps, samples = check_length(as_run, found, degrees, findings)
+        steps, samples = check_run_length(as_run, found, degrees, findings)
         if steps:
-            check_time(config, job, steps - step, samples, findings)
+            check_walltime(config, job, steps - step, samples, findings)
     if found is not None:
-        check_room(config, found, tried, forecast_bytes, steps, findings)
+        check_disk_space(config, found, tried, forecast_bytes, steps, findings)
     return findings.messages
 
 
 def _check_what_is_left(path: str, overrides: Sequence[str]) -> list[str]:
     """Check the data of a config that has wrong keys elsewhere; those keys are known already."""
-    from credit.cli.check_data import look_at_data
-    from credit.cli.check_report import Findings
+    from credit.cli.check_data import inspect_data
+    from credit.cli.check_report import CheckReport
     from credit.config.load import apply_overrides, build_config, read_yaml
     from credit.errors import ConfigError
 
@@ -131,18 +131,20 @@ def _check_what_is_left(path: str, overrides: Sequence[str]) -> list[str]:
         config = build_config({"data": raw.get("data"), **rest})
     except ConfigError:
         return []
-    findings = Findings(print)
-    look_at_data(config.data, findings)
+    findings = CheckReport(print)
+    inspect_data(config.data, findings)
     return findings.messages
 
 
-def _try_network(config: Config, found: DataFound, degrees: Degrees, findings: Findings) -> Tried | None:
+def _try_network(
+    config: Config, found: DataSummary, degrees: ParallelDims, findings: CheckReport
+) -> DryRunResult | None:
     """Build the model without memory for its weights and take a step, then split it as on the run's ranks."""
-    from credit.train.dry_run import blank_assets, try_bfloat16, try_mesh, try_step
+    from credit.train.dry_run import dummy_assets, try_bfloat16, try_mesh, try_step
 
     tried = None
     with findings.collect():
-        assets = blank_assets(config, found.grid, found.attributes, found.masks)
+        assets = dummy_assets(config, found.grid, found.attributes, found.masks)
         tried = try_step(config, assets)
         findings.say(
             f"model: {config.model.type}, {tried.parameters:,} parameters, {tried.trained_parameters:,} of them train, "

@@ -7,20 +7,20 @@ from pathlib import Path
 
 import numpy as np
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.channels import ChannelMap
-from credit.cli.check_report import Findings
+from credit.cli.check_report import CheckReport
 from credit.cli.check_store import check_store
 from credit.config.schema_data import DataConfig
-from credit.data.error_collector import Problems
+from credit.data.error_collector import ErrorCollector
 from credit.data.formats.files import OpenFiles
-from credit.data.formats.unit_checks import find_contradictions
+from credit.data.formats.unit_checks import find_implausible_units
 from credit.data.reader import FieldReader
-from credit.data.samples.frames import Frames
+from credit.data.samples.frames import FrameReader
 from credit.data.sources.contributions import Contribution, list_contributions
-from credit.data.sources.source_index import Scan, scan_sources
+from credit.data.sources.source_index import SourceIndex, scan_sources
 from credit.data.sources.source_reader import SourceReader, look_at_values, open_sources
-from credit.data.splits import Split, build_splits, describe_cover, describe_gaps, require_samples
+from credit.data.splits import Split, build_splits, describe_coverage, describe_gaps, require_samples
 from credit.data.store.preprocess import MOST_BAD
 from credit.grid import LatLonGrid
 
@@ -28,7 +28,7 @@ _HIGHEST_HPA = 1100.0
 
 
 @dataclass(frozen=True)
-class DataFound:
+class DataSummary:
     """What the data are, as far as it could be found out; has the attributes of a `FieldReader` that need no reading.
 
     Attributes:
@@ -45,7 +45,7 @@ class DataFound:
 
     channels: ChannelMap
     grid: LatLonGrid
-    clock: Clock
+    clock: Calendar
     times: np.ndarray
     attributes: dict[str, dict]
     masks: dict[str, np.ndarray]
@@ -54,7 +54,7 @@ class DataFound:
     reader: FieldReader | None
 
 
-def look_at_data(conf: DataConfig, findings: Findings, deep: bool = False) -> DataFound | None:
+def inspect_data(conf: DataConfig, findings: CheckReport, deep: bool = False) -> DataSummary | None:
     """Look at everything that the data section describes; None where not even a grid is known.
 
     Args:
@@ -67,15 +67,15 @@ def look_at_data(conf: DataConfig, findings: Findings, deep: bool = False) -> Da
     if reader is not None:
         grid, clock, times = reader.grid, reader.clock, reader.times
     else:
-        scan = scan_sources(conf, OpenFiles(conf.sources), Problems())
+        scan = scan_sources(conf, OpenFiles(conf.sources), ErrorCollector())
         if scan is None:
-            _split(conf, Clock(), findings)
+            _split(conf, Calendar(), findings)
             return None
         grid, clock, times = scan.grid, scan.clock, _times_of(scan)
         _say_contributions(list_contributions(conf, scan), conf, clock, findings)
     splits = _split(conf, clock, findings)
     samples = _count_samples(conf, clock, times, splits, findings) if len(times) else {}
-    found = DataFound(
+    found = DataSummary(
         conf.channel_map(), grid, clock, times, getattr(reader, "attributes", {}), getattr(reader, "masks", {}),
         splits, samples, reader,
     )  # fmt: skip
@@ -84,7 +84,7 @@ def look_at_data(conf: DataConfig, findings: Findings, deep: bool = False) -> Da
     return found
 
 
-def _check_level_units(conf: DataConfig, findings: Findings) -> None:
+def _check_level_units(conf: DataConfig, findings: CheckReport) -> None:
     """Levels above any pressure in hPa are in Pa; files whose units are wrong, too, would agree with them."""
     channels = conf.channel_map()
     high = [c.level for c in channels.stored + channels.static_stored if (c.level or 0.0) > _HIGHEST_HPA]
@@ -94,7 +94,7 @@ def _check_level_units(conf: DataConfig, findings: Findings) -> None:
         )
 
 
-def _open(conf: DataConfig, findings: Findings, deep: bool) -> FieldReader | None:
+def _open(conf: DataConfig, findings: CheckReport, deep: bool) -> FieldReader | None:
     """Open the store where there is one that fits, else the sources that it is to be made from."""
     reader: FieldReader | None = None
     if conf.store is not None and Path(conf.store).exists():
@@ -117,13 +117,15 @@ def _open(conf: DataConfig, findings: Findings, deep: bool) -> FieldReader | Non
     return reader
 
 
-def _say_contributions(contributions: list[Contribution], conf: DataConfig, clock: Clock, findings: Findings) -> None:
+def _say_contributions(
+    contributions: list[Contribution], conf: DataConfig, clock: Calendar, findings: CheckReport
+) -> None:
     """Say in a line what each source gives; which files give nothing is a warning of the log."""
     for contribution in contributions:
         findings.say(contribution.describe(conf, clock))
 
 
-def _times_of(scan: Scan) -> np.ndarray:
+def _times_of(scan: SourceIndex) -> np.ndarray:
     """Return the times of the sources where they are not in order as a whole; none if a file did not tell its own."""
     read = [*scan.pieces.values(), *scan.inputs.values()]
     pieces = [piece for of_variable in read for piece in of_variable]
@@ -141,7 +143,7 @@ def _times_of(scan: Scan) -> np.ndarray:
     return max(every, key=len)
 
 
-def _split(conf: DataConfig, clock: Clock, findings: Findings) -> dict[str, Split]:
+def _split(conf: DataConfig, clock: Calendar, findings: CheckReport) -> dict[str, Split]:
     splits: dict[str, Split] = {}
     with findings.collect():
         splits = build_splits(conf, clock)
@@ -149,7 +151,7 @@ def _split(conf: DataConfig, clock: Clock, findings: Findings) -> dict[str, Spli
 
 
 def _count_samples(
-    conf: DataConfig, clock: Clock, times: np.ndarray, splits: dict[str, Split], findings: Findings
+    conf: DataConfig, clock: Calendar, times: np.ndarray, splits: dict[str, Split], findings: CheckReport
 ) -> dict[str, np.ndarray]:
     """Count the samples of each split and name its gaps; how long forecasts of the test period are is seen later."""
     samples = {}
@@ -160,14 +162,18 @@ def _count_samples(
             samples[name] = initial
             inside = times[(times >= split.first) & (times <= split.last)]
             gaps = describe_gaps(inside, clock, conf.step_minutes)
-            cover = describe_cover(times, split, clock, conf.step_minutes)
+            cover = describe_coverage(times, split, clock, conf.step_minutes)
             counted = f"{len(inside)} times, {len(initial)} samples; {gaps}"
             findings.say(f"{split.describe(clock)}: {f'{cover}: ' if cover else ''}{counted}")
     return samples
 
 
 def _look_at_values(
-    conf: DataConfig, reader: FieldReader, splits: dict[str, Split], samples: dict[str, np.ndarray], findings: Findings
+    conf: DataConfig,
+    reader: FieldReader,
+    splits: dict[str, Split],
+    samples: dict[str, np.ndarray],
+    findings: CheckReport,
 ) -> None:
     """Look at a time of every source file, and at what training and forecasts read first."""
     bad: list[str] = []
@@ -190,7 +196,7 @@ def _look_at_values(
         _read_samples(conf, reader, samples, findings)
 
 
-def _read_samples(conf: DataConfig, reader: FieldReader, samples: dict[str, np.ndarray], findings: Findings) -> None:
+def _read_samples(conf: DataConfig, reader: FieldReader, samples: dict[str, np.ndarray], findings: CheckReport) -> None:
     """Read the first, a middle and the last sample's initial time of each split, and the forcing of the last.
 
     Without a sample the first time is read, for what is wrong with the values.
@@ -208,18 +214,18 @@ def _read_samples(conf: DataConfig, reader: FieldReader, samples: dict[str, np.n
                     continue
                 if not ranges and not isinstance(reader, SourceReader):
                     # earlier versions wrote stores without a look at their values
-                    for message in find_contradictions(fields, reader, conf, reader.clock.format(minutes)):
+                    for message in find_implausible_units(fields, reader, conf, reader.clock.format(minutes)):
                         findings.add(message)
                 ranges.append((np.nanmin(fields, axis=(1, 2)), np.nanmax(fields, axis=(1, 2))))
             last = int(initial[-1]) + (steps[name] - 1) * conf.step_minutes
             # a window that ends after the last input needs a later time than the sample itself
-            Frames(reader, conf, None).forcing(last)
+            FrameReader(reader, conf, None).forcing(last)
     if ranges:
         least, most = (np.stack(values) for values in zip(*ranges, strict=True))
         _check_constant(reader.channels, least.min(axis=0), most.max(axis=0), findings)
 
 
-def _check_constant(channels: ChannelMap, least: np.ndarray, most: np.ndarray, findings: Findings) -> None:
+def _check_constant(channels: ChannelMap, least: np.ndarray, most: np.ndarray, findings: CheckReport) -> None:
     """A run refuses an output that has one value all through the training period."""
     same = [c.name for c, low, high in zip(channels.output, least, most, strict=False) if low == high]
     if same:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from credit.calendar import Clock
-from credit.cli.check_data import DataFound
-from credit.cli.check_report import Findings
+from credit.calendar import Calendar
+from credit.cli.check_data import DataSummary
+from credit.cli.check_report import CheckReport
 from credit.config import Config
 from credit.errors import DataError
 from credit.forecast.io.forecast_reader import ForecastArchive, open_other_forecasts
@@ -17,7 +17,7 @@ from credit.verify.cases import call, common_cases, common_leads, lacking_channe
 
 @dataclass(frozen=True)
 class Planned:
-    """The run's own forecasts before they are made; has what `credit.verify.cases` asks of `Forecasts`.
+    """The run's own forecasts before they are made; has what `credit.verify.cases` asks of `ForecastSource`.
 
     Attributes:
         origin: what messages call them.
@@ -31,10 +31,10 @@ class Planned:
     initial_minutes: np.ndarray
     lead_minutes: np.ndarray
     channel_names: list[str]
-    clock: Clock
+    clock: Calendar
 
 
-def open_others(config: Config, findings: Findings) -> dict[str, ForecastArchive]:
+def open_others(config: Config, findings: CheckReport) -> dict[str, ForecastArchive]:
     """Return name -> the other forecasts that can be opened."""
     opened = {}
     for name, other in config.verification.other_forecasts.items():
@@ -43,7 +43,7 @@ def open_others(config: Config, findings: Findings) -> dict[str, ForecastArchive
     return opened
 
 
-def check_others(config: Config, found: DataFound, planned: Planned, findings: Findings) -> None:
+def check_other_forecasts(config: Config, found: DataSummary, planned: Planned, findings: CheckReport) -> None:
     """See whether the other forecasts can be scored beside the run's own, and how much of them."""
     fitting: dict[str, Planned | ForecastArchive] = {"model": planned}
     for name, archive in open_others(config, findings).items():
@@ -71,7 +71,7 @@ def check_others(config: Config, found: DataFound, planned: Planned, findings: F
 
 
 def _compare_times(
-    archives: dict[str, Planned | ForecastArchive], found: DataFound, findings: Findings
+    archives: dict[str, Planned | ForecastArchive], found: DataSummary, findings: CheckReport
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the lead times and the initial times that are scored, none of those that are not known."""
     leads, cases = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
@@ -83,7 +83,7 @@ def _compare_times(
     return leads, cases
 
 
-def _read_one(name: str, archive: ForecastArchive, found: DataFound, initial: int, lead: int) -> None:
+def _read_one(name: str, archive: ForecastArchive, found: DataSummary, initial: int, lead: int) -> None:
     """Read one lead time of one forecast; where it lies on the data's grid nothing but masked cells may be missing."""
     values = archive.read_members(initial, archive.lead_minutes.tolist().index(lead))
     if found.reader is None or found.grid.difference(archive.grid):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from credit.data.error_collector import Problems
+from credit.data.error_collector import ErrorCollector
 from credit.errors import CreditError
 
 
-class Findings(Problems):
+class CheckReport(ErrorCollector):
     """Problems of every kind that a command addresses to the user.
 
     Args:

@@ -11,29 +11,29 @@ from pathlib import Path
 from statistics import median
 
 from credit.calendar import format_duration, parse_duration
-from credit.cli.check_data import DataFound
-from credit.cli.check_report import Findings
+from credit.cli.check_data import DataSummary
+from credit.cli.check_report import CheckReport
 from credit.config import Config
 from credit.data.climatology.fit import plan_fit
 from credit.data.climatology.stored import bytes_of, difference
-from credit.data.samples.loader import PositionSampler
+from credit.data.samples.loader import ResumableSampler
 from credit.data.sources.source_reader import SourceReader
-from credit.data.splits import require_unseen
+from credit.data.splits import require_no_leakage
 from credit.data.store.preprocess import bytes_needed, times_within
 from credit.errors import ConfigError
 from credit.hpc.cluster import load_cluster
 from credit.hpc.job import Job, build_job
 from credit.hpc.script import render
-from credit.models.lora import base_state, saved_state
-from credit.parallel.mesh import Degrees, RunMesh, plan_degrees
-from credit.parallel.process_info import read_launch
-from credit.train.assets import Assets
+from credit.models.lora import base_state_dict, checkpoint_state_dict
+from credit.parallel.mesh import DeviceGrid, ParallelDims, plan_degrees
+from credit.parallel.process_info import read_process_info
+from credit.train.assets import ModelAssets
 from credit.train.checkpoint import checkpoint
-from credit.train.checkpoint.external_weights import adopt_assets, read_state_file
-from credit.train.checkpoint.resume import find_start, find_weights, require_same_run, take_over
-from credit.train.dry_run import Tried, blank_assets
+from credit.train.checkpoint.external_weights import assets_for_weights, read_state_file
+from credit.train.checkpoint.resume import find_checkpoint, find_initial_weights, load_run_state, require_same_run
+from credit.train.dry_run import DryRunResult, dummy_assets
 from credit.train.fine_tuning import find_base
-from credit.train.monitor.run_files import last_rows, read_status
+from credit.train.monitor.run_files import read_last_metrics, read_status
 from credit.train.optim import forecast_len_at
 
 # of metrics.jsonl's last rows, so many tell the speed
@@ -44,7 +44,7 @@ _MARGIN_MINUTES = 1
 _KEPT_UNPACKED = 2**24
 
 
-def check_folder(config: Config, findings: Findings) -> None:
+def check_folder(config: Config, findings: CheckReport) -> None:
     """Try to write where the run and its forecasts will be written."""
     forecasts, tried = Path(config.save_loc) / config.inference.folder, []
     for key, name in {"save_loc": config.save_loc, "inference.folder": forecasts}.items():
@@ -64,7 +64,7 @@ def check_folder(config: Config, findings: Findings) -> None:
         findings.say(f"save_loc: the run there failed at step {status.get('step')}: {status.get('reason')}")
 
 
-def plan_job(config: Config, findings: Findings) -> Job | None:
+def render_job(config: Config, findings: CheckReport) -> Job | None:
     """Write, for nobody, the script of the site that the config names; None where it names none."""
     named = [section for section in (config.pbs, config.slurm) if section.cluster is not None]
     if len(named) != 1:
@@ -86,7 +86,7 @@ def plan_job(config: Config, findings: Findings) -> Job | None:
     return job
 
 
-def plan_ranks(config: Config, world_size: int | None, job: Job | None, findings: Findings) -> Degrees:
+def plan_ranks(config: Config, world_size: int | None, job: Job | None, findings: CheckReport) -> ParallelDims:
     """Return the mesh of `world_size` ranks; by default the launcher's, the job's, or the least that the config allows.
 
     Args:
@@ -97,18 +97,18 @@ def plan_ranks(config: Config, world_size: int | None, job: Job | None, findings
     """
     conf = config.trainer.parallelism
     least = conf.tensor * (conf.replicate if conf.data == "fsdp2" else 1)
-    degrees = Degrees()
+    degrees = ParallelDims()
     with findings.collect():
-        launch = read_launch()
+        launch = read_process_info()
         launched = launch.world if launch.launcher != "none" else None
         world = world_size or launched or (job.ranks if job is not None else least)
         degrees = plan_degrees(conf, world)
-        findings.say(f"ranks: {RunMesh(degrees).describe()} (--world-size N checks another number)")
+        findings.say(f"ranks: {DeviceGrid(degrees).describe()} (--world-size N checks another number)")
     return degrees
 
 
-def check_start(
-    config: Config, found: DataFound | None, tried: Tried | None, degrees: Degrees, findings: Findings
+def check_resume(
+    config: Config, found: DataSummary | None, tried: DryRunResult | None, degrees: ParallelDims, findings: CheckReport
 ) -> tuple[Config, int]:
     """Look whether the run could go on from the checkpoints that it would find.
 
@@ -118,16 +118,16 @@ def check_start(
     folder = Path(config.save_loc)
     step = 0
     with findings.collect():
-        origin = find_start(config, folder)
+        origin = find_checkpoint(config, folder)
         _name_damaged(folder / "checkpoints", origin, config.trainer.resume == "never", findings)
         base = find_base(config, origin)
-        weights = find_weights(config, origin)
+        weights = find_initial_weights(config, origin)
         if weights is not None and found is not None:
-            assets = blank_assets(config, found.grid, found.attributes, found.masks)
-            _require_unseen(config, found, adopt_assets(config, assets, found, weights), weights, findings)
+            assets = dummy_assets(config, found.grid, found.attributes, found.masks)
+            _require_unseen(config, found, assets_for_weights(config, assets, found, weights), weights, findings)
         if weights is not None and tried is not None:
             shapes = {name: value.shape for name, value in read_state_file(weights).items()}
-            checkpoint.require_same(tried.model.state_dict(), shapes, weights)
+            checkpoint.require_same_tensors(tried.model.state_dict(), shapes, weights)
             findings.say(f"weights: the run begins with those in {weights}")
         if origin is None:
             return config, 0
@@ -137,23 +137,25 @@ def check_start(
         if found is None:
             require_same_run(config, meta["config"], origin)
             return config, step
-        config, assets = take_over(config, found, RunMesh(degrees), origin, goes_on)
+        config, assets = load_run_state(config, found, DeviceGrid(degrees), origin, goes_on)
         _require_unseen(config, found, assets, origin, findings)
         if tried is not None:
-            own = saved_state(tried.model) if goes_on else base_state(tried.model)
-            checkpoint.require_same(own, checkpoint.stored_shapes(origin, "model" if goes_on else "forecast"), origin)
+            own = checkpoint_state_dict(tried.model) if goes_on else base_state_dict(tried.model)
+            checkpoint.require_same_tensors(
+                own, checkpoint.stored_shapes(origin, "model" if goes_on else "forecast"), origin
+            )
         findings.say(f"checkpoint: the run begins with {origin}, step {step}")
     return config, step
 
 
-def _require_unseen(config: Config, found: DataFound, assets: Assets, path: Path, findings: Findings) -> None:
+def _require_unseen(config: Config, found: DataSummary, assets: ModelAssets, path: Path, findings: CheckReport) -> None:
     """Name a test period that the weights in `path` have seen a part of."""
     if "test" in found.splits and not config.verification.allow_seen:
         with findings.collect():
-            require_unseen(found.splits["test"], assets.seen, str(path), found.clock)
+            require_no_leakage(found.splits["test"], assets.seen, str(path), found.clock)
 
 
-def _name_damaged(folder: Path, origin: Path | None, begins_anew: bool, findings: Findings) -> None:
+def _name_damaged(folder: Path, origin: Path | None, begins_anew: bool, findings: CheckReport) -> None:
     """Name the run's own checkpoints that would be passed over; of a run that begins anew, those that it renames."""
     own = origin is not None and origin.resolve().parent == folder.resolve()
     for path in checkpoint.list_checkpoints(folder):
@@ -165,17 +167,19 @@ def _name_damaged(folder: Path, origin: Path | None, begins_anew: bool, findings
             )
             continue
         findings.add(
-            f"{path}: {checkpoint.find_damage(path)}; training would pass over it and "
+            f"{path}: {checkpoint.verify_checkpoint(path)}; training would pass over it and "
             f"{f'begin with {origin}' if origin is not None else 'begin anew'}; remove it, or copy it again"
         )
 
 
-def check_length(config: Config, found: DataFound, degrees: Degrees, findings: Findings) -> tuple[int, int]:
+def check_run_length(
+    config: Config, found: DataSummary, degrees: ParallelDims, findings: CheckReport
+) -> tuple[int, int]:
     """Return the optimizer steps of the whole run and the samples of each; zeros where a step has too many samples."""
     conf, steps, samples = config.trainer, 0, 0
     with findings.collect():
-        ranks = RunMesh(degrees).data_ranks
-        sampler = PositionSampler(
+        ranks = DeviceGrid(degrees).data_ranks
+        sampler = ResumableSampler(
             len(found.samples["train"]), conf.train_batch_size, conf.grad_accum_every, config.seed, 0, 0,
             data_ranks=ranks,
         )  # fmt: skip
@@ -191,7 +195,7 @@ def check_length(config: Config, found: DataFound, degrees: Degrees, findings: F
     return steps, samples
 
 
-def check_time(config: Config, job: Job | None, left: int, samples: int, findings: Findings) -> None:
+def check_walltime(config: Config, job: Job | None, left: int, samples: int, findings: CheckReport) -> None:
     """Compare the steps that are left with the job's time, where an earlier part of the run has shown its speed.
 
     Args:
@@ -219,7 +223,7 @@ def check_time(config: Config, job: Job | None, left: int, samples: int, finding
     if minutes <= _MARGIN_MINUTES:
         findings.add(f"{walltime}: a run stops a minute before its end, to save; give it more")
         return
-    rows = last_rows(Path(config.save_loc))[-_SPEED_ROWS:]
+    rows = read_last_metrics(Path(config.save_loc))[-_SPEED_ROWS:]
     speeds = [row["samples_per_s"] for row in rows if row.get("samples_per_s")]
     if not speeds:
         return
@@ -236,8 +240,13 @@ def check_time(config: Config, job: Job | None, left: int, samples: int, finding
         )
 
 
-def check_room(
-    config: Config, found: DataFound, tried: Tried | None, forecast_bytes: int, steps: int, findings: Findings
+def check_disk_space(
+    config: Config,
+    found: DataSummary,
+    tried: DryRunResult | None,
+    forecast_bytes: int,
+    steps: int,
+    findings: CheckReport,
 ) -> None:
     """Compare what the run will write with what is free, disk by disk.
 
@@ -285,7 +294,7 @@ def check_room(
             )
 
 
-def _say_chunks(config: Config, found: DataFound, findings: Findings) -> None:
+def _say_chunks(config: Config, found: DataSummary, findings: CheckReport) -> None:
     """Say what long chunks of the source files cost, where no store stands for them."""
     reader = found.reader
     cells = math.prod(found.grid.shape)
@@ -306,7 +315,7 @@ def _say_chunks(config: Config, found: DataFound, findings: Findings) -> None:
         )
 
 
-def _store_bytes(config: Config, found: DataFound) -> int:
+def _store_bytes(config: Config, found: DataSummary) -> int:
     """Return the most that the store will still take; 0 where it is complete, or the sources are not in order."""
     if config.data.store is None or not found.splits or not isinstance(found.reader, SourceReader):
         return 0
@@ -314,7 +323,7 @@ def _store_bytes(config: Config, found: DataFound) -> int:
     return max(0, whole - _bytes_below(Path(config.data.store)))
 
 
-def _climatology_bytes(config: Config, found: DataFound, findings: Findings) -> int:
+def _climatology_bytes(config: Config, found: DataSummary, findings: CheckReport) -> int:
     """Say what the climatology takes and return the most that the store will still take for it."""
     conf, path, stored = config.verification.climatology, config.data.store, found.channels.stored
     if conf.method == "file" or "train" not in found.samples:

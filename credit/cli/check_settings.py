@@ -10,9 +10,9 @@ from torch import nn
 
 from credit.calendar import format_duration
 from credit.channels import figure_channels
-from credit.cli.check_data import DataFound
-from credit.cli.check_others import Planned, check_others
-from credit.cli.check_report import Findings
+from credit.cli.check_data import DataSummary
+from credit.cli.check_others import Planned, check_other_forecasts
+from credit.cli.check_report import CheckReport
 from credit.config import Config
 from credit.config.schema_forecast import InitialTimesConfig
 from credit.data.climatology.file import load_climatology
@@ -22,8 +22,8 @@ from credit.errors import ConfigError
 from credit.forecast.ensemble.feature_noise import find_blocks
 from credit.forecast.ensemble.perturbations import enable_dropout
 from credit.forecast.initial_times import choose_leads, every_minutes, find_initial_times
-from credit.forecast.io.diagnostics import Products
-from credit.forecast.io.forecast_writer import require_alike
+from credit.forecast.io.diagnostics import OutputDiagnostics
+from credit.forecast.io.forecast_writer import require_same_format
 from credit.forecast.io.schema import build_layout
 from credit.losses import build_loss
 from credit.train.assets import LEAST_CLIMATOLOGY_MINUTES
@@ -37,7 +37,7 @@ from credit.verify.scores.thresholds import find_events, find_precipitation
 from credit.verify.statistics.regions import region_weights, scored_regions
 
 
-def check_training(config: Config, found: DataFound, findings: Findings) -> None:
+def check_training(config: Config, found: DataSummary, findings: CheckReport) -> None:
     """Build the loss, the optimizer and what else training takes from the config alone."""
     conf = config.trainer
     with findings.collect():
@@ -72,7 +72,7 @@ def check_training(config: Config, found: DataFound, findings: Findings) -> None
             )
 
 
-def check_forecasts(config: Config, found: DataFound, findings: Findings) -> int:
+def check_forecasts(config: Config, found: DataSummary, findings: CheckReport) -> int:
     """Choose the initial times, lay out the files and look at what scoring needs.
 
     Returns:
@@ -101,7 +101,7 @@ def check_forecasts(config: Config, found: DataFound, findings: Findings) -> int
         with findings.collect():
             every_minutes(conf.initial_times, step)
     with findings.collect():
-        require_alike(Path(config.save_loc) / conf.folder, conf.format, conf.split)
+        require_same_format(Path(config.save_loc) / conf.folder, conf.format, conf.split)
     written: list[str] = []
     with findings.collect():
         written = _find_written(config, found, int(leads[-1]))
@@ -124,11 +124,11 @@ def check_forecasts(config: Config, found: DataFound, findings: Findings) -> int
     # the latest time is appended to others, which are scored with it
     scored = np.array([] if conf.initial_times == "latest" else initial, dtype=np.int64)
     planned = Planned("this run", scored, leads, written, found.clock)
-    check_others(config, found, planned, findings)
+    check_other_forecasts(config, found, planned, findings)
     return 4 * len(written) * found.grid.area_weights().size * len(leads) * len(initial)
 
 
-def check_ensemble(config: Config, model: nn.Module, findings: Findings) -> None:
+def check_ensemble(config: Config, model: nn.Module, findings: CheckReport) -> None:
     """See whether the network has the blocks that get noise, and dropout where that is to stay on."""
     conf = config.inference.ensemble
     # another run's network is not this one
@@ -143,7 +143,7 @@ def check_ensemble(config: Config, model: nn.Module, findings: Findings) -> None
             findings.say(f"inference.ensemble.noise: after {', '.join(names)}")
 
 
-def _check_checkpoint(config: Config, findings: Findings) -> None:
+def _check_checkpoint(config: Config, findings: CheckReport) -> None:
     """A checkpoint of another run must be there; those of this run may be to come."""
     which = config.inference.checkpoint
     own = (Path(config.save_loc) / "checkpoints").resolve()
@@ -151,12 +151,12 @@ def _check_checkpoint(config: Config, findings: Findings) -> None:
         findings.add(str(no_such_checkpoint("inference.checkpoint", which)))
 
 
-def _find_written(config: Config, found: DataFound, longest: int) -> list[str]:
+def _find_written(config: Config, found: DataSummary, longest: int) -> list[str]:
     """Return the channels of the forecasts' files; what is made of outputs is known where the data can be read."""
     conf, step = config.inference, config.data.step_minutes
     channels, attributes, units = found.channels, found.attributes, config.data.level_units
     if found.reader is not None:
-        products = Products(conf, config.data, channels, attributes, found.reader.static(), longest)
+        products = OutputDiagnostics(conf, config.data, channels, attributes, found.reader.static(), longest)
         channels, attributes, units = products.channels, products.attributes, products.level_units
     elif conf.pressure_levels is not None or conf.derive:
         return [channel.name for channel in channels.output]
@@ -166,7 +166,7 @@ def _find_written(config: Config, found: DataFound, longest: int) -> list[str]:
     return [channels.output[place].name for variable in layout.variables for place in variable.index]
 
 
-def _try_climatology(config: Config, found: DataFound) -> None:
+def _try_climatology(config: Config, found: DataSummary) -> None:
     """See whether the climatology of the scores can be fitted to the training period's times, or read its file."""
     conf = config.verification.climatology
     train = found.splits["train"]

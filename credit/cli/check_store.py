@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from credit.cli.check_report import Findings
+from credit.cli.check_report import CheckReport
 from credit.config.schema_data import DataConfig
 from credit.data.climatology.stored import find_damaged_blocks
 from credit.data.store.integrity import require_whole
@@ -13,7 +13,7 @@ from credit.data.store.repair import REDO_CHANGED, find_source_changes
 from credit.data.store.store_reader import StoreReader, open_configured_store, read_description, require_same_identity
 
 
-def check_store(conf: DataConfig, findings: Findings, deep: bool) -> StoreReader:
+def check_store(conf: DataConfig, findings: CheckReport, deep: bool) -> StoreReader:
     """Verify the store of a config and open it.
 
     Args:

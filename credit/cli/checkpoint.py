@@ -65,11 +65,11 @@ def _list(folder: Path, found: list[Path], arguments: argparse.Namespace) -> int
 
 
 def _verify(folder: Path, found: list[Path], arguments: argparse.Namespace) -> int:
-    from credit.train.checkpoint.checkpoint import find_damage
+    from credit.train.checkpoint.checkpoint import verify_checkpoint
 
     damaged = 0
     for path in found:
-        problem = find_damage(path)
+        problem = verify_checkpoint(path)
         damaged += problem is not None
         print(f"{path}: {problem or 'whole'}")
     return 2 if damaged else 0
@@ -79,10 +79,10 @@ def _prune(folder: Path, found: list[Path], arguments: argparse.Namespace) -> in
     from contextlib import nullcontext
 
     from credit.train.checkpoint.checkpoint import Retention, prune
-    from credit.train.monitor.run_lock import Presence
+    from credit.train.monitor.run_lock import RunLock
 
     keep = Retention(arguments.keep_last, arguments.keep_every)
-    with nullcontext() if arguments.dry_run else Presence(arguments.save_loc):
+    with nullcontext() if arguments.dry_run else RunLock(arguments.save_loc):
         removed = prune(folder, keep, arguments.dry_run)
     for path in removed:
         print(f"{'would be removed' if arguments.dry_run else 'removed'}: {path}")

@@ -34,17 +34,17 @@ def run(arguments: argparse.Namespace) -> int:
     from contextlib import suppress
     from pathlib import Path
 
-    from credit.cli.doctor_sections import Patient, write_report
+    from credit.cli.doctor_sections import DiagnosticContext, write_report
     from credit.errors import ConfigError
-    from credit.parallel.process_info import read_launch
+    from credit.parallel.process_info import read_process_info
     from credit.utils.installation import find_conflicts
 
     with suppress(ConfigError):
-        if not read_launch().is_main:
+        if not read_process_info().is_main:
             return 0
     for conflict in find_conflicts():
         print(f"credit doctor: {conflict}", file=sys.stderr)
-    patient = Patient.find(arguments.config, arguments.overrides, os.environ)
+    patient = DiagnosticContext.find(arguments.config, arguments.overrides, os.environ)
     text = write_report(patient)
     if arguments.output == "-":
         encoding = sys.stdout.encoding or "utf-8"

@@ -27,10 +27,10 @@ from credit.cli.redact import HIDDEN, is_secret, mask, mask_values
 from credit.config import Config, load_config
 from credit.config.load import apply_overrides, read_yaml
 from credit.errors import ConfigError, CreditError
-from credit.parallel.mesh import RunMesh, plan_degrees
-from credit.parallel.process_info import read_launch
+from credit.parallel.mesh import DeviceGrid, plan_degrees
+from credit.parallel.process_info import read_process_info
 from credit.train.checkpoint import checkpoint
-from credit.train.monitor.run_files import last_rows, tail
+from credit.train.monitor.run_files import read_last_metrics, tail
 from credit.utils.installation import describe_installation, find_conflicts
 
 _PACKAGES = ("torch", "numpy", "xarray", "zarr", "netCDF4", "cftime", "dask", "pydantic", "safetensors", "einops",
@@ -45,7 +45,7 @@ _ERROR = re.compile(r"^Traceback \(most recent call last\)|\bERROR\b|\bCRITICAL\
 
 
 @dataclass(frozen=True)
-class Patient:
+class DiagnosticContext:
     """Whose report it is.
 
     Attributes:
@@ -63,7 +63,7 @@ class Patient:
     environ: Mapping[str, str] = field(repr=False)
 
     @classmethod
-    def find(cls, path: str, overrides: Sequence[str], environ: Mapping[str, str]) -> Patient:
+    def find(cls, path: str, overrides: Sequence[str], environ: Mapping[str, str]) -> DiagnosticContext:
         """Read a config as far as it can be read."""
         raw: Mapping[str, Any] = {}
         try:
@@ -78,7 +78,7 @@ class Patient:
         return cls(None, complaint, raw, folder, environ)
 
 
-def write_report(patient: Patient) -> str:
+def write_report(patient: DiagnosticContext) -> str:
     """Return the report."""
     secrets: set[str] = set()
     parts = []
@@ -93,17 +93,17 @@ def write_report(patient: Patient) -> str:
     return mask("\n".join(parts), patient.environ, secrets)
 
 
-def _report(patient: Patient, secrets: set[str]) -> str:
+def _report(patient: DiagnosticContext, secrets: set[str]) -> str:
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return f"credit {__version__}, {now}\ncommand {' '.join(sys.argv)}\nin {Path.cwd()}"
 
 
-def _installation(patient: Patient, secrets: set[str]) -> str:
+def _installation(patient: DiagnosticContext, secrets: set[str]) -> str:
     conflicts = [f"CONFLICT: {conflict}" for conflict in find_conflicts()]
     return "\n".join([describe_installation(), *conflicts])
 
 
-def _versions(patient: Patient, secrets: set[str]) -> str:
+def _versions(patient: DiagnosticContext, secrets: set[str]) -> str:
     lines = [f"python {sys.version.split()[0]} ({sys.executable})"]
     for name in _PACKAGES:
         with suppress(PackageNotFoundError):
@@ -115,7 +115,7 @@ def _versions(patient: Patient, secrets: set[str]) -> str:
     return "\n".join(lines)
 
 
-def _machine(patient: Patient, secrets: set[str]) -> str:
+def _machine(patient: DiagnosticContext, secrets: set[str]) -> str:
     lines = [f"{platform.platform()} on {socket.gethostname()}"]
     for path, key in (("/proc/cpuinfo", "model name"), ("/proc/meminfo", "MemTotal"), ("/proc/meminfo", "MemAvail")):
         with suppress(OSError, StopIteration):
@@ -135,27 +135,27 @@ def _machine(patient: Patient, secrets: set[str]) -> str:
     return "\n".join(lines)
 
 
-def _ranks(patient: Patient, secrets: set[str]) -> str:
-    launch = read_launch(patient.environ)
+def _ranks(patient: DiagnosticContext, secrets: set[str]) -> str:
+    launch = read_process_info(patient.environ)
     lines = [str(launch)]
     if patient.config is not None:
         degrees = plan_degrees(patient.config.trainer.parallelism, launch.world)
-        lines.append(f"mesh: {RunMesh(degrees, launch.rank).describe()}")
+        lines.append(f"mesh: {DeviceGrid(degrees, launch.rank).describe()}")
     return "\n".join(lines)
 
 
-def _environment(patient: Patient, secrets: set[str]) -> str:
+def _environment(patient: DiagnosticContext, secrets: set[str]) -> str:
     chosen = {name: value for name, value in patient.environ.items() if _VARIABLES.fullmatch(name)}
     return "\n".join(f"{name}={HIDDEN if is_secret(name) else value}" for name, value in sorted(chosen.items()))
 
 
-def _config(patient: Patient, secrets: set[str]) -> str:
+def _config(patient: DiagnosticContext, secrets: set[str]) -> str:
     plain = patient.raw if patient.config is None else patient.config.model_dump(mode="json")
     shown = yaml.safe_dump(mask_values(plain, secrets), sort_keys=False, width=110)
     return f"{patient.complaint}\n\nas it was read:\n{shown}" if patient.config is None else shown
 
 
-def _run(patient: Patient, secrets: set[str]) -> str:
+def _run(patient: DiagnosticContext, secrets: set[str]) -> str:
     folder = _folder(patient)
     lines = []
     for name in ("STATUS", "heartbeat.json", "jobs.json"):
@@ -168,7 +168,7 @@ def _run(patient: Patient, secrets: set[str]) -> str:
     return "\n".join(lines)
 
 
-def _checkpoints(patient: Patient, secrets: set[str]) -> str:
+def _checkpoints(patient: DiagnosticContext, secrets: set[str]) -> str:
     folder = _folder(patient) / "checkpoints"
     found = checkpoint.list_checkpoints(folder)
     lines = [f"{len(found)} in {folder}"]
@@ -177,21 +177,21 @@ def _checkpoints(patient: Patient, secrets: set[str]) -> str:
             lines.append(f"{name} -> {os.readlink(folder / name)}")
     for path in reversed(found[-_CHECKPOINTS:]):
         with suppress(OSError):
-            age, damage = _age(path), checkpoint.find_damage(path)
+            age, damage = _age(path), checkpoint.verify_checkpoint(path)
             # a run that is at work may have removed it meanwhile
             state = (damage or "whole") if path.exists() else "removed just now"
             lines.append(f"{path.name}: {state}, {age}")
     return "\n".join(lines)
 
 
-def _metrics(patient: Patient, secrets: set[str]) -> str:
-    rows = last_rows(_folder(patient))
+def _metrics(patient: DiagnosticContext, secrets: set[str]) -> str:
+    rows = read_last_metrics(_folder(patient))
     of_steps = [row for row in rows if not row.keys() & {"valid", "early"}][-_ROWS:]
     chosen = of_steps + [row for row in rows if "valid" in row][-1:]
     return "\n".join(json.dumps(row)[:_ROW_LENGTH] for row in chosen) or "no rows"
 
 
-def _last_error(patient: Patient, secrets: set[str]) -> str:
+def _last_error(patient: DiagnosticContext, secrets: set[str]) -> str:
     for path in _logs(patient):
         lines = tail(path)
         where = [number for number, line in enumerate(lines) if _ERROR.search(line)]
@@ -203,7 +203,7 @@ def _last_error(patient: Patient, secrets: set[str]) -> str:
     return "none in the logs"
 
 
-def _log_tails(patient: Patient, secrets: set[str]) -> str:
+def _log_tails(patient: DiagnosticContext, secrets: set[str]) -> str:
     parts = [
         "\n".join([f"---- {path.name}, {_age(path)}", *tail(path)[-_LOG_LINES:]])
         for path in _logs(patient)[:_MOST_LOGS]
@@ -211,13 +211,13 @@ def _log_tails(patient: Patient, secrets: set[str]) -> str:
     return "\n\n".join(parts) or "no logs"
 
 
-def _folder(patient: Patient) -> Path:
+def _folder(patient: DiagnosticContext) -> Path:
     if patient.folder is None or not patient.folder.is_dir():
         raise ConfigError(f"save_loc: {patient.folder} is not there")
     return patient.folder
 
 
-def _logs(patient: Patient) -> list[Path]:
+def _logs(patient: DiagnosticContext) -> list[Path]:
     """Return the files in ``logs/``, that which was written last first."""
     folder = _folder(patient) / "logs"
     files = [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
@@ -228,7 +228,7 @@ def _age(path: Path) -> str:
     return f"changed {max(0.0, time.time() - path.stat().st_mtime):.0f} s ago"
 
 
-SECTIONS: dict[str, Callable[[Patient, set[str]], str]] = {
+SECTIONS: dict[str, Callable[[DiagnosticContext, set[str]], str]] = {
     "report": _report,
     "installation": _installation,
     "versions": _versions,

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from credit.data.samples.batch import Batch
     from credit.grid import LatLonGrid
     from credit.hpc.planner.mesh import Checkpointing
-    from credit.parallel.mesh import RunMesh
-    from credit.train.assets import Assets
+    from credit.parallel.mesh import DeviceGrid
+    from credit.train.assets import ModelAssets
 
 HELP = """Predict what the training of CONFIG needs on N GPUs: memory a rank by kind, bytes communicated, time and
 energy of the run, for every mesh of the ranks (replicas x shards x tensor parallelism), and recommend one. It needs
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     with _only_warnings():
         config, assets, samples = gather(arguments.config, arguments.overrides, arguments.grid)
         rollout = config.trainer.forecast_len_from or {0.0: config.data.forecast_len}
-        planned = Run(config.trainer, rollout, samples, RunRehearsal(config, assets))
+        planned = Run(config.trainer, rollout, samples, TrainingProbe(config, assets))
         plan = make_plan(planned, arguments.world_size, gpu)
     print(json.dumps(to_dict(plan, planned), indent=2) if arguments.json else describe(plan, planned))
     return 0
@@ -78,7 +78,7 @@ def _only_warnings() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def gather(path: str, overrides: Sequence[str], grid: str | None) -> tuple[Config, Assets, int]:
+def gather(path: str, overrides: Sequence[str], grid: str | None) -> tuple[Config, ModelAssets, int]:
     """Return the config, assets of the right shapes, and the samples of the training period.
 
     Raises:
@@ -86,29 +86,29 @@ def gather(path: str, overrides: Sequence[str], grid: str | None) -> tuple[Confi
     """
     import numpy as np
 
-    from credit.calendar import Clock
+    from credit.calendar import Calendar
     from credit.config import load_config
     from credit.data.splits import build_splits, require_samples
-    from credit.train.dry_run import blank_assets
+    from credit.train.dry_run import dummy_assets
     from credit.train.open_data import open_fields
 
     if grid is not None:
-        config = load_without_places(path, overrides)
-        clock, data = Clock(), config.data
+        config = load_config_without_paths(path, overrides)
+        clock, data = Calendar(), config.data
         split = build_splits(data, clock)["train"]
         times = np.arange(split.first, split.last + 1, data.step_minutes)
         found = require_samples(times, split, clock, data, data.forecast_len)
-        return config, blank_assets(config, build_grid(grid), {}), len(found)
+        return config, dummy_assets(config, build_grid(grid), {}), len(found)
     config = load_config(path, overrides)
     try:
         reader, splits = open_fields(config)
     except DataError as error:
         raise ConfigError(f"{error}\nwithout the data, give the grid's size: --grid ROWSxCOLUMNS") from error
     found = require_samples(reader.times, splits["train"], reader.clock, config.data, config.data.forecast_len)
-    return config, blank_assets(config, reader.grid, reader.attributes), len(found)
+    return config, dummy_assets(config, reader.grid, reader.attributes), len(found)
 
 
-def load_without_places(path: str, overrides: Sequence[str]) -> Config:
+def load_config_without_paths(path: str, overrides: Sequence[str]) -> Config:
     """Return a config whose paths need not exist, nor the environment variables in them: none is opened."""
     from credit.config.load import apply_overrides, build_config, read_yaml
 
@@ -141,35 +141,35 @@ def build_grid(text: str) -> LatLonGrid:
     return LatLonGrid.equiangular(rows, columns, poles=bool(rows % 2))
 
 
-class RunRehearsal:
+class TrainingProbe:
     """The run's own network and training step, for `credit.hpc.planner.mesh`."""
 
-    def __init__(self, config: Config, assets: Assets) -> None:
+    def __init__(self, config: Config, assets: ModelAssets) -> None:
         import torch
 
         from credit.train.build import build_run_loss
-        from credit.train.dry_run import blank_assets
+        from credit.train.dry_run import dummy_assets
 
         self._config, self._assets = config, assets
         # on the run's own grid its weights would take gigabytes of this machine's memory
-        self._coarse_loss = build_run_loss(config, blank_assets(config, build_grid(_COARSE), {}), torch.device("cpu"))
+        self._coarse_loss = build_run_loss(config, dummy_assets(config, build_grid(_COARSE), {}), torch.device("cpu"))
 
-    def network(self, mesh: RunMesh, sharded: bool, checkpointing: Checkpointing) -> tuple[nn.Module, bool]:
-        """See `credit.hpc.planner.mesh.Rehearsal`."""
+    def network(self, mesh: DeviceGrid, sharded: bool, checkpointing: Checkpointing) -> tuple[nn.Module, bool]:
+        """See `credit.hpc.planner.mesh.StepTrace`."""
         import torch
 
-        from credit.train.build_model import allocate_network
+        from credit.train.build_model import build_parallel_model
 
         trainer = self._config.trainer
         parallelism = trainer.parallelism if sharded else trainer.parallelism.model_copy(update={"data": "none"})
         changes = {"parallelism": parallelism, "activation_checkpoint": checkpointing, "compile": False}
         config = self._config.model_copy(update={"trainer": trainer.model_copy(update=changes)})
-        return allocate_network(config, self._assets, mesh, torch.device("meta"))
+        return build_parallel_model(config, self._assets, mesh, torch.device("meta"))
 
     def start(
         self, model: nn.Module, autocast: bool, rollout: int, micro_steps: int
     ) -> tuple[torch.optim.Optimizer, Callable[[Callable[[], None]], object]]:
-        """See `credit.hpc.planner.mesh.Rehearsal`."""
+        """See `credit.hpc.planner.mesh.StepTrace`."""
         import torch
 
         from credit.train.build import build_stepper

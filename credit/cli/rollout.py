@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from credit.config import Config
     from credit.config.schema_forecast import InferenceConfig
     from credit.data.reader import FieldReader
-    from credit.forecast.io.diagnostics import Products
+    from credit.forecast.io.diagnostics import OutputDiagnostics
     from credit.forecast.io.forecast_writer import ForecastWriter
-    from credit.forecast.rollout import Start
-    from credit.parallel.mesh import RunMesh
-    from credit.parallel.process_info import Launch
+    from credit.forecast.rollout import ForecastStart
+    from credit.parallel.mesh import DeviceGrid
+    from credit.parallel.process_info import ProcessInfo
     from credit.train.build import Forecaster
 
 logger = logging.getLogger(__name__)
@@ -56,14 +56,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
     from credit.calendar import parse_duration
     from credit.config import load_config
-    from credit.parallel.process_info import process_group, read_launch
+    from credit.parallel.process_info import process_group, read_process_info
     from credit.train.build_model import build_forecast_mesh, choose_device
 
     if arguments.latest:
         _require_no_times(arguments.overrides)
     latest = ["inference.initial_times=latest"] if arguments.latest else []
     config = load_config(arguments.config, [*arguments.overrides, *latest])
-    launch, conf = read_launch(), config.inference.parallelism
+    launch, conf = read_process_info(), config.inference.parallelism
     device = choose_device(config.trainer.device, launch.local_rank)
     with ExitStack() as held:
         if conf.is_spread:
@@ -85,7 +85,7 @@ def _require_no_times(overrides: Sequence[str]) -> None:
             )
 
 
-def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -> None:
+def _forecast(config: Config, part: str | None, launch: ProcessInfo, mesh: DeviceGrid) -> None:
     """Make the forecasts that fall to this rank."""
     from tqdm import tqdm
 
@@ -95,7 +95,7 @@ def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -
     from credit.forecast.ensemble.sppt import build_stochastic
     from credit.forecast.initial_times import choose_initial_times, choose_leads, group
     from credit.forecast.io.async_writer import BackgroundWriter
-    from credit.forecast.rollout import forecast, inferred
+    from credit.forecast.rollout import forecast, inference_mode
     from credit.train.build import assemble_forecaster, build_products
     from credit.train.open_data import open_for_forecasts
 
@@ -133,7 +133,7 @@ def _forecast(config: Config, part: str | None, launch: Launch, mesh: RunMesh) -
             for number, batch in enumerate([*batches, *idle]):
                 steps = (leads[-1] + max(start.initial - start.analysis for start in batch)) // step
                 outputs = forecast(made.stepper, made.frames, batch, steps, step, history, perturb, reading, *drawn)
-                for taken, output in enumerate(inferred(outputs), start=1):
+                for taken, output in enumerate(inference_mode(outputs), start=1):
                     # tensor-parallel peers compute the same
                     if number < len(batches) and mesh.tensor_rank == 0:
                         background.put(batch, taken, output)
@@ -147,16 +147,18 @@ def _warn_of_unlike(config: Config, made: Forecaster, reader: FieldReader, minut
     """Warn where the first fields of a forecast are of other units than those of training, or over another ground."""
     from credit.data.analyses import read_static_of
     from credit.errors import DataError
-    from credit.train.initial_condition_checks import describe_other_static, describe_unlike
+    from credit.train.initial_condition_checks import describe_distribution_shift, describe_static_mismatch
 
     assets, when = made.assets, reader.clock.format(minutes)
     warnings = []
     with suppress(DataError):  # of what the forecast needs it says so itself
-        warnings.append(describe_unlike(assets, made.stepper.normalizer, made.frames.prognostic(minutes), when))
+        warnings.append(
+            describe_distribution_shift(assets, made.stepper.normalizer, made.frames.prognostic(minutes), when)
+        )
     static = assets.channels.static_stored
     has_static = reader.channels.static_stored == static
     warnings.append(
-        describe_other_static(
+        describe_static_mismatch(
             assets, reader.static() if has_static else read_static_of(config.data, static, reader.grid)
         )
     )
@@ -169,15 +171,20 @@ def _folder(config: Config) -> Path:
 
 
 def _open_writer(
-    config: Config, made: Forecaster, reader: FieldReader, products: Products, initial: list[int], leads: list[int]
+    config: Config,
+    made: Forecaster,
+    reader: FieldReader,
+    products: OutputDiagnostics,
+    initial: list[int],
+    leads: list[int],
 ) -> ForecastWriter:
-    from credit.forecast.initial_times import analyses_before
+    from credit.forecast.initial_times import lag_offsets
     from credit.forecast.io.forecast_writer import ForecastWriter
     from credit.forecast.rollout import checksums
     from credit.train.build import describe_run
 
     conf, step, history = config.inference, config.data.step_minutes, config.data.history_len
-    lags = analyses_before(conf.ensemble)
+    lags = lag_offsets(conf.ensemble)
     return ForecastWriter(
         _folder(config),
         products.channels,
@@ -203,11 +210,11 @@ def _open_writer(
     )
 
 
-def _share(groups: list[list[int]], part: str | None, launch: Launch, mesh: RunMesh) -> list[list[int]]:
+def _share(groups: list[list[int]], part: str | None, launch: ProcessInfo, mesh: DeviceGrid) -> list[list[int]]:
     """Return this rank's groups of initial times: of an array job's part, dealt to ranks or to their groups."""
-    from credit.forecast.initial_times import deal, take_part
+    from credit.forecast.initial_times import deal, select_part
 
-    mine = take_part(groups, part) if part else groups
+    mine = select_part(groups, part) if part else groups
     rank, ranks = (launch.rank, launch.world) if mesh.device_mesh is None else (mesh.data_rank, mesh.data_ranks)
     if launch.is_main and len(mine) < ranks:
         logger.warning(
@@ -217,22 +224,22 @@ def _share(groups: list[list[int]], part: str | None, launch: Launch, mesh: RunM
     return deal(mine, rank, ranks)
 
 
-def _batches(groups: list[list[int]], conf: InferenceConfig) -> list[list[Start]]:
+def _batches(groups: list[list[int]], conf: InferenceConfig) -> list[list[ForecastStart]]:
     """Return the starts of each batch, group by group."""
     from credit.forecast.ensemble.perturbations import lag_minutes
-    from credit.forecast.rollout import batches_of
+    from credit.forecast.rollout import batch_starts
 
     members, lag = 1 if conf.ensemble is None else conf.ensemble.members, lag_minutes(conf.ensemble)
-    return [batch for own in groups for batch in batches_of(own, conf.batch_size, members, lag)]
+    return [batch for own in groups for batch in batch_starts(own, conf.batch_size, members, lag)]
 
 
-def _company(initial: int, conf: InferenceConfig, number: int) -> list[list[Start]]:
+def _company(initial: int, conf: InferenceConfig, number: int) -> list[list[ForecastStart]]:
     """Return batches that are forecast for nobody: sharded weights are gathered by all ranks, so one that has no more
     to do takes part in the others' forecasts. They have as many steps as those, which lags make longer."""
     return list(itertools.islice(itertools.cycle(_batches([[initial]], conf)), number))
 
 
-def _agree(todo: list[int], launch: Launch, mesh: RunMesh) -> list[int]:
+def _agree(todo: list[int], launch: ProcessInfo, mesh: DeviceGrid) -> list[int]:
     """Return what the first of the tensor-parallel peers wants to do: they saw the files at different moments."""
     if mesh.device_mesh is None:
         return todo
@@ -241,7 +248,7 @@ def _agree(todo: list[int], launch: Launch, mesh: RunMesh) -> list[int]:
     return together(lambda: todo)[launch.rank - mesh.tensor_rank]
 
 
-def _most(batches: int, mesh: RunMesh) -> int:
+def _most(batches: int, mesh: DeviceGrid) -> int:
     """Return the largest number of batches of any rank that weights are shared with."""
     if mesh.device_mesh is None:
         return batches

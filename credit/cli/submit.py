@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
     from pathlib import Path
 
-    from credit.cli.verify import load_both
+    from credit.cli.verify import load_configs
     from credit.errors import ConfigError, did_you_mean
     from credit.hpc.job import KINDS
     from credit.hpc.submit import cancel, preview, submit
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(
             "--after train: a job of training may end well and the run go on in another; submit when STATUS says done"
         )
-    config, model = load_both(arguments, arguments.overrides)
+    config, model = load_configs(arguments, arguments.overrides)
     if arguments.cancel:
         print("deleted: " + " ".join(reversed(cancel(Path(config.save_loc).absolute(), arguments.job))))
         return 0
@@ -84,8 +84,8 @@ def _build(config: Config, model: Config | None, arguments: argparse.Namespace) 
     import os
     from pathlib import Path
 
-    from credit.cli.verify import config_of
-    from credit.config.load import apply_overrides, build_section, read_yaml, variables_in
+    from credit.cli.verify import resolve_config_path
+    from credit.config.load import apply_overrides, build_section, read_yaml, referenced_env_vars
     from credit.errors import ConfigError
     from credit.hpc.cluster import load_cluster
     from credit.hpc.job import build_job
@@ -102,9 +102,9 @@ def _build(config: Config, model: Config | None, arguments: argparse.Namespace) 
     options = {key: getattr(arguments, key) for key in ("nodes", "chain") if getattr(arguments, key) is not None}
     section = build_section(type(section), {**section.model_dump(), **options}, origin="credit submit")
     # PBS starts a job without the environment of its submission
-    wanted = variables_in(apply_overrides(read_yaml(arguments.config), arguments.overrides))
+    wanted = referenced_env_vars(apply_overrides(read_yaml(arguments.config), arguments.overrides))
     if model is not None:
-        wanted |= variables_in(read_yaml(config_of(arguments.model)))
+        wanted |= referenced_env_vars(read_yaml(resolve_config_path(arguments.model)))
     if config.plugins or (model is not None and model.plugins):
         wanted.add("PYTHONPATH")  # where they were found
     job = build_job(

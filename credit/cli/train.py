@@ -14,8 +14,8 @@ from credit.cli.arguments import add_config_arguments as add_arguments
 
 if TYPE_CHECKING:
     from credit.config import Config
-    from credit.parallel.process_info import Launch
-    from credit.train.monitor.run_lock import Presence
+    from credit.parallel.process_info import ProcessInfo
+    from credit.train.monitor.run_lock import RunLock
 
 HELP = """Train the model of CONFIG, or continue where its last checkpoint stands (trainer.resume: auto).
 
@@ -32,10 +32,10 @@ STOPPED_IN_TIME = 85
 def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
     from credit.config import load_config
-    from credit.parallel.process_info import read_launch
+    from credit.parallel.process_info import read_process_info
 
     config = load_config(arguments.config, arguments.overrides)
-    launch = read_launch()
+    launch = read_process_info()
     if not launch.is_main:
         for handler in logging.getLogger().handlers:
             handler.setLevel(logging.ERROR)
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if outcome == "done" or launch.world > 1 else STOPPED_IN_TIME
 
 
-def _train(config: Config, launch: Launch) -> str:
+def _train(config: Config, launch: ProcessInfo) -> str:
     """Train, and hold meanwhile what has to be given back: signals, process group, log, folder."""
     import torch
 
@@ -60,17 +60,17 @@ def _train(config: Config, launch: Launch) -> str:
     from credit.train.checkpoint.resume import prepare_folder
     from credit.train.monitor.metrics_log import rank_log, write_failure
     from credit.train.monitor.run_files import read_status
-    from credit.train.monitor.run_lock import Presence
-    from credit.train.monitor.stop_signal import StopRequest
+    from credit.train.monitor.run_lock import RunLock
+    from credit.train.monitor.stop_signal import StopSignal
 
     conf, began = config.trainer, time.perf_counter()
     device = choose_device(conf.device, launch.local_rank)
     walltime = None if conf.walltime is None else parse_duration(conf.walltime) * 60.0
     timeout = parse_duration(conf.parallelism.timeout)
     folder = Path(config.save_loc)
-    presence = Presence(folder, launch.job_id) if launch.is_main else None
+    presence = RunLock(folder, launch.job_id) if launch.is_main else None
     with ExitStack() as held:
-        stop = held.enter_context(StopRequest(folder if launch.is_main else None, walltime))
+        stop = held.enter_context(StopSignal(folder if launch.is_main else None, walltime))
         store = held.enter_context(process_group(launch, device, timeout))
         together(lambda: prepare_folder(folder))
         held.enter_context(rank_log(folder, launch.rank))
@@ -96,6 +96,6 @@ def _draw_early_view(*arguments: Any) -> list[Path]:
     return draw_early_view(*arguments)
 
 
-def _hold(held: ExitStack, presence: Presence | None) -> None:
+def _hold(held: ExitStack, presence: RunLock | None) -> None:
     if presence is not None:
         held.enter_context(presence)

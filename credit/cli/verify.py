@@ -15,10 +15,10 @@ from credit.cli.arguments import path_argument
 if TYPE_CHECKING:
     from credit.config import Config
     from credit.data.reader import FieldReader
-    from credit.forecast.forecast_source import Forecasts
-    from credit.parallel.mesh import RunMesh
-    from credit.parallel.process_info import Launch
-    from credit.verify.statistics.partial_scores import Share
+    from credit.forecast.forecast_source import ForecastSource
+    from credit.parallel.mesh import DeviceGrid
+    from credit.parallel.process_info import ProcessInfo
+    from credit.verify.statistics.partial_scores import WorkShare
 
 HELP = """Score the forecasts in save_loc/forecasts (inference.folder) against the data of the test period.
 
@@ -58,16 +58,16 @@ def run(arguments: argparse.Namespace) -> int:
     from contextlib import ExitStack
 
     from credit.calendar import parse_duration
-    from credit.parallel.process_info import process_group, read_launch
+    from credit.parallel.process_info import process_group, read_process_info
     from credit.train.build_model import choose_device
     from credit.verify.verification import verify
 
     others = [text for text in arguments.rest if "=" not in text or os.path.exists(text)]
     overrides = [text for text in arguments.rest if text not in others]
-    config, model = load_both(arguments, overrides)
+    config, model = load_configs(arguments, overrides)
     config, other = _compared(config, others)
     folder = Path(config.save_loc) / (f"against_{other}" if other else "")
-    launch, maker = read_launch(), model or config
+    launch, maker = read_process_info(), model or config
     device = choose_device(maker.trainer.device if arguments.online else "cpu", launch.local_rank)
     with ExitStack() as held:
         timeout = parse_duration(maker.trainer.parallelism.timeout)
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def load_both(arguments: argparse.Namespace, overrides: list[str]) -> tuple[Config, Config | None]:
+def load_configs(arguments: argparse.Namespace, overrides: list[str]) -> tuple[Config, Config | None]:
     """Return the config, with the inference of the run of ``--model`` where there is one, and that run's."""
     from credit.config import load_config
     from credit.errors import ConfigError
@@ -96,21 +96,21 @@ def load_both(arguments: argparse.Namespace, overrides: list[str]) -> tuple[Conf
     if not arguments.online:
         raise ConfigError("--model: it goes with --online; files are found by save_loc and inference.folder of CONFIG")
     of_run = [text for text in overrides if re.match(r"inference[.=]", text)]
-    model = load_run(arguments.model, of_run)
+    model = load_run_config(arguments.model, of_run)
     config = load_config(arguments.config, [text for text in overrides if text not in of_run])
     return config.model_copy(update={"inference": model.inference}), model
 
 
-def config_of(run: str) -> Path:
+def resolve_config_path(run: str) -> Path:
     """Return the config file of a run that is named by it or by its folder."""
     return Path(run) / "config.yml" if Path(run).is_dir() else Path(run)
 
 
-def load_run(run: str, overrides: list[str]) -> Config:
+def load_run_config(run: str, overrides: list[str]) -> Config:
     """Return the config of a run; of a folder, which may have been moved, the folder is its save_loc."""
     from credit.config import load_config
 
-    config = load_config(config_of(run), overrides)
+    config = load_config(resolve_config_path(run), overrides)
     return config.model_copy(update={"save_loc": run}) if Path(run).is_dir() else config
 
 
@@ -120,7 +120,7 @@ def _compared(config: Config, others: list[str]) -> tuple[Config, str | None]:
     Raises:
         ConfigError: if there are several, if it is no run, or if its name is taken.
     """
-    from credit.config.schema_forecast import OtherForecastsConfig, is_own_name
+    from credit.config.schema_forecast import OtherForecastsConfig, is_reserved_name
     from credit.errors import ConfigError
 
     if not others:
@@ -135,11 +135,11 @@ def _compared(config: Config, others: list[str]) -> tuple[Config, str | None]:
             f"{path}: has no config.yml, so it is no run's folder (save_loc); forecasts alone are compared by "
             f"verification.other_forecasts={{NAME: {path}}}"
         )
-    second = load_run(others[0], [])
+    second = load_run_config(others[0], [])
     folder = Path(second.save_loc)
     called = second.experiment if second.experiment != config.experiment else folder.resolve().name
     name = "".join(c if c.isalnum() or c in "-_." else "_" for c in called)
-    if is_own_name(name) or name in config.verification.other_forecasts:
+    if is_reserved_name(name) or name in config.verification.other_forecasts:
         raise ConfigError(f"{others[0]}: {name} is the name of another forecast here; give the run another experiment")
     known = config.verification.other_forecasts | {
         name: OtherForecastsConfig(path=str(folder / second.inference.folder))
@@ -171,26 +171,28 @@ def _find_doubt(config: Config, attributes: Mapping[str, object]) -> tuple[str |
 
 
 def _open(
-    config: Config, model: Config | None, online: bool, launch: Launch, device_type: str
-) -> tuple[FieldReader, Forecasts, Share]:
+    config: Config, model: Config | None, online: bool, launch: ProcessInfo, device_type: str
+) -> tuple[FieldReader, ForecastSource, WorkShare]:
     """Return the truth, the forecasts and which of the cases fall to this process."""
     from credit.forecast.io.forecast_reader import open_forecasts
     from credit.train.build_model import build_forecast_mesh
-    from credit.train.open_data import open_for_all
-    from credit.verify.statistics.partial_scores import Share
+    from credit.train.open_data import open_reader_once
+    from credit.verify.statistics.partial_scores import WorkShare
 
     if not online:
         archive = open_forecasts(Path(config.save_loc) / config.inference.folder)
-        return open_for_all(config.data), archive, Share(launch.rank, launch.world)
+        return open_reader_once(config.data), archive, WorkShare(launch.rank, launch.world)
     mesh = build_forecast_mesh(config.inference.parallelism, launch, device_type)
     reader, forecasts = _open_online(model or config, launch, mesh, products=model is not None)
-    reader = reader if model is None else open_for_all(config.data)
+    reader = reader if model is None else open_reader_once(config.data)
     if mesh.device_mesh is None:
-        return reader, forecasts, Share(launch.rank, launch.world)
-    return reader, forecasts, Share(mesh.data_rank, mesh.data_ranks, counts=mesh.tensor_rank == 0, is_spread=True)
+        return reader, forecasts, WorkShare(launch.rank, launch.world)
+    return reader, forecasts, WorkShare(mesh.data_rank, mesh.data_ranks, counts=mesh.tensor_rank == 0, is_spread=True)
 
 
-def _open_online(config: Config, launch: Launch, mesh: RunMesh, products: bool) -> tuple[FieldReader, Forecasts]:
+def _open_online(
+    config: Config, launch: ProcessInfo, mesh: DeviceGrid, products: bool
+) -> tuple[FieldReader, ForecastSource]:
     """Return the data and the forecasts that the checkpoint makes of them, on request with what is derived of them."""
     from functools import partial
 

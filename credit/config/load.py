@@ -74,7 +74,7 @@ def apply_overrides(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[st
     return result
 
 
-def variables_in(raw: Mapping[str, Any]) -> set[str]:
+def referenced_env_vars(raw: Mapping[str, Any]) -> set[str]:
     """Return the names of the environment's variables that the strings of a config name."""
     return {braced or plain for braced, plain in _VARIABLE.findall(yaml.safe_dump(dict(raw), allow_unicode=True))}
 

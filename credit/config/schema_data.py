@@ -69,7 +69,7 @@ class VariablesConfig(Section):
         return self
 
 
-class FieldConfig(Section):
+class VariableOptions(Section):
     """Options of one variable."""
 
     levels: Levels | None = Field(None, description="This variable's own levels; default: `data.levels`.")
@@ -141,7 +141,7 @@ class FieldConfig(Section):
 
 
 # sections are frozen, so all variables without options have these in common
-_USUAL = FieldConfig()
+_USUAL = VariableOptions()
 
 
 class TransformConfig(Section):
@@ -236,7 +236,7 @@ class DataConfig(Section):
         description="A file with the coefficients of the run's model levels, to bring sources with `vertical` to them, "
         "for the budgets of `model.post`, and for `inference.pressure_levels` and `inference.derive`.",
     )
-    fields: dict[str, FieldConfig] = Field({}, description="Options of single variables, by name.")
+    fields: dict[str, VariableOptions] = Field({}, description="Options of single variables, by name.")
     transforms: dict[str, TransformConfig] = Field(
         {}, description="Transforms of single variables, by name, for skewed ones: tp: {kind: log1p, unit: 0.001}."
     )
@@ -345,7 +345,7 @@ class DataConfig(Section):
                 ("valid_range", as_they_are, "variables that are read from data and not derived"),
                 ("regrid", from_files if self.grid else (), "variables that are read from data, with data.grid"),
             ):
-                if getattr(field, key) != FieldConfig.model_fields[key].default and name not in members:
+                if getattr(field, key) != VariableOptions.model_fields[key].default and name not in members:
                     raise ValueError(f"fields.{name}.{key} has no effect: it is for {which}")
             if field.minimum is not None and field.maximum is not None and field.minimum >= field.maximum:
                 raise ValueError(f"fields.{name}: minimum {field.minimum:g} must be below maximum {field.maximum:g}")
@@ -358,7 +358,7 @@ class DataConfig(Section):
                 raise ValueError(f"fields.{name}.window has no effect with temporal: instant; set mean or accumulate")
 
     @staticmethod
-    def _check_derived(name: str, field: FieldConfig, on_levels: list[str], varying: list[str]) -> None:
+    def _check_derived(name: str, field: VariableOptions, on_levels: list[str], varying: list[str]) -> None:
         if field.derive is None:
             if field.inputs:
                 raise ValueError(f"fields.{name}.inputs has no effect without derive")
@@ -376,7 +376,7 @@ class DataConfig(Section):
         if field.temporal != "instant":
             raise ValueError(f"{here} is of instantaneous fields; leave out temporal: {field.temporal}")
 
-    def field(self, name: str) -> FieldConfig:
+    def field(self, name: str) -> VariableOptions:
         """Return the options of variable `name`."""
         return self.fields.get(name, _USUAL)
 

@@ -14,7 +14,7 @@ from credit.config.schema_data import Duration
 from credit.config.schema_events import EventConfig
 from credit.config.schema_model import HyperdiffusionConfig
 from credit.config.schema_output import ProductConfig, require_names
-from credit.config.schema_regions import DEFAULT_REGIONS, REGIONS, BoxConfig
+from credit.config.schema_regions import DEFAULT_REGIONS, REGIONS, RegionConfig
 from credit.config.schema_source import GridConfig
 from credit.errors import did_you_mean
 
@@ -312,7 +312,7 @@ class VerificationConfig(Section):
     regions: list[str] = Field(
         DEFAULT_REGIONS, description=f"Regions of the scores, global and others, among {', '.join(REGIONS)}."
     )
-    boxes: dict[str, BoxConfig] = Field({}, description="Name -> a region of your own, scored beside `regions`.")
+    boxes: dict[str, RegionConfig] = Field({}, description="Name -> a region of your own, scored beside `regions`.")
     events: dict[str, EventConfig] = Field(
         {}, description="Name -> an event whose probability is scored (Brier score, reliability)."
     )
@@ -332,7 +332,7 @@ class VerificationConfig(Section):
     @model_validator(mode="after")
     def _others_have_own_names(self) -> VerificationConfig:
         for name in self.other_forecasts:
-            if is_own_name(name):
+            if is_reserved_name(name):
                 raise ValueError(
                     f'other_forecasts: "{name}" is what a run calls scores of its own ({", ".join(OWN_NAMES)}); take '
                     "another name"
@@ -362,6 +362,6 @@ class VerificationConfig(Section):
         return self
 
 
-def is_own_name(name: str) -> bool:
+def is_reserved_name(name: str) -> bool:
     """Return whether a forecast of this name would be taken for one of `OWN_NAMES`, also in the words of figures."""
     return name.strip().lower().replace(" ", "_") in OWN_NAMES

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from credit.config.schema_base import Section
 
 
-class BoxConfig(Section):
+class RegionConfig(Section):
     """A part of the sphere between two parallels and two meridians; a cell belongs by its centre, edges included."""
 
     lat: tuple[float, float] = Field((-90.0, 90.0), description="South and north, degrees.")
@@ -16,7 +16,7 @@ class BoxConfig(Section):
     )
 
     @model_validator(mode="after")
-    def _is_a_box(self) -> BoxConfig:
+    def _is_a_box(self) -> RegionConfig:
         south, north = self.lat
         if not -90 <= south <= north <= 90:
             raise ValueError(f"lat: [{south:g}, {north:g}] is not [south, north] within -90..90")
@@ -26,14 +26,14 @@ class BoxConfig(Section):
         return self
 
 
-def _box(lat: tuple[float, float], lon: tuple[float, float] = (0.0, 360.0)) -> tuple[BoxConfig]:
-    return (BoxConfig(lat=lat, lon=lon),)
+def _box(lat: tuple[float, float], lon: tuple[float, float] = (0.0, 360.0)) -> tuple[RegionConfig]:
+    return (RegionConfig(lat=lat, lon=lon),)
 
 
 _NORTH, _SOUTH = (20.0, 90.0), (-90.0, -20.0)
 
 # WeatherBench 2's, with underscores for its hyphens
-REGIONS: dict[str, tuple[BoxConfig, ...]] = {
+REGIONS: dict[str, tuple[RegionConfig, ...]] = {
     "global": _box((-90.0, 90.0)),
     "tropics": _box((-20.0, 20.0)),
     "extratropics": _box(_NORTH) + _box(_SOUTH),

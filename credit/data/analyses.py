@@ -15,7 +15,7 @@ import numpy as np
 
 from credit.channels import COMPUTED_STATIC, Channel
 from credit.config.schema_data import DataConfig
-from credit.data.error_collector import Problems
+from credit.data.error_collector import ErrorCollector
 from credit.data.formats.files import OpenFiles
 from credit.data.reader import FieldReader, open_reader
 from credit.data.sources.series import read_constant
@@ -77,7 +77,7 @@ def read_static_of(conf: DataConfig, channels: Sequence[Channel], grid: LatLonGr
     fields_CHW = np.full((len(channels), *grid.shape), np.nan, dtype=np.float32)
     files = OpenFiles(conf.sources)
     # What is wrong with a static variable does not matter to a forecast, so these problems are not raised.
-    scan = scan_sources(select_inputs(conf, with_static=True), files, Problems())
+    scan = scan_sources(select_inputs(conf, with_static=True), files, ErrorCollector())
     if scan is None:
         return fields_CHW
     for name in dict.fromkeys(channel.variable for channel in channels):

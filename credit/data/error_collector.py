@@ -10,7 +10,7 @@ from credit.errors import ConfigError, DataError
 _MOST_SHOWN = 20
 
 
-class SeveralProblems(DataError):
+class MultipleErrors(DataError):
     """A DataError that stands for several.
 
     Attributes:
@@ -22,7 +22,7 @@ class SeveralProblems(DataError):
         self.problems = list(problems)
 
 
-class Problems:
+class ErrorCollector:
     """Messages in the order in which they were met, each once."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Problems:
         try:
             yield
         except (ConfigError, DataError) as error:
-            for message in error.problems if isinstance(error, SeveralProblems) else [str(error)]:
+            for message in error.problems if isinstance(error, MultipleErrors) else [str(error)]:
                 self.add(message)
 
     def raise_any(self) -> None:
@@ -54,4 +54,4 @@ class Problems:
         if len(self.messages) > len(shown):
             shown.append(f"and {len(self.messages) - len(shown)} more")
         title = f"{len(self.messages)} problems"
-        raise SeveralProblems(shown[0] if len(shown) == 1 else "\n  - ".join([title, *shown]), self.messages)
+        raise MultipleErrors(shown[0] if len(shown) == 1 else "\n  - ".join([title, *shown]), self.messages)

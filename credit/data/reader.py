@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.channels import ChannelMap
 from credit.config.schema_data import DataConfig
 from credit.data.sources.source_reader import open_sources
@@ -29,7 +29,7 @@ class FieldReader(Protocol):
     """
 
     grid: LatLonGrid
-    clock: Clock
+    clock: Calendar
     channels: ChannelMap
     times: np.ndarray
     attributes: dict[str, dict]

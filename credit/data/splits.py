@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from credit.calendar import Clock, format_duration, parse_duration
+from credit.calendar import Calendar, format_duration, parse_duration
 from credit.config.schema_data import DataConfig
 from credit.errors import ConfigError, DataError
 
@@ -30,12 +30,12 @@ class Split:
     first: int
     last: int
 
-    def describe(self, clock: Clock) -> str:
+    def describe(self, clock: Calendar) -> str:
         """Return the split's name and period for messages."""
         return f"data.splits.{self.name} {clock.format(self.first)}..{clock.format(self.last)}"
 
 
-def build_splits(conf: DataConfig, clock: Clock) -> dict[str, Split]:
+def build_splits(conf: DataConfig, clock: Calendar) -> dict[str, Split]:
     """Return the three splits of the config.
 
     Raises:
@@ -72,7 +72,7 @@ def build_splits(conf: DataConfig, clock: Clock) -> dict[str, Split]:
     return splits
 
 
-def require_unseen(test: Split, seen: Iterable[tuple[str, str]], whose: str, clock: Clock) -> None:
+def require_no_leakage(test: Split, seen: Iterable[tuple[str, str]], whose: str, clock: Calendar) -> None:
     """Refuse to score weights in a period that they were trained or selected on.
 
     Args:
@@ -84,7 +84,7 @@ def require_unseen(test: Split, seen: Iterable[tuple[str, str]], whose: str, clo
     Raises:
         ConfigError: naming both periods.
     """
-    period = find_seen(test, seen, clock)
+    period = find_overlap(test, seen, clock)
     if period is not None:
         raise ConfigError(
             f"{test.describe(clock)}: {whose} has seen a part of this period: its weights were trained or selected "
@@ -93,7 +93,7 @@ def require_unseen(test: Split, seen: Iterable[tuple[str, str]], whose: str, clo
         )
 
 
-def find_seen(test: Split, seen: Iterable[tuple[str, str]], clock: Clock) -> tuple[str, str] | None:
+def find_overlap(test: Split, seen: Iterable[tuple[str, str]], clock: Calendar) -> tuple[str, str] | None:
     """Return the first of the periods `seen` that has a part of `test`, None where none has.
 
     They are compared as texts: weights that began with those of another calendar may have seen days that this has not.
@@ -126,7 +126,9 @@ def initial_times(times: np.ndarray, split: Split, step: int, history_len: int, 
     return inside[complete]
 
 
-def require_samples(times: np.ndarray, split: Split, clock: Clock, conf: DataConfig, forecast_len: int) -> np.ndarray:
+def require_samples(
+    times: np.ndarray, split: Split, clock: Calendar, conf: DataConfig, forecast_len: int
+) -> np.ndarray:
     """Return the initial times of a split's samples: those of `initial_times` at which samples are to begin.
 
     ``data.sample_every`` and ``data.init_hours`` choose among those for training and validation; a test period has
@@ -181,7 +183,7 @@ def _chosen(initial: np.ndarray, split: Split, conf: DataConfig) -> np.ndarray:
     return initial[kept]
 
 
-def describe_span(times: np.ndarray, clock: Clock) -> str:
+def describe_span(times: np.ndarray, clock: Calendar) -> str:
     """Return the first and the last of the data's `times` in words."""
     if len(times) == 0:
         return "there are no data"
@@ -189,7 +191,7 @@ def describe_span(times: np.ndarray, clock: Clock) -> str:
     return f"the data have {'..'.join(span)}{' alone' if len(times) == 1 else ''}"
 
 
-def describe_cover(times: np.ndarray, split: Split, clock: Clock, step: int) -> str:
+def describe_coverage(times: np.ndarray, split: Split, clock: Calendar, step: int) -> str:
     """Return what of a period the data's `times` cover, in words; nothing where no step is missing at its ends."""
     inside = times[(times >= split.first) & (times <= split.last)]
     if len(inside) == 0:
@@ -199,7 +201,7 @@ def describe_cover(times: np.ndarray, split: Split, clock: Clock, step: int) -> 
     return f"the data cover {clock.format(inside[0])} to {clock.format(inside[-1])} of it"
 
 
-def describe_gaps(times: np.ndarray, clock: Clock, step: int, most: int = 3) -> str:
+def describe_gaps(times: np.ndarray, clock: Calendar, step: int, most: int = 3) -> str:
     """Return the gaps in `times` in words, the first few by date."""
     where = np.flatnonzero(np.diff(times) > step)
     if len(where) == 0:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.grid import LatLonGrid
 
 
-class Forecasts(ABC):
+class ForecastSource(ABC):
     """Forecasts of one model with the same lead times and channels.
 
     Attributes:
@@ -36,7 +36,7 @@ class Forecasts(ABC):
     flat_names: frozenset[str]
     units: Mapping[str, str]
     grid: LatLonGrid
-    clock: Clock
+    clock: Calendar
     attributes: Mapping[str, object]
 
     @abstractmethod

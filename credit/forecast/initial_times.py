@@ -12,13 +12,13 @@ from typing import TypeVar
 
 import numpy as np
 
-from credit.calendar import Clock, format_duration, parse_duration
+from credit.calendar import Calendar, format_duration, parse_duration
 from credit.config.schema_data import DataConfig
 from credit.config.schema_forecast import EnsembleConfig, InferenceConfig, InitialTimesConfig
-from credit.data.splits import Split, describe_cover, describe_span
+from credit.data.splits import Split, describe_coverage, describe_span
 from credit.errors import ConfigError, DataError
 from credit.forecast.ensemble.perturbations import cycle_minutes, lag_minutes
-from credit.parallel.process_info import read_launch
+from credit.parallel.process_info import read_process_info
 
 logger = logging.getLogger(__name__)
 
@@ -42,17 +42,17 @@ class InitialTimes:
 
 
 def choose_initial_times(
-    conf: InferenceConfig, data: DataConfig, times: np.ndarray, clock: Clock, test: Split
+    conf: InferenceConfig, data: DataConfig, times: np.ndarray, clock: Calendar, test: Split
 ) -> list[int]:
     """Return the minutes of `find_initial_times`; the first rank's log says what is left out."""
     found = find_initial_times(conf, data, times, clock, test)
-    if found.left_out and read_launch().is_main:
+    if found.left_out and read_process_info().is_main:
         logger.log(logging.WARNING if found.data_lack else logging.INFO, "%s", found.left_out)
     return found.minutes
 
 
 def find_initial_times(
-    conf: InferenceConfig, data: DataConfig, times: np.ndarray, clock: Clock, test: Split
+    conf: InferenceConfig, data: DataConfig, times: np.ndarray, clock: Calendar, test: Split
 ) -> InitialTimes:
     """Return the initial times of ``inference.initial_times``.
 
@@ -65,7 +65,7 @@ def find_initial_times(
         DataError: if the data lack what a named time needs, or no time is left.
     """
     have, step = set(times.tolist()), data.step_minutes
-    frames = [before + k * step for before in analyses_before(conf.ensemble) for k in range(data.history_len)]
+    frames = [before + k * step for before in lag_offsets(conf.ensemble) for k in range(data.history_len)]
     if conf.initial_times == "latest":
         ready = [minutes for minutes in have if all(minutes - before in have for before in frames)]
         if not ready:
@@ -80,12 +80,12 @@ def find_initial_times(
     else:
         found = InitialTimes(_named(conf.initial_times, clock))
     _require_frames(found.minutes, times, clock, frames)
-    earliest, longest = max(analyses_before(conf.ensemble)), choose_leads(conf, step)[-1]
+    earliest, longest = max(lag_offsets(conf.ensemble)), choose_leads(conf, step)[-1]
     _require_observed(found.minutes, times, clock, data, earliest, longest)
     return found
 
 
-def _latest(chosen: int, last: int, frames: Sequence[int], have: Collection[int], clock: Clock) -> InitialTimes:
+def _latest(chosen: int, last: int, frames: Sequence[int], have: Collection[int], clock: Calendar) -> InitialTimes:
     """Return the last time that has all it needs; it is told why it is not the last of the data."""
     if chosen == last:
         return InitialTimes([chosen])
@@ -98,7 +98,7 @@ def _latest(chosen: int, last: int, frames: Sequence[int], have: Collection[int]
     )
 
 
-def _named(wanted: Sequence[str], clock: Clock) -> list[int]:
+def _named(wanted: Sequence[str], clock: Calendar) -> list[int]:
     """Return the times of a list, each once."""
     key = "inference.initial_times"
     if not wanted:
@@ -111,9 +111,14 @@ def _named(wanted: Sequence[str], clock: Clock) -> list[int]:
 
 
 def _in_range(
-    conf: InferenceConfig, wanted: InitialTimesConfig, data: DataConfig, times: np.ndarray, clock: Clock, test: Split,
+    conf: InferenceConfig,
+    wanted: InitialTimesConfig,
+    data: DataConfig,
+    times: np.ndarray,
+    clock: Calendar,
+    test: Split,
     frames: Sequence[int],
-) -> InitialTimes:  # fmt: skip
+) -> InitialTimes:
     """Return the times of a range; without an end those that have truth and `frames`, minutes before them."""
     every = every_minutes(wanted, data.step_minutes)
     key = "inference.initial_times"
@@ -142,7 +147,7 @@ def _in_range(
         )
     if not counted:
         return InitialTimes(chosen)
-    cover = describe_cover(times, test, clock, data.step_minutes)
+    cover = describe_coverage(times, test, clock, data.step_minutes)
     left_out = f"{key}: {counted.total()} of {len(asked)} are left out: {reasons}; {test.describe(clock)}"
     return InitialTimes(
         chosen, f"{left_out}{f': {cover}' if cover else ''}", any(hindrance.of_data for hindrance in counted)
@@ -217,7 +222,7 @@ def every_minutes(wanted: InitialTimesConfig, step: int) -> int:
     return every
 
 
-def analyses_before(conf: EnsembleConfig | None) -> list[int]:
+def lag_offsets(conf: EnsembleConfig | None) -> list[int]:
     """Return how long before an initial time, in minutes, its ensemble's analyses lie."""
     if conf is None:
         return [0]
@@ -236,7 +241,7 @@ def group(chosen: Sequence[int], members: int, batch_size: int) -> list[list[int
     return [list(chosen[first : first + size]) for first in range(0, len(chosen), size)]
 
 
-def take_part(chosen: Sequence[T], part: str) -> list[T]:
+def select_part(chosen: Sequence[T], part: str) -> list[T]:
     """Return the I-th of N parts, written ``I/N``; the N parts are exactly `chosen`, and none is longer by two.
 
     Raises:
@@ -276,7 +281,7 @@ def choose_leads(conf: InferenceConfig, step: int) -> list[int]:
     return leads
 
 
-def _require_frames(chosen: Sequence[int], times: np.ndarray, clock: Clock, frames: Sequence[int]) -> None:
+def _require_frames(chosen: Sequence[int], times: np.ndarray, clock: Calendar, frames: Sequence[int]) -> None:
     have = set(times.tolist())
     lacking = {t: next((t - before for before in frames if t - before not in have), None) for t in chosen}
     lacking = {initial: time for initial, time in lacking.items() if time is not None}
@@ -290,7 +295,7 @@ def _require_frames(chosen: Sequence[int], times: np.ndarray, clock: Clock, fram
 
 
 def _require_observed(
-    chosen: Sequence[int], times: np.ndarray, clock: Clock, data: DataConfig, earliest: int, longest: int
+    chosen: Sequence[int], times: np.ndarray, clock: Calendar, data: DataConfig, earliest: int, longest: int
 ) -> None:
     """A forecast with observed forcing needs data up to its last step, or a step more where its window is the next.
 

@@ -8,20 +8,20 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.channels import ChannelMap
-from credit.forecast.forecast_source import Forecasts
+from credit.forecast.forecast_source import ForecastSource
 from credit.forecast.initial_times import group
-from credit.forecast.io.diagnostics import Products
-from credit.forecast.rollout import Start, batches_of, inferred
+from credit.forecast.io.diagnostics import OutputDiagnostics
+from credit.forecast.rollout import ForecastStart, batch_starts, inference_mode
 from credit.grid import LatLonGrid
 from credit.parallel.host_copy import fetched
 
 # starts of a batch and number of steps -> output (B, C, H, W) of each step
-Run = Callable[[Sequence[Start], int], Iterator[Tensor]]
+Run = Callable[[Sequence[ForecastStart], int], Iterator[Tensor]]
 
 
-class OnlineForecasts(Forecasts):
+class OnlineForecasts(ForecastSource):
     """Forecasts that a network makes as far as they are read.
 
     The initial times are grouped as `credit_rollout` groups them, so the numbers are those of its files to the last
@@ -59,10 +59,10 @@ class OnlineForecasts(Forecasts):
         origin: Path,
         channels: ChannelMap,
         grid: LatLonGrid,
-        clock: Clock,
+        clock: Calendar,
         attributes: Mapping[str, Mapping[str, str]],
         described: Mapping[str, object],
-        products: Products | None = None,
+        products: OutputDiagnostics | None = None,
         masks: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         self.origin, self.grid, self.clock, self.attributes = origin, grid, clock, described
@@ -78,7 +78,7 @@ class OnlineForecasts(Forecasts):
         self._products = products
         self._wanted, self._last = frozenset(self.lead_minutes.tolist()), int(self.lead_minutes[-1])
         self._group: list[int] = []
-        self._batches: list[tuple[list[Start], Iterator[Tensor]]] = []
+        self._batches: list[tuple[list[ForecastStart], Iterator[Tensor]]] = []
         self._taken = 0
         # initial and lead time -> (M, C, H, W), and how many members are still to come
         self._made: dict[tuple[int, int], np.ndarray] = {}
@@ -111,13 +111,13 @@ class OnlineForecasts(Forecasts):
         self._group = []
 
     def _begin(self, initial: list[int]) -> None:
-        batches = batches_of(initial, self._batch_size, self.members or 1, self._lag)
+        batches = batch_starts(initial, self._batch_size, self.members or 1, self._lag)
         self._group, self._made, self._missing, self._taken, self._batches = initial, {}, {}, 0, []
         if self._products is not None:
             self._products.begin()
         for batch in batches:
             longest = self._last + max(start.initial - start.analysis for start in batch)
-            outputs = inferred(self._run(batch, longest // self._step))
+            outputs = inference_mode(self._run(batch, longest // self._step))
             # several batches keep a GPU busy by themselves, and each would hold a step more in memory
             self._batches.append((batch, fetched(outputs) if len(batches) == 1 else outputs))
 
@@ -134,7 +134,7 @@ class OnlineForecasts(Forecasts):
                 self._keep(batch, output.cpu().numpy(), after)
         assert made, (self._group, after)
 
-    def _keep(self, batch: Sequence[Start], fields: np.ndarray, after: int) -> None:
+    def _keep(self, batch: Sequence[ForecastStart], fields: np.ndarray, after: int) -> None:
         """Keep what is wanted of a step of a batch (B, C, H, W)."""
         members, derived = self.members or 1, self._products
         # all members of an initial time lie side by side and arrive at once

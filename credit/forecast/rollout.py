@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from credit.data.samples.frames import Frames
+from credit.data.samples.frames import FrameReader
 from credit.forecast.stepper import Stepper
 from credit.parallel.host_copy import to_device
 
 
 @dataclass(frozen=True, order=True)
-class Start:
+class ForecastStart:
     """Where one forecast, or one member of an ensemble, begins.
 
     Attributes:
@@ -32,38 +32,42 @@ class Start:
     analysis: int
 
 
-def starts_of(initial: Sequence[int], members: int = 1, lag_minutes: int = 0) -> list[Start]:
+def make_starts(initial: Sequence[int], members: int = 1, lag_minutes: int = 0) -> list[ForecastStart]:
     """Return the starts of all members, those of one initial time side by side; member m starts m lags before."""
-    return [Start(t, m, t - m * lag_minutes) for t in initial for m in range(members)]
+    return [ForecastStart(t, m, t - m * lag_minutes) for t in initial for m in range(members)]
 
 
-def batches_of(initial: Sequence[int], batch_size: int, members: int = 1, lag_minutes: int = 0) -> list[list[Start]]:
+def batch_starts(
+    initial: Sequence[int], batch_size: int, members: int = 1, lag_minutes: int = 0
+) -> list[list[ForecastStart]]:
     """Return the starts of a group of initial times, `batch_size` at a time."""
-    starts = starts_of(initial, members, lag_minutes)
+    starts = make_starts(initial, members, lag_minutes)
     return [starts[first : first + batch_size] for first in range(0, len(starts), batch_size)]
 
 
-def generator_of(seed: int, start: Start, stream: int) -> np.random.Generator:
+def member_rng(seed: int, start: ForecastStart, stream: int) -> np.random.Generator:
     """Return the source of a member's random numbers; each purpose has a stream of its own."""
     # times before 1970 are negative, which a seed must not be
     return np.random.default_rng([seed, start.initial % 2**63, start.member, stream])
 
 
 # changes the normalised states (B, C, T, H, W) of a batch's starts
-Perturb = Callable[[Sequence[Start], Tensor], Tensor]
+Perturb = Callable[[Sequence[ForecastStart], Tensor], Tensor]
 # the factors (B, 1, H, W) of the changes that the network predicts, step by step
-Stochastic = Callable[[Sequence[Start], torch.device], Iterator[Tensor]]
+Stochastic = Callable[[Sequence[ForecastStart], torch.device], Iterator[Tensor]]
 # what to enter for each step, so that the network draws its noise
-Noise = Callable[[Sequence[Start]], Callable[[], AbstractContextManager[None]]]
+Noise = Callable[[Sequence[ForecastStart]], Callable[[], AbstractContextManager[None]]]
 
 
-def analyses(frames: Frames, times: Sequence[int], step_minutes: int, history_len: int) -> np.ndarray:
+def analyses(frames: FrameReader, times: Sequence[int], step_minutes: int, history_len: int) -> np.ndarray:
     """Return the prognostic fields (B, C, T, H, W) of the input frames up to each of `times`, in physical units."""
     past = range(1 - history_len, 1)
     return np.stack([np.stack([frames.prognostic(t + k * step_minutes) for k in past], axis=1) for t in times])
 
 
-def checksums(frames: Frames, lags_minutes: Sequence[int], step_minutes: int, history_len: int) -> Callable[[int], str]:
+def checksums(
+    frames: FrameReader, lags_minutes: Sequence[int], step_minutes: int, history_len: int
+) -> Callable[[int], str]:
     """Return initial time -> 16 hexadecimal digits over the prognostic fields of its input frames and of the lags'.
 
     Another analysis of the same time has others.
@@ -82,7 +86,7 @@ def checksums(frames: Frames, lags_minutes: Sequence[int], step_minutes: int, hi
 
 
 def forcing_of(
-    stepper: Stepper, frames: Frames, times: Sequence[int], step_minutes: int, history_len: int,
+    stepper: Stepper, frames: FrameReader, times: Sequence[int], step_minutes: int, history_len: int,
     reading: AbstractContextManager, last: Sequence[int] | None = None,
 ) -> Callable[[int], Tensor]:  # fmt: skip
     """Return step number -> normalised forcing (B, C, T, H, W) that forecasts from `times` may know.
@@ -106,8 +110,8 @@ def forcing_of(
 @torch.no_grad()
 def forecast(
     stepper: Stepper,
-    frames: Frames,
-    starts: Sequence[Start],
+    frames: FrameReader,
+    starts: Sequence[ForecastStart],
     steps: int,
     step_minutes: int,
     history_len: int,
@@ -156,7 +160,7 @@ def forecast(
 
 
 @torch.inference_mode()
-def inferred(outputs: Iterator[Tensor]) -> Iterator[Tensor]:
+def inference_mode(outputs: Iterator[Tensor]) -> Iterator[Tensor]:
     """Yield the steps of `forecast`, made in torch's inference mode, which is faster.
 
     Not during training: what a network keeps from such a forecast cannot be used by a training step.

@@ -14,10 +14,10 @@ from torch.utils.checkpoint import checkpoint
 
 from credit.channels import ChannelMap
 from credit.data.normalize import Normalizer
-from credit.forecast.postprocess.clamp import Bounds, bounded_rows
-from credit.forecast.postprocess.fixers import Constraints
+from credit.forecast.postprocess.clamp import Clamp, bounded_channels
+from credit.forecast.postprocess.fixers import Fixers
 from credit.forecast.postprocess.hyperdiffusion import Hyperdiffusion
-from credit.models.recompute_cache import recalling
+from credit.models.recompute_cache import recompute_contexts
 
 
 class Stepper:
@@ -51,7 +51,7 @@ class Stepper:
         valid_CHW: torch.Tensor | None,
         amp: bool = False,
         hyperdiffusion: Hyperdiffusion | None = None,
-        constraints: Constraints | None = None,
+        constraints: Fixers | None = None,
     ) -> None:
         self.model = model
         self._output_is_new = getattr(model, "_output_is_new", False)
@@ -64,15 +64,15 @@ class Stepper:
         device = normalizer.tendency_scale_C.device
         least_C, most_C = (torch.tensor(bounds, device=device) for bounds in (least, most))
         encoded = [normalizer.encode(bound_C[None], "output")[0] for bound_C in (least_C, most_C)]
-        rows = bounded_rows(least, most)
-        self._normalised_bounds = Bounds(rows, *encoded)
-        self._state_bounds = Bounds([row for row in rows if row < self._prognostic.stop], *encoded)
+        rows = bounded_channels(least, most)
+        self._normalised_bounds = Clamp(rows, *encoded)
+        self._state_bounds = Clamp([row for row in rows if row < self._prognostic.stop], *encoded)
         self._constraints = constraints
         # a budget has the last word; its factor cannot take a value below 0
         corrected = constraints.corrected if constraints is not None else []
         least_C[corrected] = least_C[corrected].clamp(max=0)
         most_C[corrected] = torch.inf
-        self._physical_bounds = Bounds(rows, least_C, most_C)
+        self._physical_bounds = Clamp(rows, least_C, most_C)
         self._valid_CHW = valid_CHW
         self._hyperdiffusion = hyperdiffusion
 
@@ -135,7 +135,9 @@ class Stepper:
         del history_BCTHW  # or it would be held to the last step
         for number in range(steps):
             if recompute and number + 1 < steps and torch.is_grad_enabled():
-                output = checkpoint(self.step, state, forcing(number), use_reentrant=False, context_fn=recalling)
+                output = checkpoint(
+                    self.step, state, forcing(number), use_reentrant=False, context_fn=recompute_contexts
+                )
             else:
                 output = self.step(state, forcing(number), None if factors is None else next(factors))
             # the state before is of no more use to a forecast, and who takes the output may take its time

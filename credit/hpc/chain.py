@@ -17,7 +17,7 @@ from typing import Any
 
 from credit.errors import CreditError
 from credit.hpc import pbs, slurm
-from credit.utils.atomic import write_text_whole
+from credit.utils.atomic import atomic_write_text
 
 JOBS = "jobs.json"
 SCHEDULERS: dict[str, ModuleType] = {"pbs": pbs, "slurm": slurm}
@@ -69,7 +69,7 @@ def end(folder: Path, job_id: str, signal: str = "") -> str:
 def record(folder: Path, kind: str, scheduler: str, ids: Sequence[str]) -> None:
     """Write the ids of what was submitted into ``jobs.json``, in place of those of the same kind."""
     jobs = {**read_jobs(folder), kind: {"scheduler": scheduler, "ids": list(ids)}}
-    write_text_whole(folder / JOBS, json.dumps(jobs, indent=2))
+    atomic_write_text(folder / JOBS, json.dumps(jobs, indent=2))
 
 
 def read_jobs(folder: Path) -> dict[str, dict[str, Any]]:

@@ -15,7 +15,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 _NEVER, _NONE = -1, 0
 
 
-def keep_freed_memory(device: torch.device) -> None:
+def retain_freed_memory(device: torch.device) -> None:
     """Let a process that trains or forecasts on a CPU keep the memory that tensors free, for those of the next step.
 
     glibc gives it back to the system, which clears each page when it is touched again: some per cent of a step, and a
@@ -29,13 +29,13 @@ def keep_freed_memory(device: torch.device) -> None:
             libc.mallopt(_M_MMAP_MAX, _NONE)
 
 
-def takes_cpu_way(x: Tensor) -> bool:
+def use_cpu_kernels(x: Tensor) -> bool:
     """Whether what works on `x` should take the way that suits a CPU."""
     return x.device.type == "cpu" and not _as_gpu
 
 
 @contextmanager
-def as_on_gpu() -> Iterator[None]:
+def force_gpu_path() -> Iterator[None]:
     """Let networks on a CPU take the way that they take on a GPU, to predict what they need there."""
     global _as_gpu
     before, _as_gpu = _as_gpu, True

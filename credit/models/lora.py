@@ -25,7 +25,7 @@ from credit.parallel.reduce import local
 LAYERS = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
 
 
-class Lora(nn.Module):
+class LoRA(nn.Module):
     """Parametrization that adds ``scale * b @ a`` to a weight.
 
     Args:
@@ -95,10 +95,10 @@ def apply_lora(model: nn.Module, conf: LoraConfig) -> nn.Module:
         layer = layers[path]
         if parametrize.is_parametrized(layer, "weight"):
             chain = layer.parametrizations.weight
-            chain.insert(0, Lora(chain.original, conf.rank, conf.alpha))
+            chain.insert(0, LoRA(chain.original, conf.rank, conf.alpha))
         else:
             parametrize.register_parametrization(
-                layer, "weight", Lora(layer.weight, conf.rank, conf.alpha), unsafe=True
+                layer, "weight", LoRA(layer.weight, conf.rank, conf.alpha), unsafe=True
             )
     return model
 
@@ -112,10 +112,10 @@ def _patterns(paths: Iterable[str]) -> set[str]:
     return patterns
 
 
-def _adapted(model: nn.Module) -> Iterator[tuple[str, nn.Module, Lora]]:
+def _adapted(model: nn.Module) -> Iterator[tuple[str, nn.Module, LoRA]]:
     """Yield (plain path, layer, adapter) of every adapted layer."""
     for path, layer in model.named_modules():
-        if parametrize.is_parametrized(layer, "weight") and isinstance(layer.parametrizations.weight[0], Lora):
+        if parametrize.is_parametrized(layer, "weight") and isinstance(layer.parametrizations.weight[0], LoRA):
             yield plain_name(path), layer, layer.parametrizations.weight[0]
 
 
@@ -130,7 +130,7 @@ def initial_adapters(model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]
             yield name, adapter.initial_value(key, own.shape, generator_for(seed, name))
 
 
-def saved_state(model: nn.Module) -> dict[str, Tensor]:
+def checkpoint_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """Return what a checkpoint holds: of an adapted model the adapters with their u and v, else the state dict."""
     state = model.state_dict()
     adapted = tuple(f"{path}.parametrizations.weight." for path, _, _ in _adapted(model))
@@ -139,7 +139,7 @@ def saved_state(model: nn.Module) -> dict[str, Tensor]:
     return {n: t for n, t in state.items() if n.startswith(adapted) and not n.endswith(".original")}
 
 
-def base_state(model: nn.Module) -> dict[str, Tensor]:
+def base_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """Return the tensors of an adapted model that it has without adapters, by the names that they have then."""
     state = model.state_dict()
     for path, layer, _ in _adapted(model):

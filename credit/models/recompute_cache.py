@@ -17,7 +17,7 @@ Results = tuple[Tensor, ...]
 _under_way: ContextVar[_Pass | None] = ContextVar("pass", default=None)
 
 
-def recalling() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+def recompute_contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Return the contexts of a first pass and of its recomputations, a ``context_fn`` of `torch.utils.checkpoint`."""
     kept: list[Results] = []
     return _Pass(kept, again=False), _Pass(kept, again=True)

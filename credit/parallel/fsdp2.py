@@ -30,7 +30,7 @@ from credit.parallel.activation_checkpoint import checkpoint_blocks
 from credit.parallel.entry_points import copy_returned_views, custom_entries
 from credit.parallel.full_state import gather_state, gather_weights, scatter_state, scatter_weights
 from credit.parallel.precision import _build_mp_policy, _fix_spectral_norm_dtype, read_section, read_switch
-from credit.parallel.process_info import read_launch
+from credit.parallel.process_info import read_process_info
 from credit.parallel.sharding_units import (
     _has_fsdp2_shard,
     _is_shardable,
@@ -48,14 +48,14 @@ __all__ = [
     "_has_fsdp2_shard",
     "_is_shardable",
     "apply_fsdp2",
-    "each_unit",
+    "iter_unsharded_units",
     "fsdp2_is_applied",
     "fsdp2_load_optimizer_state_dict",
     "fsdp2_load_state_dict",
     "fsdp2_optimizer_state_dict",
     "fsdp2_state_dict",
     "logger",
-    "reduce_gradients",
+    "set_gradient_sync",
     "reshard",
     "shard_units",
 ]
@@ -242,7 +242,7 @@ def _all_ranks() -> DeviceMesh:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
-        if read_launch().world > 1:
+        if read_process_info().world > 1:
             dist.init_process_group(backend)
         else:
             logger.info("no process group: one of this process alone is made")
@@ -276,13 +276,13 @@ def reshard(model: nn.Module) -> None:
             module.reshard()
 
 
-def reduce_gradients(model: nn.Module, on: bool) -> None:
+def set_gradient_sync(model: nn.Module, on: bool) -> None:
     """Say whether the next backward passes reduce the gradients over the ranks or add them up on each."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(on)
 
 
-def each_unit(model: nn.Module) -> Iterator[list[nn.Module]]:
+def iter_unsharded_units(model: nn.Module) -> Iterator[list[nn.Module]]:
     """Yield the modules of one sharding unit after the other while their weights are whole; collective.
 
     A model that is not sharded is one unit.

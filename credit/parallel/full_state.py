@@ -24,8 +24,8 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from credit.errors import CheckpointError, ConfigError
 from credit.parallel.activation_checkpoint import plain_name
 from credit.parallel.materialise import scatter_from_main
-from credit.parallel.object_collectives import on_main, rank_of
-from credit.parallel.reduce import local_part
+from credit.parallel.object_collectives import rank_of, run_on_rank0
+from credit.parallel.reduce import local_shard
 
 # FSDP1 puts this anywhere into a name; DDP and DataParallel put the other at its beginning, once for each wrapper
 _FSDP1_WRAPPER, _DDP_WRAPPER = "_fsdp_wrapped_module", "module."
@@ -63,7 +63,7 @@ def scatter_weights(model: nn.Module, state_dict: Any) -> None:
         # a module's extra state may be anything and is sent as it is
         return {name: None if isinstance(value, Tensor) else value for name, value in given.items()}
 
-    outline = on_main(outline_on_main)
+    outline = run_on_rank0(outline_on_main)
     state = {}
     for plain, name in target_name.items():
         if isinstance(target[name], Tensor):
@@ -119,7 +119,7 @@ def scatter_state(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Map
         given.update(state)
         return {name: {key: _outline(value) for key, value in entry.items()} for name, entry in state.items()}, groups
 
-    entries, saved_groups = on_main(outline_on_main)
+    entries, saved_groups = run_on_rank0(outline_on_main)
     _require_same(entries, saved_groups, names)
     pattern = next(iter(entries.values()), {})
     state = {}
@@ -325,4 +325,4 @@ def _listed(problems: list[str]) -> str:
 
 
 def _memory(tensor: Tensor) -> int:
-    return local_part(tensor).untyped_storage().data_ptr()
+    return local_shard(tensor).untyped_storage().data_ptr()

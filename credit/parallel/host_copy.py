@@ -21,7 +21,7 @@ def to_device(array: np.ndarray, device: torch.device) -> Tensor:
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 
-class Fetched:
+class AsyncHostCopy:
     """A tensor on its way to the host; only who asks for its values waits, and for nothing that was queued later.
 
     Args:
@@ -45,9 +45,9 @@ class Fetched:
 
 def fetched(outputs: Iterable[Tensor]) -> Iterator[Tensor]:
     """Yield the tensors on the host; a GPU is given the next to make before, so that both work at a time."""
-    coming: deque[Fetched] = deque()
+    coming: deque[AsyncHostCopy] = deque()
     for output in outputs:
-        coming.append(Fetched(output))
+        coming.append(AsyncHostCopy(output))
         if output.device.type == "cpu" or len(coming) > 1:
             yield coming.popleft().get()
     yield from (output.get() for output in coming)

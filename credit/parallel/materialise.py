@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from credit.errors import ConfigError
 from credit.parallel.activation_checkpoint import plain_name
-from credit.parallel.reduce import cut_dim, local_part
+from credit.parallel.reduce import local_shard, shard_dim
 
 
 @torch.no_grad()
@@ -29,7 +29,7 @@ def allocate_(model: nn.Module, device: torch.device, host_parameters: bool = Fa
             for name, buffer in module.named_buffers(recurse=False):
                 module._buffers[name] = buffer.to(device)
     for tensor in named_tensors(model).values():
-        local_part(tensor).fill_(_unset(tensor.dtype))
+        local_shard(tensor).fill_(_unset(tensor.dtype))
 
 
 @torch.no_grad()
@@ -44,7 +44,7 @@ def fill_(model: nn.Module, values: Iterable[tuple[str, Tensor]]) -> None:
     for name, value in values:
         target = own[name]
         assert value.shape == target.shape, f"{name}: {tuple(value.shape)} does not fill {tuple(target.shape)}"
-        local_part(target).copy_(part_of(value, target))
+        local_shard(target).copy_(part_of(value, target))
 
 
 def require_filled(model: nn.Module) -> None:
@@ -53,7 +53,7 @@ def require_filled(model: nn.Module) -> None:
     Raises:
         ConfigError: naming those that have not.
     """
-    left = [name for name, tensor in named_tensors(model).items() if _is_unset(local_part(tensor))]
+    left = [name for name, tensor in named_tensors(model).items() if _is_unset(local_shard(tensor))]
     if left:
         raise ConfigError(
             f"model.type: {type(model).__name__} leaves {', '.join(left)} without values when it is built on the meta "
@@ -73,7 +73,7 @@ def part_of(whole: Tensor, like: Tensor) -> Tensor:
         return whole
     # where two axes cut the same dimension, FSDP2 has cut what tensor parallelism had left: last axis first
     for axis in reversed(range(like.device_mesh.ndim)):
-        dim = cut_dim(like.placements[axis])
+        dim = shard_dim(like.placements[axis])
         if dim is not None:
             parts = whole.chunk(like.device_mesh.size(axis), dim=dim)
             rank = like.device_mesh.get_local_rank(axis)

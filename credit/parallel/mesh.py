@@ -12,7 +12,7 @@ from credit.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Degrees:
+class ParallelDims:
     """How many ranks lie along each axis; their product is the number of ranks.
 
     Attributes:
@@ -31,7 +31,7 @@ class Degrees:
         return self.replicate * self.shard * self.tensor
 
 
-def plan_degrees(conf: ParallelismConfig, world: int) -> Degrees:
+def plan_degrees(conf: ParallelismConfig, world: int) -> ParallelDims:
     """Return the degrees for `world` ranks.
 
     Raises:
@@ -46,16 +46,16 @@ def plan_degrees(conf: ParallelismConfig, world: int) -> Degrees:
             raise ConfigError(
                 f"{asked}: without data parallelism replicate must be 1 and tensor the number of ranks{works}"
             )
-        return Degrees(tensor=world)
+        return ParallelDims(tensor=world)
     if conf.data == "ddp":
-        return Degrees(replicate=world)
+        return ParallelDims(replicate=world)
     shard, rest = divmod(world, conf.replicate * conf.tensor)
     if rest or not shard:
         raise ConfigError(
             f"{asked}: replicate {conf.replicate} x shard ({world} / {conf.replicate * conf.tensor}) x tensor "
             f"{conf.tensor} is no whole grid{works}"
         )
-    return Degrees(conf.replicate, shard, conf.tensor)
+    return ParallelDims(conf.replicate, shard, conf.tensor)
 
 
 def _choices(world: int) -> list[str]:
@@ -72,7 +72,7 @@ def _choices(world: int) -> list[str]:
 
 
 @dataclass(frozen=True)
-class RunMesh:
+class DeviceGrid:
     """The run's ranks as a grid; neighbouring ranks are tensor-parallel peers.
 
     Attributes:
@@ -83,7 +83,7 @@ class RunMesh:
             over it, so that tensor parallelism costs them no memory.
     """
 
-    degrees: Degrees = Degrees()
+    degrees: ParallelDims = ParallelDims()
     rank: int = 0
     device_mesh: DeviceMesh | None = None
     whole_mesh: DeviceMesh | None = None
@@ -120,10 +120,10 @@ class RunMesh:
         return self.device_mesh["replicate", "dp"] if self.degrees.replicate > 1 else self.device_mesh["dp"]
 
 
-def build_mesh(degrees: Degrees, rank: int, device_type: str) -> RunMesh:
+def build_mesh(degrees: ParallelDims, rank: int, device_type: str) -> DeviceGrid:
     """Return the mesh of the ranks; collective where there are several."""
     if degrees.world == 1:
-        return RunMesh()
+        return DeviceGrid()
     sizes = {"replicate": degrees.replicate, "dp": degrees.shard, "tp": degrees.tensor}
     joined = {"replicate": degrees.replicate, "shard": degrees.shard * degrees.tensor}
     if degrees.replicate == 1:
@@ -131,4 +131,4 @@ def build_mesh(degrees: Degrees, rank: int, device_type: str) -> RunMesh:
     meshes = [
         init_device_mesh(device_type, tuple(axes.values()), mesh_dim_names=tuple(axes)) for axes in (sizes, joined)
     ]
-    return RunMesh(degrees, rank, *meshes)
+    return DeviceGrid(degrees, rank, *meshes)

@@ -52,7 +52,7 @@ def together(what: Callable[[], T], group: dist.ProcessGroup | None = None) -> l
     return [value for value, _ in results]
 
 
-def on_main(what: Callable[[], T]) -> T:
+def run_on_rank0(what: Callable[[], T]) -> T:
     """Collective: call `what` on the main process alone and return its result on every rank.
 
     What files tell must not differ by rank, and a thousand ranks that ask are a load for a file system. The result may
@@ -77,7 +77,7 @@ def on_main(what: Callable[[], T]) -> T:
     return pickle.loads(box[0])
 
 
-def dealt_by_main(offer: T, deal: Callable[[list[T]], list[U]], group: dist.ProcessGroup | None = None) -> U:
+def scatter_from_rank0(offer: T, deal: Callable[[list[T]], list[U]], group: dist.ProcessGroup | None = None) -> U:
     """Collective: return this rank's part of what rank 0 makes of the offers of all; no other rank sees them.
 
     Args:

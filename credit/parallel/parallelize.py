@@ -13,7 +13,7 @@ from credit.errors import ConfigError
 from credit.parallel.activation_checkpoint import checkpoint_blocks
 from credit.parallel.compiled_blocks import keep_dtensors_outside
 from credit.parallel.fsdp2 import shard_units
-from credit.parallel.mesh import RunMesh
+from credit.parallel.mesh import DeviceGrid
 from credit.parallel.tensor_parallel import apply_tensor_parallel, has_dropout
 
 logger = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 def parallelize(
     model: nn.Module,
-    mesh: RunMesh,
+    mesh: DeviceGrid,
     *,
     shard: bool = True,
     checkpoint: bool | Literal["selective"] = False,

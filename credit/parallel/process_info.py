@@ -34,7 +34,7 @@ _FILES, _GROUPS = 1024, 8
 
 
 @dataclass(frozen=True)
-class Launch:
+class ProcessInfo:
     """Where this process stands among the run's processes.
 
     Attributes:
@@ -61,7 +61,7 @@ class Launch:
         return self.rank == 0
 
 
-def read_launch(environ: Mapping[str, str] = os.environ) -> Launch:
+def read_process_info(environ: Mapping[str, str] = os.environ) -> ProcessInfo:
     """Return the facts of this process.
 
     A shell inside a Slurm or PBS allocation is not a launcher: there, one process runs.
@@ -84,8 +84,8 @@ def read_launch(environ: Mapping[str, str] = os.environ) -> Launch:
         one_host = environ.get(on_host) == str(facts[1])
         address = _address(environ, launcher, facts[1], one_host, job_id)
         attempt = _whole(environ, _ATTEMPT) if _ATTEMPT in environ else 0
-        return Launch(facts[0], facts[1], here or 0, launcher, job_id, attempt, address)
-    return Launch(job_id=job_id)
+        return ProcessInfo(facts[0], facts[1], here or 0, launcher, job_id, attempt, address)
+    return ProcessInfo(job_id=job_id)
 
 
 def require_one_process(command: str) -> None:
@@ -94,7 +94,7 @@ def require_one_process(command: str) -> None:
     Raises:
         ConfigError: if a launcher has started several processes.
     """
-    launch = read_launch()
+    launch = read_process_info()
     if launch.world > 1:
         raise ConfigError(
             f"credit {command} runs on one process, and {launch.launcher} has started {launch.world}; start it without"
@@ -102,7 +102,7 @@ def require_one_process(command: str) -> None:
 
 
 @contextmanager
-def process_group(launch: Launch, device: torch.device, timeout_minutes: int) -> Iterator[dist.Store | None]:
+def process_group(launch: ProcessInfo, device: torch.device, timeout_minutes: int) -> Iterator[dist.Store | None]:
     """Hold the run's process group: gloo for tensors on the CPU, nccl for those on GPUs. One process needs none.
 
     Yields the store that all ranks share, None for one process.
@@ -156,7 +156,7 @@ def _allow_open_files(world: int) -> None:
 
 
 @contextmanager
-def fake_ranks(world: int) -> Iterator[None]:
+def fake_process_group(world: int) -> Iterator[None]:
     """Hold a process group of `world` ranks of which this process is rank 0 and the others do not exist.
 
     Collectives return at once and communicate nothing. One process needs none.

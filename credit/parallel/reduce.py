@@ -16,7 +16,7 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def local_part(tensor: Tensor) -> Tensor:
+def local_shard(tensor: Tensor) -> Tensor:
     """Return this rank's part of a DTensor, sharing its memory; another tensor as it is. Without gradients."""
     return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
 
@@ -27,10 +27,12 @@ def copies(tensor: Tensor) -> int:
     if not isinstance(tensor, DTensor):
         return world
     mesh = tensor.device_mesh
-    return world // math.prod(mesh.size(axis) for axis, how in enumerate(tensor.placements) if cut_dim(how) is not None)
+    return world // math.prod(
+        mesh.size(axis) for axis, how in enumerate(tensor.placements) if shard_dim(how) is not None
+    )
 
 
-def cut_dim(placement: Placement) -> int | None:
+def shard_dim(placement: Placement) -> int | None:
     """Return the dimension that a placement cuts, None if it does not; strided shards are no `Shard` in torch."""
     return getattr(placement, "dim", None)
 

@@ -92,7 +92,7 @@ def surface_temperature(lowest: np.ndarray, lowest_pressure: np.ndarray, surface
     return lowest * (1.0 + ALPHA * (surface_pressure / lowest_pressure - 1.0))
 
 
-def temperature_below(
+def extrapolate_temperature(
     pressure: np.ndarray,
     surface_pressure: np.ndarray,
     lowest: np.ndarray,
@@ -123,14 +123,14 @@ def temperature_below(
     return np.where(pressure <= surface_pressure, above, ground * (1.0 + y + y**2 / 2.0 + y**3 / 6.0))
 
 
-def geopotential_below(
+def extrapolate_geopotential(
     pressure: np.ndarray,
     surface_pressure: np.ndarray,
     lowest_temperature: np.ndarray,
     lowest_pressure: np.ndarray,
     surface_geopotential: np.ndarray,
 ) -> np.ndarray:
-    """Return geopotential (m2 s-2) below the ground, after [TBB]; arguments as of `temperature_below`."""
+    """Return geopotential (m2 s-2) below the ground, after [TBB]; arguments as of `extrapolate_temperature`."""
     ground, alpha = _smoothed_ground(lowest_temperature, lowest_pressure, surface_pressure, surface_geopotential)
     depth = np.log(pressure / surface_pressure)
     y = alpha * depth
@@ -143,7 +143,7 @@ def sea_level_pressure(
     lowest_pressure: np.ndarray,
     surface_geopotential: np.ndarray,
 ) -> np.ndarray:
-    """Return pressure at mean sea level (Pa), after [TBB]; arguments as of `temperature_below`."""
+    """Return pressure at mean sea level (Pa), after [TBB]; arguments as of `extrapolate_temperature`."""
     ground, alpha = _smoothed_ground(lowest_temperature, lowest_pressure, surface_pressure, surface_geopotential)
     x = surface_geopotential / (R_DRY * ground)
     y = alpha * x

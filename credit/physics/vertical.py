@@ -95,7 +95,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Placement:
+class VerticalInterpolator:
     """Where wanted levels lie between those of a source.
 
     Attributes:
@@ -141,7 +141,7 @@ class Placement:
         return self._between(fields_KN, share) - 0.5 * steps * self.step * share * (1.0 - share)
 
 
-def place(source: HybridLevels, wanted: HybridLevels, surface_N: np.ndarray) -> Placement:
+def place(source: HybridLevels, wanted: HybridLevels, surface_N: np.ndarray) -> VerticalInterpolator:
     """Find wanted levels between those of a source.
 
     Source level k lies above the wanted one where (b_k - b) ps <= a - a_k: how many do is a question to ps alone, so it
@@ -169,7 +169,7 @@ def place(source: HybridLevels, wanted: HybridLevels, surface_N: np.ndarray) -> 
     upper = np.clip(upper, 0, len(source) - 2)
     above, below = (np.log(source.a[k] + source.b[k] * surface_N) for k in (upper, upper + 1))
     share = np.maximum((np.log(pressure) - above) / (below - above), 0.0)
-    return Placement(upper, share, below - above, pressure)
+    return VerticalInterpolator(upper, share, below - above, pressure)
 
 
 def _count_above(source: HybridLevels, a: float, b: float, surface_N: np.ndarray) -> np.ndarray:

@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.channels import Channel, ChannelMap
 from credit.config import Config
 from credit.config.schema_data import DataConfig
 from credit.config.schema_forecast import ClimatologyConfig
 from credit.data.climatology.climatology import Climatology
-from credit.data.climatology.stored import obtain_climatology
+from credit.data.climatology.stored import load_or_fit_climatology
 from credit.data.formats import cf
 from credit.data.formats.units import find_conversion, plain
 from credit.data.reader import FieldReader
-from credit.data.samples.frames import Frames
+from credit.data.samples.frames import FrameReader
 from credit.data.sources.source_reader import look_at_values
-from credit.data.sources.vertical_layers import Layers, find_layers
+from credit.data.sources.vertical_layers import VerticalLayers, build_layers
 from credit.data.splits import Split, build_splits
 from credit.data.store.statistics import Statistics, fit_statistics
 from credit.errors import CheckpointError, ConfigError, DataError
@@ -37,7 +37,7 @@ _FORCING_CLIMATOLOGY = ClimatologyConfig(method="harmonic", harmonics=1, by_hour
 
 
 @dataclass(frozen=True)
-class Assets:
+class ModelAssets:
     """What belongs to a model besides its weights; carried by every checkpoint.
 
     Attributes:
@@ -60,10 +60,10 @@ class Assets:
     static_CHW: np.ndarray
     masks: Mapping[str, np.ndarray]
     climatology: Climatology | None
-    layers: Layers | None = None
+    layers: VerticalLayers | None = None
     seen: tuple[tuple[str, str], ...] = ()
 
-    def after(self, splits: Iterable[Split], clock: Clock) -> Assets:
+    def after(self, splits: Iterable[Split], clock: Calendar) -> ModelAssets:
         """Return those of weights that are trained or selected on the periods of `splits`, too."""
         own = [(clock.format(split.first), clock.format(split.last)) for split in splits]
         return replace(self, seen=tuple(dict.fromkeys([*self.seen, *own])))
@@ -97,7 +97,7 @@ class Assets:
         return named
 
     @classmethod
-    def load(cls, meta: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Assets:
+    def load(cls, meta: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> ModelAssets:
         """Inverse of `meta` and `tensors`."""
 
         def below(prefix: str) -> dict[str, np.ndarray]:
@@ -112,18 +112,21 @@ class Assets:
             masks=below("mask/"),
             climatology=Climatology.from_dict(below("climatology/")) if meta["climatology"] else None,
             # checkpoints of before there were budgets do not mention any
-            layers=Layers.from_dict(meta["layers"]) if meta.get("layers") else None,
+            layers=VerticalLayers.from_dict(meta["layers"]) if meta.get("layers") else None,
             seen=read_seen(meta),
         )
 
 
 def read_seen(meta: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Return `Assets.seen` of a checkpoint's meta.json; one of an earlier version tells its own run's periods alone."""
+    """Return `ModelAssets.seen` of a checkpoint's meta.json.
+
+    A checkpoint of an earlier version tells its own run's periods alone.
+    """
     before = [meta["config"]["data"]["splits"][name] for name in ("train", "valid")] if meta.get("step") else []
     return tuple((first, last) for first, last in meta.get("seen", before))
 
 
-def fit_assets(config: Config, reader: FieldReader, train: Split) -> Assets:
+def fit_assets(config: Config, reader: FieldReader, train: Split) -> ModelAssets:
     """Return the assets of a new run: statistics and the forcing's climatology, the store's or fitted."""
     statistics = getattr(reader, "statistics", None)
     if statistics is None:
@@ -138,15 +141,15 @@ def fit_assets(config: Config, reader: FieldReader, train: Split) -> Assets:
         bad = look_at_values(reader, valid.first, valid.last).bad
         if bad:
             raise DataError(bad[0])
-    statistics = center_vectors(statistics, config.data, reader)
+    statistics = zero_mean_vectors(statistics, config.data, reader)
     climatology = None
     forcing = [c.name for c in reader.channels.group("dynamic_forcing") if c.source == "data"]
     if forcing and train.last - train.first >= LEAST_CLIMATOLOGY_MINUTES:
-        climatology = obtain_climatology(reader, forcing, train, _FORCING_CLIMATOLOGY)
+        climatology = load_or_fit_climatology(reader, forcing, train, _FORCING_CLIMATOLOGY)
     elif forcing:
         logger.info("the training period is under a year: %s persist unchanged in forecasts", ", ".join(forcing))
-    static = Frames(reader, config.data, None).static()
-    return Assets(
+    static = FrameReader(reader, config.data, None).static()
+    return ModelAssets(
         reader.channels,
         reader.grid,
         statistics,
@@ -158,16 +161,16 @@ def fit_assets(config: Config, reader: FieldReader, train: Split) -> Assets:
     )
 
 
-def find_run_layers(config: Config) -> Layers | None:
+def find_run_layers(config: Config) -> VerticalLayers | None:
     """Return the layers that the budgets of ``model.post`` are summed over, None where it has none.
 
     Raises:
         ConfigError: if the run's levels do not make up whole columns.
     """
-    return find_layers(config.data) if any(one.kind != "clamp" for one in config.model.post or []) else None
+    return build_layers(config.data) if any(one.kind != "clamp" for one in config.model.post or []) else None
 
 
-def center_vectors(statistics: Statistics, conf: DataConfig, reader: FieldReader) -> Statistics:
+def zero_mean_vectors(statistics: Statistics, conf: DataConfig, reader: FieldReader) -> Statistics:
     """Give vector components the mean 0, so that they are only scaled and 0 is no wind on either side of a pole."""
     still = {c.name for c in reader.channels.stored if is_vector_component(conf, c, reader.attributes)}
     mean = np.array([0.0 if n in still else m for n, m in zip(statistics.names, statistics.mean, strict=True)])
@@ -180,7 +183,9 @@ def is_vector_component(conf: DataConfig, channel: Channel, attributes: Mapping[
     return cf.is_vector_component(conf.field(channel.variable).vector, name)
 
 
-def require_same_fields(assets: Assets, reader: FieldReader, path: Path, channels: ChannelMap | None = None) -> None:
+def require_same_fields(
+    assets: ModelAssets, reader: FieldReader, path: Path, channels: ChannelMap | None = None
+) -> None:
     """Refuse data whose channels, grid or units are not the checkpoint's.
 
     Args:

@@ -15,51 +15,51 @@ from torch import nn
 from credit.calendar import parse_duration
 from credit.channels import Channel, ChannelMap
 from credit.config import Config, build_config
-from credit.config.schema_data import FieldConfig
+from credit.config.schema_data import VariableOptions
 from credit.data.normalize import Normalizer
 from credit.data.reader import FieldReader
-from credit.data.samples.cached_reader import KeptReader
+from credit.data.samples.cached_reader import CachedReader
 from credit.data.samples.dataset import ForecastDataset
 from credit.data.samples.forcing import fixed_statistics
-from credit.data.samples.frames import Frames
-from credit.data.samples.loader import Loader, TrainingOrder
+from credit.data.samples.frames import FrameReader
+from credit.data.samples.loader import Loader, SampleSchedule
 from credit.data.splits import Split, require_samples
 from credit.errors import CheckpointError, ConfigError, did_you_mean
 from credit.forecast.ensemble.perturbations import describe_ensemble
-from credit.forecast.io.diagnostics import Products
+from credit.forecast.io.diagnostics import OutputDiagnostics
 from credit.forecast.io.schema import SEEN
 from credit.forecast.postprocess.hyperdiffusion import Hyperdiffusion
 from credit.forecast.stepper import Stepper
 from credit.losses import WeightedLoss, build_loss
 from credit.metrics import ErrorSums
-from credit.models.device_paths import keep_freed_memory
+from credit.models.device_paths import retain_freed_memory
 from credit.models.initialise import initial_values
-from credit.models.wxformer.inference import freeze
+from credit.models.wxformer.inference import prepare_for_inference
 from credit.parallel.materialise import fill_, require_filled
-from credit.parallel.mesh import RunMesh, build_mesh, plan_degrees
-from credit.parallel.object_collectives import on_main
-from credit.parallel.process_info import Launch
+from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
+from credit.parallel.object_collectives import run_on_rank0
+from credit.parallel.process_info import ProcessInfo
 from credit.parallel.watchdog import Watchdog
-from credit.train.assets import Assets, fit_assets, is_vector_component, require_same_fields
+from credit.train.assets import ModelAssets, fit_assets, is_vector_component, require_same_fields
 from credit.train.build_fixers import build_constraints, output_bounds
-from credit.train.build_model import allocate_network, choose_device, use_deterministic_algorithms
+from credit.train.build_model import build_parallel_model, choose_device, use_deterministic_algorithms
 from credit.train.checkpoint import checkpoint
-from credit.train.checkpoint.external_weights import adopt_assets, load_weights
-from credit.train.checkpoint.resume import choose_start, find_weights, take_over, write_config
-from credit.train.ema import WeightAverage
+from credit.train.checkpoint.external_weights import assets_for_weights, load_weights
+from credit.train.checkpoint.resume import choose_start, find_initial_weights, load_run_state, write_config
+from credit.train.ema import EMA
 from credit.train.fine_tuning import describe_base, find_base, load_base, load_forecast_network
-from credit.train.initial_condition_checks import find_hidden
+from credit.train.initial_condition_checks import find_masked_cells
 from credit.train.monitor.preview import DrawEarlyView, build_early_view
 from credit.train.monitor.usage import build_meter
 from credit.train.open_data import open_training_fields
 from credit.train.optim import build_optimizer, forecast_len_at
-from credit.train.prefetch import BatchFeed
+from credit.train.prefetch import DevicePrefetcher
 from credit.train.step import TrainingStep
-from credit.train.trainer import Trainer, TrainingParts
-from credit.train.validate import ValidationShare, deal_cases, spread_evenly, validate
+from credit.train.trainer import Trainer, TrainingComponents
+from credit.train.validate import ValidationShare, evenly_spaced, shard_cases, validate
 
 
-def build_normalizer(config: Config, assets: Assets) -> Normalizer:
+def build_normalizer(config: Config, assets: ModelAssets) -> Normalizer:
     """Return the normaliser; computed channels have fixed statistics and masks are 0 or 1 as they are."""
     fixed = {c.name: (0.0, 1.0) for c in assets.channels.input if c.source == "mask"}
     for channel in assets.channels.input:
@@ -68,7 +68,7 @@ def build_normalizer(config: Config, assets: Assets) -> Normalizer:
     return Normalizer(assets.channels, assets.statistics, fixed, config.data.transforms)
 
 
-def build_stepper(config: Config, assets: Assets, model: nn.Module, device: torch.device, amp: bool) -> Stepper:
+def build_stepper(config: Config, assets: ModelAssets, model: nn.Module, device: torch.device, amp: bool) -> Stepper:
     """Return the stepper of a network that is already on `device`."""
     normalizer = build_normalizer(config, assets).to(device)
     static = torch.from_numpy(np.ascontiguousarray(assets.static_CHW)).to(device)
@@ -88,7 +88,7 @@ def build_stepper(config: Config, assets: Assets, model: nn.Module, device: torc
     )
 
 
-def build_hyperdiffusion(config: Config, assets: Assets, valid_CHW: torch.Tensor) -> Hyperdiffusion | None:
+def build_hyperdiffusion(config: Config, assets: ModelAssets, valid_CHW: torch.Tensor) -> Hyperdiffusion | None:
     """Return the run's damping of short waves, on the device of `valid_CHW`; None where the config asks for none."""
     conf = config.model.hyperdiffusion
     if conf is None:
@@ -104,19 +104,19 @@ def build_hyperdiffusion(config: Config, assets: Assets, valid_CHW: torch.Tensor
     )
 
 
-def build_run_loss(config: Config, assets: Assets, device: torch.device) -> WeightedLoss:
+def build_run_loss(config: Config, assets: ModelAssets, device: torch.device) -> WeightedLoss:
     """Return the training loss on `device`."""
     scale = build_normalizer(config, assets).tendency_scale_C.numpy()
     return build_loss(config.loss, assets.channels, assets.grid.area_weights(), scale, assets.masks).to(device)
 
 
-def valid_cells(assets: Assets, channels: Sequence[Channel]) -> np.ndarray:
+def valid_cells(assets: ModelAssets, channels: Sequence[Channel]) -> np.ndarray:
     """Return (C, H, W) bool, False where a channel is always missing."""
     everywhere = np.ones(assets.grid.shape, dtype=bool)
     return np.stack([~assets.masks[c.variable] if c.variable in assets.masks else everywhere for c in channels])
 
 
-def cell_weights(assets: Assets, device: torch.device) -> torch.Tensor:
+def cell_weights(assets: ModelAssets, device: torch.device) -> torch.Tensor:
     """Return (C_out, H, W) area weights over the cells that count, summing to 1 over each channel, float64."""
     weights = valid_cells(assets, assets.channels.output) * assets.grid.area_weights()
     return torch.from_numpy(weights / weights.sum(axis=(1, 2), keepdims=True)).to(device)
@@ -136,15 +136,15 @@ class Forecaster:
     """
 
     config: Config
-    assets: Assets
+    assets: ModelAssets
     stepper: Stepper
-    frames: Frames
+    frames: FrameReader
     step_taken: int
     path: Path
 
 
 def assemble_forecaster(
-    config: Config, reader: FieldReader, which: str, launch: Launch | None = None, mesh: RunMesh | None = None
+    config: Config, reader: FieldReader, which: str, launch: ProcessInfo | None = None, mesh: DeviceGrid | None = None
 ) -> Forecaster:
     """Return the model of a checkpoint, to forecast from the run's data; collective where it is spread over ranks.
 
@@ -161,38 +161,38 @@ def assemble_forecaster(
     """
     path = checkpoint.resolve_checkpoint(Path(config.save_loc) / "checkpoints", which, "inference.checkpoint")
     meta = checkpoint.load_meta(path)
-    assets = Assets.load(meta, checkpoint.load_tensors(path, "assets"))
+    assets = ModelAssets.load(meta, checkpoint.load_tensors(path, "assets"))
     require_same_fields(assets, reader, path, config.data.channel_map())
-    hidden = find_hidden(assets, reader, path)
+    hidden = find_masked_cells(assets, reader, path)
     trained = build_config(meta["config"], origin=str(path / "meta.json"))
     if trained.data.step_minutes != config.data.step_minutes or trained.data.history_len != config.data.history_len:
         raise CheckpointError(
             f"{path}: trained with data.timestep {trained.data.timestep} and history_len {trained.data.history_len}; "
             f"the config has {config.data.timestep} and {config.data.history_len}"
         )
-    config = as_trained(config, trained)
+    config = with_trained_settings(config, trained)
     assets = replace(assets, attributes={**reader.attributes, **assets.attributes})
     device = choose_device(config.trainer.device, launch.local_rank if launch is not None else 0)
-    keep_freed_memory(device)
-    mesh = mesh or RunMesh()
+    retain_freed_memory(device)
+    mesh = mesh or DeviceGrid()
     model = load_forecast_network(config, trained.trainer.lora, assets, path, device, mesh)
     if mesh.device_mesh is None:
-        freeze(model, torch.bfloat16 if config.inference.amp else None)
+        prepare_for_inference(model, torch.bfloat16 if config.inference.amp else None)
     stepper = build_stepper(config, assets, model, device, config.inference.amp)
-    frames = Frames(reader, config.data, assets.climatology, hidden)
+    frames = FrameReader(reader, config.data, assets.climatology, hidden)
     return Forecaster(config, assets, stepper, frames, meta["step"], path)
 
 
-def build_products(made: Forecaster, last_lead: int) -> Products:
+def build_products(made: Forecaster, last_lead: int) -> OutputDiagnostics:
     """Return what makes pressure levels and derived variables of the outputs, up to a lead time in minutes."""
     config, assets = made.config, made.assets
-    return Products(
+    return OutputDiagnostics(
         config.inference, config.data, assets.channels, assets.attributes, assets.static_stored_CHW, last_lead,
         assets.masks,
     )  # fmt: skip
 
 
-def as_trained(config: Config, trained: Config) -> Config:
+def with_trained_settings(config: Config, trained: Config) -> Config:
     """Return `config` with everything that the weights were trained with; sources and forecasting are its own."""
     fields = {name: trained.data.field(name) for name in trained.data.fields.keys() | config.data.fields.keys()}
     forcing = config.data.variables.dynamic_forcing
@@ -233,7 +233,7 @@ def describe_run(made: Forecaster) -> dict[str, str | int]:
     }
 
 
-def _describe_held(field: FieldConfig) -> str:
+def _describe_held(field: VariableOptions) -> str:
     """Return what a forcing is in a forecast, with the bounds of what is not read."""
     bounds = ("least", field.minimum), ("most", field.maximum)
     known = [f", at {which} {value:g}" for which, value in bounds if value is not None]
@@ -242,7 +242,7 @@ def _describe_held(field: FieldConfig) -> str:
 
 def assemble_training(
     config: Config,
-    launch: Launch,
+    launch: ProcessInfo,
     device: torch.device,
     watchdog: Watchdog,
     draw: DrawEarlyView,
@@ -255,32 +255,32 @@ def assemble_training(
     `credit.hpc.planner.gpus.reported_peaks`.
     """
     data, began = config.data, time.perf_counter() if began is None else began
-    keep_freed_memory(device)
+    retain_freed_memory(device)
     use_deterministic_algorithms(config.trainer.deterministic)
     mesh = build_mesh(plan_degrees(config.trainer.parallelism, launch.world), launch.rank, device.type)
     reader, splits = open_training_fields(config)
-    reader = KeptReader(reader) if data.cache == "memory" else reader
+    reader = CachedReader(reader) if data.cache == "memory" else reader
     require_monitor(config, reader.channels)
     origin = choose_start(config, launch)
-    base, weights = find_base(config, origin), find_weights(config, origin)
+    base, weights = find_base(config, origin), find_initial_weights(config, origin)
     # adapters begin at step 0 of their own run
     start = origin if base is None or origin.resolve() != base else None
     if origin is None:
-        assets = on_main(lambda: fit_assets(config, reader, splits["train"]))
-        assets = assets if weights is None else adopt_assets(config, assets, reader, weights)
+        assets = run_on_rank0(lambda: fit_assets(config, reader, splits["train"]))
+        assets = assets if weights is None else assets_for_weights(config, assets, reader, weights)
     else:
-        config, assets = take_over(config, reader, mesh, origin, goes_on=start is not None)
+        config, assets = load_run_state(config, reader, mesh, origin, goes_on=start is not None)
     assets = assets.after((splits["train"], splits["valid"]), reader.clock)
     conf = config.trainer
-    model, autocast = allocate_network(config, assets, mesh, device)
+    model, autocast = build_parallel_model(config, assets, mesh, device)
     if start is None or base is not None:
         _fill(model, base, weights, config.seed)
     model.train()
     stepper = build_stepper(config, assets, model, device, autocast)
     loss = build_run_loss(config, assets, device)
     optimizer = build_optimizer(model, conf)
-    average = WeightAverage(model, conf.ema_decay) if conf.use_ema else None
-    frames = Frames(reader, data, assets.climatology)
+    average = EMA(model, conf.ema_decay) if conf.use_ema else None
+    frames = FrameReader(reader, data, assets.climatology)
     order = build_training_order(config, frames, reader, splits["train"], mesh)
     total, ramp = conf.max_steps or conf.num_epoch * order.steps_per_epoch, conf.forecast_len_from
     forecast_len = functools.partial(forecast_len_at, total=total, forecast_len=data.forecast_len, ramp=ramp)
@@ -288,11 +288,11 @@ def assemble_training(
     weight_CHW = cell_weights(assets, device)
 
     def run_validation(step: int, stop: Callable[[], bool]) -> dict[str, float] | None:
-        with BatchFeed(valid_loader, device, mesh.tensor_peers) as batches:
+        with DevicePrefetcher(valid_loader, device, mesh.tensor_peers) as batches:
             return validate(stepper, loss, batches, share, weight_CHW, data.step_minutes, forecast_len(step - 1), stop)
 
     trainer = Trainer(
-        TrainingParts(
+        TrainingComponents(
             config=config,
             launch=launch,
             mesh=mesh,
@@ -335,7 +335,7 @@ def build_step(
     stepper: Stepper,
     loss: WeightedLoss,
     optimizer: torch.optim.Optimizer,
-    average: WeightAverage | None,
+    average: EMA | None,
     forecast_len: Callable[[int], int],
     data_rank: int,
 ) -> TrainingStep:
@@ -346,14 +346,14 @@ def build_step(
 
 
 def build_training_order(
-    config: Config, frames: Frames, reader: FieldReader, split: Split, mesh: RunMesh
-) -> TrainingOrder:
+    config: Config, frames: FrameReader, reader: FieldReader, split: Split, mesh: DeviceGrid
+) -> SampleSchedule:
     """Return which samples this rank takes at each step."""
     data, conf = config.data, config.trainer
     initial = require_samples(reader.times, split, reader.clock, data, data.forecast_len)
     blank = mesh.tensor_rank > 0
     dataset = ForecastDataset(frames, initial, data.step_minutes, data.history_len, data.forecast_len, blank=blank)
-    return TrainingOrder(
+    return SampleSchedule(
         dataset,
         conf.train_batch_size,
         conf.grad_accum_every,
@@ -365,12 +365,12 @@ def build_training_order(
 
 
 def build_valid_loader(
-    config: Config, frames: Frames, reader: FieldReader, split: Split, mesh: RunMesh
+    config: Config, frames: FrameReader, reader: FieldReader, split: Split, mesh: DeviceGrid
 ) -> tuple[Loader, ValidationShare]:
     """Return this rank's share of initial times spread over the whole of `split`, with forcing a forecast may know."""
     data = config.data
     found = require_samples(reader.times, split, reader.clock, data, data.valid_forecast_len)
-    initial = spread_evenly(found, config.trainer.valid_samples)
+    initial = evenly_spaced(found, config.trainer.valid_samples)
     dataset = ForecastDataset(
         frames,
         initial,
@@ -380,7 +380,7 @@ def build_valid_loader(
         as_forecast=True,
         blank=mesh.tensor_rank > 0,
     )
-    share = deal_cases(len(initial), config.trainer.valid_batch_size, mesh.data_rank, mesh.data_ranks)
+    share = shard_cases(len(initial), config.trainer.valid_batch_size, mesh.data_rank, mesh.data_ranks)
     return Loader(dataset, share.batches, workers=0), share
 
 

@@ -13,10 +13,18 @@ from credit.config.schema_postprocess import BudgetConfig, ClampConfig, EnergyCo
 from credit.data.formats.units import plain
 from credit.data.normalize import Normalizer
 from credit.errors import ConfigError
-from credit.forecast.postprocess.budgets import Columns
-from credit.forecast.postprocess.fixers import Air, Constraint, Constraints, DryMass, Energy, Place, Water
+from credit.forecast.postprocess.budgets import ColumnIntegrator
+from credit.forecast.postprocess.fixers import (
+    AirMass,
+    ChannelSlice,
+    DryMassFixer,
+    EnergyFixer,
+    Fixer,
+    Fixers,
+    WaterFixer,
+)
 from credit.physics.thermodynamics import GRAVITY
-from credit.train.assets import Assets
+from credit.train.assets import ModelAssets
 
 # quantity -> unit -> factor to SI
 _UNITS = {
@@ -40,7 +48,7 @@ _AMOUNTS = {
 _SOLAR = "toa_incident_solar_radiation"
 
 
-def output_bounds(config: Config, assets: Assets) -> tuple[list[float], list[float]]:
+def output_bounds(config: Config, assets: ModelAssets) -> tuple[list[float], list[float]]:
     """Return least and largest physical value of each output channel, -inf and inf where there is none."""
     clamps = {one.variable: one for one in config.model.post or [] if isinstance(one, ClampConfig)}
     least, most = [], []
@@ -53,8 +61,8 @@ def output_bounds(config: Config, assets: Assets) -> tuple[list[float], list[flo
 
 
 def build_constraints(
-    config: Config, assets: Assets, normalizer: Normalizer, device: torch.device
-) -> Constraints | None:
+    config: Config, assets: ModelAssets, normalizer: Normalizer, device: torch.device
+) -> Fixers | None:
     """Return the run's budgets on `device`, None where ``model.post`` has none.
 
     Raises:
@@ -66,7 +74,7 @@ def build_constraints(
     assert assets.layers is not None, "assets of a run with budgets have layers"
     builder = _Builder(config, assets, device)
     constraints = [builder.build(number, one) for number, one in entries]
-    return Constraints(Columns(assets.layers, assets.grid, device), normalizer, constraints)
+    return Fixers(ColumnIntegrator(assets.layers, assets.grid, device), normalizer, constraints)
 
 
 def _budgets(config: Config) -> list[tuple[int, BudgetConfig]]:
@@ -76,14 +84,14 @@ def _budgets(config: Config) -> list[tuple[int, BudgetConfig]]:
 class _Builder:
     """Finds what the entries name."""
 
-    def __init__(self, config: Config, assets: Assets, device: torch.device) -> None:
+    def __init__(self, config: Config, assets: ModelAssets, device: torch.device) -> None:
         self._config, self._data, self._assets, self._device = config, config.data, assets, device
         self._seconds = config.data.step_minutes * 60.0
 
-    def build(self, number: int, one: BudgetConfig) -> Constraint:
+    def build(self, number: int, one: BudgetConfig) -> Fixer:
         """Return the budget of entry `number`."""
         here = f"model.post.{number}"
-        air = Air(
+        air = AirMass(
             self._field(f"{here}.surface_pressure", one.surface_pressure, "pressure"),
             tuple(self._field(f"{here}.specific_humidity", name, "mass fraction of water") for name in one.water),
         )
@@ -91,7 +99,7 @@ class _Builder:
             rain = self._flux(f"{here}.precipitation", one.precipitation, "water", 1.0)
             self._require_positive(f"{here}.precipitation", one.precipitation, rain)
             up = 1.0 if one.evaporation_positive == "up" else -1.0
-            return Water(air, rain, self._flux(f"{here}.evaporation", one.evaporation, "water", up))
+            return WaterFixer(air, rain, self._flux(f"{here}.evaporation", one.evaporation, "water", up))
         if isinstance(one, EnergyConfig):
             u, v = (
                 self._field(f"{here}.{key}", getattr(one, key), "wind") for key in ("eastward_wind", "northward_wind")
@@ -104,10 +112,10 @@ class _Builder:
             ]
             temperature = self._field(f"{here}.temperature", one.temperature, "temperature")
             ground_HW = self._ground(f"{here}.surface_geopotential", one.surface_geopotential)
-            return Energy(air, temperature, (u, v), ground_HW, fluxes)
-        return DryMass(air)
+            return EnergyFixer(air, temperature, (u, v), ground_HW, fluxes)
+        return DryMassFixer(air)
 
-    def _field(self, key: str, name: str, quantity: str) -> Place:
+    def _field(self, key: str, name: str, quantity: str) -> ChannelSlice:
         """Return a prognostic variable: on all levels, or surface pressure."""
         channels = self._assets.channels.output
         rows = tuple(row for row, channel in enumerate(channels) if channel.variable == name)
@@ -118,9 +126,9 @@ class _Builder:
                 "data.levels; leave them out"
             )
         self._require_whole(key, name)
-        return Place("output", rows, self._factor(key, name, _UNITS[quantity], quantity))
+        return ChannelSlice("output", rows, self._factor(key, name, _UNITS[quantity], quantity))
 
-    def _flux(self, key: str, name: str, kind: str, sign: float) -> Place:
+    def _flux(self, key: str, name: str, kind: str, sign: float) -> ChannelSlice:
         """Return what passes in a step, positive into the air, as an amount."""
         channels, group = self._assets.channels.output, "output"
         if name not in {channel.variable for channel in channels}:
@@ -131,7 +139,7 @@ class _Builder:
             if name != _SOLAR:
                 raise ConfigError(f"{key}: {name} is no flux")
             self._require_next(key, name, self._data.solar.window, "data.solar.window")
-            return Place(group, (row,), sign)
+            return ChannelSlice(group, (row,), sign)
         own = self._data.field(name)
         if group == "dynamic_forcing":
             self._require_next(key, name, own.window, f"data.fields.{name}.window")
@@ -142,7 +150,7 @@ class _Builder:
                 "the step; set accumulate or mean, if that is what the data are"
             )
         factor = self._factor(key, name, _AMOUNTS[kind][meaning], f"flux of {kind}, {meaning}")
-        return Place(group, (row,), sign * factor * (self._seconds if meaning == "mean" else 1.0))
+        return ChannelSlice(group, (row,), sign * factor * (self._seconds if meaning == "mean" else 1.0))
 
     def _ground(self, key: str, name: str) -> Tensor:
         """Return the geopotential of the ground, (H, W) float64."""
@@ -179,7 +187,7 @@ class _Builder:
                 "the step; set next"
             )
 
-    def _require_positive(self, key: str, name: str, place: Place) -> None:
+    def _require_positive(self, key: str, name: str, place: ChannelSlice) -> None:
         least, _ = output_bounds(self._config, self._assets)
         if least[place.rows[0]] < 0:
             raise ConfigError(

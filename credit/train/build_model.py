@@ -26,10 +26,10 @@ from credit.models.registry import build_model, model_class
 from credit.models.wxformer import spectral_norm
 from credit.parallel.fsdp2 import _build_mp_policy
 from credit.parallel.materialise import allocate_
-from credit.parallel.mesh import Degrees, RunMesh, build_mesh
+from credit.parallel.mesh import DeviceGrid, ParallelDims, build_mesh
 from credit.parallel.parallelize import parallelize
-from credit.parallel.process_info import Launch
-from credit.train.assets import Assets, is_vector_component
+from credit.parallel.process_info import ProcessInfo
+from credit.train.assets import ModelAssets, is_vector_component
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ def use_deterministic_algorithms(on: bool) -> None:
         torch.use_deterministic_algorithms(on)
 
 
-def use_tf32(on: bool, device: torch.device) -> None:
+def set_tf32(on: bool, device: torch.device) -> None:
     """Have a GPU compute float32 products and convolutions in TF32, or neither; by itself torch does convolutions so.
 
     Spectral norm's products with vectors have no such kernel, and budgets are float64.
@@ -88,7 +88,9 @@ def build_network(config: Config, channels: ChannelMap, grid: LatLonGrid, attrib
     return build_model(config.model.type, **config.model.model_dump(exclude=set(ModelSection.model_fields)), **derived)
 
 
-def allocate_network(config: Config, assets: Assets, mesh: RunMesh, device: torch.device) -> tuple[nn.Module, bool]:
+def build_parallel_model(
+    config: Config, assets: ModelAssets, mesh: DeviceGrid, device: torch.device
+) -> tuple[nn.Module, bool]:
     """Return the network on its ranks, with memory but without values, and whether it is to run under autocast.
 
     It is built on the meta device, so no rank ever holds more than its part.
@@ -100,7 +102,7 @@ def allocate_network(config: Config, assets: Assets, mesh: RunMesh, device: torc
         apply_lora(model, conf.lora)
     if conf.compile and device.type != "meta":
         require_compiler(device)
-    use_tf32(conf.tf32, device)
+    set_tf32(conf.tf32, device)
     sharded = mesh.device_mesh is not None and conf.parallelism.data != "none"
     policy = build_policy(conf, sharded)
     autocast = conf.amp and policy is None
@@ -120,11 +122,11 @@ def allocate_network(config: Config, assets: Assets, mesh: RunMesh, device: torc
     allocate_(model, device, host_parameters=sharded and conf.parallelism.cpu_offload)
     if device.type != "cpu":
         by_block = sharded or bool(conf.activation_checkpoint) or mesh.degrees.tensor > 1
-        normalise_together(model, by_block)
+        batch_spectral_norm(model, by_block)
     return model, autocast
 
 
-def normalise_together(model: nn.Module, by_block: bool) -> None:
+def batch_spectral_norm(model: nn.Module, by_block: bool) -> None:
     """Let weights of one shape be normalised together, see `credit.models.wxformer.spectral_norm_batched`; in place.
 
     Args:
@@ -147,7 +149,7 @@ def build_policy(conf: TrainerConfig, sharded: bool) -> MixedPrecisionPolicy | N
     return _build_mp_policy({"trainer": {"amp": True, "fsdp2_mp_policy": asked.model_dump()}})
 
 
-def build_forecast_mesh(conf: ForecastParallelismConfig, launch: Launch, device_type: str) -> RunMesh:
+def build_forecast_mesh(conf: ForecastParallelismConfig, launch: ProcessInfo, device_type: str) -> DeviceGrid:
     """Return the ranks that share forecasts (``inference.parallelism``); collective where there are any.
 
     Without sharing, every rank is a world of its own: no rank waits for another.
@@ -156,14 +158,14 @@ def build_forecast_mesh(conf: ForecastParallelismConfig, launch: Launch, device_
         ConfigError: if the number of ranks is no multiple of ``tensor``.
     """
     if not conf.is_spread:
-        return RunMesh()
+        return DeviceGrid()
     groups, rest = divmod(launch.world, conf.tensor)
     if rest or not groups:
         raise ConfigError(
             f"inference.parallelism.tensor: {conf.tensor} does not divide the {launch.world} ranks that were started; "
             f"start a multiple of {conf.tensor}, or set it to 1"
         )
-    degrees = Degrees(shard=groups, tensor=conf.tensor) if conf.shard else Degrees(groups, 1, conf.tensor)
+    degrees = ParallelDims(shard=groups, tensor=conf.tensor) if conf.shard else ParallelDims(groups, 1, conf.tensor)
     return build_mesh(degrees, launch.rank, device_type)
 
 

@@ -23,14 +23,14 @@ from credit.errors import ConfigError, CreditError
 from credit.forecast.stepper import forcing_windows
 from credit.grid import LatLonGrid
 from credit.losses import WeightedLoss
-from credit.models.lora import apply_lora, saved_state
+from credit.models.lora import apply_lora, checkpoint_state_dict
 from credit.models.wxformer import spectral_norm
 from credit.parallel.activation_checkpoint import checkpoint_blocks
-from credit.parallel.mesh import Degrees, build_mesh
-from credit.parallel.process_info import fake_ranks
-from credit.train.assets import Assets, find_run_layers
+from credit.parallel.mesh import ParallelDims, build_mesh
+from credit.parallel.process_info import fake_process_group
+from credit.train.assets import ModelAssets, find_run_layers
 from credit.train.build import build_run_loss, build_stepper
-from credit.train.build_model import allocate_network, build_network
+from credit.train.build_model import build_network, build_parallel_model
 
 _META = torch.device("meta")
 # what a tensor without values raises where it is asked for one
@@ -43,7 +43,7 @@ _NO_VALUES = (
 
 
 @dataclass(frozen=True)
-class Tried:
+class DryRunResult:
     """What came of a try.
 
     Attributes:
@@ -67,16 +67,16 @@ class Tried:
     @property
     def checkpoint_bytes(self) -> int:
         """Bytes of a checkpoint's tensors: live weights, those that forecast, and the optimizer's two moments."""
-        saved = sum(tensor.numel() * tensor.element_size() for tensor in saved_state(self.model).values())
+        saved = sum(tensor.numel() * tensor.element_size() for tensor in checkpoint_state_dict(self.model).values())
         return 2 * saved + 8 * self.trained_parameters
 
 
-def blank_assets(
+def dummy_assets(
     config: Config,
     grid: LatLonGrid,
     attributes: Mapping[str, Mapping[str, str]],
     masks: Mapping[str, np.ndarray] | None = None,
-) -> Assets:
+) -> ModelAssets:
     """Return the assets of a try: in it only shapes count, so statistics and static fields stand for any.
 
     Args:
@@ -92,17 +92,17 @@ def blank_assets(
     static = np.zeros((len(channels.group("static")), *grid.shape), dtype=np.float32)
     if masks is None:
         masks = {c.variable: np.zeros(grid.shape, dtype=bool) for c in channels.input if c.source == "mask"}
-    return Assets(channels, grid, statistics, attributes, static, masks, None, find_run_layers(config))
+    return ModelAssets(channels, grid, statistics, attributes, static, masks, None, find_run_layers(config))
 
 
-def try_step(config: Config, assets: Assets) -> Tried:
+def try_step(config: Config, assets: ModelAssets) -> DryRunResult:
     """Build the network and take a step without memory: the rollout, the loss, the backward pass.
 
     Shapes do not depend on trainer.amp; `try_bfloat16` looks at what does. Blocks are not compiled.
 
     Args:
         config: the run's.
-        assets: from `blank_assets`.
+        assets: from `dummy_assets`.
 
     Raises:
         ConfigError: if the model cannot be built, or fails.
@@ -127,11 +127,11 @@ def try_step(config: Config, assets: Assets) -> Tried:
         with _blame(kind, "fails in the backward pass"):
             total.backward()
     except _NeedsValues as error:
-        return Tried(model, str(error))
-    return Tried(model, "")
+        return DryRunResult(model, str(error))
+    return DryRunResult(model, "")
 
 
-def try_bfloat16(config: Config, assets: Assets) -> None:
+def try_bfloat16(config: Config, assets: ModelAssets) -> None:
     """Take a forecast step in bfloat16, as on a CPU but without memory or values.
 
     torch looks at dtypes in some operations only where there are values, so not all that fails later fails here.
@@ -157,7 +157,7 @@ def try_bfloat16(config: Config, assets: Assets) -> None:
             stepper.step(state, forcing)
 
 
-def try_mesh(config: Config, assets: Assets, degrees: Degrees) -> None:
+def try_mesh(config: Config, assets: ModelAssets, degrees: ParallelDims) -> None:
     """Split the network as on the ranks of `degrees`, without them.
 
     Raises:
@@ -165,10 +165,10 @@ def try_mesh(config: Config, assets: Assets, degrees: Degrees) -> None:
     """
     parallelism = config.trainer.parallelism.model_copy(update={"cpu_offload": False})
     trainer = config.trainer.model_copy(update={"parallelism": parallelism})
-    with fake_ranks(degrees.world):
+    with fake_process_group(degrees.world):
         mesh = build_mesh(degrees, 0, "cpu")
         with _blame(config.model.type, f"cannot be split over {degrees.world} ranks"):
-            allocate_network(config.model_copy(update={"trainer": trainer}), assets, mesh, _META)
+            build_parallel_model(config.model_copy(update={"trainer": trainer}), assets, mesh, _META)
 
 
 def _rollout_loss(config: Config, channels: ChannelMap, model: nn.Module, loss: WeightedLoss) -> Tensor:

@@ -14,13 +14,13 @@ from torch import nn
 
 from credit.models.wxformer import spectral_norm
 from credit.parallel.activation_checkpoint import plain_name
-from credit.parallel.fsdp2 import each_unit, reshard
+from credit.parallel.fsdp2 import iter_unsharded_units, reshard
 from credit.parallel.reduce import local
 
 AVERAGE_ITERATIONS = 5
 
 
-class WeightAverage:
+class EMA:
     """The average of a model's trainable parameters.
 
     Args:
@@ -49,7 +49,7 @@ class WeightAverage:
         reshard(self._model)
         self._swap()
         try:
-            for modules in each_unit(self._model):
+            for modules in iter_unsharded_units(self._model):
                 spectral_norm.settle_(modules, AVERAGE_ITERATIONS)
             yield
         finally:

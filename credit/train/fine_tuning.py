@@ -15,13 +15,13 @@ from torch import nn
 from credit.config import Config
 from credit.config.schema_trainer import LoraConfig
 from credit.errors import CheckpointError, ConfigError
-from credit.models.lora import apply_lora, base_state, initial_adapters, merge_adapters, saved_state
+from credit.models.lora import apply_lora, base_state_dict, checkpoint_state_dict, initial_adapters, merge_adapters
 from credit.parallel.materialise import allocate_, fill_, require_filled
-from credit.parallel.mesh import RunMesh
-from credit.parallel.object_collectives import on_main
+from credit.parallel.mesh import DeviceGrid
+from credit.parallel.object_collectives import run_on_rank0
 from credit.parallel.parallelize import parallelize
-from credit.train.assets import Assets
-from credit.train.build_model import build_network, use_tf32
+from credit.train.assets import ModelAssets
+from credit.train.build_model import build_network, set_tf32
 from credit.train.checkpoint import checkpoint
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ def find_base(config: Config, origin: Path | None) -> Path | None:
 
     Args:
         config: of the run.
-        origin: what `find_start` has found: the run's own adapters, which know their base, or the base.
+        origin: what `find_checkpoint` has found: the run's own adapters, which know their base, or the base.
 
     Raises:
         ConfigError: if there is none, or it lies where the adapters are to be saved.
@@ -80,18 +80,18 @@ def locate_base(recorded: Mapping[str, str], resume: str, origin: Path) -> Path:
             f"(checksum {recorded['weights']}); put it back, or give its new place as trainer.resume"
         )
 
-    base = on_main(look)
+    base = run_on_rank0(look)
     return checkpoint.resolve_checkpoint(base.parent, str(base), "trainer.resume")
 
 
 def load_base(model: nn.Module, base: Path, seed: int) -> None:
     """Collective: fill an adapted model with the weights that forecast in `base`, and its adapters from `seed`."""
-    checkpoint.load_into(base, "forecast", base_state(model))
+    checkpoint.load_into(base, "forecast", base_state_dict(model))
     fill_(model, initial_adapters(model, seed))
 
 
 def load_forecast_network(
-    config: Config, lora: LoraConfig | None, assets: Assets, path: Path, device: torch.device, mesh: RunMesh
+    config: Config, lora: LoraConfig | None, assets: ModelAssets, path: Path, device: torch.device, mesh: DeviceGrid
 ) -> nn.Module:
     """Return the network of a checkpoint with the weights that forecast; collective where it is spread over ranks.
 
@@ -109,12 +109,12 @@ def load_forecast_network(
         model = build_network(config, assets.channels, assets.grid, assets.attributes)
     if lora is not None:
         apply_lora(model, lora)
-    use_tf32(config.trainer.tf32, device)
+    set_tf32(config.trainer.tf32, device)
     parallelize(model, mesh, shard=config.inference.parallelism.shard)
     allocate_(model, device)
     if lora is not None:
         base = locate_base(checkpoint.load_meta(path)["base"], config.trainer.resume, path)
-        checkpoint.load_into(base, "forecast", base_state(model))
-    checkpoint.load_into(path, "forecast", saved_state(model))
+        checkpoint.load_into(base, "forecast", base_state_dict(model))
+    checkpoint.load_into(path, "forecast", checkpoint_state_dict(model))
     require_filled(model)
     return (merge_adapters(model) if mesh.device_mesh is None else model).eval()

@@ -10,14 +10,14 @@ import torch
 from credit.data.normalize import Normalizer
 from credit.data.reader import FieldReader
 from credit.errors import DataError
-from credit.train.assets import Assets
+from credit.train.assets import ModelAssets
 
 # standard deviations over space and time; a mean over the globe of the same climate stays within one or two
 _FAR = 5.0
 _NAMED = 5
 
 
-def find_hidden(assets: Assets, reader: FieldReader, path: Path) -> dict[str, np.ndarray]:
+def find_masked_cells(assets: ModelAssets, reader: FieldReader, path: Path) -> dict[str, np.ndarray]:
     """Return what a forecast must not see: cells with values in the data that the checkpoint was trained without.
 
     A forecast reads prognostic variables and dynamic forcing; others are not looked at.
@@ -43,7 +43,7 @@ def find_hidden(assets: Assets, reader: FieldReader, path: Path) -> dict[str, np
     return hidden
 
 
-def describe_unlike(assets: Assets, normalizer: Normalizer, fields_CHW: np.ndarray, when: str) -> str:
+def describe_distribution_shift(assets: ModelAssets, normalizer: Normalizer, fields_CHW: np.ndarray, when: str) -> str:
     """Return what to warn of where means over the globe are far from those of the training period, else nothing.
 
     Args:
@@ -68,7 +68,7 @@ def describe_unlike(assets: Assets, normalizer: Normalizer, fields_CHW: np.ndarr
     )
 
 
-def describe_other_static(assets: Assets, static_CHW: np.ndarray) -> str:
+def describe_static_mismatch(assets: ModelAssets, static_CHW: np.ndarray) -> str:
     """Return what to warn of where the data's static fields are not the checkpoint's, else nothing.
 
     Cells that either lacks are not compared.

@@ -14,14 +14,14 @@ from credit.data.reader import FieldReader, open_reader
 from credit.data.splits import Split, build_splits, describe_gaps
 from credit.data.store.integrity import require_whole
 from credit.data.store.store_reader import StoreReader
-from credit.parallel.object_collectives import on_main, together
+from credit.parallel.object_collectives import run_on_rank0, together
 
 logger = logging.getLogger(__name__)
 
 
-def open_for_all(conf: DataConfig) -> FieldReader:
+def open_reader_once(conf: DataConfig) -> FieldReader:
     """Open the data; collective. Rank 0 looks at the store or at source files for all, or each rank would open them."""
-    reader = on_main(lambda: open_reader(conf))
+    reader = run_on_rank0(lambda: open_reader(conf))
     if isinstance(reader, StoreReader):  # a host may have a store of its own, by a path from its environment
         together(lambda: reader.find_here(conf))
     return reader
@@ -29,7 +29,7 @@ def open_for_all(conf: DataConfig) -> FieldReader:
 
 def open_fields(config: Config) -> tuple[FieldReader, dict[str, Split]]:
     """Open the run's data and its splits; collective."""
-    reader = open_for_all(config.data)
+    reader = open_reader_once(config.data)
     return reader, _build_splits(config, reader)
 
 
@@ -43,7 +43,7 @@ def open_training_fields(config: Config) -> tuple[FieldReader, dict[str, Split]]
     """
     reader, splits = open_fields(config)
     if isinstance(reader, StoreReader):
-        on_main(lambda: require_whole(reader.path))
+        run_on_rank0(lambda: require_whole(reader.path))
     return reader, splits
 
 
@@ -51,7 +51,7 @@ def open_for_forecasts(config: Config) -> tuple[FieldReader, dict[str, Split]]:
     """Open what the config's forecasts start from, and its splits; collective. See `credit.data.analyses`."""
     times = config.inference.initial_times
     needs_truth = isinstance(times, InitialTimesConfig) and times.end is None
-    reader = on_main(lambda: open_analyses(config.data, needs_truth))
+    reader = run_on_rank0(lambda: open_analyses(config.data, needs_truth))
     if isinstance(reader, StoreReader):
         together(lambda: reader.find_here(config.data))
     return reader, _build_splits(config, reader)

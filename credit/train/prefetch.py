@@ -15,7 +15,7 @@ from credit.data.samples.batch import Batch
 from credit.data.samples.loader import Loader
 
 
-class BatchFeed(Iterator[Batch]):
+class DevicePrefetcher(Iterator[Batch]):
     """Iterates over batches on the device and knows how long they were waited for.
 
     Threads get the next batches, from a store or from loader processes, while the present one is computed with, and the
@@ -41,7 +41,7 @@ class BatchFeed(Iterator[Batch]):
         for _ in range(threads):
             self._begin_another()
 
-    def __enter__(self) -> BatchFeed:
+    def __enter__(self) -> DevicePrefetcher:
         return self
 
     def __exit__(

@@ -17,9 +17,9 @@ from torch import nn
 from credit.data.samples.batch import Batch
 from credit.forecast.stepper import Stepper, forcing_windows
 from credit.models.wxformer import spectral_norm
-from credit.parallel.fsdp2 import reduce_gradients
+from credit.parallel.fsdp2 import set_gradient_sync
 from credit.parallel.reduce import gradient_norm
-from credit.train.ema import WeightAverage
+from credit.train.ema import EMA
 from credit.train.monitor.nonfinite import bad_channels, first_bad_layer
 
 
@@ -62,7 +62,7 @@ class TrainingStep:
         stepper: Stepper,
         loss: nn.Module,
         optimizer: torch.optim.Optimizer,
-        average: WeightAverage | None,
+        average: EMA | None,
         seed: int,
         accumulation: int,
         grad_max_norm: float | None,
@@ -153,12 +153,12 @@ class TrainingStep:
         target = normalizer.encode(batch.target_BCTHW, "output")
         windows = forcing_windows(forcing, history.shape[2])
         steps = max(counted)
-        reduce_gradients(model, last and steps == 1)
+        set_gradient_sync(model, last and steps == 1)
         losses = []
         rollout = self._stepper.rollout(history, windows, steps, recompute=self._recompute and steps > 1)
         for number, output in enumerate(rollout, start=1):
             if last and number == 1 < steps:
-                output.register_hook(lambda gradient: reduce_gradients(model, True))
+                output.register_hook(lambda gradient: set_gradient_sync(model, True))
             if number in counted:
                 losses.append(self._loss(output, target[:, :, number - 1]))
         return torch.stack(losses).mean()

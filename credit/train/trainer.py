@@ -14,75 +14,75 @@ from typing import Any
 import torch
 from torch import nn
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.config import Config
-from credit.data.samples.loader import TrainingOrder, block_at
+from credit.data.samples.loader import SampleSchedule, block_at
 from credit.errors import CreditError
-from credit.models.lora import saved_state
+from credit.models.lora import checkpoint_state_dict
 from credit.parallel.fsdp2 import reshard
-from credit.parallel.host_copy import Fetched
-from credit.parallel.mesh import RunMesh
-from credit.parallel.object_collectives import on_main, together
-from credit.parallel.process_info import Launch
+from credit.parallel.host_copy import AsyncHostCopy
+from credit.parallel.mesh import DeviceGrid
+from credit.parallel.object_collectives import run_on_rank0, together
+from credit.parallel.process_info import ProcessInfo
 from credit.parallel.reduce import mean_over_ranks
 from credit.parallel.watchdog import Watchdog
-from credit.train.assets import Assets
+from credit.train.assets import ModelAssets
 from credit.train.checkpoint import checkpoint
-from credit.train.checkpoint.async_writer import CheckpointStore
-from credit.train.checkpoint.train_state import Progression, checkpoint_meta
-from credit.train.ema import WeightAverage
-from credit.train.monitor.divergence import Astray, StepGuard
+from credit.train.checkpoint.async_writer import AsyncCheckpointer
+from credit.train.checkpoint.train_state import TrainState, checkpoint_meta
+from credit.train.ema import EMA
+from credit.train.monitor.divergence import DivergenceGuard, RollbackRequired
 from credit.train.monitor.metrics_log import MetricsLog, Progress, peak_memory_gb, write_failure, write_status
-from credit.train.monitor.preview import EarlyView
-from credit.train.monitor.run_files import last_rows, read_status, read_summary
-from credit.train.monitor.run_lock import Presence
-from credit.train.monitor.stop_signal import StopRequest
-from credit.train.monitor.summary import conclude, record
-from credit.train.monitor.usage import Meter
+from credit.train.monitor.preview import Preview
+from credit.train.monitor.run_files import read_last_metrics, read_status, read_summary
+from credit.train.monitor.run_lock import RunLock
+from credit.train.monitor.stop_signal import StopSignal
+from credit.train.monitor.summary import record, write_run_summary
+from credit.train.monitor.usage import UsageMeter
 from credit.train.optim import learning_rate, optimizer_tensors
-from credit.train.prefetch import BatchFeed
+from credit.train.prefetch import DevicePrefetcher
 from credit.train.step import StepResult, TrainingStep
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class TrainingParts:
+class TrainingComponents:
     """What a trainer works with; built by `credit.train.build`."""
 
     config: Config
-    launch: Launch
-    assets: Assets
-    clock: Clock
+    launch: ProcessInfo
+    assets: ModelAssets
+    clock: Calendar
     device: torch.device
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    average: WeightAverage | None
+    average: EMA | None
     training_step: TrainingStep
-    order: TrainingOrder
+    order: SampleSchedule
     total_steps: int
-    mesh: RunMesh
+    mesh: DeviceGrid
     # step, whether to stop -> metrics of the weights now in the model, None where it stopped
     validate: Callable[[int, Callable[[], bool]], dict[str, float] | None]
-    early_view: EarlyView | None  # of the weights that validation scored
+    early_view: Preview | None  # of the weights that validation scored
     watchdog: Watchdog
-    meter: Meter
+    meter: UsageMeter
     base: dict[str, str] | None  # what adapters adapt, where only they train
 
 
 class Trainer:
     """Runs training to its end, or to the point where it is asked to stop."""
 
-    def __init__(self, parts: TrainingParts) -> None:
+    def __init__(self, parts: TrainingComponents) -> None:
         self._parts = parts
         self._conf = parts.config.trainer
         self._folder = Path(parts.config.save_loc)
         self._checkpoints = self._folder / "checkpoints"
-        self._at = Progression()
-        self._guard = StepGuard(self._conf, self._at)
+        self._at = TrainState()
+        self._guard = DivergenceGuard(self._conf, self._at)
         self._pending: list[tuple[int, StepResult, float]] = []
-        self._store = CheckpointStore(self._checkpoints)
-        self._presence: Presence | None = None
+        self._store = AsyncCheckpointer(self._checkpoints)
+        self._presence: RunLock | None = None
         self._status_before: dict[str, Any] = {}
         self._validate_every = self._conf.validate_every or parts.order.steps_per_epoch
         self._view_every = self._validate_every * (self._conf.early_view.every if self._conf.early_view else 1)
@@ -93,7 +93,7 @@ class Trainer:
         meta = checkpoint.load_meta(path)
         parts, at = self._parts, self._at
         reshard(parts.model)
-        state = saved_state(parts.model)
+        state = checkpoint_state_dict(parts.model)
         checkpoint.load_into(path, "model", state)
         if parts.average is not None:
             average = parts.average.average
@@ -108,11 +108,11 @@ class Trainer:
             return
         self._store.committed = at.step
         best = checkpoint.step_folder(self._checkpoints, at.best_step)
-        if at.best_step and checkpoint.find_damage(best) is None:
+        if at.best_step and checkpoint.verify_checkpoint(best) is None:
             # a kill between the save and the link would have left the link behind
             self._store.point("best", at.best_step)
 
-    def run(self, stop: StopRequest, presence: Presence | None) -> str:
+    def run(self, stop: StopSignal, presence: RunLock | None) -> str:
         """Train; return ``done`` or, where it was asked to stop, ``requeue``.
 
         Args:
@@ -122,11 +122,11 @@ class Trainer:
         parts, at = self._parts, self._at
         self._presence, first = presence, at.step
         # before the rows beyond the checkpoint are cut: what they took was used
-        known = [*last_rows(self._folder), read_summary(self._folder)] if parts.launch.is_main else []
+        known = [*read_last_metrics(self._folder), read_summary(self._folder)] if parts.launch.is_main else []
         parts.meter.resume(at.step, at.spent, known)
         log = MetricsLog(self._folder, at.step, parts.launch.is_main, self._conf.tensorboard)
         bar = Progress(at.step, parts.total_steps, parts.launch.is_main)
-        self._status_before = on_main(lambda: read_status(self._folder))
+        self._status_before = run_on_rank0(lambda: read_status(self._folder))
         self._status("running", "")
         try:
             with self._store:
@@ -135,7 +135,7 @@ class Trainer:
             if reason is None:
                 at.require_best(self._conf.monitor)
             if at.step > first:
-                bar.say(conclude(*self._account()))
+                bar.say(write_run_summary(*self._account()))
         except BaseException as error:
             step = self._committed_step()
             write_failure(self._folder, self._status_before, error, step, parts.launch.job_id, every_rank=True)
@@ -152,13 +152,13 @@ class Trainer:
         self._status("requeue" if reason else "done", reason or "")
         return "requeue" if reason else "done"
 
-    def _account(self) -> tuple[Path, Meter, Progression, str, int, int]:
+    def _account(self) -> tuple[Path, UsageMeter, TrainState, str, int, int]:
         """Return what a summary is made of."""
         parts, at = self._parts, self._at
         length = parts.training_step.counted(max(at.step - 1, 0))[-1]
         return self._folder, parts.meter, at, self._conf.monitor, parts.total_steps, length
 
-    def _persist(self, log: MetricsLog, bar: Progress, stop: StopRequest) -> str | None:
+    def _persist(self, log: MetricsLog, bar: Progress, stop: StopSignal) -> str | None:
         """Train to the end, going back where the run went astray; return the reason of an early stop."""
         if self._at.saved != self._at.step:
             # what a run that goes astray at once goes back to; a disk that takes nothing shows before the first step
@@ -166,10 +166,10 @@ class Trainer:
         while True:
             try:
                 return self._loop(log, bar, stop)
-            except Astray as astray:
+            except RollbackRequired as astray:
                 self._go_back(astray, log, bar)
 
-    def _loop(self, log: MetricsLog, bar: Progress, stop: StopRequest) -> str | None:
+    def _loop(self, log: MetricsLog, bar: Progress, stop: StopSignal) -> str | None:
         """Return the reason of an early stop, None at the end of the run."""
         parts, at = self._parts, self._at
         # the run may have been stopped before this validation
@@ -181,7 +181,7 @@ class Trainer:
         with self._feed(at.step, parts.total_steps) as source:
             return self._take_steps(source, log, bar, stop)
 
-    def _take_steps(self, source: BatchFeed, log: MetricsLog, bar: Progress, stop: StopRequest) -> str | None:
+    def _take_steps(self, source: DevicePrefetcher, log: MetricsLog, bar: Progress, stop: StopSignal) -> str | None:
         """Take the steps that are left; return the reason of an early stop, None at the end of the run."""
         parts, at = self._parts, self._at
         began, wish, last = time.perf_counter(), None, None
@@ -192,7 +192,7 @@ class Trainer:
             wish = stop.reason(self._save_seconds() + 2 * seconds)
             result = parts.training_step(source, at.step, rate, wish is not None)
             # on a GPU, the step just queued is not waited for: the one before it tells
-            before, last = last, Fetched(result.stop)
+            before, last = last, AsyncHostCopy(result.stop)
             told = last if parts.device.type == "cpu" else before
             asked = told is not None and told.get().item() > 0
             self._pending.append((at.step, result, rate))
@@ -217,7 +217,7 @@ class Trainer:
                 return reason
         return None
 
-    def _go_back(self, astray: Astray, log: MetricsLog, bar: Progress) -> None:
+    def _go_back(self, astray: RollbackRequired, log: MetricsLog, bar: Progress) -> None:
         """Go on from the last checkpoint before the steps that led astray, and leave their samples out; collective.
 
         Raises:
@@ -259,10 +259,10 @@ class Trainer:
         bar.back_to(at.step)
         logger.warning("%s. Back at step %d; left out from now on: the samples of %s", what, at.step, times)
 
-    def _feed(self, first: int, last: int) -> BatchFeed:
+    def _feed(self, first: int, last: int) -> DevicePrefetcher:
         parts = self._parts
         loader = parts.order.loader(first, last, self._at.left_out)
-        return BatchFeed(loader, parts.device, parts.mesh.tensor_peers)
+        return DevicePrefetcher(loader, parts.device, parts.mesh.tensor_peers)
 
     def _save_seconds(self) -> float:
         """Return what a save takes at most; it may have to wait for one under way."""
@@ -285,7 +285,7 @@ class Trainer:
         """Whether validation has not become better for ``trainer.patience`` times."""
         return self._conf.patience is not None and self._at.worse >= self._conf.patience
 
-    def _write_rows(self, log: MetricsLog, bar: Progress, source: BatchFeed, began: float) -> None:
+    def _write_rows(self, log: MetricsLog, bar: Progress, source: DevicePrefetcher, began: float) -> None:
         """Fetch the numbers of the steps since `began` from the device in one go and write a row for each."""
         if not self._pending:
             return
@@ -308,7 +308,7 @@ class Trainer:
         self._pending.clear()
         log.flush()
 
-    def _validate(self, log: MetricsLog, bar: Progress, stop: StopRequest) -> str | None:
+    def _validate(self, log: MetricsLog, bar: Progress, stop: StopSignal) -> str | None:
         """Validate the weights that forecast and keep them if they are among the best; return why it stopped early."""
         at, parts = self._at, self._parts
         self._note(f"validation at step {at.step}")
@@ -364,7 +364,7 @@ class Trainer:
         at.saved = at.step
         reshard(parts.model)
         tensors = {
-            "model": saved_state(parts.model),
+            "model": checkpoint_state_dict(parts.model),
             "forecast": self._forecast_state(),
             "optimizer": optimizer_tensors(parts.model, parts.optimizer),
         }
@@ -377,10 +377,10 @@ class Trainer:
 
     def _forecast_state(self) -> dict[str, torch.Tensor]:
         if self._parts.average is None:
-            return saved_state(self._parts.model)
+            return checkpoint_state_dict(self._parts.model)
         with self._parts.average.applied():
             reshard(self._parts.model)
-            return {name: value.clone() for name, value in saved_state(self._parts.model).items()}
+            return {name: value.clone() for name, value in checkpoint_state_dict(self._parts.model).items()}
 
     def _committed_step(self) -> int:
         """Return the step that another start would go on from: only what is on the disk counts."""

@@ -15,7 +15,7 @@ from credit.metrics import ErrorSums
 from credit.parallel.reduce import mean_over_ranks
 
 
-def spread_evenly(initial: np.ndarray, most: int) -> np.ndarray:
+def evenly_spaced(initial: np.ndarray, most: int) -> np.ndarray:
     """Return at most `most` of the initial times, evenly over the whole of them."""
     if len(initial) <= most:
         return initial
@@ -42,7 +42,7 @@ class ValidationShare:
     ranks: int
 
 
-def deal_cases(cases: int, size: int, rank: int, ranks: int) -> ValidationShare:
+def shard_cases(cases: int, size: int, rank: int, ranks: int) -> ValidationShare:
     """Return data rank `rank`'s share of `cases` validation cases in batches of at most `size`."""
     own = list(range(rank, cases, ranks))
     most = -(-cases // ranks)
@@ -56,7 +56,7 @@ def deal_cases(cases: int, size: int, rank: int, ranks: int) -> ValidationShare:
     )
 
 
-def asked_anywhere(stop: Callable[[], bool], device: torch.device) -> bool:
+def any_rank_stops(stop: Callable[[], bool], device: torch.device) -> bool:
     """Return whether `stop` is true on any rank; collective."""
     return mean_over_ranks(torch.tensor(float(stop()), device=device)).item() > 0
 
@@ -92,7 +92,7 @@ def validate(
     sums, losses = None, torch.zeros((), dtype=torch.float64, device=weight_CHW.device)
     stopped = False
     for counted in mine.counted:
-        stopped = asked_anywhere(stop, weight_CHW.device)
+        stopped = any_rank_stops(stop, weight_CHW.device)
         if stopped:
             break
         batch = next(batches)

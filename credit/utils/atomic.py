@@ -13,7 +13,7 @@ from credit.errors import CreditError
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def write_whole(path: Path, write: Callable[[Path], object]) -> Path:
+def atomic_write(path: Path, write: Callable[[Path], object]) -> Path:
     """Let `write` fill a file beside `path`, then put that in its place.
 
     For one writer of a path at a time. The file is on the disk before it takes the name; the folder need not be: after
@@ -49,9 +49,9 @@ def _mode_of_new_file(path: Path) -> int:
     return mode
 
 
-def write_text_whole(path: Path, text: str) -> Path:
-    """Write a text file as `write_whole` does."""
-    return write_whole(path, lambda beside: beside.write_text(text, encoding="utf-8"))
+def atomic_write_text(path: Path, text: str) -> Path:
+    """Write a text file as `atomic_write` does."""
+    return atomic_write(path, lambda beside: beside.write_text(text, encoding="utf-8"))
 
 
 def _flush(path: Path) -> None:

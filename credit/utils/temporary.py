@@ -14,12 +14,12 @@ from pathlib import Path
 _ENDING = re.compile(r"\.part(\.(?P<host>[\w.-]+)\.(?P<process>\d+))?")
 
 
-def name_beside(path: Path) -> Path:
+def temporary_path(path: Path) -> Path:
     """Return ``NAME.part.HOST.PID``, which no other process takes: those of several hosts may have one number."""
     return path.with_name(f"{path.name}.part.{socket.gethostname()}.{os.getpid()}")
 
 
-def left_beside(folder: Path, pattern: str, is_alive: Callable[[int], bool], seconds: float) -> list[Path]:
+def find_stale(folder: Path, pattern: str, is_alive: Callable[[int], bool], seconds: float) -> list[Path]:
     """Return what killed processes have left, ``NAME.part.HOST.PID`` or ``NAME.part``.
 
     Args:
@@ -43,7 +43,7 @@ def left_beside(folder: Path, pattern: str, is_alive: Callable[[int], bool], sec
     return found
 
 
-def is_running(process: int) -> bool:
+def process_exists(process: int) -> bool:
     """Return whether this host has a process of this number."""
     try:
         os.kill(process, 0)

@@ -14,7 +14,7 @@ _pool: list[ThreadPoolExecutor] = []
 os.register_at_fork(after_in_child=_pool.clear)  # a forked process has none of its threads
 
 
-def in_threads(work: Callable[[int], None], items: int, cells: int) -> None:
+def thread_map(work: Callable[[int], None], items: int, cells: int) -> None:
     """Call `work` with each number below `items`, in at most as many threads as torch computes in.
 
     Args:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.config import Config
-from credit.data.error_collector import Problems
+from credit.data.error_collector import ErrorCollector
 from credit.data.formats.units import Conversion, find_conversion
-from credit.data.splits import Split, describe_cover, describe_span, find_seen, require_unseen
+from credit.data.splits import Split, describe_coverage, describe_span, find_overlap, require_no_leakage
 from credit.errors import DataError
-from credit.forecast.forecast_source import Forecasts
+from credit.forecast.forecast_source import ForecastSource
 from credit.forecast.initial_times import choose_leads
 from credit.forecast.io.schema import SEEN
 from credit.parallel.object_collectives import rank_of
@@ -27,26 +27,26 @@ logger = logging.getLogger(__name__)
 _REAL_CALENDARS = {"standard", "proleptic_gregorian"}  # the same since 1582
 
 
-def call(name: str, archive: Forecasts) -> str:
+def call(name: str, archive: ForecastSource) -> str:
     """Return what errors call a forecast: the key of another one, and where it is."""
     return str(archive.origin) if name == "model" else f"verification.other_forecasts.{name}: {archive.origin}"
 
 
-def seen_periods(archive: Forecasts) -> list[tuple[str, str]]:
+def seen_periods(archive: ForecastSource) -> list[tuple[str, str]]:
     """Return (first, last) of the periods that a forecast's weights were trained or selected on, as far as it tells."""
     told = [period.partition("/") for period in str(archive.attributes.get(SEEN, "")).split(", ")]
     return [(first, last) for first, slash, last in told if slash]
 
 
-def describe_seen(archives: Mapping[str, Forecasts], test: Split, clock: Clock) -> str:
+def describe_seen(archives: Mapping[str, ForecastSource], test: Split, clock: Calendar) -> str:
     """Return in words which forecasts have seen a part of the test period; nothing where none has."""
-    found = {name: find_seen(test, seen_periods(own), clock) for name, own in archives.items()}
+    found = {name: find_overlap(test, seen_periods(own), clock) for name, own in archives.items()}
     told = [f"{name} on {' to '.join(period)}" for name, period in found.items() if period]
     return f"Trained or selected on a part of the test period: {', '.join(told)}" if told else ""
 
 
 def agree(
-    archives: Mapping[str, Forecasts], reader: FieldReader, regridded: bool, test: Split, allow_seen: bool = False
+    archives: Mapping[str, ForecastSource], reader: FieldReader, regridded: bool, test: Split, allow_seen: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the lead times and the initial times that are scored, and log what each other forecast has of them.
 
@@ -60,13 +60,13 @@ def agree(
     Raises:
         DataError: with everything that keeps the forecasts from being scored together.
     """
-    problems, lacking = Problems(), {}
+    problems, lacking = ErrorCollector(), {}
     leads, cases = np.zeros(1, dtype=np.int64), np.empty(0, dtype=np.int64)
     for name, own in archives.items():
         with problems.collect():
             require_comparable(name, own, reader, regridded)
         with problems.collect():
-            require_unseen(test, [] if allow_seen else seen_periods(own), call(name, own), reader.clock)
+            require_no_leakage(test, [] if allow_seen else seen_periods(own), call(name, own), reader.clock)
         with problems.collect():
             lacking[name] = lacking_channels(name, own, reader, archives["model"].channel_names)
     with problems.collect():
@@ -84,7 +84,7 @@ def agree(
 
 
 def find_unscored(
-    config: Config, archive: Forecasts, reader: FieldReader, leads: np.ndarray, test: Split
+    config: Config, archive: ForecastSource, reader: FieldReader, leads: np.ndarray, test: Split
 ) -> tuple[str, list[str]]:
     """Return in words what was asked for and has no scores.
 
@@ -101,7 +101,7 @@ def find_unscored(
     """
     step, lines = config.data.step_minutes, []
     period, initial = test.describe(reader.clock), archive.initial_minutes.tolist()
-    cover = describe_cover(reader.times, test, reader.clock, step)
+    cover = describe_coverage(reader.times, test, reader.clock, step)
     if cover:
         lines.append(f"{period}: {cover}")
     whole = len(cases_with_truth({*initial}, reader, leads, test))
@@ -121,7 +121,7 @@ def find_unscored(
     ), lines
 
 
-def lacking_channels(name: str, archive: Forecasts, reader: FieldReader, written: Sequence[str]) -> list[str]:
+def lacking_channels(name: str, archive: ForecastSource, reader: FieldReader, written: Sequence[str]) -> list[str]:
     """Return the channels that the run has `written` and a forecast lacks.
 
     Raises:
@@ -138,14 +138,14 @@ def lacking_channels(name: str, archive: Forecasts, reader: FieldReader, written
     return lacking
 
 
-def require_comparable(name: str, archive: Forecasts, reader: FieldReader, regridded: bool) -> None:
+def require_comparable(name: str, archive: ForecastSource, reader: FieldReader, regridded: bool) -> None:
     """Refuse forecasts of other variables, of another calendar, in units that cannot be converted to the data's or,
     unless all are `regridded`, on another grid.
 
     Raises:
         DataError: with everything that does not fit.
     """
-    problems, where, outputs = Problems(), call(name, archive), reader.channels.output
+    problems, where, outputs = ErrorCollector(), call(name, archive), reader.channels.output
     if not {channel.name for channel in outputs} & {*archive.channel_names}:
         problems.add(
             f"{where}: has none of the outputs of data.variables ({', '.join(channel.name for channel in outputs)}), "
@@ -178,7 +178,7 @@ def require_comparable(name: str, archive: Forecasts, reader: FieldReader, regri
     problems.raise_any()
 
 
-def conversion_of(name: str, archive: Forecasts, reader: FieldReader, variable: str) -> Conversion | None:
+def conversion_of(name: str, archive: ForecastSource, reader: FieldReader, variable: str) -> Conversion | None:
     """Return the conversion of a variable of a forecast to the units of the data, None where nothing changes.
 
     Raises:
@@ -191,7 +191,7 @@ def conversion_of(name: str, archive: Forecasts, reader: FieldReader, variable: 
     return find_conversion(theirs, ours, variable, call(name, archive), key) if ours and theirs else None
 
 
-def common_leads(archives: Mapping[str, Forecasts]) -> np.ndarray:
+def common_leads(archives: Mapping[str, ForecastSource]) -> np.ndarray:
     """Return the lead times that every archive has, without 0."""
     common = set.intersection(*(set(own.lead_minutes.tolist()) for own in archives.values()))
     leads = np.array(sorted(lead for lead in common if lead > 0), dtype=np.int64)
@@ -204,7 +204,9 @@ def common_leads(archives: Mapping[str, Forecasts]) -> np.ndarray:
     return leads
 
 
-def common_cases(archives: Mapping[str, Forecasts], reader: FieldReader, leads: np.ndarray, test: Split) -> np.ndarray:
+def common_cases(
+    archives: Mapping[str, ForecastSource], reader: FieldReader, leads: np.ndarray, test: Split
+) -> np.ndarray:
     """Return the initial times that every archive has and whose truth, at every lead too, is in the test period.
 
     Raises:
@@ -240,6 +242,6 @@ def _some_hours(minutes: np.ndarray) -> str:
     return f"{', '.join(hours if len(hours) < 6 else [*hours[:3], '...', hours[-1]])} h"
 
 
-def _some_times(archive: Forecasts) -> str:
+def _some_times(archive: ForecastSource) -> str:
     first, last = (archive.clock.format(archive.initial_minutes[place]) for place in (0, -1))
     return f"{len(archive.initial_minutes)}, {first} to {last}"

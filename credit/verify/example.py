@@ -14,14 +14,14 @@ import numpy as np
 from credit.channels import Channel
 from credit.data.formats.regrid import Regridder
 from credit.grid import LatLonGrid
-from credit.verify.statistics.partial_scores import Pairs, Part
+from credit.verify.statistics.partial_scores import Pairs, PartialScores
 
 _MOST_FRAMES = 60
 _MOST_COLUMNS = 360  # more than an animation's pixels can show
 
 
 @dataclass(frozen=True)
-class Course:
+class ExampleEvolution:
     """The example's truth and forecast, of an ensemble the mean, by channel and lead time in minutes.
 
     Attributes:
@@ -41,7 +41,7 @@ class Course:
     is_ensemble: bool
 
 
-class CourseKeeper:
+class ExampleCollector:
     """Takes from the fields of the example what its course is made of."""
 
     def __init__(
@@ -69,7 +69,7 @@ class CourseKeeper:
         if self._frame_grid is not grid:
             self._coarsen = Regridder(grid, self._frame_grid, "conservative").apply
 
-    def keep(self, part: Part, lead: int, truth: np.ndarray, members: np.ndarray) -> None:
+    def keep(self, part: PartialScores, lead: int, truth: np.ndarray, members: np.ndarray) -> None:
         """Keep what is wanted of the truth (C, H, W) and the members (M, C, H, W) at one lead time."""
         for index, channel in enumerate(self._channels):
             name, key = channel.name, (channel.name, lead)
@@ -83,9 +83,9 @@ class CourseKeeper:
             if name in self._animate and lead in self._frame_leads:
                 part.frames[key] = tuple(self._coarsen(field.astype(np.float32)) for field in fields)
 
-    def conclude(self, part: Part, members: int) -> Course:
+    def conclude(self, part: PartialScores, members: int) -> ExampleEvolution:
         """Return the course."""
-        return Course(part.strips, self._band, part.zonal, part.frames, self._frame_grid, members > 1)
+        return ExampleEvolution(part.strips, self._band, part.zonal, part.frames, self._frame_grid, members > 1)
 
     def _band_mean(self, field: np.ndarray) -> np.ndarray:
         """Return the area mean over the band's cells that are there, (W,), NaN where there are none."""

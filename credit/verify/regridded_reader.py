@@ -10,7 +10,7 @@ import numpy as np
 
 from credit.channels import Channel
 from credit.data.formats.regrid import Regridder
-from credit.data.store.chunk_reader import copy_fields
+from credit.data.store.chunk_reader import scatter_fields
 from credit.grid import LatLonGrid
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _CACHE_BYTES = 1 << 30
 Masks = Mapping[str, np.ndarray]
 
 
-class ScoredFields:
+class RegriddedReader:
     """A FieldReader on the grid of the scores that keeps what it has read, up to a limit of memory.
 
     Climatology, damping and scoring read the same times; in a small data set each is read once. Without a grid of their
@@ -55,7 +55,7 @@ class ScoredFields:
 
     def read_into(self, index: int, places: Sequence[np.ndarray | None]) -> None:
         """Bring the fields of one time to their places; see `credit.data.reader.FieldReader`."""
-        copy_fields(self.read(index), places)
+        scatter_fields(self.read(index), places)
 
     def bring(self, channels: Sequence[Channel], grid: LatLonGrid) -> Callable[[np.ndarray], np.ndarray]:
         """Return what brings fields (..., C, h, w) of `channels` on `grid` to the grid of the scores.

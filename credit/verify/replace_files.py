@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from credit.errors import CreditError
-from credit.utils.atomic import write_whole
+from credit.utils.atomic import atomic_write
 
 _UNFINISHED = ".unfinished."
 
 
 @contextmanager
-def replaced_together(folder: Path, last: Iterable[str] = ()) -> Iterator[Path]:
+def replace_files_atomically(folder: Path, last: Iterable[str] = ()) -> Iterator[Path]:
     """Yield a folder to write into; when all is written, each file takes its place in `folder`, or none does.
 
     Files that one of the patterns `last` fits and that were not written again are of the last time, and removed. The
@@ -81,7 +81,7 @@ def _put(path: Path, place: Path) -> None:
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
-            write_whole(place, lambda part: shutil.copy2(path, part, follow_symlinks=False))
+            atomic_write(place, lambda part: shutil.copy2(path, part, follow_symlinks=False))
             path.unlink()
 
 

@@ -9,14 +9,14 @@ import numpy as np
 
 from credit.channels import pick
 from credit.data.formats.units import Conversion
-from credit.forecast.forecast_source import Forecasts
-from credit.verify.statistics.area_mean import CellMeans
-from credit.verify.statistics.deterministic import ScoreSums
-from credit.verify.statistics.ensemble import EnsembleSums
+from credit.forecast.forecast_source import ForecastSource
+from credit.verify.statistics.area_mean import AreaMean
+from credit.verify.statistics.deterministic import DeterministicStatistics
+from credit.verify.statistics.ensemble import EnsembleStatistics
 
 
 @dataclass(frozen=True)
-class Contender:
+class ScoredForecast:
     """A forecast to score.
 
     Attributes:
@@ -30,11 +30,11 @@ class Contender:
         is_alike: whether it is single and has all channels, so that the baselines' pass over the cells can take it.
     """
 
-    archive: Forecasts
+    archive: ForecastSource
     has: list[int]
     places: list[int]
     rows: list[int]
-    means: CellMeans
+    means: AreaMean
     conversions: Mapping[int, Conversion]
     bring: Callable[[np.ndarray], np.ndarray]
     is_alike: bool
@@ -48,11 +48,11 @@ class Contender:
             fields[:, channel] = conversion.apply(fields[:, channel])
         return self.bring(fields)
 
-    def sums(self, cases: np.ndarray, leads: int) -> ScoreSums:
+    def sums(self, cases: np.ndarray, leads: int) -> DeterministicStatistics:
         """Return room for its sums."""
         if self.members == 1:
-            return ScoreSums.empty(cases, leads, self.means)
-        return EnsembleSums.empty(cases, leads, self.means, self.members)
+            return DeterministicStatistics.empty(cases, leads, self.means)
+        return EnsembleStatistics.empty(cases, leads, self.means, self.members)
 
     def describe(self, initial: int, lead: int) -> str:
         """Return what errors call its fields."""

@@ -17,34 +17,34 @@ from credit.channels import Channel, figure_channels, pick
 from credit.config import Config
 from credit.config.schema_forecast import BASELINES
 from credit.data.climatology.climatology import Climatology, Fields
-from credit.data.error_collector import Problems
+from credit.data.error_collector import ErrorCollector
 from credit.data.formats.run_grid import load_grid
 from credit.data.splits import Split, build_splits
-from credit.forecast.forecast_source import Forecasts
+from credit.forecast.forecast_source import ForecastSource
 from credit.forecast.initial_times import deal
 from credit.forecast.io.forecast_reader import open_other_forecasts
 from credit.grid import LatLonGrid
 from credit.verify.cases import agree, conversion_of, describe_seen, find_unscored
-from credit.verify.example import Course, CourseKeeper
-from credit.verify.regridded_reader import ScoredFields
+from credit.verify.example import ExampleCollector, ExampleEvolution
+from credit.verify.regridded_reader import RegriddedReader
 from credit.verify.report.metadata import describe_grid, describe_truth
-from credit.verify.scored_forecast import Contender
-from credit.verify.scores.baseline_state import Beginning
+from credit.verify.scored_forecast import ScoredForecast
+from credit.verify.scores.baseline_state import BaselineState
 from credit.verify.scores.baselines import baseline_fields, build_climatology, fit_damping
-from credit.verify.scores.event_scorer import ThresholdScorer
+from credit.verify.scores.event_scorer import EventScorer
 from credit.verify.scores.rank_histogram import RankHistogram
 from credit.verify.scores.spectra import SphericalSpectrum
-from credit.verify.statistics.area_mean import CellMeans, wind_pairs
-from credit.verify.statistics.deterministic import ScoreSums
-from credit.verify.statistics.ensemble import EnsembleSums
-from credit.verify.statistics.error_moments import moments_of
-from credit.verify.statistics.partial_scores import Pairs, Part, Share, gather
+from credit.verify.statistics.area_mean import AreaMean, wind_pairs
+from credit.verify.statistics.deterministic import DeterministicStatistics
+from credit.verify.statistics.ensemble import EnsembleStatistics
+from credit.verify.statistics.error_moments import error_moments
+from credit.verify.statistics.partial_scores import Pairs, PartialScores, WorkShare, gather
 from credit.verify.statistics.regions import GLOBE, describe_regions, region_weights, scored_regions
 from credit.verify.statistics.seasons import cases_by_season
-from credit.verify.table.event_rows import ThresholdResults
+from credit.verify.table.event_rows import EventResults
 from credit.verify.table.spectra_rows import add_spectra
 from credit.verify.table.table import LACKING, SEEN_HERE, ScoreTable
-from credit.verify.table.table_builder import Rows, build_table
+from credit.verify.table.table_builder import RowIndex, build_table
 
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
@@ -83,12 +83,12 @@ class Verification:
     figure_leads: list[int]
     example: int
     maps: Pairs
-    course: Course
+    course: ExampleEvolution
     spectra: Pairs
 
 
 def score_forecasts(
-    config: Config, reader: FieldReader, archive: Forecasts, share: Share | None = None
+    config: Config, reader: FieldReader, archive: ForecastSource, share: WorkShare | None = None
 ) -> Verification | None:
     """Score the forecasts, the baselines and ``verification.other_forecasts``; collective where there are ranks.
 
@@ -100,9 +100,9 @@ def score_forecasts(
             everything that does not fit, before anything is computed.
         ConfigError: if the climatology cannot be made.
     """
-    share = share or Share()
+    share = share or WorkShare()
     splits = build_splits(config.data, reader.clock)
-    archives, problems = {"model": archive}, Problems()
+    archives, problems = {"model": archive}, ErrorCollector()
     for name, other in config.verification.other_forecasts.items():
         with problems.collect():
             archives[name] = open_other_forecasts(name, other, config.data.level_units)
@@ -125,7 +125,7 @@ def score_forecasts(
     mine = deal(groups, share.number, share.count)
     example = int(cases[len(cases) // 2])
 
-    def score() -> Part | None:
+    def score() -> PartialScores | None:
         part = scorer.score(mine, example)
         # sharded weights are gathered by all ranks: who has no more to score takes part in the others' forecasts
         for _ in range(-(-len(groups) // share.count) - len(mine)):
@@ -147,7 +147,7 @@ class _Scorer:
         self,
         config: Config,
         reader: FieldReader,
-        archives: Mapping[str, Forecasts],
+        archives: Mapping[str, ForecastSource],
         channels: list[Channel],
         cases: np.ndarray,
         leads: np.ndarray,
@@ -156,7 +156,7 @@ class _Scorer:
     ) -> None:
         conf, data = config.verification, reader
         onto = load_grid(conf.grid, "verification.grid") if conf.grid is not None else None
-        reader = ScoredFields(data, len(leads) + 2, onto)
+        reader = RegriddedReader(data, len(leads) + 2, onto)
         self._brought = f", conservatively from {describe_grid(data.grid)}" if onto is not None else ""
         self._config, self._reader, self._channels, self._leads = config, reader, channels, leads
         self._shown = figure_channels(config.verification.figure_channels, channels, "verification.figure_channels")
@@ -168,34 +168,32 @@ class _Scorer:
         self._regions = scored_regions(config.verification)
         self._weights = region_weights(reader.grid, self._regions)
         self._winds = wind_pairs(channels, reader.attributes, reader.masks)
-        self._means = CellMeans(channels, reader.masks, self._weights, [(u, v) for u, v, _ in self._winds])
+        self._means = AreaMean(channels, reader.masks, self._weights, [(u, v) for u, v, _ in self._winds])
         self._contenders = {key: self._contender(key, archive, data) for key, archive in archives.items()}
-        self._thresholds = ThresholdScorer(
-            conf, reader, channels, self._means, self._truth, train, cases, leads, groups
-        )
+        self._thresholds = EventScorer(conf, reader, channels, self._means, self._truth, train, cases, leads, groups)
         # a store's climatology is on the grid of the data
         own = data if onto is not None else reader
         self._climatology, normal_grid = build_climatology(conf, config.data, own, names, train)
         self._bring_normal = reader.bring(channels, normal_grid)
-        globe = CellMeans(channels, reader.masks, region_weights(reader.grid, GLOBE))
+        globe = AreaMean(channels, reader.masks, region_weights(reader.grid, GLOBE))
         self._damping = fit_damping(self._truth, reader.times, self._normal, train, leads, globe)
         origins = [data.grid, *(own.grid for own in archives.values())]
         self._spectrum = SphericalSpectrum(reader.grid, origins)
         what = channels, reader.masks, leads.tolist(), self._shown, animate, conf.hovmoeller_band
-        self._course = CourseKeeper(reader.grid, *what)
+        self._course = ExampleCollector(reader.grid, *what)
 
-    def _contender(self, key: str, archive: Forecasts, data: FieldReader) -> Contender:
+    def _contender(self, key: str, archive: ForecastSource, data: FieldReader) -> ScoredForecast:
         names = [c.name for c in self._channels]
         has = [i for i, name in enumerate(names) if name in archive.channel_names]
         winds = [(number, u, v) for number, (u, v, _) in enumerate(self._winds) if {u, v} <= set(has)]
         own = [(has.index(u), has.index(v)) for _, u, v in winds]
         converted = {n: conversion_of(key, archive, data, self._channels[i].variable) for n, i in enumerate(has)}
-        return Contender(
+        return ScoredForecast(
             archive=archive,
             has=has,
             places=[archive.channel_names.index(names[i]) for i in has],
             rows=has + [len(names) + number for number, *_ in winds],
-            means=CellMeans([self._channels[i] for i in has], self._reader.masks, self._weights, own),
+            means=AreaMean([self._channels[i] for i in has], self._reader.masks, self._weights, own),
             conversions={number: found for number, found in converted.items() if found is not None},
             bring=self._reader.bring([self._channels[i] for i in has], archive.grid),
             is_alike=len(has) == len(names) and (archive.members or 1) == 1,
@@ -214,19 +212,21 @@ class _Scorer:
         when = self._reader.clock.format(minutes)
         return {f"truth at {when}": self._truth(minutes), f"climatology at {when}": self._normal(minutes)}
 
-    def score(self, groups: Sequence[Sequence[int]], example: int) -> Part:
+    def score(self, groups: Sequence[Sequence[int]], example: int) -> PartialScores:
         """Score the cases of `groups` and collect what the figures show."""
         cases = np.array(sorted(minutes for own in groups for minutes in own), dtype=np.int64)
         leads = len(self._leads)
-        sums: dict[str, ScoreSums] = {key: own.sums(cases, leads) for key, own in self._contenders.items()}
-        sums |= {name: ScoreSums.empty(cases, leads, self._means) for name in BASELINES}
+        sums: dict[str, DeterministicStatistics] = {
+            key: own.sums(cases, leads) for key, own in self._contenders.items()
+        }
+        sums |= {name: DeterministicStatistics.empty(cases, leads, self._means) for name in BASELINES}
         histograms = {
             key: RankHistogram.zeros(leads, own.means, own.members)
             for key, own in self._contenders.items()
             if own.members > 1
         }
         members = {key: own.members for key, own in sums.items()}
-        part = Part(cases, sums, *self._thresholds.empty(cases, leads, members), histograms, {}, {})
+        part = PartialScores(cases, sums, *self._thresholds.empty(cases, leads, members), histograms, {}, {})
         first = not dist.is_initialized() or dist.get_rank() == 0
         with tqdm(total=len(cases), desc="scoring", disable=None if first else True) as bar:
             for group in groups:
@@ -234,19 +234,19 @@ class _Scorer:
                 bar.update(len(group))
         return part
 
-    def conclude(self, part: Part, cases: np.ndarray, example: int, left_out: int) -> Verification:
+    def conclude(self, part: PartialScores, cases: np.ndarray, example: int, left_out: int) -> Verification:
         """Return the verification of all cases."""
         everything = list(range(self._means.shape[0]))
         rows = {key: self._contenders[key].rows if key in self._contenders else everything for key in part.sums}
         table = build_table(
             {key: (own, rows[key]) for key, own in part.sums.items()},
-            Rows(self._channels, self._winds, self._reader.attributes),
+            RowIndex(self._channels, self._winds, self._reader.attributes),
             self._leads,
             cases_by_season(cases, self._reader.clock),
             list(self._regions),
             self._facts(cases),
             part.histograms,
-            ThresholdResults(self._thresholds.events, part.events, self._thresholds.precipitation, part.seeps),
+            EventResults(self._thresholds.events, part.events, self._thresholds.precipitation, part.seeps),
             {key: own.archive.attributes for key, own in self._contenders.items()},
         )
         spectra = {key: tuple(own.mean(axis=0)) for key, own in part.spectra.items()}
@@ -267,11 +267,11 @@ class _Scorer:
             spectra=spectra,
         )
 
-    def _score_group(self, group: Sequence[int], part: Part, example: int) -> None:
+    def _score_group(self, group: Sequence[int], part: PartialScores, example: int) -> None:
         """Score the cases of a group side by side."""
         used = self._thresholds.channels
         numbers = np.searchsorted(part.cases, group).tolist()
-        beginnings = [Beginning.of(self._means, self._known(initial)) for initial in group]
+        beginnings = [BaselineState.of(self._means, self._known(initial)) for initial in group]
         for row, lead in enumerate(self._leads.tolist()):
             r = self._damping[row]
             for case, initial, first in zip(numbers, group, beginnings, strict=True):
@@ -290,9 +290,14 @@ class _Scorer:
                     self._score_forecast(key, part, place, initial, later, fields, initial == example)
 
     def _add_alike(
-        self, part: Part, place: tuple[int, int], initial: int, first: Beginning, known: Mapping[str, Fields],
+        self,
+        part: PartialScores,
+        place: tuple[int, int],
+        initial: int,
+        first: BaselineState,
+        known: Mapping[str, Fields],
         forecasts: Mapping[str, np.ndarray],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Enter the baselines and the `forecasts` that are like them, (1, C, H, W); see `_score_forecast`."""
         truth, normal = known.values()
         single = {key: own for key, (own,) in forecasts.items()}
@@ -300,11 +305,11 @@ class _Scorer:
         names = {self._contenders[key].describe(initial, lead): own for key, own in single.items()}
         names |= {"truth at the initial time": first.fields, **known}
         baselines = first, self._damping[place[1]]
-        for key, moments in moments_of(self._means, truth, normal, single, names, baselines).items():
+        for key, moments in error_moments(self._means, truth, normal, single, names, baselines).items():
             part.sums[key].enter(place, self._means, moments)
 
     def _score_forecast(
-        self, key: str, part: Part, place: tuple[int, int], initial: int, known: Mapping[str, Fields],
+        self, key: str, part: PartialScores, place: tuple[int, int], initial: int, known: Mapping[str, Fields],
         members: np.ndarray, is_example: bool,
     ) -> None:  # fmt: skip
         """Score one forecast at one lead time.
@@ -324,7 +329,7 @@ class _Scorer:
             mean = members[0] if len(members) == 1 else members.mean(axis=0, dtype=np.float64)
             sums.add(*place, own.means, mean, *(pick(field, own.has) for field in known.values()), (what, *known))
         self._thresholds.add(part, key, place, initial + lead, members, truth, own.has)
-        if isinstance(sums, EnsembleSums):
+        if isinstance(sums, EnsembleStatistics):
             flat, true = (field.reshape(*field.shape[:-2], -1) for field in (members, pick(truth, own.has)))
             part.histograms[key].add(place[1], sums.add_members(*place, own.means, flat, true, what))
         if key == "model" and is_example:
@@ -333,7 +338,14 @@ class _Scorer:
             self._collect(key, part, place[0], lead, truth, members, is_example)
 
     def _collect(
-        self, key: str, part: Part, case: int, lead: int, truth: np.ndarray, members: np.ndarray, is_example: bool
+        self,
+        key: str,
+        part: PartialScores,
+        case: int,
+        lead: int,
+        truth: np.ndarray,
+        members: np.ndarray,
+        is_example: bool,
     ) -> None:
         """Keep the spectra, and of the model the maps of the example; masked channels have no spectrum."""
         masks, has = self._reader.masks, self._contenders[key].has

@@ -10,12 +10,12 @@ import numpy as np
 
 from credit.config import Config
 from credit.errors import CreditError
-from credit.forecast.forecast_source import Forecasts
-from credit.verify.replace_files import replaced_together
+from credit.forecast.forecast_source import ForecastSource
+from credit.verify.replace_files import replace_files_atomically
 from credit.verify.report.metadata import TrainingLog, read_training_log
 from credit.verify.scorer import Verification, score_forecasts
 from credit.verify.significance.bootstrap import LEAST_BLOCKS
-from credit.verify.statistics.partial_scores import Share
+from credit.verify.statistics.partial_scores import WorkShare
 from credit.verify.table.table import ScoreTable
 
 if TYPE_CHECKING:
@@ -32,9 +32,15 @@ _FIGURES = tuple(
 
 
 def verify(
-    config: Config, reader: FieldReader, archive: Forecasts, folder: str | os.PathLike, share: Share | None = None,
-    against: str | None = None, notice: str | None = None, is_trained_here: bool = True,
-) -> ScoreTable | None:  # fmt: skip
+    config: Config,
+    reader: FieldReader,
+    archive: ForecastSource,
+    folder: str | os.PathLike,
+    share: WorkShare | None = None,
+    against: str | None = None,
+    notice: str | None = None,
+    is_trained_here: bool = True,
+) -> ScoreTable | None:
     """Score `archive`; write ``scores.nc``, ``scores.csv``, ``figures/`` and ``report.html`` into `folder`, or none.
 
     Args:
@@ -69,7 +75,7 @@ def verify(
     from credit.verify.report.report import write_report
 
     log = read_training_log(folder / "metrics.jsonl") if is_trained_here else None
-    with replaced_together(folder, _FIGURES) as beside:
+    with replace_files_atomically(folder, _FIGURES) as beside:
         found.table.write(beside)
         (beside / "figures").mkdir()
         figures = _draw(found, reader, log, beside / "figures")

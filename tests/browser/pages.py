@@ -9,33 +9,33 @@ from types import SimpleNamespace
 import numpy as np
 import xarray as xr
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.channels import Channel
 from credit.config.schema_events import EventConfig
 from credit.verify.report.report import write_report
-from credit.verify.scores.events import EventSums
+from credit.verify.scores.events import EventStatistics
 from credit.verify.scores.seeps import SeepsSums
 from credit.verify.scores.thresholds import Event, Precipitation
-from credit.verify.statistics.deterministic import ScoreSums
-from credit.verify.statistics.ensemble import EnsembleSums
+from credit.verify.statistics.deterministic import DeterministicStatistics
+from credit.verify.statistics.ensemble import EnsembleStatistics
 from credit.verify.statistics.seasons import cases_by_season
-from credit.verify.table.event_rows import ThresholdResults
+from credit.verify.table.event_rows import EventResults
 from credit.verify.table.table import FACTS, ScoreTable
-from credit.verify.table.table_builder import Rows, build_table
+from credit.verify.table.table_builder import RowIndex, build_table
 from tests.unit.analytic_reader import make_grid
 from tests.unit.verify.conftest import make_config
 
 LEADS = np.array([6, 12, 24, 48, 72, 240]) * 60
 REGIONS = ["global", "tropics", "extratropics_north"]
-_CLOCK = Clock()
+_CLOCK = Calendar()
 _INITIAL = _CLOCK.parse("2001-01-01") + 1440 * np.arange(120)
 _SIZES = {"model": 1.0, "persistence": 2.0, "damped_persistence": 1.5, "climatology": 3.0}
 
 
-def _make_sums(size: float, seed: int, rows: int, members: int) -> ScoreSums:
+def _make_sums(size: float, seed: int, rows: int, members: int) -> DeterministicStatistics:
     """Return sums whose squared errors grow with lead time to about `size`."""
     rng = np.random.default_rng(seed)
-    kind = EnsembleSums if members > 1 else ScoreSums
+    kind = EnsembleStatistics if members > 1 else DeterministicStatistics
     shape = len(_INITIAL), len(LEADS), rows, len(REGIONS)
     growth = (np.sqrt(LEADS / LEADS[-1])[:, None] * np.arange(1, rows + 1))[..., None]
     planes = {name: growth * rng.gamma(5.0, 0.2 * size, shape) for name in kind.plane_names()}
@@ -44,7 +44,7 @@ def _make_sums(size: float, seed: int, rows: int, members: int) -> ScoreSums:
     return kind(_INITIAL, **planes, members=members)
 
 
-def _make_thresholds(sums: Iterable[str], members: int) -> ThresholdResults:
+def _make_thresholds(sums: Iterable[str], members: int) -> EventResults:
     """Return results of the event ``high`` and of SEEPS, both of the fourth channel."""
     rng = np.random.default_rng(7)
     events, rain = {}, {}
@@ -54,18 +54,18 @@ def _make_thresholds(sums: Iterable[str], members: int) -> ThresholdResults:
         forecasts = rng.dirichlet(np.ones(own + 1), shape)
         occurrences = forecasts * rng.random(forecasts.shape)
         brier, fair, reference = (rng.gamma(5.0, 0.02 * factor, shape) for factor in (1, 0.9, 2))
-        events[name] = EventSums(_INITIAL, forecasts, occurrences, brier, fair, reference, members=own)
+        events[name] = EventStatistics(_INITIAL, forecasts, occurrences, brier, fair, reference, members=own)
         rain[name] = SeepsSums(_INITIAL, rng.gamma(5.0, 0.1, shape), np.ones(shape), members=own)
     event = Event.build("high", EventConfig(channel="z500", above=5e4), 3, "m2 s-2")
     del events["climatology"]
-    return ThresholdResults([event], events, [Precipitation(3, 1.0)], rain)
+    return EventResults([event], events, [Precipitation(3, 1.0)], rain)
 
 
 def make_table(
     channels: Sequence[Channel], other: str | None = None, members: int = 1, wind: bool = False, events: bool = False
 ) -> ScoreTable:
     """Return scores of a model of so many members and, if named, of another forecast that lacks the last row."""
-    rows = Rows(channels, [(0, 1, "wind")] if wind else [], {c.variable: {"units": "m2 s-2"} for c in channels})
+    rows = RowIndex(channels, [(0, 1, "wind")] if wind else [], {c.variable: {"units": "m2 s-2"} for c in channels})
     count = len(channels) + wind
     sums = {}
     for seed, (name, size) in enumerate(_SIZES.items()):

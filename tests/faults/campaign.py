@@ -122,7 +122,7 @@ def disturb(folder: Path, processes: list, found: Findings, draw: random.Random,
 def inspect(folder: Path, found: Findings) -> None:
     """Read every checkpoint that would be accepted."""
     for path in checkpoint.list_checkpoints(folder / "checkpoints"):
-        problem = checkpoint.find_damage(path)
+        problem = checkpoint.verify_checkpoint(path)
         if problem is not None:
             found.lost.append(f"{path}: {problem}")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from credit.train.monitor.run_lock import Presence
+from credit.train.monitor.run_lock import RunLock
 from tests.faults.ranks import finish
 from tests.smoke.conftest import world
 from tests.smoke.test_train import rows
@@ -111,7 +111,7 @@ def test_a_jump_of_the_loss_leads_back(runs: Path) -> None:
 
 def test_the_folder_of_a_living_job_is_refused(runs: Path) -> None:
     (runs / "held").mkdir()
-    with Presence(runs / "held", "42"):
+    with RunLock(runs / "held", "42"):
         code, said = train(runs, "held", {})
         assert code == 2 and f"in use by job 42, process {os.getpid()} on {socket.gethostname()}" in said, said
         assert not (runs / "held" / "checkpoints").exists()

@@ -19,10 +19,10 @@ import pytest
 import torch
 
 from credit.cli.plan import build_grid
-from credit.parallel.host_copy import Fetched, to_device
-from credit.parallel.mesh import RunMesh
+from credit.parallel.host_copy import AsyncHostCopy, to_device
+from credit.parallel.mesh import DeviceGrid
 from credit.train import build_model, fine_tuning, trainer
-from credit.train.dry_run import blank_assets
+from credit.train.dry_run import dummy_assets
 from tests.gpu.worker import BUDGETS, FORECASTS, SINGLE, SPLIT, TRAINING, WRONG
 from tests.unit.hpc.measured import small_config
 
@@ -69,7 +69,7 @@ def test_the_check_itself(found: dict[str, dict], name: str, expected: str) -> N
 def test_what_is_sent_to_the_cpu_is_not_copied() -> None:
     array = np.zeros(3, dtype=np.float32)
     sent = to_device(array, torch.device("cpu"))
-    assert Fetched(sent).get().numpy().ctypes.data == array.ctypes.data
+    assert AsyncHostCopy(sent).get().numpy().ctypes.data == array.ctypes.data
 
 
 def test_the_gpu_of_a_rank_becomes_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,12 +104,12 @@ def test_tf32_is_for_products_and_convolutions_or_for_neither(
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", torch.backends.cudnn.allow_tf32)
     before = torch.get_float32_matmul_precision()
     config, gpu = small_config(f"trainer.tf32={on}"), torch.device("cuda")
-    assets = blank_assets(config, build_grid("32x64"), {})
+    assets = dummy_assets(config, build_grid("32x64"), {})
     try:
         if forecasts:
-            fine_tuning.load_forecast_network(config, None, assets, Path(), gpu, RunMesh())
+            fine_tuning.load_forecast_network(config, None, assets, Path(), gpu, DeviceGrid())
         else:
-            build_model.allocate_network(config, assets, RunMesh(), gpu)
+            build_model.build_parallel_model(config, assets, DeviceGrid(), gpu)
         assert torch.backends.cuda.matmul.allow_tf32 is on
         assert torch.backends.cudnn.allow_tf32 is on
     finally:

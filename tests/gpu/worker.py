@@ -25,28 +25,28 @@ from credit.data.samples.batch import Batch
 from credit.forecast.ensemble.feature_noise import build_noise
 from credit.forecast.ensemble.perturbations import build_perturbation
 from credit.forecast.ensemble.sppt import build_stochastic
-from credit.forecast.rollout import forecast, inferred, starts_of
+from credit.forecast.rollout import forecast, inference_mode, make_starts
 from credit.forecast.stepper import Stepper
-from credit.models.wxformer.inference import freeze
-from credit.parallel.host_copy import Fetched
+from credit.models.wxformer.inference import prepare_for_inference
+from credit.parallel.host_copy import AsyncHostCopy
 from credit.parallel.materialise import allocate_
-from credit.parallel.mesh import Degrees, RunMesh, build_mesh
-from credit.parallel.process_info import fake_ranks
+from credit.parallel.mesh import DeviceGrid, ParallelDims, build_mesh
+from credit.parallel.process_info import fake_process_group
 from credit.parallel.reduce import gradient_norm
-from credit.train.assets import Assets
+from credit.train.assets import ModelAssets
 from credit.train.build import build_run_loss, build_step, build_stepper, cell_weights
-from credit.train.build_model import allocate_network, build_network
-from credit.train.dry_run import blank_assets
-from credit.train.ema import WeightAverage
+from credit.train.build_model import build_network, build_parallel_model
+from credit.train.dry_run import dummy_assets
+from credit.train.ema import EMA
 from credit.train.optim import build_optimizer
-from credit.train.validate import deal_cases, validate
+from credit.train.validate import shard_cases, validate
 from tests.gpu.watch import CUDA, Watch, fake_gpu
 from tests.unit.forecast import air
 from tests.unit.hpc.measured import small_config
 
 GRID = "32x64"
 CPU, META = torch.device("cpu"), torch.device("meta")
-ALONE = RunMesh()
+ALONE = DeviceGrid()
 PERTURBED = {"kind": "bred", "amplitude": 0.2, "cycles": 1, "cycle": "6h"}
 ENSEMBLE = {"members": 3, "perturbation": PERTURBED, "stochastic": {}, "noise": {"std": 0.1}}
 # name -> overrides of the quickstart with a small network; a rollout has as many steps as data.forecast_len says
@@ -82,7 +82,7 @@ WRONG = {
 class Still:
     """Frames of a world in which nothing happens."""
 
-    def __init__(self, assets: Assets) -> None:
+    def __init__(self, assets: ModelAssets) -> None:
         self._assets = assets
 
     def prognostic(self, minutes: int) -> np.ndarray:
@@ -95,7 +95,7 @@ class Still:
         return np.zeros((len(self._assets.channels.group(group)), *self._assets.grid.shape), dtype=np.float32)
 
 
-def batch_of(config: Config, assets: Assets, steps: int) -> Batch:
+def batch_of(config: Config, assets: ModelAssets, steps: int) -> Batch:
     """Return a batch that is on the GPU already."""
     of = {group: len(assets.channels.group(group)) for group in ("prognostic", "dynamic_forcing")}
     samples, frames, cells = 2, config.data.history_len, assets.grid.shape
@@ -107,16 +107,16 @@ def batch_of(config: Config, assets: Assets, steps: int) -> Batch:
     )
 
 
-def train(config: Config, assets: Assets, mesh: RunMesh = ALONE) -> list[str]:
+def train(config: Config, assets: ModelAssets, mesh: DeviceGrid = ALONE) -> list[str]:
     """Take an optimizer step and a validation; return where the host waited in the step."""
-    model, autocast = allocate_network(config, assets, mesh, META)
+    model, autocast = build_parallel_model(config, assets, mesh, META)
     loss = build_run_loss(config, assets, CPU)
     steps = config.data.forecast_len
     with fake_gpu():
         allocate_(model, CUDA)
         model.train()
         stepper, loss = build_stepper(config, assets, model, CUDA, autocast), loss.to(CUDA)
-        optimizer, average = build_optimizer(model, config.trainer), WeightAverage(model, 0.9)
+        optimizer, average = build_optimizer(model, config.trainer), EMA(model, 0.9)
         step = build_step(config, stepper, loss, optimizer, average, lambda _: steps, 0)
         batches = iter([batch_of(config, assets, steps)] * 8)
         with Watch() as watch:
@@ -126,19 +126,19 @@ def train(config: Config, assets: Assets, mesh: RunMesh = ALONE) -> list[str]:
         halves = torch.bfloat16 in watch.dtypes
         assert halves == autocast, f"bfloat16: {halves}"
         with average.applied(), Watch():
-            share = deal_cases(2, 2, 0, 1)
+            share = shard_cases(2, 2, 0, 1)
             scores = validate(stepper, loss, batches, share, cell_weights(assets, CUDA), 360, steps, lambda: False)
         assert scores is not None and "rmse/z500/6h" in scores, scores
     return watch.seen
 
 
-def train_split(config: Config, assets: Assets) -> list[str]:
+def train_split(config: Config, assets: ModelAssets) -> list[str]:
     """Do the same on the first of two ranks that share each sample; the other does not exist."""
-    with fake_ranks(2):
-        return train(config, assets, build_mesh(Degrees(tensor=2), 0, "cuda"))
+    with fake_process_group(2):
+        return train(config, assets, build_mesh(ParallelDims(tensor=2), 0, "cuda"))
 
 
-def forecast_with(config: Config, assets: Assets, ensemble: dict[str, Any] | None) -> list[str]:
+def forecast_with(config: Config, assets: ModelAssets, ensemble: dict[str, Any] | None) -> list[str]:
     """Forecast two steps; return where the host waited from the second step on."""
     with META:
         model = build_network(config, assets.channels, assets.grid, assets.attributes)
@@ -146,12 +146,12 @@ def forecast_with(config: Config, assets: Assets, ensemble: dict[str, Any] | Non
     frames, step = Still(assets), config.data.step_minutes
     with fake_gpu():
         allocate_(model, CUDA)
-        freeze(model.eval(), torch.bfloat16 if config.inference.amp else None)
+        prepare_for_inference(model.eval(), torch.bfloat16 if config.inference.amp else None)
         stepper = build_stepper(config, assets, model, CUDA, config.inference.amp)
         drawn = build_stochastic(conf, assets.grid, step), build_noise(conf, model)
-        starts = starts_of([0], conf.members if conf else 1)
+        starts = make_starts([0], conf.members if conf else 1)
         perturb = conf and build_perturbation(conf, stepper, frames, assets.grid, step, 1)
-        outputs = inferred(forecast(stepper, frames, starts, 2, step, 1, perturb, None, *drawn))
+        outputs = inference_mode(forecast(stepper, frames, starts, 2, step, 1, perturb, None, *drawn))
         with Watch():
             assert next(outputs).device == CUDA
         with Watch() as watch:
@@ -186,7 +186,7 @@ def fetch() -> list[str]:
     with fake_gpu(), Watch() as watch, mock.patch("torch.cuda.current_stream") as stream:
         stream.return_value.record_event.return_value = event
         second = torch.device("cuda", 1)
-        fetched = Fetched(torch.zeros(3, device=second))
+        fetched = AsyncHostCopy(torch.zeros(3, device=second))
         assert stream.call_args == mock.call(second)
         assert not event.synchronize.called
         assert fetched.get().device == CPU
@@ -228,12 +228,12 @@ def cases(folder: Path) -> Iterator[tuple[str, Callable[[], list[str]]]]:
     grid = build_grid(GRID)
     for name, overrides in TRAINING.items():
         config = small_config("data.valid_forecast_len=2", *overrides)
-        yield name, partial(train, config, blank_assets(config, grid, {}))
+        yield name, partial(train, config, dummy_assets(config, grid, {}))
     config = small_config("trainer.parallelism={data: none, tensor: 2}", "trainer.amp=true")
-    yield SPLIT, partial(train_split, config, blank_assets(config, grid, {}))
+    yield SPLIT, partial(train_split, config, dummy_assets(config, grid, {}))
     for name, (amp, ensemble) in FORECASTS.items():
         config = small_config(f"inference.amp={amp}")
-        yield name, partial(forecast_with, config, blank_assets(config, grid, {}), ensemble)
+        yield name, partial(forecast_with, config, dummy_assets(config, grid, {}), ensemble)
     for name, pressure in BUDGETS.items():
         yield name, partial(budgets, folder, pressure)
     for name, function in SINGLE.items():

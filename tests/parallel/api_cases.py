@@ -196,12 +196,12 @@ def rollout_reduced_once() -> None:
     """Reduction is off until the backward pass comes to the first of three forwards, over two micro-steps."""
 
     def rollout(model: nn.Module, x: Tensor, last: bool = True) -> Tensor:
-        fsdp2.reduce_gradients(model, False)
+        fsdp2.set_gradient_sync(model, False)
         loss = 0.0
         for number in range(3):
             x = model(x)
             if last and number == 0:
-                x.register_hook(lambda _: fsdp2.reduce_gradients(model, True))
+                x.register_hook(lambda _: fsdp2.set_gradient_sync(model, True))
             loss = loss + x.square().mean()
         return loss
 

@@ -17,7 +17,7 @@ from credit.parallel import fsdp2
 from credit.parallel.activation_checkpoint import plain_name
 from credit.parallel.mesh import build_mesh, plan_degrees
 from credit.parallel.parallelize import parallelize
-from credit.train.build_model import compile_blocks, normalise_together
+from credit.train.build_model import batch_spectral_norm, compile_blocks
 from tests.parallel.api_cases import case
 from tests.parallel.cases import whole
 from tests.parallel.outside import WIDTH, Planned, built, gradients, require_close, samples, squares
@@ -138,7 +138,7 @@ def plan_above_sharding_units() -> None:
             parallelize(model, mesh, checkpoint=checkpoint)
             if together:
                 # what a trainer does on a GPU
-                normalise_together(model, by_block=True)
+                batch_spectral_norm(model, by_block=True)
             for seed in (1, 2):
                 for each, x in ((alone, samples(seed)), (model, samples(seed).chunk(2)[mesh.data_rank])):
                     spectral_norm.arm(each)

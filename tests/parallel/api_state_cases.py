@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from credit.errors import CheckpointError, ConfigError
 from credit.parallel import fsdp2
 from credit.parallel.activation_checkpoint import plain_name
-from credit.parallel.object_collectives import on_main, together
+from credit.parallel.object_collectives import run_on_rank0, together
 from tests.parallel.api_cases import CHECKPOINTED, case
 from tests.parallel.cases import whole
 from tests.parallel.outside import (
@@ -244,7 +244,7 @@ def states_that_are_not_whole() -> None:
 
 @case
 def a_result_that_cannot_be_sent() -> None:
-    message = raised(lambda: on_main(lambda: lambda: 3))
+    message = raised(lambda: run_on_rank0(lambda: lambda: 3))
     assert message.startswith("CheckpointError: ") and "pickle" in message, message
 
 

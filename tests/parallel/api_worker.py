@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from credit.parallel.process_info import process_group, read_launch
+from credit.parallel.process_info import process_group, read_process_info
 from tests.parallel import (  # noqa: F401 (they add their cases)
     api_compile_cases,
     api_entry_cases,
@@ -24,7 +24,7 @@ from tests.parallel.api_cases import CASES
 def main(folder: Path, chosen: list[str]) -> None:
     torch.set_num_threads(1)
     verdicts: dict[str, str | None] = {}
-    launch = read_launch()
+    launch = read_process_info()
     with process_group(launch, torch.device("cpu"), timeout_minutes=2):
         for name in chosen or CASES:
             problem = None

@@ -27,11 +27,11 @@ from credit.models.wxformer import spectral_norm
 from credit.parallel.activation_checkpoint import plain_name
 from credit.parallel.fsdp2 import _build_mp_policy
 from credit.parallel.materialise import allocate_, fill_, require_filled
-from credit.parallel.mesh import RunMesh
+from credit.parallel.mesh import DeviceGrid
 from credit.parallel.parallelize import parallelize
 from credit.parallel.reduce import mean_over_ranks
-from credit.train.build_model import normalise_together
-from credit.train.ema import WeightAverage
+from credit.train.build_model import batch_spectral_norm
+from credit.train.ema import EMA
 from credit.train.optim import build_optimizer
 from credit.train.step import TrainingStep
 
@@ -101,7 +101,7 @@ def settings(case: Case) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def build(case: Case, mesh: RunMesh, data: str, **changes: Any) -> tuple[nn.Module, bool]:
+def build(case: Case, mesh: DeviceGrid, data: str, **changes: Any) -> tuple[nn.Module, bool]:
     """Return the filled network on its ranks, and whether it runs under autocast."""
     with torch.device("meta"):
         model = build_model("wxformer", **settings(case))
@@ -111,13 +111,13 @@ def build(case: Case, mesh: RunMesh, data: str, **changes: Any) -> tuple[nn.Modu
     parallelize(model, mesh, shard=sharded, checkpoint=case.checkpoint, policy=policy, **changes)
     allocate_(model, torch.device("cpu"))
     if case.alike and mesh.device_mesh is not None:
-        normalise_together(model, by_block=sharded or bool(case.checkpoint))
+        batch_spectral_norm(model, by_block=sharded or bool(case.checkpoint))
     fill_(model, initial_values(model, seed=7))
     require_filled(model)
     return model.train(), case.amp and policy is None
 
 
-def build_step(case: Case, model: nn.Module, autocast: bool, mesh: RunMesh) -> tuple[TrainingStep, Any, WeightAverage]:
+def build_step(case: Case, model: nn.Module, autocast: bool, mesh: DeviceGrid) -> tuple[TrainingStep, Any, EMA]:
     """Return the training step, its optimizer and the average of the weights."""
     numbers = np.random.default_rng(0)
     zeros = np.zeros(5)
@@ -130,7 +130,7 @@ def build_step(case: Case, model: nn.Module, autocast: bool, mesh: RunMesh) -> t
     area = np.cos(np.deg2rad(np.linspace(84, -84, ROWS)))[:, None] * np.ones((ROWS, COLUMNS))
     loss = build_loss(LossConfig(), CHANNELS, area, normalizer.tendency_scale_C.numpy(), {})
     optimizer = build_optimizer(model, TrainerConfig(max_steps=5, learning_rate=1e-3, weight_decay=0.1))
-    average = WeightAverage(model, 0.9)
+    average = EMA(model, 0.9)
     step = TrainingStep(
         stepper, loss, optimizer, average, 1, case.accumulation, 1.0, lambda _: case.rollout, None, case.recompute,
         mesh.data_rank,
@@ -138,7 +138,7 @@ def build_step(case: Case, model: nn.Module, autocast: bool, mesh: RunMesh) -> t
     return step, optimizer, average
 
 
-def batches(case: Case, mesh: RunMesh, first: int = 0) -> Iterator[Batch]:
+def batches(case: Case, mesh: DeviceGrid, first: int = 0) -> Iterator[Batch]:
     """Yield this data rank's micro-batches; each step's samples are the same on any mesh."""
     for number in range(first, first + 1000):
         generator = torch.Generator().manual_seed(number)
@@ -154,14 +154,14 @@ def whole(tensor: Tensor) -> Tensor:
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
 
 
-def train(case: Case, mesh: RunMesh, data: str = "fsdp2", **changes: Any) -> dict[str, Tensor]:
+def train(case: Case, mesh: DeviceGrid, data: str = "fsdp2", **changes: Any) -> dict[str, Tensor]:
     """Train for the case's steps and return output, losses, norms and the first step's gradients, whole."""
     alike = case.alike and mesh.device_mesh is not None
     with mock.patch.object(spectral_norm, "takes_cpu_way", lambda _: not alike):
         return _train(case, mesh, *build(case, mesh, data, **changes))
 
 
-def _train(case: Case, mesh: RunMesh, model: nn.Module, autocast: bool) -> dict[str, Tensor]:
+def _train(case: Case, mesh: DeviceGrid, model: nn.Module, autocast: bool) -> dict[str, Tensor]:
     step, optimizer, average = build_step(case, model, autocast, mesh)
     gradients: dict[str, Tensor] = {}
 

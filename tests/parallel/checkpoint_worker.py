@@ -24,9 +24,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from credit.errors import CheckpointError
 from credit.train.checkpoint import checkpoint, sharded
-from credit.train.checkpoint.async_writer import CheckpointStore
-from credit.train.checkpoint.external_weights import adopt_assets, load_weights
-from credit.train.checkpoint.resume import find_start, find_weights
+from credit.train.checkpoint.async_writer import AsyncCheckpointer
+from credit.train.checkpoint.external_weights import assets_for_weights, load_weights
+from credit.train.checkpoint.resume import find_checkpoint, find_initial_weights
 
 RANKS = 4
 
@@ -131,7 +131,7 @@ def check_save(folder: Path, kind: str, expected: dict[str, Tensor]) -> None:
     state = state_of(model)
     fill(model, state, expected, folder)
     require_equal(state, expected)
-    with CheckpointStore(folder / kind) as store:
+    with AsyncCheckpointer(folder / kind) as store:
         path = store.save(1, {"all": state}, {"mask": torch.ones(2)}, {"kind": kind}, links=("latest", "best"))
         for value in state.values():
             sharded.local_part(value).zero_()
@@ -177,7 +177,7 @@ def check_full_disk(folder: Path, expected: dict[str, Tensor]) -> None:
     fill(model, state, expected, folder)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     keep = checkpoint.Retention(last=1)
-    with CheckpointStore(folder / "fsdp4") as store:
+    with AsyncCheckpointer(folder / "fsdp4") as store:
         if dist.get_rank() == 2:
             resource.setrlimit(resource.RLIMIT_FSIZE, (500, hard))
         store.save(2, {"all": state}, {}, {})
@@ -205,7 +205,7 @@ def check_damage(folder: Path) -> None:
         if dist.get_rank() == 0:
             damaged.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
         dist.barrier()
-        assert damaged.name in checkpoint.find_damage(damaged.parents[1])
+        assert damaged.name in checkpoint.verify_checkpoint(damaged.parents[1])
         assert checkpoint.newest_checkpoint(folder / "fsdp4").name == "step_00000001"
         assert damaged.name in error_of(lambda: checkpoint.resolve_checkpoint(folder / "fsdp4", "best", "key"))
         dist.barrier()
@@ -221,12 +221,12 @@ def check_weights_file(folder: Path) -> None:
     if seen:
         save_file(values(plain()), path)
     config = SimpleNamespace(trainer=SimpleNamespace(resume=str(path)))
-    assert find_start(config, folder / "new") is None
-    assert find_weights(config, None) == path
+    assert find_checkpoint(config, folder / "new") is None
+    assert find_initial_weights(config, None) == path
     assert "absent.pt: cannot be read" in error_of(lambda: load_weights(model, path))
     if seen:
         path.write_bytes(b"nothing")
-    assert "cannot be read as safetensors" in error_of(lambda: adopt_assets(None, None, None, path))
+    assert "cannot be read as safetensors" in error_of(lambda: assets_for_weights(None, None, None, path))
 
 
 def by_rank_0_alone(*_: Any) -> None:

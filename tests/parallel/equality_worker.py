@@ -13,12 +13,12 @@ from safetensors.torch import save_file
 from torch.distributed.fsdp import FSDPModule
 
 from benchmarks.collectives import CollectiveCounter
-from credit.parallel.mesh import RunMesh, build_mesh, plan_degrees
-from credit.parallel.process_info import process_group, read_launch
+from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
+from credit.parallel.process_info import process_group, read_process_info
 from tests.parallel import cases
 
 
-def count_collectives(mesh: RunMesh, rollout: int, accumulation: int) -> dict[str, Any]:
+def count_collectives(mesh: DeviceGrid, rollout: int, accumulation: int) -> dict[str, Any]:
     """Return how often the ranks talk in the second optimizer step, and how many bytes that brings."""
     case = cases.Case(rollout=rollout, accumulation=accumulation)
     model, autocast = cases.build(case, mesh, "fsdp2")
@@ -38,7 +38,7 @@ def count_collectives(mesh: RunMesh, rollout: int, accumulation: int) -> dict[st
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    launch = read_launch()
+    launch = read_process_info()
     facts: dict[str, Any] = {}
     with process_group(launch, torch.device("cpu"), timeout_minutes=2):
         for name, conf in cases.MESHES.items():

@@ -8,13 +8,13 @@ import resource
 import torch
 import torch.distributed as dist
 
-from credit.parallel.process_info import process_group, read_launch
+from credit.parallel.process_info import process_group, read_process_info
 
 GROUPS = 8
 
 
 def main() -> None:
-    launch = read_launch()
+    launch = read_process_info()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 16, hard))
     with process_group(launch, torch.device("cpu"), timeout_minutes=1):

@@ -10,16 +10,16 @@ import torch
 import torch.distributed as dist
 
 from credit.config.schema_trainer import ParallelismConfig
-from credit.parallel.mesh import RunMesh, build_mesh, plan_degrees
-from credit.parallel.process_info import process_group, read_launch
-from credit.parallel.reduce import cut_dim, local_part
+from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
+from credit.parallel.process_info import process_group, read_process_info
+from credit.parallel.reduce import local_shard, shard_dim
 from tests.parallel import cases
 
 LOW_PRECISION = cases.Case(amp=True, steps=50)
 DROPOUT = cases.Case(spectral_norm=False, steps=200, dropout=0.1)
 
 
-def compare_replicas(mesh: RunMesh) -> dict[str, bool]:
+def compare_replicas(mesh: DeviceGrid) -> dict[str, bool]:
     """Train with dropout; return, for each parameter that is whole on tensor peers, whether it is bit for bit equal."""
     model, autocast = cases.build(DROPOUT, mesh, "none")
     step, *_ = cases.build_step(DROPOUT, model, autocast, mesh)
@@ -28,9 +28,9 @@ def compare_replicas(mesh: RunMesh) -> dict[str, bool]:
         step(source, number, 1e-3)
     equal = {}
     for name, p in model.named_parameters():
-        if any(cut_dim(placement) is not None for placement in getattr(p, "placements", ())):
+        if any(shard_dim(placement) is not None for placement in getattr(p, "placements", ())):
             continue
-        part = local_part(p).contiguous()
+        part = local_shard(p).contiguous()
         first = part.clone()
         dist.broadcast(first, 0)
         same = torch.tensor(float(torch.equal(first, part)))
@@ -41,7 +41,7 @@ def compare_replicas(mesh: RunMesh) -> dict[str, bool]:
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    launch = read_launch()
+    launch = read_process_info()
     with process_group(launch, torch.device("cpu"), timeout_minutes=2):
         meshes = {
             tensor: build_mesh(plan_degrees(ParallelismConfig(tensor=tensor), launch.world), launch.rank, "cpu")

@@ -17,10 +17,10 @@ from credit.models.initialise import generator_for, initial_values
 from credit.models.registry import build_model
 from credit.parallel.activation_checkpoint import plain_name
 from credit.parallel.materialise import allocate_, fill_, part_of, require_filled
-from credit.parallel.mesh import RunMesh, build_mesh, plan_degrees
+from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
 from credit.parallel.parallelize import parallelize
-from credit.parallel.process_info import process_group, read_launch
-from credit.parallel.reduce import local_part, mean_over_ranks
+from credit.parallel.process_info import process_group, read_process_info
+from credit.parallel.reduce import local_shard, mean_over_ranks
 from tests.parallel import cases
 
 MESHES = ("4x1", "2x2")
@@ -32,16 +32,16 @@ CASES = (
 TARGETS = ["*.to_qkv", "*.to_out", "*.expand", "*.contract", "*.position_bias.layers.0", "decoder.*"]
 
 
-def build(case: cases.Case, mesh: RunMesh, data: str) -> nn.Module:
+def build(case: cases.Case, mesh: DeviceGrid, data: str) -> nn.Module:
     """Return the network of `cases` with adapters, on its ranks and filled."""
     with torch.device("meta"):
         plain, model = (build_model("wxformer", **cases.settings(case)) for _ in range(2))
     lora.apply_lora(model, LoraConfig(rank=3, alpha=6.0, targets=TARGETS))
     parallelize(model, mesh, shard=mesh.device_mesh is not None and data != "none", checkpoint=case.checkpoint)
     allocate_(model, torch.device("cpu"))
-    base = lora.base_state(model)
+    base = lora.base_state_dict(model)
     for name, value in initial_values(plain, seed=7):
-        local_part(base[name]).copy_(part_of(value, base[name]))
+        local_shard(base[name]).copy_(part_of(value, base[name]))
     fill_(model, map(not_zero, lora.initial_adapters(model, seed=7)))
     require_filled(model)
     return model.train()
@@ -55,10 +55,10 @@ def not_zero(named: tuple[str, Tensor]) -> tuple[str, Tensor]:
     return name, value
 
 
-def train(case: cases.Case, mesh: RunMesh, data: str) -> dict[str, Tensor]:
+def train(case: cases.Case, mesh: DeviceGrid, data: str) -> dict[str, Tensor]:
     """Train the adapters and return losses, norms, the gradients and what is saved, whole."""
     model = build(case, mesh, data)
-    frozen = {name: local_part(p).clone() for name, p in model.named_parameters() if not p.requires_grad}
+    frozen = {name: local_shard(p).clone() for name, p in model.named_parameters() if not p.requires_grad}
     step, optimizer, average = cases.build_step(case, model, False, mesh)
     gradients: dict[str, Tensor] = {}
 
@@ -76,8 +76,8 @@ def train(case: cases.Case, mesh: RunMesh, data: str) -> dict[str, Tensor]:
     with average.applied():
         pass
     for name, p in model.named_parameters():
-        assert p.requires_grad or torch.equal(local_part(p), frozen[name]), f"{name} is frozen and has changed"
-    saved = {f"saved/{name}": cases.whole(tensor) for name, tensor in lora.saved_state(model).items()}
+        assert p.requires_grad or torch.equal(local_shard(p), frozen[name]), f"{name} is frozen and has changed"
+    saved = {f"saved/{name}": cases.whole(tensor) for name, tensor in lora.checkpoint_state_dict(model).items()}
     require_equal_peers(model)
     return {"loss": torch.stack(losses), "norm": torch.stack(norms), **gradients, **saved}
 
@@ -88,7 +88,7 @@ def require_equal_peers(model: nn.Module) -> None:
         if isinstance(p, DTensor) and "tp" in p.device_mesh.mesh_dim_names:
             axis = p.device_mesh.mesh_dim_names.index("tp")
             if p.placements[axis].is_replicate():
-                mine = local_part(p).contiguous()
+                mine = local_shard(p).contiguous()
                 peers = [torch.empty_like(mine) for _ in range(p.device_mesh.size(axis))]
                 dist.all_gather(peers, mine, group=p.device_mesh.get_group(axis))
                 assert all(torch.equal(peer, mine) for peer in peers), f"{name} differs between tensor-parallel ranks"
@@ -96,7 +96,7 @@ def require_equal_peers(model: nn.Module) -> None:
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    launch = read_launch()
+    launch = read_process_info()
     with process_group(launch, torch.device("cpu"), timeout_minutes=2):
         for name in MESHES:
             mesh = build_mesh(plan_degrees(cases.parallelism(name), launch.world), launch.rank, "cpu")

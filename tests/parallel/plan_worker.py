@@ -14,11 +14,11 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.collectives import CollectiveCounter
 from credit.models.initialise import initial_values
 from credit.parallel.materialise import allocate_, fill_
-from credit.parallel.mesh import RunMesh, build_mesh, plan_degrees
-from credit.parallel.process_info import process_group, read_launch
-from credit.parallel.reduce import local_part
+from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
+from credit.parallel.process_info import process_group, read_process_info
+from credit.parallel.reduce import local_shard
 from credit.train.build import build_stepper
-from credit.train.ema import WeightAverage
+from credit.train.ema import EMA
 from credit.train.optim import build_optimizer
 from credit.train.step import TrainingStep
 from tests.parallel.cases import MESHES, parallelism
@@ -28,12 +28,12 @@ from tests.unit.hpc.measured import allocations, rehearsal_of
 
 def held(tensors: Any) -> int:
     """Return the bytes of this rank's parts, on the rank that has most."""
-    size = torch.tensor(sum(local_part(t).numel() * t.element_size() for t in tensors))
+    size = torch.tensor(sum(local_shard(t).numel() * t.element_size() for t in tensors))
     dist.all_reduce(size, dist.ReduceOp.MAX)
     return size.item()
 
 
-def measure(mesh: RunMesh, data: str, overrides: list[str]) -> dict[str, Any]:
+def measure(mesh: DeviceGrid, data: str, overrides: list[str]) -> dict[str, Any]:
     """Return bytes by kind, collectives of a step, and the most that a step's allocations came to."""
     config = config_of(data, overrides)
     conf, rehearsal, rollout = config.trainer, rehearsal_of(config), config.data.forecast_len
@@ -42,7 +42,7 @@ def measure(mesh: RunMesh, data: str, overrides: list[str]) -> dict[str, Any]:
     fill_(model, initial_values(model, seed=0))
     model.train()
     stepper = build_stepper(config, rehearsal._assets, model, torch.device("cpu"), autocast)
-    optimizer, average = build_optimizer(model, conf), WeightAverage(model, conf.ema_decay)
+    optimizer, average = build_optimizer(model, conf), EMA(model, conf.ema_decay)
     gradients: list[int] = []
     optimizer.register_step_pre_hook(lambda *_: gradients.append(held(p.grad for p in model.parameters())))
     step = TrainingStep(
@@ -71,7 +71,7 @@ def measure(mesh: RunMesh, data: str, overrides: list[str]) -> dict[str, Any]:
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    launch = read_launch()
+    launch = read_process_info()
     facts = {}
     with process_group(launch, torch.device("cpu"), timeout_minutes=5):
         for number, (name, overrides) in enumerate(CASES):

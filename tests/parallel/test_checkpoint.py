@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from credit.train.checkpoint import checkpoint
-from credit.train.checkpoint.async_writer import CheckpointStore
+from credit.train.checkpoint.async_writer import AsyncCheckpointer
 from tests.parallel.checkpoint_worker import MODELS, RANKS, expected_of, plain, values
 
 LIMIT_SECONDS = 240
@@ -21,7 +21,7 @@ LIMIT_SECONDS = 240
 @pytest.mark.slow
 def test_every_mesh_reads_every_other(tmp_path: Path, repository: Path) -> None:
     expected = expected_of(values(plain()))
-    with CheckpointStore(tmp_path / "single") as store:
+    with AsyncCheckpointer(tmp_path / "single") as store:
         store.save(1, {"all": expected}, {"mask": torch.ones(2)}, {})
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
     # a session of its own, so that ranks that hang can be ended with their launcher

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from credit.parallel.mesh import RunMesh
+from credit.parallel.mesh import DeviceGrid
 from tests.parallel import cases
 from tests.parallel.grid import launch
 
@@ -29,7 +29,7 @@ def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def one_process() -> dict[int, dict[str, torch.Tensor]]:
     """What one process has computed, by case."""
-    return {number: cases.train(case, RunMesh()) for number, case in enumerate(cases.CASES)}
+    return {number: cases.train(case, DeviceGrid()) for number, case in enumerate(cases.CASES)}
 
 
 @pytest.mark.parametrize("mesh", list(cases.MESHES))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from credit.parallel.mesh import RunMesh
+from credit.parallel.mesh import DeviceGrid
 from tests.parallel import cases
 from tests.parallel.grid import launch
 from tests.parallel.long_worker import LOW_PRECISION
@@ -28,8 +28,8 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_bfloat16_trains_as_on_one_process(two_ranks: dict[str, Any]) -> None:
     """Sharded, weights and activations are bfloat16; on one process autocast is. Both are as far from float32."""
     many = torch.tensor(two_ranks["losses"])
-    autocast = cases.train(LOW_PRECISION, RunMesh())["loss"]
-    exact = cases.train(replace(LOW_PRECISION, amp=False), RunMesh())["loss"]
+    autocast = cases.train(LOW_PRECISION, DeviceGrid())["loss"]
+    exact = cases.train(replace(LOW_PRECISION, amp=False), DeviceGrid())["loss"]
     own = (autocast - exact).abs() / exact
     assert ((many - exact).abs() / exact).mean() < 2 * own.mean() + 1e-4
     assert ((many - exact).abs() / exact).max() < 3 * own.max() + 1e-3

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from credit.parallel.mesh import RunMesh
+from credit.parallel.mesh import DeviceGrid
 from tests.parallel import lora_worker
 from tests.parallel.grid import launch
 from tests.parallel.test_equality import relative
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 def test_many_ranks_equal_one_process(tmp_path: Path) -> None:
     launch("tests.parallel.lora_worker", 4, str(tmp_path))
     for number, case in enumerate(lora_worker.CASES):
-        one = lora_worker.train(case, RunMesh(), "none")
+        one = lora_worker.train(case, DeviceGrid(), "none")
         gradients = [key for key in one if key.startswith("gradient/")]
         assert {key.rpartition(".")[2] for key in gradients} == {"a", "b"}
         total = torch.stack([one[key].norm() for key in gradients]).norm()

@@ -12,7 +12,7 @@ from credit.hpc.planner.gpus import find_gpu
 from credit.hpc.planner.mesh import MeshPlan, Planner, Run
 from credit.hpc.planner.traffic import bytes_by_kind, calls_by_kind
 from credit.parallel.mesh import plan_degrees
-from credit.parallel.process_info import fake_ranks
+from credit.parallel.process_info import fake_process_group
 from tests.parallel.cases import MESHES, parallelism
 from tests.parallel.grid import launch
 from tests.unit.hpc.measured import rehearsal_of, small_config
@@ -45,7 +45,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
 
 @pytest.fixture(scope="module")
 def planned() -> list[MeshPlan]:
-    with fake_ranks(RANKS):
+    with fake_process_group(RANKS):
         return [plan_of(name, overrides) for name, overrides in CASES]
 
 

@@ -9,8 +9,8 @@ import sys
 import torch
 
 from credit.errors import CheckpointError
-from credit.parallel.object_collectives import dealt_by_main, on_main
-from credit.parallel.process_info import process_group, read_launch
+from credit.parallel.object_collectives import run_on_rank0, scatter_from_rank0
+from credit.parallel.process_info import process_group, read_process_info
 
 
 class Deadly:
@@ -22,13 +22,13 @@ class Deadly:
 
 
 def main(how: str) -> None:
-    launch = read_launch()
+    launch = read_process_info()
     with process_group(launch, torch.device("cpu"), 1):
         try:
             if how == "on_main":
-                on_main(Deadly)
+                run_on_rank0(Deadly)
             else:
-                dealt_by_main(0, lambda offers: [Deadly() for _ in offers])
+                scatter_from_rank0(0, lambda offers: [Deadly() for _ in offers])
         except CheckpointError as error:
             print(error, flush=True)
             # what is left of the group cannot be taken down together

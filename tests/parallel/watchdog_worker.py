@@ -12,14 +12,14 @@ import threading
 import torch
 import torch.distributed as dist
 
-from credit.parallel.process_info import process_group, read_launch
+from credit.parallel.process_info import process_group, read_process_info
 from credit.parallel.watchdog import Watchdog
 
 
 def main(silent: bool) -> None:
     """Rank 1 stays away from the fourth sum: stopped as a whole (`silent`), or only late."""
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
-    launch = read_launch()
+    launch = read_process_info()
     with (
         process_group(launch, torch.device("cpu"), 1) as store,
         Watchdog(store, launch.rank, launch.world, patience=1.5, beat=0.3) as watchdog,

@@ -10,7 +10,7 @@ import torch
 
 from credit.cli.main import main
 from credit.config import load_config
-from credit.parallel.process_info import read_launch
+from credit.parallel.process_info import read_process_info
 from credit.train.build import assemble_training
 from credit.train.monitor.run_files import early_rows
 from tests.smoke.test_train import rows
@@ -97,7 +97,7 @@ def test_a_run_that_is_stopped_in_a_view_makes_up_for_it(runs: Path) -> None:
     folder.mkdir()
 
     def run(asked: Asked) -> str:
-        launch = read_launch()
+        launch = read_process_info()
         return assemble_training(config, launch, torch.device("cpu"), asked, lambda *_: []).run(asked, None)
 
     assert run(Asked("early view at step 8")) == "requeue"

@@ -10,7 +10,7 @@ import pytest
 import xarray as xr
 import yaml
 
-from credit.cli.verify import load_run
+from credit.cli.verify import load_run_config
 from tests.smoke.test_budgets import write_air
 
 DERIVE = {"z": {"kind": "geopotential"}, "msl": {"kind": "mean_sea_level_pressure"}, "wind": {"kind": "wind_speed"}}
@@ -65,6 +65,6 @@ def test_scores_of_files_are_those_without_files(tmp_path: Path, command) -> Non
     assert command("verify", scores, "--online", "--model", run, TWO, ensemble).returncode == 0
     assert (run / "scores.csv").read_bytes() == of_files
     moved = str(shutil.copytree(run, tmp_path / "moved"))
-    assert load_run(moved, []).save_loc == moved
+    assert load_run_config(moved, []).save_loc == moved
     done = command("verify", scores, "--model", config)
     assert done.returncode == 2 and "--model: it goes with --online" in done.stderr

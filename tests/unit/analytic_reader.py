@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.channels import ChannelMap
-from credit.data.store.chunk_reader import copy_fields
+from credit.data.store.chunk_reader import scatter_fields
 from credit.grid import LatLonGrid
 
 ATTRIBUTES = {
@@ -40,7 +40,7 @@ class AnalyticReader:
         self,
         channels: ChannelMap,
         grid: LatLonGrid,
-        clock: Clock,
+        clock: Calendar,
         times: np.ndarray,
         function: Callable[[int, int], np.ndarray],
         masks: dict[str, np.ndarray] | None = None,
@@ -71,7 +71,7 @@ class AnalyticReader:
 
     def read_into(self, index: int, places: Sequence[np.ndarray | None]) -> None:
         """Bring the fields of one time to their places."""
-        copy_fields(self.read(index), places)
+        scatter_fields(self.read(index), places)
 
     def static(self) -> np.ndarray:
         """Return the static fields: zeros."""

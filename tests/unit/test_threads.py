@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from credit.utils.threads import in_threads
+from credit.utils.threads import thread_map
 
 CELLS = 1 << 20  # enough for a thread each
 
@@ -30,7 +30,7 @@ def test_each_item_is_done_once(items: int, threads: int) -> None:
         done.append(number)
         by.add(threading.get_ident())
 
-    in_threads(work, items, CELLS)
+    thread_map(work, items, CELLS)
     assert sorted(done) == list(range(items))
     assert len(by) <= min(threads, items)
     if items == 40:
@@ -39,7 +39,7 @@ def test_each_item_is_done_once(items: int, threads: int) -> None:
 
 def test_few_cells_are_not_shared(threads: int) -> None:
     by = []
-    in_threads(lambda number: by.append(threading.get_ident()), 40, 1)
+    thread_map(lambda number: by.append(threading.get_ident()), 40, 1)
     assert set(by) == {threading.get_ident()}
 
 
@@ -55,5 +55,5 @@ def test_an_error_is_raised_and_nothing_else_begun(here: bool, threads: int) -> 
         done.append(number)
 
     with pytest.raises(ValueError, match="^item "):
-        in_threads(work, 1000, CELLS)
+        thread_map(work, 1000, CELLS)
     assert len(done) < 50

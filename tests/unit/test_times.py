@@ -7,7 +7,7 @@ import datetime
 import numpy as np
 import pytest
 
-from credit.calendar import CALENDARS, Clock, format_duration, parse_duration
+from credit.calendar import CALENDARS, Calendar, format_duration, parse_duration
 from credit.errors import ConfigError, DataError
 
 
@@ -34,41 +34,41 @@ def test_minutes_are_counted_as_the_standard_library_counts() -> None:
     epoch = datetime.datetime(1900, 1, 1)
     for text in ("1850-06-01T00:00", "1900-03-01T00:00", "2000-02-29T18:00", "2024-12-31T23:59"):
         expected = (datetime.datetime.fromisoformat(text) - epoch).total_seconds() / 60
-        assert Clock().parse(text) == expected
-        assert Clock().format(Clock().parse(text)) == text
+        assert Calendar().parse(text) == expected
+        assert Calendar().format(Calendar().parse(text)) == text
 
 
 @pytest.mark.parametrize(
     ("calendar", "days"), [("standard", 366), ("noleap", 365), ("all_leap", 366), ("360_day", 360)]
 )
 def test_the_length_of_the_year_2000(calendar: str, days: int) -> None:
-    clock = Clock(calendar)
+    clock = Calendar(calendar)
     assert clock.parse("2001-01-01") - clock.parse("2000-01-01") == days * 1440
 
 
 def test_the_day_after_28_february() -> None:
-    after = {name: Clock(name).format(Clock(name).parse("2001-02-28") + 1440)[:10] for name in CALENDARS}
+    after = {name: Calendar(name).format(Calendar(name).parse("2001-02-28") + 1440)[:10] for name in CALENDARS}
     assert after["standard"] == after["noleap"] == after["julian"] == "2001-03-01"
     assert after["all_leap"] == after["360_day"] == "2001-02-29"
 
 
 def test_aliases_and_unknown_calendars() -> None:
-    assert Clock("gregorian") == Clock() and Clock("365_day") == Clock("noleap")
+    assert Calendar("gregorian") == Calendar() and Calendar("365_day") == Calendar("noleap")
     with pytest.raises(DataError, match='"360day" is not a CF calendar; did you mean "360_day"'):
-        Clock("360day")
+        Calendar("360day")
     # the nearest name may be another name of a calendar
     with pytest.raises(DataError, match='"365_days" is not a CF calendar; did you mean "365_day"'):
-        Clock("365_days")
+        Calendar("365_days")
 
 
 @pytest.mark.parametrize("text", ["2001-02-29", "2001-13-01", "01-02-2001", "2001-01-01T25:00", "soon", "2001-01"])
 def test_text_that_is_no_time(text: str) -> None:
     with pytest.raises(ConfigError, match="data.splits.train"):
-        Clock().parse(text, "data.splits.train")
+        Calendar().parse(text, "data.splits.train")
 
 
 def test_a_date_as_an_end_means_the_whole_day() -> None:
-    clock = Clock()
+    clock = Calendar()
     assert clock.parse_end("2001-03-10") == clock.parse("2001-03-10T23:59")
     assert clock.parse_end("2001-03-10T06:00") == clock.parse("2001-03-10T06:00")
     assert clock.parse("2001-03-10 06") == clock.parse("2001-03-10T06:00Z") == clock.parse("2001-03-10T06")
@@ -86,7 +86,7 @@ def test_a_date_as_an_end_means_the_whole_day() -> None:
     ],
 )
 def test_cf_times(values: list, units: str, calendar: str, expected: list[str]) -> None:
-    clock = Clock(calendar)
+    clock = Calendar(calendar)
     minutes = clock.from_cf(np.array(values), units)
     assert minutes.dtype == np.int64
     assert [clock.format(value) for value in minutes] == expected
@@ -94,12 +94,12 @@ def test_cf_times(values: list, units: str, calendar: str, expected: list[str]) 
 
 def test_units_that_cannot_be_decoded() -> None:
     with pytest.raises(DataError, match='"fortnights since 2000-01-01"'):
-        Clock().from_cf(np.array([1.0]), "fortnights since 2000-01-01")
+        Calendar().from_cf(np.array([1.0]), "fortnights since 2000-01-01")
 
 
 @pytest.mark.parametrize("calendar", CALENDARS)
 def test_the_fraction_of_the_year(calendar: str) -> None:
-    clock = Clock(calendar)
+    clock = Calendar(calendar)
     begin, end = clock.parse("2004-01-01"), clock.parse("2005-01-01")
     times = np.array([[begin, end - 1], [(begin + end) // 2, end]])
     fractions = clock.year_fraction(times)
@@ -109,7 +109,7 @@ def test_the_fraction_of_the_year(calendar: str) -> None:
 
 @pytest.mark.parametrize("calendar", CALENDARS)
 def test_the_fraction_of_the_year_as_cftime_has_it(calendar: str) -> None:
-    clock = Clock(calendar)
+    clock = Calendar(calendar)
     anywhere = np.random.default_rng(0).integers(-500 * 525_960, 500 * 525_960, 200)
     edges = [clock.parse(f"{year}-01-01") + one for year in (1600, 1900, 1999, 2000, 2001, 2400) for one in (-1, 0)]
     times = np.concatenate([anywhere, edges])
@@ -122,6 +122,6 @@ def test_the_fraction_of_the_year_as_cftime_has_it(calendar: str) -> None:
 
 
 def test_the_fraction_of_the_day() -> None:
-    clock = Clock()
+    clock = Calendar()
     times = np.array([clock.parse("1899-12-31T18:00"), clock.parse("2000-01-01T06:00")])
     np.testing.assert_allclose(clock.day_fraction(times), [0.75, 0.25])

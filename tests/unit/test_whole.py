@@ -20,16 +20,16 @@ from credit.data.store.store_writer import _note
 from credit.errors import CheckpointError, CreditError
 from credit.hpc.chain import JOBS, record
 from credit.train.checkpoint import checkpoint, convert
-from credit.train.checkpoint.async_writer import CheckpointStore
+from credit.train.checkpoint.async_writer import AsyncCheckpointer
 from credit.train.checkpoint.resume import write_config
 from credit.train.monitor.metrics_log import _cut_rows, write_status
 from credit.train.monitor.summary import write_summary
-from credit.utils.atomic import write_text_whole, write_whole
+from credit.utils.atomic import atomic_write, atomic_write_text
 from tests.unit.cli.world import CONFIG
 
 ROWS = '{"step": 1}\n{"step": 2}\n{"st'
 WRITERS: dict[str, Callable[[Path], object]] = {
-    "some.txt": lambda folder: write_text_whole(folder / "some.txt", "new\u00e9"),
+    "some.txt": lambda folder: atomic_write_text(folder / "some.txt", "new\u00e9"),
     "config.yml": lambda folder: write_config(build_config(CONFIG), folder),
     "metrics.jsonl": lambda folder: _cut_rows(folder / "metrics.jsonl", 1),
     JOBS: lambda folder: record(folder, "train", "slurm", ["12"]),
@@ -93,7 +93,7 @@ def test_a_summary_that_finds_no_room_ends_nothing(
 def test_a_place_that_cannot_be_is_no_full_disk(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CreditError, match=r"file/a: cannot be written \(Not a directory\)$"):
-        write_text_whole(tmp_path / "file" / "a", "new")
+        atomic_write_text(tmp_path / "file" / "a", "new")
 
 
 def test_the_disk_has_the_file_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,13 +110,13 @@ def test_the_disk_has_the_file_before_it_has_its_name(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(os, "fsync", noting_fsync)
     monkeypatch.setattr(os, "replace", noting_replace)
-    write_text_whole(path, "new")
+    atomic_write_text(path, "new")
     held = (path.stat().st_ino, 3)
     assert done == [("on the disk", *held), ("named", *held)]
 
 
 def test_a_link_to_nothing_is_put_in_place(tmp_path: Path) -> None:
-    write_whole(tmp_path / "a", lambda beside: beside.symlink_to("gone"))
+    atomic_write(tmp_path / "a", lambda beside: beside.symlink_to("gone"))
     assert (tmp_path / "a").readlink() == Path("gone")
 
 
@@ -124,7 +124,7 @@ def test_what_a_killed_process_has_left_is_in_nobodys_way(tmp_path: Path) -> Non
     for name in ("link", "file"):
         (tmp_path / f".{name}.part").symlink_to("gone")
     checkpoint.point(tmp_path, "link", tmp_path / "step_00000002")
-    write_text_whole(tmp_path / "file", "new")
+    atomic_write_text(tmp_path / "file", "new")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]
     assert (tmp_path / "link").readlink() == Path("step_00000002") and (tmp_path / "file").read_text() == "new"
 
@@ -139,7 +139,7 @@ def test_a_link_that_cannot_be_moved_stays(tmp_path: Path, full: Callable[[], No
 
 def test_an_export_that_cannot_be_written(tmp_path: Path, full: Callable[[], None]) -> None:
     """The run is one of a checkpoint with a single tensor."""
-    with CheckpointStore(tmp_path / "checkpoints") as store:
+    with AsyncCheckpointer(tmp_path / "checkpoints") as store:
         path = store.save(3, {"forecast": {"x": torch.arange(3.0)}}, {}, {"note": "its own"}, links=("latest",))
     config = SimpleNamespace(save_loc=str(tmp_path))
     target = convert.export_weights(config, "latest", tmp_path / "out.safetensors")
@@ -157,7 +157,7 @@ def test_an_export_that_cannot_be_written(tmp_path: Path, full: Callable[[], Non
 
 def test_what_is_no_fault_of_the_disk_is_not_called_one(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
-        write_whole(tmp_path / "a", lambda beside: 1 / 0)
+        atomic_write(tmp_path / "a", lambda beside: 1 / 0)
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o027, 0o002])
@@ -165,7 +165,7 @@ def test_a_file_has_the_mode_that_the_umask_gives(tmp_path: Path, umask: int) ->
     """The weights' library writes files that their owner alone can read."""
     before = os.umask(umask)
     try:
-        path = write_whole(tmp_path / "a.safetensors", lambda beside: save_file({"x": torch.ones(2)}, beside))
+        path = atomic_write(tmp_path / "a.safetensors", lambda beside: save_file({"x": torch.ones(2)}, beside))
         assert path.stat().st_mode & 0o777 == 0o666 & ~umask
     finally:
         os.umask(before)

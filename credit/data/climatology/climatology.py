@@ -14,9 +14,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.errors import DataError
-from credit.utils.threads import in_threads
+from credit.utils.threads import thread_map
 
 _SHORT_YEARS = 5.0
 # of fields that are kept when they are read as they are asked for, if that is not less than two parts of the year
@@ -44,7 +44,7 @@ class LazyFields:
         return np.stack([self._read(key, part) for part in range(self.shape[1])])
 
 
-class WeightedFields:
+class LazyWeightedSum:
     """A weighted sum of fields of which each channel is made when it is asked for; as an array, all are.
 
     Attributes:
@@ -57,10 +57,10 @@ class WeightedFields:
         self.shape, self.dtype = parts[0].shape, parts[0].dtype
         self.ndim = len(self.shape)
 
-    def __getitem__(self, key: int | slice | list[int]) -> np.ndarray | WeightedFields:
+    def __getitem__(self, key: int | slice | list[int]) -> np.ndarray | LazyWeightedSum:
         """Return a channel, (H, W), or the weighted sum of some."""
         if isinstance(key, slice | list):
-            return WeightedFields(self.weights, [part[key] for part in self.parts])
+            return LazyWeightedSum(self.weights, [part[key] for part in self.parts])
         total = self.weights[0] * self.parts[0][key]
         for weight, part in zip(self.weights[1:], self.parts[1:], strict=True):
             total += weight * part[key]
@@ -75,11 +75,11 @@ class WeightedFields:
         def fill(channel: int) -> None:
             fields[channel] = self[channel]
 
-        in_threads(fill, len(fields), len(self.parts) * fields[0].size)
+        thread_map(fill, len(fields), len(self.parts) * fields[0].size)
         return fields if dtype is None else fields.astype(dtype, copy=False)
 
 
-Fields = np.ndarray | WeightedFields
+Fields = np.ndarray | LazyWeightedSum
 
 
 @dataclass(frozen=True)
@@ -108,12 +108,12 @@ class Climatology:
     description: str
     years: float
     centres: tuple[float, ...] | None = None
-    _clock: Clock = field(init=False, repr=False, compare=False)
+    _clock: Calendar = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         assert self.kind in ("harmonic", "table", "days") and self.fields.ndim == 5
         assert (self.centres is not None) == (self.kind == "table")
-        object.__setattr__(self, "_clock", Clock(self.calendar))
+        object.__setattr__(self, "_clock", Calendar(self.calendar))
 
     def at(self, minutes: int) -> np.ndarray:
         """Return the fields expected at `minutes`, (C, H, W) float32; see `sum_at`."""
@@ -130,12 +130,12 @@ class Climatology:
             return self.fields[member, self._clock.datetime(minutes).dayofyr - 1]
         fraction = float(self._clock.year_fraction(np.array(minutes)))
         if self.kind == "harmonic":
-            return WeightedFields(evaluate_harmonics(fraction, parts).astype(np.float32), self.fields[member])
+            return LazyWeightedSum(evaluate_harmonics(fraction, parts).astype(np.float32), self.fields[member])
         position = (fraction - self.centres[member]) * parts
         below = int(np.floor(position))
         share = np.float32(position - below)
         around = [self.fields[member, number % parts] for number in (below, below + 1)]
-        return WeightedFields(np.array([1 - share, share]), around)
+        return LazyWeightedSum(np.array([1 - share, share]), around)
 
     def _time_of_day(self, minutes: int) -> int:
         if not len(self.day_minutes):

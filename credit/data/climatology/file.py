@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xarray as xr
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.config.schema_data import DataConfig
 from credit.config.schema_forecast import ClimatologyConfig
 from credit.config.schema_source import SourceConfig
@@ -28,7 +28,7 @@ from credit.data.formats.cf import Coordinates, level_values, match_levels
 from credit.data.formats.files import expand_path, open_file
 from credit.data.formats.units import Conversion, find_conversion
 from credit.errors import DataError, did_you_mean
-from credit.grid import LatLonGrid, Orientation
+from credit.grid import AxisOrder, LatLonGrid
 
 if TYPE_CHECKING:
     from credit.channels import Channel
@@ -45,7 +45,7 @@ def load_climatology(
     conf: ClimatologyConfig,
     data: DataConfig,
     channels: Sequence[Channel],
-    clock: Clock,
+    clock: Calendar,
     attributes: Mapping[str, Mapping[str, str]],
     grid: LatLonGrid | None,
 ) -> tuple[Climatology, LatLonGrid]:
@@ -111,7 +111,7 @@ class _Found:
     rows: np.ndarray | None
     places: list[int]
     grid: LatLonGrid
-    orientation: Orientation
+    orientation: AxisOrder
     conversion: Conversion | None
 
     def read(self, hour: int, day: int | slice) -> np.ndarray:

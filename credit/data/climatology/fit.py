@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tqdm import tqdm
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.config.schema_forecast import ClimatologyConfig
 from credit.data.climatology.climatology import Climatology, evaluate_harmonics
 from credit.errors import ConfigError
@@ -30,7 +30,7 @@ _STRETCH_BYTES = 2**20
 
 
 @dataclass(frozen=True)
-class Fit:
+class ClimatologyPlan:
     """What a fit needs besides the fields: which times count in which sums, and what becomes of the sums.
 
     Attributes:
@@ -103,7 +103,9 @@ def fit_climatology(
     )  # fmt: skip
 
 
-def plan_fit(times: np.ndarray, clock: Clock, first_minutes: int, last_minutes: int, conf: ClimatologyConfig) -> Fit:
+def plan_fit(
+    times: np.ndarray, clock: Calendar, first_minutes: int, last_minutes: int, conf: ClimatologyConfig
+) -> ClimatologyPlan:
     """Return how a climatology is fitted to the times of a period.
 
     Raises:
@@ -136,11 +138,13 @@ def plan_fit(times: np.ndarray, clock: Clock, first_minutes: int, last_minutes: 
         centres = tuple(float(minutes / (1440 * days)) for minutes in hours)
         divisors = np.stack([_count(*group, count, width, days) for group in zip(groups, centres, strict=True)])
     description = f"{_describe(conf)}, {period}"
-    return Fit(kind, positions, fractions, members, day_minutes, centres, width, divisors, description, years)
+    return ClimatologyPlan(
+        kind, positions, fractions, members, day_minutes, centres, width, divisors, description, years
+    )
 
 
 def fit_fields(
-    fit: Fit,
+    fit: ClimatologyPlan,
     reader: FieldReader,
     channel_names: Sequence[str],
     times_of_day: slice = _EVERY,
@@ -207,7 +211,7 @@ def _add(sums_KCHW: np.ndarray, weight_K: np.ndarray, values_CHW: np.ndarray) ->
             sums_KCHW[part, stretch] += weight_K[part] * values
 
 
-def _years(times: np.ndarray, clock: Clock) -> float:
+def _years(times: np.ndarray, clock: Calendar) -> float:
     """Return the years from the first time to a step after the last; those of the calendar count one each."""
     ends = np.array([times[0], times[-1] + (np.diff(times).min() if len(times) > 1 else 0)])
     first, last = (clock.datetime(minutes).year for minutes in ends)

@@ -37,7 +37,7 @@ from zarr.codecs import BloscCodec, Crc32cCodec
 from credit.config.schema_data import DataConfig, PreprocessConfig
 from credit.config.schema_forecast import ClimatologyConfig
 from credit.data.climatology.climatology import Climatology, LazyFields
-from credit.data.climatology.fit import Fit, fit_climatology, fit_fields, plan_fit
+from credit.data.climatology.fit import ClimatologyPlan, fit_climatology, fit_fields, plan_fit
 from credit.data.splits import Split, build_splits
 from credit.data.store import store_writer
 from credit.data.store.chunk_reader import find_fault_of_size
@@ -63,7 +63,7 @@ _WAY_OUT = "run credit_preprocess again"
 
 
 @dataclass(frozen=True)
-class Fitting:
+class FitTask:
     """What a process needs to fit blocks; may be sent to another machine that sees the same files.
 
     Attributes:
@@ -78,7 +78,7 @@ class Fitting:
     period: tuple[int, int]
     progress: bool
 
-    def plan(self, reader: StoreReader) -> Fit:
+    def plan(self, reader: StoreReader) -> ClimatologyPlan:
         """Return how it is fitted to the store's times."""
         return plan_fit(reader.times, reader.clock, *self.period, self.conf)
 
@@ -118,7 +118,7 @@ def preprocess_climatology(
         with store_writer.lock(_lock_folder(path) / "create.lock"):
             _mark_blocks(path, damaged)
     alone = settings.workers == 1 and settings.cluster == "none"
-    job = Fitting(path, wanted, (train.first, train.last), progress and alone)
+    job = FitTask(path, wanted, (train.first, train.last), progress and alone)
     fit = job.plan(reader)
     with disk_errors_of(path):
         if not _begun(job):
@@ -134,7 +134,7 @@ def preprocess_climatology(
         shutil.rmtree(_lock_folder(path), ignore_errors=True)
 
 
-def obtain_climatology(
+def load_or_fit_climatology(
     reader: FieldReader, channel_names: Sequence[str], train: Split, wanted: ClimatologyConfig
 ) -> Climatology:
     """Return a climatology of the training period: the store's if it is the wanted one, else one that is fitted now.
@@ -170,7 +170,7 @@ def difference(path: Path, wanted: ClimatologyConfig, train: Split) -> str | Non
     return None if meta["complete"] else f"the store's is not complete ({_WAY_OUT})"
 
 
-def describe_kept(path: Path) -> str:
+def describe_stored(path: Path) -> str:
     """Return in words which climatology a store has."""
     meta = _describe(path)
     return "none" if meta is None else meta["description"] + ("" if meta["complete"] else ", not complete")
@@ -216,7 +216,7 @@ def _mark_blocks(path: Path, numbers: Sequence[int]) -> None:
         group["done"][number] = 0
 
 
-def bytes_of(fit: Fit, channels: int, grid_shape: tuple[int, int]) -> tuple[int, int]:
+def bytes_of(fit: ClimatologyPlan, channels: int, grid_shape: tuple[int, int]) -> tuple[int, int]:
     """Return the most bytes that a climatology takes in a store, and in memory while a process fits it."""
     (members, count), cells = fit.shape, math.prod(grid_shape)
     _, parts_at_once, channels_at_once = _block_shape(fit, channels, cells)
@@ -249,7 +249,7 @@ def _about(conf: ClimatologyConfig) -> dict[str, Any]:
     return {"method": conf.method, **width, "by_hour": conf.by_hour}
 
 
-def _begun(job: Fitting) -> bool:
+def _begun(job: FitTask) -> bool:
     """Whether the store has such a climatology, complete or not."""
     meta = _describe(job.path)
     if meta is None or not _is_current(meta):
@@ -257,7 +257,7 @@ def _begun(job: Fitting) -> bool:
     return (meta["settings"], meta["period"]) == (_about(job.conf), list(job.period))
 
 
-def _block_shape(fit: Fit, channels: int, cells: int) -> tuple[int, int, int]:
+def _block_shape(fit: ClimatologyPlan, channels: int, cells: int) -> tuple[int, int, int]:
     """Return how many times of the day, parts of the year and channels are fitted at once.
 
     Neighbouring parts of the year need mostly the same times, and a read brings all channels; so a block has all
@@ -284,7 +284,7 @@ def _blocks(shape: Sequence[int], lengths: Sequence[int]) -> list[tuple[slice, .
     return list(itertools.product(*axes))
 
 
-def _create(job: Fitting, fit: Fit, reader: StoreReader) -> None:
+def _create(job: FitTask, fit: ClimatologyPlan, reader: StoreReader) -> None:
     """Make the group without fields, beside the store, and move it to its place; one that is there goes."""
     channels, grid = reader.channels.stored, reader.grid
     cells, shape = math.prod(grid.shape), (*fit.shape, len(channels))
@@ -326,7 +326,7 @@ def _create(job: Fitting, fit: Fit, reader: StoreReader) -> None:
     os.replace(beside, place)
 
 
-def _fit_blocks(job: Fitting, settings: PreprocessConfig, hidden: bool | None) -> None:
+def _fit_blocks(job: FitTask, settings: PreprocessConfig, hidden: bool | None) -> None:
     """Fit the blocks that are not there yet, and wait for those that other processes are at."""
     marks = zarr.open_group(job.path / "climatology", mode="r")["done"]
     with tqdm(desc="climatology", unit="block", total=len(marks[:]), disable=hidden) as bar:
@@ -337,7 +337,7 @@ def _fit_blocks(job: Fitting, settings: PreprocessConfig, hidden: bool | None) -
                 time.sleep(_SECONDS_BETWEEN_LOOKS)  # another process is at what is left
 
 
-def fit_block(job: Fitting, number: int) -> int:
+def fit_block(job: FitTask, number: int) -> int:
     """Fit and write a block, unless it is there already or another process is at it; returns how many are new."""
     with store_writer.lock(_lock_folder(job.path) / f"{number:06d}.lock", wait=False) as mine:
         group = zarr.open_group(job.path / "climatology", mode="r+")

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 import xarray as xr
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.data.formats.grib import UNREADABLE
 from credit.data.formats.regrid import Regridder
 from credit.data.formats.select import listing
 from credit.data.formats.unit_checks import Implausible, ValueRules
-from credit.data.formats.units import Conversion, OfLogarithm, require_packing
+from credit.data.formats.units import Conversion, ExpConversion, require_packing
 from credit.errors import DataError
-from credit.grid import LatLonGrid, Orientation
+from credit.grid import AxisOrder, LatLonGrid
 from credit.physics.vertical import Column
 
 _STANDARD_NAMES = {
@@ -53,7 +53,7 @@ _FIELDS_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
-class Layout:
+class VariableLayout:
     """How one variable lies in one file.
 
     Attributes:
@@ -81,10 +81,10 @@ class Layout:
     level_rows: tuple[int, ...] | None
     column: Column | None
     grid: LatLonGrid
-    orientation: Orientation
+    orientation: AxisOrder
     regridder: Regridder | None
     conversion: Conversion | None
-    to_si: Conversion | OfLogarithm | None
+    to_si: Conversion | ExpConversion | None
     times: np.ndarray | None
     window_bounds: np.ndarray | None
     attributes: dict[str, str]
@@ -92,7 +92,7 @@ class Layout:
     chunk_times: int
     rules: ValueRules
     where: str
-    clock: Clock | None
+    clock: Calendar | None
 
     def read(self, dataset: xr.Dataset, position: int | slice) -> np.ndarray:
         """Return fields on the run's grid and in its units, missing ones NaN.
@@ -278,7 +278,7 @@ class Coordinates:
         """Return the coordinate of a dimension."""
         return self._dataset.variables[self.of_dim[dim][1]].values
 
-    def grid(self, lat: str, lon: str, where: str) -> tuple[LatLonGrid, Orientation]:
+    def grid(self, lat: str, lon: str, where: str) -> tuple[LatLonGrid, AxisOrder]:
         """Return the grid of two dimensions and what brings fields on them into its order."""
         bounds = self.bounds(self.of_dim[lat][1])
         return LatLonGrid.from_coords(self.values(lat), self.values(lon), bounds, where)

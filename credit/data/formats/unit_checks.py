@@ -312,7 +312,7 @@ def require_units(name: str, attributes: Mapping[str, str], where: str) -> None:
         raise DataError(f"{where}: {message}")
 
 
-def find_contradictions(fields_CHW: np.ndarray, reader: FieldReader, conf: DataConfig, when: str) -> list[str]:
+def find_implausible_units(fields_CHW: np.ndarray, reader: FieldReader, conf: DataConfig, when: str) -> list[str]:
     """Return a message for each variable of a store whose units or values cannot be right.
 
     Args:

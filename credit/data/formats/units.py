@@ -85,7 +85,7 @@ class Conversion:
         return (np.asarray(fields, dtype=np.float64) * self.scale + self.offset).astype(np.float32)
 
 
-class OfLogarithm:
+class ExpConversion:
     """From the natural logarithm of a number of Pa to Pa."""
 
     def apply(self, fields: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 
-class Buffers:
+class BufferPool:
     """Gives float32 tensors to be filled.
 
     Memory that is new to a process comes page by page, which takes longer than reading a batch into memory that it has.
@@ -22,8 +22,8 @@ class Buffers:
     def __init__(self) -> None:
         self._free: dict[int, list[np.ndarray]] = defaultdict(list)
 
-    def __reduce__(self) -> tuple[type[Buffers], tuple]:
-        return Buffers, ()
+    def __reduce__(self) -> tuple[type[BufferPool], tuple]:
+        return BufferPool, ()
 
     def take(self, *shape: int) -> torch.Tensor:
         """Return a tensor; in a loader process in memory that it has in common with the training process."""

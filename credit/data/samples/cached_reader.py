@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from credit.data.store.chunk_reader import copy_fields
+from credit.data.store.chunk_reader import scatter_fields
 
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
 
 
-class KeptReader:
+class CachedReader:
     """Another `credit.data.reader.FieldReader`, of which every time is read once (``data.cache: memory``).
 
     Statistics, climatology, training and validation of a run then read a time together once.
@@ -43,7 +43,7 @@ class KeptReader:
 
     def read_into(self, index: int, places: Sequence[np.ndarray | None]) -> None:
         """Bring the fields of one time to their places; see `credit.data.reader.FieldReader`."""
-        copy_fields(self.read(index), places)
+        scatter_fields(self.read(index), places)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reader, name)

@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import Dataset
 
 from credit.data.samples.batch import Batch
-from credit.data.samples.buffer_pool import Buffers
-from credit.data.samples.frames import Frames
+from credit.data.samples.buffer_pool import BufferPool
+from credit.data.samples.frames import FrameReader
 
 
 class ForecastDataset(Dataset):
@@ -28,7 +28,7 @@ class ForecastDataset(Dataset):
 
     def __init__(
         self,
-        frames: Frames,
+        frames: FrameReader,
         initial: Sequence[int] | np.ndarray,
         step: int,
         history_len: int,
@@ -43,7 +43,7 @@ class ForecastDataset(Dataset):
         self._forecast = forecast_len
         self._as_forecast = as_forecast
         self._blank = blank
-        self._buffers = Buffers()
+        self._buffers = BufferPool()
 
     @property
     def is_thread_safe(self) -> bool:

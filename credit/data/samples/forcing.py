@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 
 if TYPE_CHECKING:
     from credit.config.schema_data import SolarConfig
@@ -47,7 +47,7 @@ def toa_radiation(
     lat_deg: np.ndarray,
     lon_deg: np.ndarray,
     minutes: int,
-    clock: Clock,
+    clock: Calendar,
     step_minutes: int,
     window: str = "past",
     tsi: str = "constant",
@@ -85,7 +85,7 @@ def toa_radiation(
     return (irradiance * total).astype(np.float32)
 
 
-def era5_irradiance(minutes: float, clock: Clock) -> float:
+def era5_irradiance(minutes: float, clock: Calendar) -> float:
     """Return ERA5's total solar irradiance in W m-2 at 1 au (CMIP5's series times 0.9965)."""
     year = clock.datetime(int(minutes)).year + float(clock.year_fraction(np.array(int(minutes)))) - 0.5
     below = int(np.floor(year))
@@ -99,7 +99,7 @@ def _cmip5_irradiance(year: int) -> float:
     return _CMIP5_TSI[max(year, _CMIP5_FIRST_YEAR) - _CMIP5_FIRST_YEAR]
 
 
-def sun_position(minutes: float, clock: Clock) -> tuple[float, float, float]:
+def sun_position(minutes: float, clock: Calendar) -> tuple[float, float, float]:
     """Return declination (rad), equation of time (rad of hour angle) and squared inverse distance (au-2).
 
     Source: "Approximate Solar Coordinates", The Astronomical Almanac, section C (also aa.usno.navy.mil/faq/sun_approx).
@@ -127,14 +127,14 @@ def _daylight(lat: np.ndarray, declination: float) -> tuple[np.ndarray, np.ndarr
     return a, b, np.arccos(np.clip(-a / np.maximum(b, 1e-15), -1.0, 1.0))
 
 
-def _daily_mean(lat: np.ndarray, minutes: float, clock: Clock) -> np.ndarray:
+def _daily_mean(lat: np.ndarray, minutes: float, clock: Calendar) -> np.ndarray:
     """Return the mean over a day of the zenith angle's positive cosine over distance squared, (H, 1)."""
     declination, _, inverse_square = sun_position(minutes, clock)
     a, b, sunset = _daylight(lat, declination)
     return inverse_square / np.pi * np.maximum(a * sunset + b * np.sin(sunset), 0.0)
 
 
-def _piece(lat: np.ndarray, lon: np.ndarray, first: float, last: float, clock: Clock) -> np.ndarray:
+def _piece(lat: np.ndarray, lon: np.ndarray, first: float, last: float, clock: Calendar) -> np.ndarray:
     """Return the integral over (first, last] of the positive cosine over distance squared, (H, W) in s."""
     declination, equation, inverse_square = sun_position(0.5 * (first + last), clock)
     a, b, sunset = _daylight(lat, declination)
@@ -156,8 +156,8 @@ def _piece(lat: np.ndarray, lon: np.ndarray, first: float, last: float, clock: C
     return inverse_square * _SECONDS_PER_RADIAN * np.maximum(integral, 0.0)
 
 
-def computed_dynamic(
-    name: str, minutes: int, clock: Clock, grid: LatLonGrid, step_minutes: int, solar: SolarConfig
+def compute_dynamic_forcing(
+    name: str, minutes: int, clock: Calendar, grid: LatLonGrid, step_minutes: int, solar: SolarConfig
 ) -> np.ndarray:
     """Return one computed dynamic forcing of the step that starts at `minutes`, (H, W) float32.
 
@@ -175,7 +175,7 @@ def computed_dynamic(
     return np.broadcast_to(wave(2.0 * np.pi * local).astype(np.float32), grid.shape).copy()
 
 
-def computed_static(name: str, grid: LatLonGrid) -> np.ndarray:
+def compute_static(name: str, grid: LatLonGrid) -> np.ndarray:
     """Return one computed static input, (H, W) float32: ``sin_latitude``, ``sin_longitude`` or ``cos_longitude``."""
     wave = {"sin": np.sin, "cos": np.cos}[name[:3]]
     axis = {"latitude": grid.lat[:, None], "longitude": grid.lon[None, :]}[name[4:]]

@@ -13,18 +13,18 @@ from functools import lru_cache
 import numpy as np
 
 from credit.channels import Channel
-from credit.config.schema_data import DataConfig, FieldConfig
+from credit.config.schema_data import DataConfig, VariableOptions
 from credit.data.climatology.climatology import Climatology
 from credit.data.reader import FieldReader
-from credit.data.samples.forcing import computed_dynamic, computed_static
-from credit.data.store.chunk_reader import copy_fields
+from credit.data.samples.forcing import compute_dynamic_forcing, compute_static
+from credit.data.store.chunk_reader import scatter_fields
 from credit.errors import DataError
 
 # times whose fields a process keeps, for forecasts and for forcing that is held: a few, or a gibibyte of them
 _LEAST_KEPT, _MOST_KEPT, _KEPT_BYTES = 4, 16, 2**30
 
 
-class Frames:
+class FrameReader:
     """Frames of one reader in ChannelMap order.
 
     Args:
@@ -125,7 +125,7 @@ class Frames:
             if channel.source == "data":
                 out.append(next(read))
             elif channel.source == "computed":
-                out.append(computed_static(channel.name, self.reader.grid))
+                out.append(compute_static(channel.name, self.reader.grid))
             else:
                 out.append(self.reader.masks[channel.variable].astype(np.float32))
         return np.stack(out) if out else np.zeros((0, *self.reader.grid.shape), dtype=np.float32)
@@ -150,12 +150,12 @@ class Frames:
         return self._read(self._index(minutes))
 
     def _compute(self, name: str, minutes: int) -> np.ndarray:
-        return computed_dynamic(name, minutes, self.reader.clock, self.reader.grid, self._step, self._conf.solar)
+        return compute_dynamic_forcing(name, minutes, self.reader.clock, self.reader.grid, self._step, self._conf.solar)
 
     def _deliver(self, minutes: int, places: list[np.ndarray | None], at_hand: bool) -> None:
         """Bring the fields of a time to their places; by way of those that are kept, where it is needed again."""
         if at_hand:
-            copy_fields(self._stored(minutes), places)
+            scatter_fields(self._stored(minutes), places)
         else:
             self.reader.read_into(self._index(minutes), places)
 
@@ -191,7 +191,7 @@ class Frames:
         return _within(field, moved)
 
 
-def _within(field: FieldConfig, values: np.ndarray) -> np.ndarray:
+def _within(field: VariableOptions, values: np.ndarray) -> np.ndarray:
     """Return values within the bounds of their variable, which an anomaly and harmonics do not know of."""
     bounded = field.minimum is not None or field.maximum is not None
     return np.clip(values, field.minimum, field.maximum) if bounded else values

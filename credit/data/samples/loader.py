@@ -30,7 +30,7 @@ def block_at(step: int, left_out: Collection[int]) -> int:
     return block
 
 
-class PositionSampler(Sampler[list[int]]):
+class ResumableSampler(Sampler[list[int]]):
     """Yields this rank's micro-batches from optimizer step `first_step` to `last_step`.
 
     Optimizer step s (from 0) takes the s-th block of ``batch_size * data_ranks * accumulation`` samples of the epochs
@@ -88,7 +88,7 @@ class PositionSampler(Sampler[list[int]]):
         return self._last_order[1]
 
 
-class TrainingOrder:
+class SampleSchedule:
     """The samples of every optimizer step of a run, and loaders that bring them to this rank.
 
     Args:
@@ -113,7 +113,7 @@ class TrainingOrder:
     ) -> None:
         self._dataset, self._workers = dataset, workers
         self._sampler = functools.partial(
-            PositionSampler,
+            ResumableSampler,
             len(dataset),
             batch_size,
             accumulation,

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from credit.calendar import Clock, format_duration
+from credit.calendar import Calendar, format_duration
 from credit.config.schema_data import DataConfig
-from credit.data.sources.series import Series
+from credit.data.sources.series import VariableSeries
 from credit.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ _NEVER = -(10**12)
 
 
 @dataclass(frozen=True)
-class Windows:
+class TimeAggregation:
     """How the values of one variable come from those of its files: sums of values times weights.
 
     Attributes:
@@ -42,7 +42,7 @@ class Windows:
         return [weight for weight, _ in found], [place for _, place in found]
 
 
-def build_windows(name: str, series: Series, conf: DataConfig, clock: Clock) -> Windows:
+def build_windows(name: str, series: VariableSeries, conf: DataConfig, clock: Calendar) -> TimeAggregation:
     """Return how a variable's values over ``data.timestep`` come from its files.
 
     Raises:
@@ -57,14 +57,14 @@ def build_windows(name: str, series: Series, conf: DataConfig, clock: Clock) -> 
             if "time: mean" in methods or "time: sum" in methods:
                 logger.warning('%s is taken as instantaneous; its cell_methods say "%s" (data.fields)', name, methods)
                 break
-        return Windows(series.times, [(whole, np.arange(len(series.times)))])
+        return TimeAggregation(series.times, [(whole, np.arange(len(series.times)))])
     begins = _begins(name, series, clock)
     if temporal == "deaccumulate":
         return _running(name, series, conf, begins)
     return _pieces(name, series, conf, clock, begins)
 
 
-def _begins(name: str, series: Series, clock: Clock) -> np.ndarray | None:
+def _begins(name: str, series: VariableSeries, clock: Calendar) -> np.ndarray | None:
     """Return (N,) minutes at which the intervals of the values begin, where the files have time bounds.
 
     Raises:
@@ -84,7 +84,9 @@ def _begins(name: str, series: Series, clock: Clock) -> np.ndarray | None:
     return each[:, 0]
 
 
-def _pieces(name: str, series: Series, conf: DataConfig, clock: Clock, begins: np.ndarray | None) -> Windows:
+def _pieces(
+    name: str, series: VariableSeries, conf: DataConfig, clock: Calendar, begins: np.ndarray | None
+) -> TimeAggregation:
     """Put windows of a time step together from one or more intervals, all of one length."""
     step, times = conf.step_minutes, series.times
     if begins is None:
@@ -112,7 +114,7 @@ def _pieces(name: str, series: Series, conf: DataConfig, clock: Clock, begins: n
     return _complete(name, series, [(np.full(len(times), weight), times - number * length) for number in range(count)])
 
 
-def _require_one_spacing(name: str, series: Series) -> None:
+def _require_one_spacing(name: str, series: VariableSeries) -> None:
     """Refuse sources whose values cover intervals of other lengths, where only the distance of the times tells them.
 
     Raises:
@@ -132,7 +134,7 @@ def _require_one_spacing(name: str, series: Series) -> None:
         )
 
 
-def _running(name: str, series: Series, conf: DataConfig, begins: np.ndarray | None) -> Windows:
+def _running(name: str, series: VariableSeries, conf: DataConfig, begins: np.ndarray | None) -> TimeAggregation:
     """Take differences of values that run from the start of a forecast."""
     times, restarts = series.times, conf.field(name).restarts
     if begins is None:
@@ -169,7 +171,7 @@ def _last_restart(times: np.ndarray, hours: Sequence[int]) -> np.ndarray:
     return np.max(candidates, axis=0)
 
 
-def _complete(name: str, series: Series, terms: Sequence[tuple[np.ndarray, np.ndarray]]) -> Windows:
+def _complete(name: str, series: VariableSeries, terms: Sequence[tuple[np.ndarray, np.ndarray]]) -> TimeAggregation:
     """Return the windows of which every part is there; `terms` are weights and times."""
     times = series.times
     there = np.all([np.isin(needed, times) for _, needed in terms], axis=0)
@@ -178,4 +180,4 @@ def _complete(name: str, series: Series, terms: Sequence[tuple[np.ndarray, np.nd
             f"{series.pieces[0].path}: {name} has {len(times)} times, which make up no whole window of data.timestep; "
             "add the times that are missing, or lengthen the period"
         )
-    return Windows(times[there], [(w[there], np.searchsorted(times, needed[there])) for w, needed in terms])
+    return TimeAggregation(times[there], [(w[there], np.searchsorted(times, needed[there])) for w, needed in terms])

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.config.schema_data import DataConfig
 from credit.config.schema_source import SourceConfig
 from credit.data.formats.select import listing
-from credit.data.sources.derived_series import MadeSeries
-from credit.data.sources.series import JoinedSeries, Series
-from credit.data.sources.source_index import Piece, Scan
+from credit.data.sources.derived_series import DerivedSeries
+from credit.data.sources.series import JoinedSeries, VariableSeries
+from credit.data.sources.source_index import FileVariable, SourceIndex
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Contribution:
     times: np.ndarray
     idle: dict[Path | str, str]
 
-    def describe(self, conf: DataConfig, clock: Clock) -> str:
+    def describe(self, conf: DataConfig, clock: Calendar) -> str:
         """Return the account in one line."""
         files = f"{self.num_files} file{'' if self.num_files == 1 else 's'}"
         if self.idle:
@@ -61,7 +61,9 @@ class Contribution:
         return lines
 
 
-def list_contributions(conf: DataConfig, scan: Scan, series: Mapping[str, Series] | None = None) -> list[Contribution]:
+def list_contributions(
+    conf: DataConfig, scan: SourceIndex, series: Mapping[str, VariableSeries] | None = None
+) -> list[Contribution]:
     """Return what each source gives.
 
     Args:
@@ -76,7 +78,7 @@ def list_contributions(conf: DataConfig, scan: Scan, series: Mapping[str, Series
     contributions = []
     for number, files in enumerate(scan.files):
         variables, times = [], [np.empty(0, dtype=np.int64)]
-        pieces_of_path: dict[Path | str, list[Piece]] = {}
+        pieces_of_path: dict[Path | str, list[FileVariable]] = {}
         for label, pieces in _labelled(conf, scan):
             own = [piece for piece in pieces if piece.source == number]
             for piece in own:
@@ -101,7 +103,7 @@ def warn_of_idle_files(contributions: Sequence[Contribution]) -> None:
             logger.warning("%s", line)
 
 
-def _labelled(conf: DataConfig, scan: Scan) -> list[tuple[tuple[str, str], list[Piece]]]:
+def _labelled(conf: DataConfig, scan: SourceIndex) -> list[tuple[tuple[str, str], list[FileVariable]]]:
     """Return the files of everything that is read, with the variable's name and the purpose where it is another's."""
     labelled = []
     for name, pieces in scan.pieces.items():
@@ -112,7 +114,7 @@ def _labelled(conf: DataConfig, scan: Scan) -> list[tuple[tuple[str, str], list[
     return labelled
 
 
-def _describe_variable(label: tuple[str, str], pieces: list[Piece], num_files: int) -> str:
+def _describe_variable(label: tuple[str, str], pieces: list[FileVariable], num_files: int) -> str:
     """Return a variable in words: its names in the files where these are others, and how many files have it.
 
     Args:
@@ -130,7 +132,7 @@ def _describe_variable(label: tuple[str, str], pieces: list[Piece], num_files: i
     return f"{name} ({'; '.join(notes)})" if notes else name
 
 
-def _used_paths(scan: Scan, series: Mapping[str, Series]) -> set[tuple[int, Path | str]]:
+def _used_paths(scan: SourceIndex, series: Mapping[str, VariableSeries]) -> set[tuple[int, Path | str]]:
     """Return the files that some field is read from, each with its source."""
     used = {(piece.source, piece.path) for pieces in scan.inputs.values() for piece in pieces}
     parts = list(series.values())
@@ -139,7 +141,7 @@ def _used_paths(scan: Scan, series: Mapping[str, Series]) -> set[tuple[int, Path
         if isinstance(part, JoinedSeries):
             parts += part.parts
             continue
-        if isinstance(part, MadeSeries):
+        if isinstance(part, DerivedSeries):
             parts += [each for each, _ in part.inputs.values()]
         used |= {(part.pieces[number].source, part.pieces[number].path) for number in np.unique(part.piece)}
     for name, pieces in scan.pieces.items():
@@ -150,7 +152,7 @@ def _used_paths(scan: Scan, series: Mapping[str, Series]) -> set[tuple[int, Path
     return used
 
 
-def _why_unused(pieces: list[Piece], number: int) -> str:
+def _why_unused(pieces: list[FileVariable], number: int) -> str:
     counts = [len(piece.positions) for piece in pieces if piece.positions is not None]
     if counts and not any(counts):
         return f"its times lie outside of data.sources.{number}.period"

@@ -8,22 +8,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.config.schema_data import DataConfig
-from credit.data.formats.cf import Layout
+from credit.data.formats.cf import VariableLayout
 from credit.data.formats.files import OpenFiles, file_key
 from credit.data.formats.units import Conversion
-from credit.data.sources.derived_variables import interpolated_as, make
+from credit.data.sources.derived_variables import interpolation_kind, make
 from credit.data.sources.required_variables import FIELD, SURFACE_GEOPOTENTIAL, SURFACE_PRESSURE
-from credit.data.sources.series import Series, build_series, by_source, join_series, read_constant
-from credit.data.sources.source_index import Piece, Scan
+from credit.data.sources.series import VariableSeries, build_series, by_source, join_series, read_constant
+from credit.data.sources.source_index import FileVariable, SourceIndex
 from credit.errors import DataError
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class MadeSeries(Series):
+class DerivedSeries(VariableSeries):
     """A variable whose fields are made when they are read.
 
     Attributes:
@@ -36,12 +36,12 @@ class MadeSeries(Series):
 
     name: str
     kind: str | None
-    inputs: Mapping[str, tuple[Series, np.ndarray]]
+    inputs: Mapping[str, tuple[VariableSeries, np.ndarray]]
     ground: np.ndarray | None
-    ground_piece: Piece | None
+    ground_piece: FileVariable | None
 
     def comes_from(self, keys: Collection[str]) -> np.ndarray:
-        """Return for each time whether it is made of one of some files; see `Series.comes_from`."""
+        """Return for each time whether it is made of one of some files; see `VariableSeries.comes_from`."""
         touched = super().comes_from(keys)
         for series, theirs in self.inputs.values():
             touched = touched | series.comes_from(keys)[theirs]
@@ -61,7 +61,7 @@ class MadeSeries(Series):
         for place, *fields in zip(places, *parts.values(), strict=True):
             yield self._make(self.pieces[self.piece[place]], dict(zip(parts, fields, strict=True)))
 
-    def _make(self, piece: Piece, fields: dict[str, np.ndarray]) -> np.ndarray:
+    def _make(self, piece: FileVariable, fields: dict[str, np.ndarray]) -> np.ndarray:
         """Return the fields of one time.
 
         Args:
@@ -74,34 +74,36 @@ class MadeSeries(Series):
         if self.ground is not None:
             fields[SURFACE_GEOPOTENTIAL] = self.ground
         back = layout.to_si if self.kind is None and isinstance(layout.to_si, Conversion) else None
-        quantity = interpolated_as(self.name, layout.attributes.get("standard_name", ""))
+        quantity = interpolation_kind(self.name, layout.attributes.get("standard_name", ""))
         try:
             return layout.to_run(make(self.kind, quantity, layout.column, fields, back))
         except DataError as error:
             raise DataError(f"{piece.path}: {self.name}: {error}") from error
 
 
-def is_made(name: str, pieces: list[Piece], conf: DataConfig) -> bool:
+def is_derived(name: str, pieces: list[FileVariable], conf: DataConfig) -> bool:
     """Whether a variable is made of others, not read as it is."""
     return conf.field(name).derive is not None or any(piece.layout.column is not None for piece in pieces)
 
 
-def build_variable(name: str, scan: Scan, conf: DataConfig, files: OpenFiles) -> Series:
+def build_variable(name: str, scan: SourceIndex, conf: DataConfig, files: OpenFiles) -> VariableSeries:
     """Put the times of a variable together, which may come from several sources that follow each other.
 
     Raises:
-        DataError: for a time in two sources; else see `build_series` and `build_made`.
+        DataError: for a time in two sources; else see `build_series` and `build_derived`.
     """
-    parts: list[Series] = []
+    parts: list[VariableSeries] = []
     for pieces in by_source(scan.pieces[name]):
-        if is_made(name, pieces, conf):
-            parts.append(build_made(name, pieces, scan, conf, files))
+        if is_derived(name, pieces, conf):
+            parts.append(build_derived(name, pieces, scan, conf, files))
         else:
             parts.append(build_series(name, pieces, files, scan.clock))
     return join_series(name, parts, scan.clock)
 
 
-def build_made(name: str, own_pieces: list[Piece], scan: Scan, conf: DataConfig, files: OpenFiles) -> MadeSeries:
+def build_derived(
+    name: str, own_pieces: list[FileVariable], scan: SourceIndex, conf: DataConfig, files: OpenFiles
+) -> DerivedSeries:
     """Put a variable together that is interpolated or derived; its times are those of its main input.
 
     Args:
@@ -137,24 +139,24 @@ def build_made(name: str, own_pieces: list[Piece], scan: Scan, conf: DataConfig,
         inputs[role] = series, _match(name, main, roles[role], series, scan.clock)
     _say(name, conf.field(name).derive, first)
     kind = conf.field(name).derive
-    return MadeSeries(main.pieces, main.times, main.piece, main.position, name, kind, inputs, ground, ground_piece)
+    return DerivedSeries(main.pieces, main.times, main.piece, main.position, name, kind, inputs, ground, ground_piece)
 
 
-def _say(name: str, kind: str | None, layout: Layout) -> None:
+def _say(name: str, kind: str | None, layout: VariableLayout) -> None:
     """Log what is done to a variable, below the ground above all."""
     if layout.column is None or layout.column.wanted is None:
         return
-    extrapolated = kind == "geopotential" or interpolated_as(name, layout.attributes.get("standard_name", ""))
+    extrapolated = kind == "geopotential" or interpolation_kind(name, layout.attributes.get("standard_name", ""))
     below = "extrapolated" if extrapolated else "held"
     logger.info("%s: from %d levels, linearly in ln p; %s below the lowest", name, len(layout.column.levels), below)
 
 
-def _of_source(pieces: list[Piece], number: int) -> list[Piece]:
+def _of_source(pieces: list[FileVariable], number: int) -> list[FileVariable]:
     """Return the files of an input that are in the source of the main one, else all."""
     return [piece for piece in pieces if piece.source == number] or pieces
 
 
-def _require_grid(name: str, main: list[Piece], others: list[Piece]) -> None:
+def _require_grid(name: str, main: list[FileVariable], others: list[FileVariable]) -> None:
     for piece in (*main, *others):
         difference = main[0].layout.grid.difference(piece.layout.grid)
         if difference:
@@ -164,7 +166,7 @@ def _require_grid(name: str, main: list[Piece], others: list[Piece]) -> None:
             )
 
 
-def _require_levels(name: str, main: list[Piece], others: list[Piece]) -> None:
+def _require_levels(name: str, main: list[FileVariable], others: list[FileVariable]) -> None:
     """Stop where two variables of one formula do not lie on the same levels."""
     columns = [piece.layout.column for piece in others]
     if None in columns:
@@ -179,7 +181,7 @@ def _require_levels(name: str, main: list[Piece], others: list[Piece]) -> None:
             )
 
 
-def _match(name: str, main: Series, role: str, series: Series, clock: Clock) -> np.ndarray:
+def _match(name: str, main: VariableSeries, role: str, series: VariableSeries, clock: Calendar) -> np.ndarray:
     """Return the place of each time of the main input in another one."""
     places = np.searchsorted(series.times, main.times)
     there = series.times[np.minimum(places, len(series.times) - 1)] == main.times

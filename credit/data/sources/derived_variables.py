@@ -18,11 +18,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from credit.data.formats.units import Conversion, OfLogarithm, plain
+from credit.data.formats.units import Conversion, ExpConversion, plain
 from credit.data.sources.required_variables import FIELD, SURFACE_GEOPOTENTIAL, SURFACE_PRESSURE
 from credit.errors import DataError
 from credit.physics import thermodynamics
-from credit.physics.vertical import Column, Placement, place
+from credit.physics.vertical import Column, VerticalInterpolator, place
 
 _ATTRIBUTES = {
     "geopotential": ("m2 s-2", "geopotential", "Geopotential"),
@@ -59,13 +59,13 @@ def derived_attributes(kind: str) -> dict[str, str]:
     return dict(zip(("units", "standard_name", "long_name"), _ATTRIBUTES[kind], strict=True))
 
 
-def interpolated_as(name: str, standard_name: str) -> str:
+def interpolation_kind(name: str, standard_name: str) -> str:
     """Return ``temperature`` or ``geopotential`` for what is not simply held below the ground, else an empty text."""
     called = standard_name or name.lower()
     return next((quantity for quantity, names in _EXTRAPOLATED.items() if called in names), "")
 
 
-def find_si(role: str, name: str, attributes: Mapping[str, str], where: str) -> Conversion | OfLogarithm | None:
+def si_conversion(role: str, name: str, attributes: Mapping[str, str], where: str) -> Conversion | ExpConversion | None:
     """Return what brings an input of a formula to its unit; None where it has it.
 
     Args:
@@ -80,7 +80,7 @@ def find_si(role: str, name: str, attributes: Mapping[str, str], where: str) -> 
     units = plain(attributes.get("units", ""))
     about = f"{name} {attributes.get('long_name', '')}".lower()
     if role == SURFACE_PRESSURE and units not in _UNITS[role] and ("lnsp" in about or "logarithm" in about):
-        return OfLogarithm()
+        return ExpConversion()
     if units not in _UNITS[role]:
         known = " or ".join(_UNITS[role])
         raise DataError(f'{where}: {name} is in "{units}", but as {role} it must be in {known}; correct its units')
@@ -95,7 +95,7 @@ def make(
 
     Args:
         kind: what is derived; None for a variable that is interpolated.
-        quantity: of such a variable, see `interpolated_as`.
+        quantity: of such a variable, see `interpolation_kind`.
         column: from the file's levels to the run's; None where the levels are the run's, or there are none.
         inputs: role -> (K, h, w) or, of the ground, (h, w); in SI where a formula uses them.
         back: the conversion to SI that was applied to an interpolated variable, to be undone.
@@ -181,12 +181,12 @@ def _geopotential(column: Column, block: Mapping[str, np.ndarray]) -> np.ndarray
     bottom = levels.lowest(surface)
     for row, below in enumerate(placement.below):
         if below.any():
-            deep = thermodynamics.geopotential_below(placement.pressure[row], surface, lowest, bottom, ground)
+            deep = thermodynamics.extrapolate_geopotential(placement.pressure[row], surface, lowest, bottom, ground)
             found[row] = np.where(below, deep, found[row])
     return found
 
 
-def _temperature(column: Column, placement: Placement, block: Mapping[str, np.ndarray]) -> np.ndarray:
+def _temperature(column: Column, placement: VerticalInterpolator, block: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return temperature with what lies below the lowest level."""
     found = placement.held(block[FIELD])
     surface, lowest, bottom = _surface(block), block[FIELD][-1], column.levels.lowest(_surface(block))
@@ -202,7 +202,7 @@ def _temperature(column: Column, placement: Placement, block: Mapping[str, np.nd
     ground = block.get(SURFACE_GEOPOTENTIAL, np.zeros_like(surface))
     for row, below in enumerate(placement.below):
         if below.any():
-            deep = thermodynamics.temperature_below(placement.pressure[row], surface, lowest, bottom, ground)
+            deep = thermodynamics.extrapolate_temperature(placement.pressure[row], surface, lowest, bottom, ground)
             found[row] = np.where(below, deep, found[row])
     return found
 
@@ -212,7 +212,7 @@ def _surface(block: Mapping[str, np.ndarray]) -> np.ndarray:
     return block.get(SURFACE_PRESSURE, np.zeros(block[FIELD].shape[1:]))
 
 
-def _place(column: Column, block: Mapping[str, np.ndarray]) -> Placement:
+def _place(column: Column, block: Mapping[str, np.ndarray]) -> VerticalInterpolator:
     return place(column.levels, column.wanted, _surface(block))
 
 

@@ -29,7 +29,7 @@ _LARGEST_FRACTION = 1.5
 _SAME_LEVEL = 1e-5
 
 
-def levels_of_file(dataset: xr.Dataset, coordinate: str, table: HybridLevels | None, where: str) -> HybridLevels:
+def read_levels(dataset: xr.Dataset, coordinate: str, table: HybridLevels | None, where: str) -> HybridLevels:
     """Return the levels of a file, hybrid or of pressure, in the order of its rows.
 
     Args:
@@ -61,7 +61,7 @@ def levels_of_file(dataset: xr.Dataset, coordinate: str, table: HybridLevels | N
     return table.take(_rows_in(table, values, coordinate, where))
 
 
-def load_table(path: Path, key: str) -> HybridLevels:
+def load_coefficients(path: Path, key: str) -> HybridLevels:
     """Return all levels of a model from a netCDF, GRIB or CSV file.
 
     Raises:

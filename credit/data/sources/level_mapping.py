@@ -9,8 +9,8 @@ import xarray as xr
 
 from credit.config.schema_data import DataConfig
 from credit.data.formats.cf import match_levels
-from credit.data.sources.hybrid_coefficients import MEAN_SURFACE_PA, levels_of_file, load_table
-from credit.data.sources.required_variables import Want
+from credit.data.sources.hybrid_coefficients import MEAN_SURFACE_PA, load_coefficients, read_levels
+from credit.data.sources.required_variables import VariableRequest
 from credit.errors import DataError
 from credit.physics.vertical import Column, HybridLevels, place
 
@@ -18,7 +18,7 @@ _PASCAL = {"hPa": 100.0, "Pa": 1.0}
 _ROUNDING = 1e-6
 
 
-class Tables:
+class LevelResolver:
     """Which levels a run has, and how they are made of those of its sources.
 
     Args:
@@ -44,10 +44,10 @@ class Tables:
         if path is None:
             return None
         self.paths.append(Path(path))
-        return load_table(Path(path), key)
+        return load_coefficients(Path(path), key)
 
     def find_column(
-        self, dataset: xr.Dataset, coordinate: str, want: Want, number: int, where: str
+        self, dataset: xr.Dataset, coordinate: str, want: VariableRequest, number: int, where: str
     ) -> tuple[tuple[int, ...] | None, Column | None]:
         """Return the rows of a file that a variable is made of, and how; None where levels are matched by value.
 
@@ -75,10 +75,10 @@ class Tables:
         interpolated = conf.level_units != "model_level" or self._of_run is not None
         if not (interpolated or needs_ground or with_pressure):
             return None, None
-        levels = levels_of_file(dataset, coordinate, self._of_source[number], where)
+        levels = read_levels(dataset, coordinate, self._of_source[number], where)
         order = np.argsort(levels.pressure(np.array(MEAN_SURFACE_PA)), kind="stable")
         if needs_ground:
-            require_layers(levels.take(order), want.serves, want.name, where)
+            require_full_column(levels.take(order), want.serves, want.name, where)
         if want.levels is None:
             return (int(order[-1]),), Column(levels.take(order[-1:]), None)
         levels = levels.take(order)
@@ -96,14 +96,14 @@ class Tables:
             ) from error
         return rows, Column(levels, wanted)
 
-    def _wanted(self, want: Want) -> HybridLevels:
+    def _wanted(self, want: VariableRequest) -> HybridLevels:
         """Return the run's levels of a variable."""
         if self._of_run is None:
             return HybridLevels.of_pressures(want.levels, _PASCAL[self._conf.level_units])
         where = f"data.coefficients: {self._conf.coefficients}"
         return self._of_run.take(match_levels(self._of_run.values, want.levels, want.serves, "", where))
 
-    def _plain(self, want: Want, number: int) -> Column:
+    def _plain(self, want: VariableRequest, number: int) -> Column:
         """Return the run's levels where they are the source's, of pressure."""
         if self._conf.level_units == "model_level":
             raise DataError(
@@ -114,7 +114,7 @@ class Tables:
         return Column(levels, None, tuple(range(len(levels))))
 
 
-def require_layers(levels: HybridLevels, derived: str, source: str, where: str) -> None:
+def require_full_column(levels: HybridLevels, derived: str, source: str, where: str) -> None:
     """Stop where a column of hybrid levels, of `source`, does not reach the ground without a gap.
 
     Raises:

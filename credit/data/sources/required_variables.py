@@ -10,7 +10,7 @@ import xarray as xr
 from credit.channels import ChannelMap
 from credit.config.schema_data import DataConfig
 from credit.config.schema_source import SourceConfig
-from credit.data.error_collector import Problems
+from credit.data.error_collector import ErrorCollector
 from credit.data.formats.grib import LEFT_OUT
 from credit.data.formats.select import listing
 from credit.errors import did_you_mean
@@ -21,7 +21,7 @@ Levels = tuple[float, ...] | None
 
 
 @dataclass(frozen=True)
-class Want:
+class VariableRequest:
     """A variable to be found in the files.
 
     Attributes:
@@ -40,7 +40,7 @@ class Want:
     key: str
 
 
-def wanted_variables(channels: ChannelMap) -> dict[str, Levels]:
+def required_variables(channels: ChannelMap) -> dict[str, Levels]:
     """Return variable -> its levels (None for a 2-D variable) of everything that comes from data."""
     wanted: dict[str, Levels] = {}
     for channel in channels.stored + channels.static_stored:
@@ -49,22 +49,24 @@ def wanted_variables(channels: ChannelMap) -> dict[str, Levels]:
     return wanted
 
 
-def list_wants(conf: DataConfig) -> list[Want]:
+def list_required_variables(conf: DataConfig) -> list[VariableRequest]:
     """Return everything to be found in the files."""
     wants = []
-    for variable, levels in wanted_variables(conf.channel_map()).items():
+    for variable, levels in required_variables(conf.channel_map()).items():
         inputs = conf.field(variable).derived_from or {FIELD: variable}
         key = f"data.fields.{variable}.inputs" if conf.field(variable).derive else "data.variables"
         for number, (role, name) in enumerate(inputs.items()):
-            wants.append(Want(name, role if number else FIELD, variable, levels, key))
+            wants.append(VariableRequest(name, role if number else FIELD, variable, levels, key))
     for number, source in enumerate(conf.sources):
         for role, name in _ground(source).items():
             if name not in [want.name for want in wants if not want.serves]:
-                wants.append(Want(name, role, "", None, f"data.sources.{number}.vertical.{role}"))
+                wants.append(VariableRequest(name, role, "", None, f"data.sources.{number}.vertical.{role}"))
     return wants
 
 
-def offered(source: SourceConfig, wants: Sequence[Want]) -> Iterator[tuple[Want, list[str]]]:
+def variables_in_source(
+    source: SourceConfig, wants: Sequence[VariableRequest]
+) -> Iterator[tuple[VariableRequest, list[str]]]:
     """Yield each variable that a source is to give, with the names that it may have in the files."""
     for want in wants:
         own = not want.serves and want.name in _ground(source).values()
@@ -72,7 +74,7 @@ def offered(source: SourceConfig, wants: Sequence[Want]) -> Iterator[tuple[Want,
             yield want, source.names_of(want.name)
 
 
-def find_names(offers: Sequence[tuple[Want, list[str]]], names: set[str]) -> dict[Want, str]:
+def find_names(offers: Sequence[tuple[VariableRequest, list[str]]], names: set[str]) -> dict[VariableRequest, str]:
     """Return what a file gives, each with its name in the file, the first of several.
 
     Args:
@@ -87,7 +89,7 @@ def find_names(offers: Sequence[tuple[Want, list[str]]], names: set[str]) -> dic
     return in_file
 
 
-def describe_lack(offers: Sequence[tuple[Want, list[str]]], names: set[str]) -> str:
+def describe_lack(offers: Sequence[tuple[VariableRequest, list[str]]], names: set[str]) -> str:
     """Return why a file with these variables gives nothing."""
     wanted = [name for _, names_of_want in offers for name in names_of_want]
     have = listing(sorted(names)) if names else "no variable with two dimensions"
@@ -115,12 +117,12 @@ def _ground(source: SourceConfig) -> dict[str, str]:
     return names
 
 
-def require_all(
+def report_missing(
     conf: DataConfig,
-    wants: Sequence[Want],
+    wants: Sequence[VariableRequest],
     present: Sequence[set[str]],
     unusable: Sequence[Mapping[str, str]],
-    problems: Problems,
+    problems: ErrorCollector,
 ) -> None:
     """Note the variables that no file holds, and those that a source promises but does not hold.
 
@@ -133,7 +135,7 @@ def require_all(
     """
     found: set[str] = set()
     for number, source in enumerate(conf.sources):
-        for want, names in offered(source, wants):
+        for want, names in variables_in_source(source, wants):
             if not present[number].isdisjoint(names):
                 found.add(want.name)
             elif source.variables is not None and want.name in source.variables:
@@ -155,7 +157,7 @@ def _describe_lack_in(
 
 
 def _describe_missing(
-    conf: DataConfig, want: Want, present: Sequence[set[str]], unusable: Sequence[Mapping[str, str]]
+    conf: DataConfig, want: VariableRequest, present: Sequence[set[str]], unusable: Sequence[Mapping[str, str]]
 ) -> str:
     """Return why no source gives a variable, and what to do."""
     for number, source in enumerate(conf.sources):

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.data.formats.files import OpenFiles, file_key
 from credit.data.formats.select import listing
 from credit.data.formats.units import is_convertible, is_same_unit
-from credit.data.sources.source_index import Piece
+from credit.data.sources.source_index import FileVariable
 from credit.errors import CreditError, DataError
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class SourceOverlap(DataError):
 
 
 @dataclass(frozen=True)
-class Series:
+class VariableSeries:
     """One variable along time, over all its files.
 
     Attributes:
@@ -47,7 +47,7 @@ class Series:
         position: (N,) the place in that file.
     """
 
-    pieces: list[Piece]
+    pieces: list[FileVariable]
     times: np.ndarray
     piece: np.ndarray
     position: np.ndarray
@@ -84,7 +84,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class JoinedSeries(Series):
+class JoinedSeries(VariableSeries):
     """One variable that several sources give, each at times of its own.
 
     Attributes:
@@ -93,12 +93,12 @@ class JoinedSeries(Series):
         place: (N,) the place in that series.
     """
 
-    parts: list[Series]
+    parts: list[VariableSeries]
     part: np.ndarray
     place: np.ndarray
 
     def comes_from(self, keys: Collection[str]) -> np.ndarray:
-        """Return for each time whether one of some files gives it; see `Series.comes_from`."""
+        """Return for each time whether one of some files gives it; see `VariableSeries.comes_from`."""
         touched = [series.comes_from(keys) for series in self.parts]
         return np.array([touched[part][place] for part, place in zip(self.part, self.place, strict=True)], dtype=bool)
 
@@ -110,13 +110,13 @@ class JoinedSeries(Series):
                 yield from (series.read_raw if raw else series.read)(files, place[run])
 
 
-def by_source(pieces: list[Piece]) -> list[list[Piece]]:
+def by_source(pieces: list[FileVariable]) -> list[list[FileVariable]]:
     """Return the files of each source, in the order of the config."""
     numbers = sorted({piece.source for piece in pieces})
     return [[piece for piece in pieces if piece.source == number] for number in numbers]
 
 
-def join_series(name: str, parts: list[Series], clock: Clock) -> Series:
+def join_series(name: str, parts: list[VariableSeries], clock: Calendar) -> VariableSeries:
     """Let the series of a variable from several sources follow each other in time; one alone is returned as it is.
 
     Args:
@@ -144,7 +144,7 @@ def join_series(name: str, parts: list[Series], clock: Clock) -> Series:
     return JoinedSeries(pieces, times, piece, position, parts, part, place)
 
 
-def _overlap(name: str, one: Series, other: Series, clock: Clock) -> SourceOverlap:
+def _overlap(name: str, one: VariableSeries, other: VariableSeries, clock: Calendar) -> SourceOverlap:
     """Return the error for two sources that have a time in common, with the period that would cut them apart."""
     both = np.intersect1d(one.times, other.times)
     early, late = sorted((one, other), key=lambda series: int(series.times[-1]))
@@ -163,7 +163,7 @@ def _overlap(name: str, one: Series, other: Series, clock: Clock) -> SourceOverl
     )
 
 
-def read_piece(files: OpenFiles, piece: Piece, position: int | slice, raw: bool = False) -> np.ndarray:
+def read_piece(files: OpenFiles, piece: FileVariable, position: int | slice, raw: bool = False) -> np.ndarray:
     """Return the fields of one variable and file, (levels or 1, H, W) at one time, (T, levels or 1, H, W) at several.
 
     Args:
@@ -189,7 +189,7 @@ def read_piece(files: OpenFiles, piece: Piece, position: int | slice, raw: bool 
         ) from error
 
 
-def read_constant(files: OpenFiles, name: str, piece: Piece, raw: bool = False) -> np.ndarray:
+def read_constant(files: OpenFiles, name: str, piece: FileVariable, raw: bool = False) -> np.ndarray:
     """Return the fields (levels or 1, H, W) of a static variable; first, middle and last time must be equal."""
     length = len(piece.layout.times) if "time" in piece.layout.dims else 1
     values = read_piece(files, piece, 0, raw)
@@ -202,7 +202,9 @@ def read_constant(files: OpenFiles, name: str, piece: Piece, raw: bool = False) 
     return values
 
 
-def build_series(name: str, pieces: list[Piece], files: OpenFiles, clock: Clock, raw: bool = False) -> Series:
+def build_series(
+    name: str, pieces: list[FileVariable], files: OpenFiles, clock: Calendar, raw: bool = False
+) -> VariableSeries:
     """Put the files of a variable in one source in order of time; a time in two files must have equal fields in both.
 
     Args:
@@ -224,19 +226,21 @@ def build_series(name: str, pieces: list[Piece], files: OpenFiles, clock: Clock,
     which = np.concatenate([np.full(len(piece.times), n) for n, piece in enumerate(pieces)])
     position = np.concatenate([piece.positions for piece in pieces])
     order = np.argsort(times, kind="stable")
-    whole = Series(pieces, times[order], which[order], position[order])
+    whole = VariableSeries(pieces, times[order], which[order], position[order])
     again = np.flatnonzero(np.diff(whole.times) == 0) + 1
     _check_overlap(name, whole, again, files, clock, raw)
     kept = np.setdiff1d(np.arange(len(times)), again)
-    return Series(pieces, whole.times[kept], whole.piece[kept], whole.position[kept])
+    return VariableSeries(pieces, whole.times[kept], whole.piece[kept], whole.position[kept])
 
 
-def _span_of(pieces: list[Piece], clock: Clock) -> str:
+def _span_of(pieces: list[FileVariable], clock: Calendar) -> str:
     times = np.concatenate([piece.layout.times for piece in pieces])
     return f"its files have {clock.format(times.min())} to {clock.format(times.max())}"
 
 
-def _check_overlap(name: str, whole: Series, again: np.ndarray, files: OpenFiles, clock: Clock, raw: bool) -> None:
+def _check_overlap(
+    name: str, whole: VariableSeries, again: np.ndarray, files: OpenFiles, clock: Calendar, raw: bool
+) -> None:
     """Stop where a time is twice in a file, or two files give other fields for it; a few such times are compared."""
     if len(again) == 0:
         return
@@ -256,7 +260,7 @@ def _check_overlap(name: str, whole: Series, again: np.ndarray, files: OpenFiles
     logger.info("%s: %d times are in two files with equal fields; the first is used", name, len(again))
 
 
-def shared_attributes(name: str, pieces: list[Piece], temporal: str) -> dict[str, str]:
+def shared_attributes(name: str, pieces: list[FileVariable], temporal: str) -> dict[str, str]:
     """Return units, standard_name, long_name and, unless instantaneous, temporal; all files must have one unit.
 
     Raises:
@@ -282,9 +286,9 @@ def shared_attributes(name: str, pieces: list[Piece], temporal: str) -> dict[str
     return {**kept, "temporal": "accumulate" if temporal == "deaccumulate" else temporal}
 
 
-def _warn_of_other_quantity(name: str, pieces: list[Piece]) -> None:
+def _warn_of_other_quantity(name: str, pieces: list[FileVariable]) -> None:
     """Warn where two files call a variable by standard names that differ: one of them may be another variable."""
-    of_name: dict[str, Piece] = {}
+    of_name: dict[str, FileVariable] = {}
     for piece in pieces:
         standard_name = piece.layout.attributes.get("standard_name", _NO_STANDARD_NAME)
         if standard_name not in ("", _NO_STANDARD_NAME):

@@ -10,30 +10,30 @@ import numpy as np
 import xarray as xr
 from tqdm import tqdm
 
-from credit.calendar import Clock
-from credit.config.schema_data import DataConfig, FieldConfig
-from credit.data.error_collector import Problems
-from credit.data.formats.cf import Coordinates, Layout, is_vector_component, level_values, match_levels
+from credit.calendar import Calendar
+from credit.config.schema_data import DataConfig, VariableOptions
+from credit.data.error_collector import ErrorCollector
+from credit.data.formats.cf import Coordinates, VariableLayout, is_vector_component, level_values, match_levels
 from credit.data.formats.files import OpenFiles, expand_paths
 from credit.data.formats.grib import ABSENT
 from credit.data.formats.regrid import Regridder
 from credit.data.formats.run_grid import load_grid
 from credit.data.formats.unit_checks import build_rules, read_file_range, require_units
 from credit.data.formats.units import find_conversion
-from credit.data.sources.derived_variables import derived_attributes, find_si, interpolated_as
-from credit.data.sources.level_mapping import Tables
+from credit.data.sources.derived_variables import derived_attributes, interpolation_kind, si_conversion
+from credit.data.sources.level_mapping import LevelResolver
 from credit.data.sources.required_variables import (
     FIELD,
-    Want,
+    VariableRequest,
     describe_lack,
     find_names,
     find_unusable,
-    list_wants,
-    offered,
-    require_all,
+    list_required_variables,
+    report_missing,
+    variables_in_source,
 )
 from credit.errors import ConfigError, DataError
-from credit.grid import LatLonGrid, Orientation
+from credit.grid import AxisOrder, LatLonGrid
 from credit.physics.vertical import Column
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ _FILES_WITH_BAR = 50
 
 
 @dataclass(frozen=True)
-class Piece:
+class FileVariable:
     """One variable in one file.
 
     Attributes:
@@ -58,7 +58,7 @@ class Piece:
 
     path: Path | str
     source: int
-    layout: Layout
+    layout: VariableLayout
     positions: np.ndarray | None
 
     @property
@@ -68,7 +68,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Scan:
+class SourceIndex:
     """What the sources hold.
 
     Attributes:
@@ -82,9 +82,9 @@ class Scan:
     """
 
     grid: LatLonGrid
-    clock: Clock
-    pieces: dict[str, list[Piece]]
-    inputs: dict[tuple[str, str], list[Piece]]
+    clock: Calendar
+    pieces: dict[str, list[FileVariable]]
+    inputs: dict[tuple[str, str], list[FileVariable]]
     files: list[list[Path | str]]
     tables: list[Path]
     idle: dict[tuple[int, Path | str], str]
@@ -99,7 +99,7 @@ class Scan:
         return every
 
 
-def scan_sources(conf: DataConfig, files: OpenFiles, problems: Problems) -> Scan | None:
+def scan_sources(conf: DataConfig, files: OpenFiles, problems: ErrorCollector) -> SourceIndex | None:
     """Look at all files of all sources.
 
     Args:
@@ -110,28 +110,28 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: Problems) -> Scan
     Returns:
         What was found, perhaps not all; None without a grid or a time.
     """
-    wants = list_wants(conf)
+    wants = list_required_variables(conf)
     grid = tables = None
     with problems.collect():
         grid = load_grid(conf.grid) if conf.grid is not None else None
-        tables = Tables(conf)
+        tables = LevelResolver(conf)
     if tables is None:
         return None
     shared = _Shared(grid)
-    pieces: dict[str, list[Piece]] = {want.serves: [] for want in wants if want.serves}
-    inputs: dict[tuple[str, str], list[Piece]] = {(want.serves, want.name): [] for want in wants}
+    pieces: dict[str, list[FileVariable]] = {want.serves: [] for want in wants if want.serves}
+    inputs: dict[tuple[str, str], list[FileVariable]] = {(want.serves, want.name): [] for want in wants}
     files_of: list[list[Path | str]] = [[] for _ in conf.sources]
     idle: dict[tuple[int, Path | str], str] = {}
     present: list[set[str]] = [set() for _ in conf.sources]
     unusable: list[dict[str, str]] = [{} for _ in conf.sources]
-    faulty: set[Want] = set()
+    faulty: set[VariableRequest] = set()
     unread = 0
     for number, source in enumerate(conf.sources):
         with problems.collect():
             files_of[number] = expand_paths(source, f"data.sources.{number}")
         found = files_of[number]
         unread += not found
-        offers = list(offered(source, wants))
+        offers = list(variables_in_source(source, wants))
         for path in tqdm(found, "looking at files", unit="file", disable=len(found) < _FILES_WITH_BAR or None):
             scanner = None
             with problems.collect():
@@ -156,14 +156,14 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: Problems) -> Scan
                     faulty.discard(want)
     # what a file may hold that could not be read is not known to be missing
     if not unread:
-        require_all(conf, wants, present, unusable, problems)
+        report_missing(conf, wants, present, unusable, problems)
     if shared.clock is None and not problems.messages:
         problems.add(
             f"no file of data.sources has a time axis (standard_name time), {files_of[0][0]} neither; prognostic "
             "variables need one: add it, for example with cdo settaxis,2000-01-01,00:00,6hour IN OUT"
         )
     known = shared.grid is not None and shared.clock is not None
-    return Scan(shared.grid, shared.clock, pieces, inputs, files_of, tables.paths, idle) if known else None
+    return SourceIndex(shared.grid, shared.clock, pieces, inputs, files_of, tables.paths, idle) if known else None
 
 
 class _Shared:
@@ -175,15 +175,15 @@ class _Shared:
 
     def __init__(self, grid: LatLonGrid | None = None) -> None:
         self.grid = grid
-        self.clock: Clock | None = None
+        self.clock: Calendar | None = None
         self._regrids = grid is not None
         self._grid_origin = self._clock_origin = ""
-        self._grids: dict[tuple[bytes, ...], tuple[LatLonGrid, Orientation, bool]] = {}
+        self._grids: dict[tuple[bytes, ...], tuple[LatLonGrid, AxisOrder, bool]] = {}
         self._regridders: dict[tuple, Regridder] = {}
 
     def way(
         self, coordinates: Coordinates, dims: dict[str, str], method: str, vector: bool, where: str
-    ) -> tuple[LatLonGrid, Orientation, Regridder | None]:
+    ) -> tuple[LatLonGrid, AxisOrder, Regridder | None]:
         """Return a file's grid and what brings its fields to the run's; equal coordinates are looked at once."""
         lat, lon = dims["lat"], dims["lon"]
         bounds = coordinates.bounds(coordinates.of_dim[lat][1])
@@ -219,7 +219,7 @@ class _Shared:
         if not np.isfinite(np.asarray(values, dtype=np.float64)).all():
             raise DataError(f"{where}: the time coordinate has missing values")
         try:
-            clock = Clock(str(coordinate.attrs.get("calendar", "standard")))
+            clock = Calendar(str(coordinate.attrs.get("calendar", "standard")))
             minutes = clock.from_cf(values, str(coordinate.attrs.get("units", "")))
         except DataError as error:
             raise DataError(f"{where}: {error}; rewrite the time axis, for example as hours since a date") from error
@@ -239,7 +239,13 @@ class _FileScanner:
     """Finds how variables lie in one file."""
 
     def __init__(
-        self, path: Path | str, dataset: xr.Dataset, number: int, conf: DataConfig, shared: _Shared, tables: Tables
+        self,
+        path: Path | str,
+        dataset: xr.Dataset,
+        number: int,
+        conf: DataConfig,
+        shared: _Shared,
+        tables: LevelResolver,
     ) -> None:
         self.names = {str(name) for name, variable in dataset.variables.items() if variable.ndim >= 2}
         self._path = path
@@ -253,7 +259,7 @@ class _FileScanner:
         self._coordinates = Coordinates(dataset)
         self._decoded: dict[str, tuple[np.ndarray, np.ndarray | None]] = {}
 
-    def piece(self, want: Want, theirs: str) -> Piece:
+    def piece(self, want: VariableRequest, theirs: str) -> FileVariable:
         """Return a variable of the file, with its times in the period of the source at which it has all levels.
 
         Raises:
@@ -262,7 +268,7 @@ class _FileScanner:
         """
         layout = self.layout(want, theirs)
         if layout.times is None:
-            return Piece(self._path, self._number, layout, None)
+            return FileVariable(self._path, self._number, layout, None)
         counts = np.ones(len(layout.times), dtype=bool)
         period, key = self._conf.sources[self._number].period, f"data.sources.{self._number}.period"
         if period is not None:
@@ -282,9 +288,9 @@ class _FileScanner:
                     "%s: %s lacks levels at %d of %d times, the first is %s; these times are left out",
                     *(self._where, want.name, lacking.sum(), len(lacking), first_time),
                 )
-        return Piece(self._path, self._number, layout, np.flatnonzero(counts))
+        return FileVariable(self._path, self._number, layout, np.flatnonzero(counts))
 
-    def layout(self, want: Want, theirs: str) -> Layout:
+    def layout(self, want: VariableRequest, theirs: str) -> VariableLayout:
         """Return how a variable lies in the file.
 
         Raises:
@@ -302,14 +308,16 @@ class _FileScanner:
         kind = self._conf.field(want.serves).derive
         is_field = want.role == FIELD
         # what belongs to other inputs is not the variable's
-        field = self._conf.field(want.serves) if is_field else FieldConfig()
+        field = self._conf.field(want.serves) if is_field else VariableOptions()
         kept = {key: str(variable.attrs[key]) for key in _KEPT_ATTRIBUTES if key in variable.attrs}
         rows, column = self._rows(want, kind, dims)
         role = next(iter(field.derived_from), None) if is_field else want.role
         if role is None and column is not None:
-            role = interpolated_as(want.serves, kept.get("standard_name", ""))
+            role = interpolation_kind(want.serves, kept.get("standard_name", ""))
         # the one quantity that needs its formula's unit to be interpolated
-        to_si = find_si(role, theirs, kept, self._where) if kind or not is_field or role == "temperature" else None
+        to_si = (
+            si_conversion(role, theirs, kept, self._where) if kind or not is_field or role == "temperature" else None
+        )
         packed = np.dtype(variable.encoding.get("dtype", float)).kind in "iu"
         step = abs(float(variable.encoding.get("scale_factor", 0.0))) if packed else 0.0
         read, step_in_file = kept.copy(), step
@@ -343,13 +351,15 @@ class _FileScanner:
             conversion=conversion,
             has_options=is_read,
         )
-        return Layout(
+        return VariableLayout(
             theirs, dims, rows, column, grid, orientation, regridder, conversion, to_si, times, window_bounds,
             kept, step, variable.encoding.get("preferred_chunks", {}).get(dims.get("time"), 1),
             rules, f"{self._where}: {want.name}", self._shared.clock,
         )  # fmt: skip
 
-    def _rows(self, want: Want, kind: str | None, dims: dict[str, str]) -> tuple[tuple[int, ...] | None, Column | None]:
+    def _rows(
+        self, want: VariableRequest, kind: str | None, dims: dict[str, str]
+    ) -> tuple[tuple[int, ...] | None, Column | None]:
         """Return which rows of the levels are read, and how the run's levels are made of them where they are not."""
         coordinates = self._coordinates
         lowest = kind == "mean_sea_level_pressure"

@@ -10,20 +10,27 @@ from dataclasses import dataclass
 import numpy as np
 from tqdm import tqdm
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.channels import ChannelMap
 from credit.config.schema_data import DataConfig
-from credit.data.error_collector import Problems
-from credit.data.formats.cf import Layout
+from credit.data.error_collector import ErrorCollector
+from credit.data.formats.cf import VariableLayout
 from credit.data.formats.files import OpenFiles, file_key
 from credit.data.samples.missing_values import check_values, find_masks
-from credit.data.sources.accumulation import Windows, build_windows
+from credit.data.sources.accumulation import TimeAggregation, build_windows
 from credit.data.sources.contributions import Contribution, list_contributions, warn_of_idle_files
-from credit.data.sources.derived_series import MadeSeries, build_variable, is_made
-from credit.data.sources.series import JoinedSeries, Series, SourceOverlap, by_source, read_constant, shared_attributes
-from credit.data.sources.source_index import Piece, Scan, scan_sources
-from credit.data.sources.time_axis import match_times
-from credit.data.store.chunk_reader import copy_fields
+from credit.data.sources.derived_series import DerivedSeries, build_variable, is_derived
+from credit.data.sources.series import (
+    JoinedSeries,
+    SourceOverlap,
+    VariableSeries,
+    by_source,
+    read_constant,
+    shared_attributes,
+)
+from credit.data.sources.source_index import FileVariable, SourceIndex, scan_sources
+from credit.data.sources.time_axis import align_times
+from credit.data.store.chunk_reader import scatter_fields
 from credit.errors import DataError
 from credit.grid import LatLonGrid
 
@@ -65,9 +72,9 @@ class SourceReader:
     def __init__(
         self,
         channels: ChannelMap,
-        scan: Scan,
-        series: dict[str, Series],
-        windows: dict[str, Windows],
+        scan: SourceIndex,
+        series: dict[str, VariableSeries],
+        windows: dict[str, TimeAggregation],
         policies: dict[str, str],
         attributes: dict[str, dict],
         files: OpenFiles,
@@ -75,9 +82,9 @@ class SourceReader:
     ) -> None:
         self._scan = scan
         self.grid: LatLonGrid = scan.grid
-        self.clock: Clock = scan.clock
+        self.clock: Calendar = scan.clock
         self.channels = channels
-        self.times, self._places = match_times(windows, policies, scan.clock)
+        self.times, self._places = align_times(windows, policies, scan.clock)
         self.attributes = attributes
         # a table of coefficients decides values, too
         self._paths = scan.paths | dict.fromkeys(scan.tables, 0)
@@ -131,7 +138,7 @@ class SourceReader:
         channels = self.channels.stored
         wanted = {channel.variable for channel, place in zip(channels, places, strict=True) if place is not None}
         own = [place for channel, place in zip(channels, places, strict=True) if channel.variable in wanted]
-        copy_fields(self._read_variables([index], wanted)[0], own)
+        scatter_fields(self._read_variables([index], wanted)[0], own)
 
     def static(self) -> np.ndarray:
         """Return the static fields, (C, H, W) float32 in the order of ``channels.static_stored``."""
@@ -151,7 +158,7 @@ class SourceReader:
             if isinstance(series, JoinedSeries):
                 remaining += series.parts
                 continue
-            if isinstance(series, MadeSeries):
+            if isinstance(series, DerivedSeries):
                 remaining += [input_series for input_series, _ in series.inputs.values()]
             first_times = series.times[np.unique(series.piece, return_index=True)[1]]
             chosen.update(np.minimum(np.searchsorted(self.times, first_times), len(self.times) - 1).tolist())
@@ -214,14 +221,14 @@ class SourceReader:
             row += levels
         return fields
 
-    def _read_static(self, scan: Scan) -> np.ndarray:
+    def _read_static(self, scan: SourceIndex) -> np.ndarray:
         names = dict.fromkeys(channel.variable for channel in self.channels.static_stored)
         if not names:
             return np.zeros((0, *self.grid.shape), dtype=np.float32)
         parts = [self._read_constant(name, scan.pieces[name]) for name in names]
         return np.concatenate(parts, dtype=np.float32, casting="same_kind")
 
-    def _read_constant(self, name: str, pieces: list[Piece]) -> np.ndarray:
+    def _read_constant(self, name: str, pieces: list[FileVariable]) -> np.ndarray:
         """Return a static variable from the first file of each source that has it; all must have the same fields."""
         first, *others = [of_source[0] for of_source in by_source(pieces)]
         fields = read_constant(self._files, name, first)
@@ -235,7 +242,7 @@ class SourceReader:
         return fields
 
 
-def _find_policy(name: str, scan: Scan, conf: DataConfig) -> tuple[int, str]:
+def _find_policy(name: str, scan: SourceIndex, conf: DataConfig) -> tuple[int, str]:
     """Return the number of the first source of a variable and when the values of all of its sources count.
 
     Raises:
@@ -252,20 +259,20 @@ def _find_policy(name: str, scan: Scan, conf: DataConfig) -> tuple[int, str]:
     return first, conf.sources[first].times
 
 
-def _bytes(series: Series) -> int:
+def _bytes(series: VariableSeries) -> int:
     """Return the memory that a time of a variable takes while it is read: float64, where it is packed."""
     if isinstance(series, JoinedSeries):
         return max(map(_bytes, series.parts))
-    inputs = [one for one, _ in series.inputs.values()] if isinstance(series, MadeSeries) else []
+    inputs = [one for one, _ in series.inputs.values()] if isinstance(series, DerivedSeries) else []
     # what a variable is made of is there at once, float32
     return 8 * _COPIES * _values(series) + 4 * sum(map(_values, inputs))
 
 
-def _between(series: Series, times: np.ndarray) -> int:
+def _between(series: VariableSeries, times: np.ndarray) -> int:
     """Return how many times of a file are read for each of `times`, as those of a chunk come with all between them."""
     if isinstance(series, JoinedSeries):
         return max(_between(part, times) for part in series.parts)
-    inputs = [one for one, _ in series.inputs.values()] if isinstance(series, MadeSeries) else []
+    inputs = [one for one, _ in series.inputs.values()] if isinstance(series, DerivedSeries) else []
     layouts = [piece.layout for one in (series, *inputs) for piece in one.pieces]
     between = 1
     for layout in layouts:
@@ -275,7 +282,7 @@ def _between(series: Series, times: np.ndarray) -> int:
     return between
 
 
-def _values(series: Series) -> int:
+def _values(series: VariableSeries) -> int:
     layout = series.pieces[0].layout
     return len(layout.level_rows or (0,)) * math.prod(layout.grid.shape)
 
@@ -344,7 +351,7 @@ def open_sources(conf: DataConfig) -> SourceReader:
     Raises:
         DataError: naming every problem that was found: files, variables, levels, grids, units, calendars, times.
     """
-    problems = Problems()
+    problems = ErrorCollector()
     files = OpenFiles(conf.sources)
     scan = scan_sources(conf, files, problems)
     if problems.messages and scan is not None:
@@ -356,8 +363,8 @@ def open_sources(conf: DataConfig) -> SourceReader:
     for name, pieces in scan.pieces.items():
         with problems.collect():
             attributes[name] = shared_attributes(name, pieces, conf.field(name).temporal)
-    series: dict[str, Series] = {}
-    windows: dict[str, Windows] = {}
+    series: dict[str, VariableSeries] = {}
+    windows: dict[str, TimeAggregation] = {}
     policies: dict[str, str] = {}
     overlaps: dict[str, list[str]] = {}
     predicted = {channel.variable for channel in channels.output}
@@ -376,7 +383,7 @@ def open_sources(conf: DataConfig) -> SourceReader:
                     f"times: exact, or list the others in a source of their own (data.sources.{number}.variables)"
                 )
     for name in dict.fromkeys(channel.variable for channel in channels.static_stored):
-        if is_made(name, scan.pieces[name], conf):
+        if is_derived(name, scan.pieces[name], conf):
             problems.add(
                 f"{name} is static and on levels, and its source has vertical: what is interpolated varies in time; "
                 "list it under dynamic_forcing"
@@ -389,7 +396,7 @@ def open_sources(conf: DataConfig) -> SourceReader:
     return SourceReader(channels, scan, series, windows, policies, attributes, files, declared)
 
 
-def _spanned(layout: Layout, times: np.ndarray) -> int:
+def _spanned(layout: VariableLayout, times: np.ndarray) -> int:
     """Return how many of `times` a chunk of the layout's file spans at most."""
     if layout.chunk_times == 1 or layout.times is None or len(times) < 2 or len(layout.times) < 2:
         return 1

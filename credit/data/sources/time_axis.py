@@ -12,8 +12,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from credit.calendar import Clock
-from credit.data.sources.accumulation import Windows
+from credit.calendar import Calendar
+from credit.data.sources.accumulation import TimeAggregation
 from credit.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 _YEAR_MINUTES = 366 * 1440
 
 
-def match_times(
-    windows: Mapping[str, Windows], policies: Mapping[str, str], clock: Clock
+def align_times(
+    windows: Mapping[str, TimeAggregation], policies: Mapping[str, str], clock: Calendar
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Return the times at which every variable has a value, and the place of it among each variable's own.
 
@@ -68,7 +68,7 @@ def _held(own: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     return np.where((place >= 0) & (wanted - own[place] <= longest), place, -1)
 
 
-def _repeated(name: str, own: np.ndarray, wanted: np.ndarray, clock: Clock) -> np.ndarray:
+def _repeated(name: str, own: np.ndarray, wanted: np.ndarray, clock: Calendar) -> np.ndarray:
     """Return the place of each date's value in a representative year."""
     if own[-1] - own[0] >= _YEAR_MINUTES:
         raise DataError(
@@ -81,7 +81,7 @@ def _repeated(name: str, own: np.ndarray, wanted: np.ndarray, clock: Clock) -> n
     return order[place]  # what is before the first date of the year has the last one's value, place -1
 
 
-def _date(clock: Clock, minutes: int) -> int:
+def _date(clock: Calendar, minutes: int) -> int:
     """Return month, day, hour and minute as one number that rises through the year."""
     date = clock.datetime(minutes)
     return ((date.month * 100 + date.day) * 100 + date.hour) * 100 + date.minute

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from credit.config.schema_data import DataConfig
-from credit.data.sources.hybrid_coefficients import MEAN_SURFACE_PA, load_table
+from credit.data.sources.hybrid_coefficients import MEAN_SURFACE_PA, load_coefficients
 from credit.errors import ConfigError
 
 _PASCAL = {"hPa": 100.0, "Pa": 1.0}
@@ -26,7 +26,7 @@ _WAY_OUT = "take budgets out of model.post, keeping clamp, or use data on levels
 
 
 @dataclass(frozen=True, eq=False)
-class Layers:
+class VerticalLayers:
     """Layers whose edges lie at the pressure a + b * surface pressure.
 
     Attributes:
@@ -49,13 +49,13 @@ class Layers:
         }  # fmt: skip
 
     @classmethod
-    def from_dict(cls, data: Mapping) -> Layers:
+    def from_dict(cls, data: Mapping) -> VerticalLayers:
         """Inverse of `to_dict`."""
         a, b = (np.asarray(data[name], dtype=np.float64) for name in ("a", "b"))
         return cls(tuple(data["levels"]), a, b, data["cut_by_ground"])
 
 
-def find_layers(conf: DataConfig) -> Layers:
+def build_layers(conf: DataConfig) -> VerticalLayers:
     """Return the layers of the run's levels.
 
     Raises:
@@ -66,14 +66,14 @@ def find_layers(conf: DataConfig) -> Layers:
     return _of_pressures(conf.levels, _PASCAL[conf.level_units], conf.level_units)
 
 
-def _of_coefficients(conf: DataConfig) -> Layers:
+def _of_coefficients(conf: DataConfig) -> VerticalLayers:
     if conf.coefficients is None:
         raise ConfigError(
             "model.post: budgets are sums over whole columns, and of data.levels, which are model levels, the pressure "
             "is not known; set data.coefficients to a file with the coefficients of the half levels (netCDF, GRIB, or "
             "CSV with columns a and b)"
         )
-    table = load_table(Path(conf.coefficients), "data.coefficients")
+    table = load_coefficients(Path(conf.coefficients), "data.coefficients")
     if table.a_bounds is None:
         raise ConfigError(
             f"data.coefficients: {conf.coefficients} has no half levels, between which the budgets of model.post are "
@@ -96,10 +96,10 @@ def _of_coefficients(conf: DataConfig) -> Layers:
             f"column; list all, name a file with the half levels between yours, or {_WAY_OUT}"
         )
     rows = near.argmax(axis=0)
-    return Layers(tuple(conf.levels), table.a_bounds[rows], table.b_bounds[rows], cut_by_ground=False)
+    return VerticalLayers(tuple(conf.levels), table.a_bounds[rows], table.b_bounds[rows], cut_by_ground=False)
 
 
-def _of_pressures(levels: Sequence[float], pascal: float, units: str) -> Layers:
+def _of_pressures(levels: Sequence[float], pascal: float, units: str) -> VerticalLayers:
     pressure = np.asarray(levels, dtype=np.float64) * pascal
     order = np.argsort(pressure)
     down = pressure[order]
@@ -114,7 +114,7 @@ def _of_pressures(levels: Sequence[float], pascal: float, units: str) -> Layers:
     a, b = np.zeros((len(down), 2)), np.zeros((len(down), 2))
     a[1:, 0], a[:-1, 1], b[-1, 1] = middle, middle, 1.0
     back = np.argsort(order)
-    return Layers(tuple(levels), a[back], b[back], cut_by_ground=True)
+    return VerticalLayers(tuple(levels), a[back], b[back], cut_by_ground=True)
 
 
 def _in_words(values: Sequence[float] | np.ndarray) -> str:

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 _LEFT_FREE = 0.1
 
 
-class LocalCopies:
+class ChunkCache:
     """Reads files through copies, which are made after a first read. Several processes may share the folder.
 
     Copies only ever save time: a lost or damaged one is made again, and without room, or where the disk fails, files

@@ -18,7 +18,7 @@ import zarr
 from numcodecs import blosc
 from zarr.codecs import BloscCodec, Crc32cCodec
 
-from credit.data.store.chunk_cache import LocalCopies
+from credit.data.store.chunk_cache import ChunkCache
 
 # bytes that are read before they are checked: few enough to be in the processor's cache still
 _STRETCH = 2**20
@@ -29,7 +29,7 @@ _CHECKSUM = np.dtype("<u4")
 _BLOSC_HEADER = 16
 
 
-class ChunkFiles:
+class ChunkReader:
     """The chunks of an array (time, channel, latitude, longitude) of float32 with a chunk a time.
 
     Args:
@@ -48,7 +48,7 @@ class ChunkFiles:
         assert kinds in ([], [Crc32cCodec], [BloscCodec], [BloscCodec, Crc32cCodec]), kinds
         self._compressed, self.checked = BloscCodec in kinds, Crc32cCodec in kinds
         self.folder = folder
-        self.copies: LocalCopies | None = None
+        self.copies: ChunkCache | None = None
 
     def read(self, number: int, places: Sequence[np.ndarray | None]) -> None:
         """Read the fields of one time.
@@ -109,7 +109,7 @@ class ChunkFiles:
         if [int.from_bytes(header[at : at + 4], "little") for at in (4, 12)] != [fields.nbytes, size]:
             raise ValueError(f"it has {size} bytes, or other fields")
         blosc.decompress(raw, fields)
-        copy_fields(fields, places)
+        scatter_fields(fields, places)
 
 
 def find_fault_of_size(path: str, plain_bytes: int | None, checked: bool) -> str | None:
@@ -140,7 +140,7 @@ def find_fault_of_size(path: str, plain_bytes: int | None, checked: bool) -> str
     return None if size == expected else f"its chunk has {size} bytes instead of {expected}"
 
 
-def copy_fields(fields: np.ndarray, places: Sequence[np.ndarray | None]) -> None:
+def scatter_fields(fields: np.ndarray, places: Sequence[np.ndarray | None]) -> None:
     """Copy fields (C, H, W) to their C places; None where one is not wanted."""
     for place, field in zip(places, fields, strict=True):
         if place is not None:

@@ -117,10 +117,10 @@ def _in_jobs(work: Work, numbers: Sequence[int], conf: PreprocessConfig) -> Iter
         ) from error
     with cluster, distributed.Client(cluster) as client:
         cluster.scale(jobs=min(conf.workers, len(numbers)))
-        yield from on_client(client, work, numbers)
+        yield from run_on_dask(client, work, numbers)
 
 
-def on_client(client: Any, work: Work, numbers: Sequence[int]) -> Iterator[int]:
+def run_on_dask(client: Any, work: Work, numbers: Sequence[int]) -> Iterator[int]:
     """Write parts on the workers of a `distributed.Client`, which must see the same files."""
     distributed = importlib.import_module("distributed")
     sent = client.scatter(work, broadcast=True)

@@ -22,8 +22,8 @@ import numpy as np
 import zarr
 from tqdm import tqdm
 
-from credit.calendar import Clock
-from credit.data.store.chunk_reader import ChunkFiles
+from credit.calendar import Calendar
+from credit.data.store.chunk_reader import ChunkReader
 from credit.data.store.store_reader import READ_ERRORS, hash_content, open_array, read_description
 from credit.data.store.store_writer import WANTED, WRITTEN, digest
 from credit.errors import DataError
@@ -76,7 +76,7 @@ class Damage:
             names_of_reason.setdefault(reason, []).append(name)
         sentences = [f"{', '.join(names)}: {reason}" for reason, names in names_of_reason.items()]
         if self.times:
-            clock = Clock(meta["calendar"])
+            clock = Calendar(meta["calendar"])
             first = min(self.times)
             sentences.append(
                 f"{len(self.times)} of {len(minutes)} times are lost or damaged, the first is "
@@ -113,7 +113,7 @@ def find_damage(path: Path, deep: bool = False, progress: bool = False) -> Damag
         times |= _find_lost_moments(path, group, marks, deep)
     else:
         unchecked.append("the values of its fields have no checksums (format 1)")
-    chunks = ChunkFiles(arrays["fields"], path / "fields")
+    chunks = ChunkReader(arrays["fields"], path / "fields")
     look, threads = chunks.find_fault, _THREADS
     if deep:
         look = _comparer(chunks, arrays["fields"].shape[1:], digests)
@@ -128,7 +128,7 @@ def find_damage(path: Path, deep: bool = False, progress: bool = False) -> Damag
 
 
 def find_damage_to_mend(path: Path, deep: bool, progress: bool) -> Damage:
-    """Return what of a store is to be written again; see `find_damage`. Fields are read only of a complete store.
+    """Return what of a store is to be written again; see `verify_checkpoint`. Fields are read only of a complete store.
 
     What a deep look finds is marked before the store ceases to be complete, so it is not looked for again meanwhile.
     """
@@ -136,7 +136,7 @@ def find_damage_to_mend(path: Path, deep: bool, progress: bool) -> Damage:
 
 
 def require_whole(path: Path, deep: bool = False, progress: bool = True) -> Damage:
-    """Return the account of a store where nothing is lost or damaged; see `find_damage`.
+    """Return the account of a store where nothing is lost or damaged; see `verify_checkpoint`.
 
     Raises:
         DataError: naming what is, and the command that writes it again.
@@ -193,7 +193,7 @@ def _find_lost_moments(path: Path, group: zarr.Group, marks: np.ndarray, deep: b
     return lost
 
 
-def _comparer(chunks: ChunkFiles, shape: tuple[int, ...], digests: np.ndarray | None) -> Callable[[int], str | None]:
+def _comparer(chunks: ChunkReader, shape: tuple[int, ...], digests: np.ndarray | None) -> Callable[[int], str | None]:
     """Return a function that reads the fields of a time and says what is wrong with them, None where nothing is."""
 
     def compare(index: int) -> str | None:

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from zarr.codecs import BloscCodec, Crc32cCodec
 
 from credit import __version__
-from credit.calendar import EPOCH, Clock
+from credit.calendar import EPOCH, Calendar
 from credit.config.schema_data import DataConfig, PreprocessConfig, TransformConfig
 from credit.data.sources.source_reader import SourceReader, open_sources
 from credit.data.splits import Split, build_splits
@@ -265,7 +265,7 @@ def _write_fields(
     # those that the store was begun with, whatever the config says now: its moments must all be of one kind
     begun_with = dict(group.attrs)["credit"].get("moments_transforms", {})
     transforms = {name: TransformConfig.model_validate(one) for name, one in begun_with.items()}
-    job = store_writer.Writing(
+    job = store_writer.WriteTask(
         path, sources, conf.step_minutes, transforms, conf.bad_times == "skip", settings.held_bytes
     )
     marks, length = group["done"][:], group["done"].chunks[0]
@@ -276,7 +276,7 @@ def _write_fields(
     with tqdm(desc=f"writing {path.name}", unit="time", initial=there, total=len(marks), disable=hidden) as bar:
         while (marks == store_writer.WANTED).any():
             for count in run_parts(
-                partial(store_writer.write_part, job), store_writer.open_parts(marks, length), settings
+                partial(store_writer.write_part, job), store_writer.pending_parts(marks, length), settings
             ):
                 bar.update(count)
             marks = group["done"][:]
@@ -347,7 +347,7 @@ def _fit(
 def _summary(path: Path, group: zarr.Group, meta: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is known of a store when all its fields are there: bad and missing times, checksum of the whole."""
     times, marks = group["time"][:], group["done"][:]
-    clock = Clock(meta["calendar"])
+    clock = Calendar(meta["calendar"])
     # Of a store that is mended, the bad times of the parts that stayed are known from before.
     still_bad = {clock.format(minutes) for minutes in times[marks == store_writer.BAD]}
     bad = dict(meta.get("bad_times", {}))

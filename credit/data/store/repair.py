@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import zarr
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.channels import ChannelMap
 from credit.config.schema_data import DataConfig, TransformConfig
 from credit.data.formats.files import OpenFiles, expand_paths, file_fingerprint, file_key
@@ -197,7 +197,7 @@ def mark_outliers(path: Path, group: zarr.Group, meta: Mapping[str, Any], conf: 
         DataError: for such a value where bad times are not skipped.
     """
     times, marks, length = group["time"][:], group["done"][:], group["done"].chunks[0]
-    clock = Clock(meta["calendar"])
+    clock = Calendar(meta["calendar"])
     is_judged = np.ones(len(times), dtype=bool)
     # The checksum of the whole is written when a store is complete for the first time.
     if "content" in meta:

@@ -218,7 +218,7 @@ def summarise(
     _refuse_constant(reader, state)
     # a step of the packing is no step of transformed values
     steps = {name: step for name, step in (packing_steps or {}).items() if name not in transforms}
-    for line in coarse_packing(reader.channels.stored, tendency.std(), steps):
+    for line in find_coarse_packing(reader.channels.stored, tendency.std(), steps):
         logger.warning(line)
     return _join(reader, state, tendency, static)
 
@@ -260,7 +260,7 @@ def _join(reader: FieldReader, state: Moments, tendency: Moments, static: Moment
     )
 
 
-def coarse_packing(channels: Sequence[Channel], tendency_std: np.ndarray, steps: Mapping[str, float]) -> list[str]:
+def find_coarse_packing(channels: Sequence[Channel], tendency_std: np.ndarray, steps: Mapping[str, float]) -> list[str]:
     """Return a line for each prognostic channel whose rounding is a good part of its change over a time step.
 
     Nothing else is predicted as a change: a forcing, or a diagnostic variable, may be rounded.

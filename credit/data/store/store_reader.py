@@ -36,13 +36,13 @@ from typing import Any
 import numpy as np
 import zarr
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.channels import ChannelMap
-from credit.config.schema_data import DataConfig, FieldConfig
+from credit.config.schema_data import DataConfig, VariableOptions
 from credit.config.schema_source import SourceConfig
 from credit.data.splits import Split, build_splits
-from credit.data.store.chunk_cache import LocalCopies
-from credit.data.store.chunk_reader import ChunkFiles
+from credit.data.store.chunk_cache import ChunkCache
+from credit.data.store.chunk_reader import ChunkReader
 from credit.data.store.statistics import Statistics
 from credit.errors import DataError
 from credit.grid import LatLonGrid
@@ -78,7 +78,7 @@ class StoreReader:
         self.path, self._content = path, meta.get("content")
         self.channels = channels or ChannelMap.from_dict(meta["channels"])
         self.grid = LatLonGrid.from_dict(meta["grid"])
-        self.clock = Clock(meta["calendar"])
+        self.clock = Calendar(meta["calendar"])
         self.attributes: dict[str, dict] = meta["attributes"]
         self.statistics = Statistics.from_dict(meta["statistics"]) if meta["complete"] else None
         group = zarr.open_group(path, mode="r")
@@ -93,7 +93,7 @@ class StoreReader:
             raise DataError(f"data.store: {path}: its array time is lost; {MEND}")
         masked = meta["masked_variables"]
         self.masks = {name: mask.astype(bool) for name, mask in zip(masked, small["masks"], strict=True)}
-        self._fields = ChunkFiles(open_array(path, group, "fields"), path / "fields")
+        self._fields = ChunkReader(open_array(path, group, "fields"), path / "fields")
         self._static: np.ndarray = small["static_fields"]
 
     def find_here(self, conf: DataConfig) -> None:
@@ -116,7 +116,7 @@ class StoreReader:
                 f"an earlier version does not have; {WAY_OUT}"
             )
         name = f"credit_{self.path.name}_{self._content[:16]}"
-        self._fields.copies = LocalCopies(Path(conf.cache_folder or tempfile.gettempdir()) / name)
+        self._fields.copies = ChunkCache(Path(conf.cache_folder or tempfile.gettempdir()) / name)
 
     def read(self, index: int) -> np.ndarray:
         """Return the fields of one time, (C, H, W) float32 in the order of ``channels.stored``; NaN where masked.
@@ -232,7 +232,7 @@ def open_configured_store(conf: DataConfig) -> StoreReader:
     meta = read_description(path)
     require_same_identity(path, meta, conf)
     _require_complete(path, meta)
-    splits = build_splits(conf, Clock(meta["calendar"]))
+    splits = build_splits(conf, Calendar(meta["calendar"]))
     first, last = period(splits)
     if first < meta["period"][0] or last > meta["period"][1]:
         raise DataError(
@@ -307,7 +307,7 @@ def identity(conf: DataConfig) -> dict[str, Any]:
     }
 
 
-def _regridding(conf: DataConfig, fields: Mapping[str, FieldConfig]) -> dict[str, Any]:
+def _regridding(conf: DataConfig, fields: Mapping[str, VariableOptions]) -> dict[str, Any]:
     return {
         "data.grid": conf.grid.model_dump(mode="json", exclude_none=True),
         "data.regrid": conf.regrid,
@@ -379,5 +379,5 @@ def _brief(value: object) -> str:
 
 
 def _span(meta: Mapping[str, Any], ends: tuple[int, int] | list[int]) -> str:
-    clock = Clock(meta["calendar"])
+    clock = Calendar(meta["calendar"])
     return f"{clock.format(ends[0])}..{clock.format(ends[1])}"

@@ -23,7 +23,7 @@ from credit.data.sources.source_reader import SourceReader
 from credit.data.store.statistics import Moments, valid_cells
 from credit.data.transforms import transform_channels
 from credit.errors import DataError
-from credit.utils.atomic import write_text_whole
+from credit.utils.atomic import atomic_write_text
 
 WANTED, WRITTEN, BAD = 0, 1, 2
 # of a time: five of its fields, and five of the change that ends there
@@ -32,7 +32,7 @@ _MOST_TIMES, _MOST_BYTES = 32, 2**30
 
 
 @dataclass(frozen=True)
-class Writing:
+class WriteTask:
     """What a process needs to write parts; may be sent to another machine that sees the same files.
 
     Attributes:
@@ -64,7 +64,7 @@ def part_length(bytes_a_time: int, chunk_part: int) -> int:
     return max(1, min(_MOST_TIMES, _MOST_BYTES // bytes_a_time), chunk_part)
 
 
-def open_parts(marks: np.ndarray, length: int) -> list[int]:
+def pending_parts(marks: np.ndarray, length: int) -> list[int]:
     """Return the numbers of the parts of which some time is neither written nor bad."""
     return sorted({int(index) // length for index in np.flatnonzero(marks == WANTED)})
 
@@ -87,7 +87,7 @@ def lock(path: Path, wait: bool = True) -> Iterator[bool]:
             yield True
 
 
-def write_part(job: Writing, number: int) -> int:
+def write_part(job: WriteTask, number: int) -> int:
     """Write a part, unless it is there already or another process is at it.
 
     Returns:
@@ -186,7 +186,7 @@ def merge_moments(
 class _Reader:
     """Reads fields for one part; a field that a change needs is taken from where it is at hand."""
 
-    def __init__(self, job: Writing, group: zarr.Group, times: np.ndarray) -> None:
+    def __init__(self, job: WriteTask, group: zarr.Group, times: np.ndarray) -> None:
         self._job, self._group, self._times = job, group, times
         self._valid = valid_cells(job.sources, job.sources.channels.stored)
         self._recent: dict[int, np.ndarray] = {}
@@ -251,7 +251,7 @@ class _Reader:
 
 def _note(path: Path, bad: Mapping[int, str]) -> None:
     if bad:
-        write_text_whole(path, json.dumps(bad))
+        atomic_write_text(path, json.dumps(bad))
     else:
         # those of a part that was written before, from files that have been corrected
         path.unlink(missing_ok=True)

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from credit.config.schema_forecast import EnsembleConfig
 from credit.errors import ConfigError, did_you_mean
-from credit.forecast.rollout import Start, generator_of
+from credit.forecast.rollout import ForecastStart, member_rng
 from credit.parallel.activation_checkpoint import is_marked, plain_name
 from credit.parallel.host_copy import to_device
 
 
-class NetworkNoise:
+class FeatureNoise:
     """Adds noise to what a network's blocks give, while a forecast asks for it.
 
     Args:
@@ -43,12 +43,12 @@ class NetworkNoise:
         for name, block in find_blocks(model, chosen.where).items():
             block.register_forward_hook(functools.partial(self._add, name))
 
-    def __call__(self, starts: Sequence[Start]) -> Callable[[], AbstractContextManager[None]]:
+    def __call__(self, starts: Sequence[ForecastStart]) -> Callable[[], AbstractContextManager[None]]:
         """Return what to enter for each step of these forecasts; an unperturbed member 0 has no noise.
 
         The numbers depend on seed, initial time and member alone.
         """
-        generators = [generator_of(self._seed, start, 3) if start.member >= self._first else None for start in starts]
+        generators = [member_rng(self._seed, start, 3) if start.member >= self._first else None for start in starts]
         return functools.partial(self._drawing, generators)
 
     @contextmanager
@@ -115,6 +115,6 @@ def find_blocks(model: nn.Module, where: Sequence[str] | None) -> dict[str, nn.M
     return found
 
 
-def build_noise(conf: EnsembleConfig | None, model: nn.Module) -> NetworkNoise | None:
+def build_noise(conf: EnsembleConfig | None, model: nn.Module) -> FeatureNoise | None:
     """Return what ``inference.ensemble.noise`` asks for, None where it does not."""
-    return None if conf is None or conf.noise is None else NetworkNoise(conf, model)
+    return None if conf is None or conf.noise is None else FeatureNoise(conf, model)

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from credit.calendar import parse_duration
 from credit.config.schema_forecast import EnsembleConfig
-from credit.data.samples.frames import Frames
+from credit.data.samples.frames import FrameReader
 from credit.errors import ConfigError
-from credit.forecast.rollout import Perturb, Start, analyses, forcing_of, generator_of
+from credit.forecast.rollout import ForecastStart, Perturb, analyses, forcing_of, member_rng
 from credit.forecast.stepper import Stepper
 from credit.grid import LatLonGrid
 from credit.parallel.host_copy import to_device
@@ -29,7 +29,7 @@ from credit.physics.spherical_harmonics import CorrelatedNoise
 
 
 def build_perturbation(
-    conf: EnsembleConfig, stepper: Stepper, frames: Frames, grid: LatLonGrid, step_minutes: int, history_len: int,
+    conf: EnsembleConfig, stepper: Stepper, frames: FrameReader, grid: LatLonGrid, step_minutes: int, history_len: int,
     reading: AbstractContextManager | None = None,
 ) -> Perturb | None:  # fmt: skip
     """Return what perturbs the initial states of ``inference.ensemble``, None where nothing does.
@@ -43,21 +43,21 @@ def build_perturbation(
     if chosen is None:
         return functools.partial(_seed_dropout, conf.seed) if conf.dropout else None
     noise = _Noise(stepper, grid, conf.seed, chosen.length if chosen.kind != "gaussian" else None)
-    make: Callable[[Sequence[Start], Tensor], Tensor] = noise
+    make: Callable[[Sequence[ForecastStart], Tensor], Tensor] = noise
     if chosen.kind == "bred":
         cycle = cycle_minutes(conf)
         make = _BredVectors(
             noise, stepper, frames, grid, chosen.amplitude, chosen.cycles, cycle, step_minutes, history_len, reading
         )
 
-    def perturb(starts: Sequence[Start], state_BCTHW: Tensor) -> Tensor:
+    def perturb(starts: Sequence[ForecastStart], state_BCTHW: Tensor) -> Tensor:
         if conf.dropout:
             _seed_dropout(conf.seed, starts, state_BCTHW)
         first = 1 if conf.control else 0
         sign = [0.0 if s.member < first else 1.0 if (s.member - first) % 2 == 0 else -1.0 for s in starts]
         scale = torch.tensor(sign, device=state_BCTHW.device)[:, None, None, None, None]
         # the odd one of a pair draws the even one's numbers
-        drawn = [Start(s.initial, max(0, s.member - first) // 2, s.analysis) for s in starts]
+        drawn = [ForecastStart(s.initial, max(0, s.member - first) // 2, s.analysis) for s in starts]
         change = chosen.amplitude * make(drawn, state_BCTHW)
         return stepper.perturbed(state_BCTHW, scale * change[:, :, None])
 
@@ -115,9 +115,9 @@ def enable_dropout(model: nn.Module) -> None:
         )
 
 
-def _seed_dropout(seed: int, starts: Sequence[Start], state_BCTHW: Tensor) -> Tensor:
+def _seed_dropout(seed: int, starts: Sequence[ForecastStart], state_BCTHW: Tensor) -> Tensor:
     """Make dropout's numbers depend on the batch's first start."""
-    torch.manual_seed(generator_of(seed, starts[0], 1).integers(2**62))
+    torch.manual_seed(member_rng(seed, starts[0], 1).integers(2**62))
     return state_BCTHW
 
 
@@ -131,9 +131,9 @@ class _Noise:
         self._patterns, self._grid, self._seed = len(names), grid, seed
         self._correlated = CorrelatedNoise(grid, length_km) if length_km is not None else None
 
-    def __call__(self, starts: Sequence[Start], state_BCTHW: Tensor) -> Tensor:
+    def __call__(self, starts: Sequence[ForecastStart], state_BCTHW: Tensor) -> Tensor:
         """Return (B, C, H, W) on the device of the state."""
-        drawn = np.stack([self._draw(generator_of(self._seed, start, 0)) for start in starts])
+        drawn = np.stack([self._draw(member_rng(self._seed, start, 0)) for start in starts])
         return to_device(drawn, state_BCTHW.device)
 
     def _draw(self, generator: np.random.Generator) -> np.ndarray:
@@ -150,7 +150,7 @@ class _BredVectors:
     """
 
     def __init__(
-        self, noise: _Noise, stepper: Stepper, frames: Frames, grid: LatLonGrid, amplitude: float, cycles: int,
+        self, noise: _Noise, stepper: Stepper, frames: FrameReader, grid: LatLonGrid, amplitude: float, cycles: int,
         cycle: int, step_minutes: int, history_len: int, reading: AbstractContextManager | None,
     ) -> None:  # fmt: skip
         self._noise, self._stepper, self._frames = noise, stepper, frames
@@ -158,7 +158,7 @@ class _BredVectors:
         self._step, self._history, self._reading = step_minutes, history_len, reading or nullcontext()
         self._area_HW = torch.from_numpy(grid.area_weights()).float()
 
-    def __call__(self, starts: Sequence[Start], state_BCTHW: Tensor) -> Tensor:
+    def __call__(self, starts: Sequence[ForecastStart], state_BCTHW: Tensor) -> Tensor:
         """Return (B, C, H, W) of the size 1."""
         stepper, device = self._stepper, state_BCTHW.device
         scale = stepper.normalizer.tendency_scale_C[:, None, None]

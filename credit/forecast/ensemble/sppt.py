@@ -17,13 +17,13 @@ from torch import Tensor
 
 from credit.calendar import parse_duration
 from credit.config.schema_forecast import EnsembleConfig
-from credit.forecast.rollout import Start, generator_of
+from credit.forecast.rollout import ForecastStart, member_rng
 from credit.grid import LatLonGrid
 from credit.parallel.host_copy import to_device
 from credit.physics.spherical_harmonics import CorrelatedNoise
 
 
-class StochasticTendencies:
+class SPPT:
     """Draws the factors of each step's change, which depend on seed, initial time and member alone.
 
     Args:
@@ -40,9 +40,9 @@ class StochasticTendencies:
         self._memory = math.exp(-step_minutes / parse_duration(chosen.time))
         self._first = 1 if conf.control else 0
 
-    def __call__(self, starts: Sequence[Start], device: torch.device) -> Iterator[Tensor]:
+    def __call__(self, starts: Sequence[ForecastStart], device: torch.device) -> Iterator[Tensor]:
         """Yield for each step the factors (B, 1, H, W); those of an unperturbed member 0 are 1."""
-        generators = [generator_of(self._seed, start, 2) for start in starts]
+        generators = [member_rng(self._seed, start, 2) for start in starts]
         pattern = self._draw(generators)
         moving = np.array([start.member >= self._first for start in starts], dtype=np.float32)[:, None, None, None]
         while True:
@@ -54,6 +54,6 @@ class StochasticTendencies:
         return np.stack([self._noise.draw(1, generator) for generator in generators])
 
 
-def build_stochastic(conf: EnsembleConfig | None, grid: LatLonGrid, step_minutes: int) -> StochasticTendencies | None:
+def build_stochastic(conf: EnsembleConfig | None, grid: LatLonGrid, step_minutes: int) -> SPPT | None:
     """Return what ``inference.ensemble.stochastic`` asks for, None where it does not."""
-    return None if conf is None or conf.stochastic is None else StochasticTendencies(conf, grid, step_minutes)
+    return None if conf is None or conf.stochastic is None else SPPT(conf, grid, step_minutes)

@@ -11,10 +11,10 @@ import numpy as np
 from torch import Tensor
 
 from credit.errors import CreditError
-from credit.forecast.io.diagnostics import Products
+from credit.forecast.io.diagnostics import OutputDiagnostics
 from credit.forecast.io.forecast_writer import ForecastWriter
-from credit.forecast.rollout import Start
-from credit.parallel.host_copy import Fetched
+from credit.forecast.rollout import ForecastStart
+from credit.parallel.host_copy import AsyncHostCopy
 
 _WAITING = 2  # steps between the model and the disk; each is a batch of fields
 
@@ -43,17 +43,19 @@ class BackgroundWriter:
         step_minutes: int,
         origin: str,
         wanted: Collection[int],
-        products: Products | None = None,
+        products: OutputDiagnostics | None = None,
     ) -> None:
         self.reading = threading.Lock()
         self._writer, self._numbers, self._step, self._origin = writer, numbers, step_minutes, origin
         self._wanted, self._products = frozenset(wanted), products
         self._last = max(numbers)
-        self._queue: queue.Queue[tuple[list[tuple[int, int, Start]], Fetched] | None] = queue.Queue(_WAITING)
+        self._queue: queue.Queue[tuple[list[tuple[int, int, ForecastStart]], AsyncHostCopy] | None] = queue.Queue(
+            _WAITING
+        )
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._write_all, name="writer", daemon=True)
 
-    def put(self, starts: Sequence[Start], step: int, output: Tensor) -> None:
+    def put(self, starts: Sequence[ForecastStart], step: int, output: Tensor) -> None:
         """Take a step's output (B, C_out, H, W) in physical units; waits where the disk is behind.
 
         Args:
@@ -73,7 +75,7 @@ class BackgroundWriter:
             if lead in self._numbers or (self._products is not None and self._products.needs_every_step):
                 kept.append((row, lead, start))
         if kept:
-            self._queue.put((kept, Fetched(output)))
+            self._queue.put((kept, AsyncHostCopy(output)))
 
     def __enter__(self) -> BackgroundWriter:
         self._thread.start()
@@ -101,7 +103,7 @@ class BackgroundWriter:
                 except BaseException as error:
                     self._error = error
 
-    def _write(self, kept: list[tuple[int, int, Start]], output: Fetched) -> None:
+    def _write(self, kept: list[tuple[int, int, ForecastStart]], output: AsyncHostCopy) -> None:
         fields = output.get().numpy()
         for row, lead, start in kept:
             self._require_finite(fields[row], lead, start)
@@ -110,7 +112,7 @@ class BackgroundWriter:
                 with self.reading:
                     self._writer.put(start.initial, self._numbers[lead], made, start.member)
 
-    def _require_finite(self, fields: np.ndarray, lead: int, start: Start) -> None:
+    def _require_finite(self, fields: np.ndarray, lead: int, start: ForecastStart) -> None:
         """Stop before a forecast that has blown up passes for one; nothing of it is left."""
         if np.isfinite(fields).all():
             return

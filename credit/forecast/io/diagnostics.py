@@ -21,13 +21,13 @@ from credit.config.schema_forecast import InferenceConfig
 from credit.config.schema_output import ACCUMULATION, ProductConfig
 from credit.data.formats.cf import match_levels
 from credit.data.formats.units import Conversion
-from credit.data.sources.derived_variables import derived_attributes, find_si, interpolated_as, make
-from credit.data.sources.hybrid_coefficients import MEAN_SURFACE_PA, load_table
-from credit.data.sources.level_mapping import require_layers
+from credit.data.sources.derived_variables import derived_attributes, interpolation_kind, make, si_conversion
+from credit.data.sources.hybrid_coefficients import MEAN_SURFACE_PA, load_coefficients
+from credit.data.sources.level_mapping import require_full_column
 from credit.data.sources.required_variables import FIELD, SURFACE_GEOPOTENTIAL, SURFACE_PRESSURE
 from credit.errors import ConfigError, did_you_mean
 from credit.forecast.io.schema import SINCE_START
-from credit.forecast.rollout import Start
+from credit.forecast.rollout import ForecastStart
 from credit.physics.vertical import Column, HybridLevels
 
 _PASCAL = {"hPa": 100.0, "Pa": 1.0}
@@ -69,7 +69,7 @@ class _Sum:
     steps: int | None
 
 
-class Products:
+class OutputDiagnostics:
     """Turns a step's outputs into what is written.
 
     Args:
@@ -150,7 +150,7 @@ class Products:
         """Forget the sums of forecasts that were not made to their end."""
         self._earlier.clear()
 
-    def make(self, start: Start, lead_minutes: int, fields_CHW: np.ndarray) -> np.ndarray:
+    def make(self, start: ForecastStart, lead_minutes: int, fields_CHW: np.ndarray) -> np.ndarray:
         """Return what is written at a lead time, (C', H, W) float32.
 
         Sums need every step of a start, in order.
@@ -178,7 +178,7 @@ class Products:
                 parts.append(make(own.kind, own.quantity, own.column, inputs, back))
         return np.concatenate(parts)
 
-    def _sums(self, start: Start, lead_minutes: int, fields_CHW: np.ndarray) -> list[np.ndarray]:
+    def _sums(self, start: ForecastStart, lead_minutes: int, fields_CHW: np.ndarray) -> list[np.ndarray]:
         sums = [own for own in self._recipes if isinstance(own, _Sum)]
         if not sums:
             return []
@@ -208,7 +208,7 @@ class Products:
             return [Channel(c.name, name, c.level, "diagnostic") for c in channels]
         here = "inference.pressure_levels"
         column, order = self._column(here, name, wanted)
-        quantity = interpolated_as(name, self._known.get(name, {}).get("standard_name", ""))
+        quantity = interpolation_kind(name, self._known.get(name, {}).get("standard_name", ""))
         si = self._si(here, "temperature", name) if quantity == "temperature" else None
         inputs = {FIELD: _Input([rows[k] for k in order], si), SURFACE_PRESSURE: self._pressure(here)}
         self._find_ground(here, required=quantity == "temperature")
@@ -247,7 +247,7 @@ class Products:
             else:
                 order = list(range(len(levels)))
         if own.kind in _NEEDS_GROUND:
-            require_layers(column.levels, name, field, here)
+            require_full_column(column.levels, name, field, here)
             self._find_ground(here, required=True)
         if own.kind == "mean_sea_level_pressure":
             order, column = order[-1:], Column(column.levels.take([-1]), None)
@@ -325,7 +325,7 @@ class Products:
             raise ConfigError(
                 f"{here}: the pressure of data.levels, which are model levels, is not known; set data.coefficients"
             )
-        return load_table(Path(self._data.coefficients), "data.coefficients")
+        return load_coefficients(Path(self._data.coefficients), "data.coefficients")
 
     def _pressure(self, here: str) -> _Input:
         candidates = list(dict.fromkeys(c.variable for c in self._model.output if c.level is None))
@@ -355,7 +355,7 @@ class Products:
         return [n for n in names if self._known.get(n, {}).get("standard_name") in _GROUND_NAMES[role]]
 
     def _si(self, here: str, role: str, name: str) -> Conversion | None:
-        return find_si(role, name, self._known.get(name, {}), here)
+        return si_conversion(role, name, self._known.get(name, {}), here)
 
     def _rows(self, name: str, here: str = "") -> list[int]:
         rows = [row for row, channel in enumerate(self._model.output) if channel.variable == name]

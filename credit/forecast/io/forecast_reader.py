@@ -12,18 +12,18 @@ import netCDF4
 import numpy as np
 import xarray as xr
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.config.schema_forecast import OtherForecastsConfig
 from credit.data.formats.remote import is_remote, open_remote
 from credit.errors import DataError
-from credit.forecast.forecast_source import Forecasts
-from credit.forecast.io.metadata import ArchiveFields, Source
+from credit.forecast.forecast_source import ForecastSource
+from credit.forecast.io.metadata import ForecastMetadata, Source
 from credit.forecast.io.netcdf_files import LEADS, MEMBERS, PREFIX
 from credit.forecast.io.schema import INITIAL_FIELDS, MEMBER
 from credit.forecast.io.zarr_store import STORE, WRITTEN
 
 
-class ForecastArchive(Forecasts):
+class ForecastArchive(ForecastSource):
     """Forecasts that were written; `initial_minutes` are those of the forecasts that are whole."""
 
     def __init__(
@@ -31,8 +31,8 @@ class ForecastArchive(Forecasts):
         origin: Path | str,
         initial_minutes: np.ndarray,
         lead_minutes: np.ndarray,
-        example: ArchiveFields,
-        clock: Clock,
+        example: ForecastMetadata,
+        clock: Calendar,
     ) -> None:
         self.origin, self.clock = origin, clock
         self.initial_minutes = np.asarray(initial_minutes, dtype=np.int64)
@@ -93,12 +93,12 @@ class _NetcdfArchive(ForecastArchive):
         places: dict[int, dict[tuple[int, int], tuple[Path, int]]] = {}
         wanted: dict[int, set[tuple[int, int]]] = {}  # the same that there should be, where files say so
         began: dict[int, object] = {}  # initial time -> checksum of what it started from
-        first: ArchiveFields | None = None
+        first: ForecastMetadata | None = None
         for path in paths:
             try:
                 with netCDF4.Dataset(path) as dataset:
                     source = Source(path, dataset.variables, dataset.__dict__)
-                    fields = ArchiveFields(
+                    fields = ForecastMetadata(
                         source, ("time",), "forecast_period", rename, level_units, warn=first is None
                     )
                     fields_before = fields.attributes.pop(INITIAL_FIELDS, None)  # is of one forecast, not of the run
@@ -107,7 +107,7 @@ class _NetcdfArchive(ForecastArchive):
                     members = fields.attributes.get(MEMBERS) if alone else None
                     member = 0 if members is None else int(dataset[MEMBER][...])
                     reference = dataset["forecast_reference_time"]
-                    clock = Clock(getattr(reference, "calendar", "standard"))
+                    clock = Calendar(getattr(reference, "calendar", "standard"))
                     if "units" not in reference.ncattrs():
                         raise DataError(
                             f'{path}: forecast_reference_time has no units; give it them, such as "hours since '
@@ -162,7 +162,7 @@ class _NetcdfArchive(ForecastArchive):
 
 def _require_whole(
     places: dict[int, dict[tuple[int, int], tuple[Path, int]]], wanted: dict[int, set[tuple[int, int]]],
-    members: int | None, clock: Clock,
+    members: int | None, clock: Calendar,
 ) -> None:  # fmt: skip
     """Refuse a forecast that an interrupted run left without the files of some lead times or members."""
     for initial, whole in wanted.items():
@@ -187,11 +187,11 @@ class _ZarrArchive(ForecastArchive):
         init, lead = ("init_time", "lead_time") if "init_time" in source.names else ("time", "prediction_timedelta")
         if init not in source.names:
             raise DataError(f"{path}: has neither init_time and lead_time nor time and prediction_timedelta")
-        fields = ArchiveFields(source, (init, lead), lead, rename, level_units)
+        fields = ForecastMetadata(source, (init, lead), lead, rename, level_units)
         of_time = source.variable_attributes(init)
         if "units" not in of_time:
             raise DataError(f'{path}: {init} has no units such as "hours since 1900-01-01"')
-        clock = Clock(str(of_time.get("calendar", "standard")))
+        clock = Calendar(str(of_time.get("calendar", "standard")))
         initial = clock.from_cf(source.values(init), str(of_time["units"]))
         self._source, self._leading = variables, (init, lead)
         self._position = {int(minutes): number for number, minutes in enumerate(initial)}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.channels import ChannelMap
 from credit.errors import ConfigError
 from credit.forecast.io.netcdf_files import PREFIX, NetcdfFiles, split_of
@@ -57,7 +57,7 @@ class ForecastWriter:
         folder: str | os.PathLike,
         channels: ChannelMap,
         grid: LatLonGrid,
-        clock: Clock,
+        clock: Calendar,
         attributes: Mapping[str, Mapping[str, str]],
         step_minutes: int,
         *,
@@ -82,7 +82,7 @@ class ForecastWriter:
             members, keep_bits, compression, masks, global_attributes, windows,
         )  # fmt: skip
         self._shape = (len(channels.output), *grid.shape)
-        require_alike(Path(folder), format, split)
+        require_same_format(Path(folder), format, split)
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -128,7 +128,7 @@ class ForecastWriter:
         self._backend.close()
 
 
-def require_alike(folder: Path, format: str, split: str | None) -> None:
+def require_same_format(folder: Path, format: str, split: str | None) -> None:
     """Refuse a folder whose forecasts are in another format or cut otherwise, which nobody could read beside these.
 
     Args:

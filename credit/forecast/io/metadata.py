@@ -34,7 +34,7 @@ _MINUTES = {
 logger = logging.getLogger(__name__)
 
 
-class ArchiveFields:
+class ForecastMetadata:
     """What the metadata of one file or store say.
 
     Fields are the variables with the dimensions `leading`, latitude and longitude, and perhaps a member and a level, in
@@ -104,7 +104,7 @@ class ArchiveFields:
                 logger.warning("%s; it is left out", problem)
             del self.variables[name]
 
-    def difference(self, other: ArchiveFields) -> str | None:
+    def difference(self, other: ForecastMetadata) -> str | None:
         """Return in words how another file differs but for its lead times, None where it fits."""
         if self.members != other.members:
             return "has another number of members"

@@ -15,7 +15,7 @@ import netCDF4
 import numpy as np
 
 from credit.errors import CreditError
-from credit.forecast.io.page_cache import begin_to_store
+from credit.forecast.io.page_cache import start_writeback
 from credit.forecast.io.schema import (
     HISTORY,
     HOURS,
@@ -30,13 +30,13 @@ from credit.forecast.io.schema import (
     REALIZATION,
     VALID_TIME,
     WRITE_HINT,
-    ForecastLayout,
+    ForecastSchema,
     OutputVariable,
     of_the_run,
     take_level_dims,
     window_bounds,
 )
-from credit.utils.temporary import is_running, left_beside, name_beside
+from credit.utils.temporary import find_stale, process_exists, temporary_path
 
 PREFIX = "forecast_"
 SPLITS = {
@@ -51,14 +51,14 @@ _LEFT_SECONDS = 86400.0
 _MISSING = np.float32(netCDF4.default_fillvals["f4"])
 
 
-def file_name(layout: ForecastLayout, initial_minutes: int) -> str:
+def file_name(layout: ForecastSchema, initial_minutes: int) -> str:
     """Return for example ``forecast_2001-04-01T00.nc``; minutes are added where they are not 0."""
     date = layout.clock.datetime(initial_minutes)
     return date.strftime(f"{PREFIX}%Y-%m-%dT%H{'%M' if date.minute else ''}.nc")
 
 
 @dataclass(frozen=True)
-class Cut:
+class FilePart:
     """What lies in one file of a forecast.
 
     Attributes:
@@ -70,7 +70,7 @@ class Cut:
     member: int | None = None
 
 
-def cut(layout: ForecastLayout, initial_minutes: int, split: str | None) -> dict[str, Cut]:
+def cut(layout: ForecastSchema, initial_minutes: int, split: str | None) -> dict[str, FilePart]:
     """Return the file names of a forecast and what lies in each.
 
     Split by ``day`` or ``month`` of the valid time, names end in it (``forecast_2001-04-01T00_2001-05.nc``), by
@@ -79,17 +79,17 @@ def cut(layout: ForecastLayout, initial_minutes: int, split: str | None) -> dict
     name, every = file_name(layout, initial_minutes), list(range(len(layout.lead_minutes)))
     stem = name.removesuffix(".nc")
     if split is None:
-        return {name: Cut(every)}
+        return {name: FilePart(every)}
     if split == "member":
-        return {f"{stem}_member{member:03d}.nc": Cut(every, member) for member in range(layout.members or 1)}
-    cuts: dict[str, Cut] = {}
+        return {f"{stem}_member{member:03d}.nc": FilePart(every, member) for member in range(layout.members or 1)}
+    cuts: dict[str, FilePart] = {}
     for number, lead in enumerate(layout.lead_minutes.tolist()):
         if split == "lead":
             suffix = f"{lead // 60:03d}h" + (f"{lead % 60:02d}" if lead % 60 else "")
         else:
             date = layout.clock.datetime(initial_minutes + lead)
             suffix = date.strftime("%Y-%m-%d" if split == "day" else "%Y-%m")
-        cuts.setdefault(f"{stem}_{suffix}.nc", Cut([])).numbers.append(number)
+        cuts.setdefault(f"{stem}_{suffix}.nc", FilePart([])).numbers.append(number)
     return cuts
 
 
@@ -99,7 +99,7 @@ class NetcdfFiles:
     def __init__(
         self,
         folder: Path,
-        layout: ForecastLayout,
+        layout: ForecastSchema,
         split: str | None = None,
         started_from: Callable[[int], str] | None = None,
     ) -> None:
@@ -110,7 +110,7 @@ class NetcdfFiles:
         if split == "member":
             assert layout.members is not None, "the config wants an ensemble for it"
             self._attributes[MEMBERS] = layout.members
-        for path in left_beside(folder, f"{PREFIX}*.nc", is_running, _LEFT_SECONDS):
+        for path in find_stale(folder, f"{PREFIX}*.nc", process_exists, _LEFT_SECONDS):
             with suppress(OSError):
                 path.unlink(missing_ok=True)
 
@@ -128,7 +128,7 @@ class NetcdfFiles:
         stem = file_name(self._layout, initial_minutes).removesuffix(".nc")
         return [path for path in self._folder.glob(f"{stem}_*.nc") if path.name not in pieces]
 
-    def _holds(self, path: Path, initial_minutes: int, own: Cut) -> bool:
+    def _holds(self, path: Path, initial_minutes: int, own: FilePart) -> bool:
         if not path.exists():
             return False
         try:
@@ -137,7 +137,7 @@ class NetcdfFiles:
         except (OSError, RuntimeError):
             return False
 
-    def _matches(self, dataset: netCDF4.Dataset, initial_minutes: int, own: Cut) -> bool:
+    def _matches(self, dataset: netCDF4.Dataset, initial_minutes: int, own: FilePart) -> bool:
         stored_dims = {name: variable.dimensions for name, variable in dataset.variables.items()}
         layout = take_level_dims(_layout_of(self._layout, own), stored_dims)
         names = {variable.name for variable in layout.variables}
@@ -208,12 +208,12 @@ class NetcdfFiles:
 class _Piece:
     """One file while it is written, under another name until it is whole."""
 
-    def __init__(self, path: Path, layout: ForecastLayout, own: Cut, attributes: dict[str, str | int]) -> None:
+    def __init__(self, path: Path, layout: ForecastSchema, own: FilePart, attributes: dict[str, str | int]) -> None:
         self.path, self._cut, self._attributes, self._layout = path, own, attributes, _layout_of(layout, own)
         members = range(layout.members or 1) if own.member is None else [own.member]
         self._fields = frozenset(itertools.product(own.numbers, members))
         self.missing = set(self._fields)
-        self._part = name_beside(path)  # another run in this folder may be making the same forecast
+        self._part = temporary_path(path)  # another run in this folder may be making the same forecast
         self._added: tuple[int, int] | None = None  # what the whole file is known by, where none was there before
         self._dataset: netCDF4.Dataset | None = None
 
@@ -238,7 +238,7 @@ class _Piece:
             self._dataset[variable.name][place] = np.where(missing, _MISSING, values) if missing.any() else values
         self.missing.discard((number, member))
         if self.missing:
-            begin_to_store(self._part)
+            start_writeback(self._part)
             with suppress(OSError):  # compressed fields wait in memory, and who looks for what is left sees no writing
                 os.utime(self._part)
         else:
@@ -277,12 +277,12 @@ def split_of(path: Path) -> str | None:
     return next(known, "other" if suffix else None)
 
 
-def _layout_of(layout: ForecastLayout, own: Cut) -> ForecastLayout:
+def _layout_of(layout: ForecastSchema, own: FilePart) -> ForecastSchema:
     """Return the layout of one file: with a member of its own it has no such dimension."""
     return layout if own.member is None else replace(layout, members=None)
 
 
-def _define_coordinates(dataset: netCDF4.Dataset, layout: ForecastLayout, initial_minutes: int, own: Cut) -> None:
+def _define_coordinates(dataset: netCDF4.Dataset, layout: ForecastSchema, initial_minutes: int, own: FilePart) -> None:
     valid = initial_minutes + layout.lead_minutes[own.numbers]
     dataset.createDimension("time", len(valid))
     dataset.createDimension("bnds", 2)
@@ -320,7 +320,7 @@ def _put(
     variable[...] = values
 
 
-def _define_variable(dataset: netCDF4.Dataset, layout: ForecastLayout, variable: OutputVariable, own: Cut) -> None:
+def _define_variable(dataset: netCDF4.Dataset, layout: ForecastSchema, variable: OutputVariable, own: FilePart) -> None:
     dims = layout.dims(variable, "time")
     chunks = (*(1,) * (len(dims) - 2), *layout.grid.shape)
     target = dataset.createVariable(
@@ -336,7 +336,7 @@ def _define_variable(dataset: netCDF4.Dataset, layout: ForecastLayout, variable:
     target.setncatts(_attributes_of(layout, variable, own))
 
 
-def _attributes_of(layout: ForecastLayout, variable: OutputVariable, own: Cut) -> dict[str, str | int]:
+def _attributes_of(layout: ForecastSchema, variable: OutputVariable, own: FilePart) -> dict[str, str | int]:
     time = layout.time_names("time").get(variable.window, "time")
     names = ["forecast_period", "forecast_reference_time", *([time] if time != "time" else [])]
     names += [MEMBER] if own.member is not None else []
@@ -344,7 +344,7 @@ def _attributes_of(layout: ForecastLayout, variable: OutputVariable, own: Cut) -
     return {**variable.attributes, "coordinates": " ".join(names), **quantized}
 
 
-def _is_as_defined(dataset: netCDF4.Dataset, layout: ForecastLayout, variable: OutputVariable, own: Cut) -> bool:
+def _is_as_defined(dataset: netCDF4.Dataset, layout: ForecastSchema, variable: OutputVariable, own: FilePart) -> bool:
     """Return whether a stored variable is what `_define_variable` makes."""
     stored, dim = dataset[variable.name], variable.level_dim
     attributes = {name: stored.getncattr(name) for name in stored.ncattrs() if name != "_FillValue"}

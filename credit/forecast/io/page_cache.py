@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def begin_to_store(path: Path) -> None:
+def start_writeback(path: Path) -> None:
     """Have the system store, while the model computes, what a file has; what it has stored leaves the page cache.
 
     Else all of it waits for who asks last, and each new field wants new memory, which the system has to clear.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from credit import __version__
-from credit.calendar import EPOCH, Clock, format_duration
+from credit.calendar import EPOCH, Calendar, format_duration
 from credit.channels import ChannelMap, pick
 from credit.errors import ConfigError, did_you_mean
 from credit.grid import LatLonGrid
@@ -62,7 +62,7 @@ class OutputVariable:
 
 
 @dataclass(frozen=True)
-class ForecastLayout:
+class ForecastSchema:
     """What every forecast of a run holds.
 
     Attributes:
@@ -82,7 +82,7 @@ class ForecastLayout:
     levels: dict[str, tuple[float, ...]]
     level_units: str
     grid: LatLonGrid
-    clock: Clock
+    clock: Calendar
     lead_minutes: np.ndarray
     members: int | None
     keep_bits: int | None
@@ -113,7 +113,7 @@ class ForecastLayout:
         values = pick(fields, list(variable.index))
         values = values if variable.level_dim else values[0]
         if self.keep_bits is not None:
-            values = round_mantissa(values, self.keep_bits)
+            values = bitround(values, self.keep_bits)
         return values if variable.mask is None else np.where(variable.mask, np.float32(np.nan), values)
 
     def time_names(self, name: str) -> dict[int, str]:
@@ -148,7 +148,7 @@ def window_bounds(window: int, initial_minutes: np.ndarray | int, valid_minutes:
     return np.stack([begins, valid_minutes], axis=-1)
 
 
-def round_mantissa(values: np.ndarray, keep_bits: int) -> np.ndarray:
+def bitround(values: np.ndarray, keep_bits: int) -> np.ndarray:
     """Return float32 `values` rounded to `keep_bits` (1 to 23) bits of the mantissa, ties to even; NaN stays NaN.
 
     The relative error is at most 2^-(keep_bits + 1). The bits behind are zeros, which compress (Kloewer et al. 2021,
@@ -175,7 +175,7 @@ VALID_TIME = {"standard_name": "time", "long_name": "valid time"}
 def build_layout(
     channels: ChannelMap,
     grid: LatLonGrid,
-    clock: Clock,
+    clock: Calendar,
     attributes: Mapping[str, Mapping[str, str]],
     step_minutes: int,
     lead_minutes: Sequence[int],
@@ -188,7 +188,7 @@ def build_layout(
     masks: Mapping[str, np.ndarray] | None = None,
     global_attributes: Mapping[str, str | int] | None = None,
     windows: Mapping[str, int] | None = None,
-) -> ForecastLayout:
+) -> ForecastSchema:
     """Describe the forecasts of a run; the arguments are those of `credit.forecast.io.forecast_writer.ForecastWriter`.
 
     Raises:
@@ -218,7 +218,7 @@ def build_layout(
             own["cell_methods"] = _CELL_METHODS[temporal[name]]
         window = None if temporal[name] == "instant" else (windows or {}).get(name, step_minutes)
         described.append(OutputVariable(name, tuple(positions[name]), dim, own, (masks or {}).get(name), window))
-    return ForecastLayout(
+    return ForecastSchema(
         tuple(described), dims, level_units, grid, clock, np.asarray(lead_minutes, dtype=np.int64), members, keep_bits,
         compression, {"Conventions": "CF-1.8", **(global_attributes or {})},
     )  # fmt: skip
@@ -255,7 +255,7 @@ def _level_dim(levels: dict[str, tuple[float, ...]], values: tuple[float, ...], 
     return dim
 
 
-def take_level_dims(layout: ForecastLayout, stored: Mapping[str, Sequence[str]]) -> ForecastLayout:
+def take_level_dims(layout: ForecastSchema, stored: Mapping[str, Sequence[str]]) -> ForecastSchema:
     """Return the layout with the names that level dimensions have in a file that is there.
 
     Versions up to 0.14 numbered the sets of levels, ``level_2``. Such files are not other forecasts for that.

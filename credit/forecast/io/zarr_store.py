@@ -18,7 +18,7 @@ from zarr.errors import ZarrUserWarning
 
 from credit.data.store.store_writer import lock
 from credit.errors import ConfigError, CreditError
-from credit.forecast.io.page_cache import begin_to_store
+from credit.forecast.io.page_cache import start_writeback
 from credit.forecast.io.schema import (
     HISTORY,
     HOURS,
@@ -33,13 +33,13 @@ from credit.forecast.io.schema import (
     REALIZATION,
     VALID_TIME,
     WRITE_HINT,
-    ForecastLayout,
+    ForecastSchema,
     OutputVariable,
     of_the_run,
     take_level_dims,
     window_bounds,
 )
-from credit.utils.temporary import left_beside, name_beside
+from credit.utils.temporary import find_stale, temporary_path
 
 STORE = "forecasts.zarr"
 _NAMES = {
@@ -72,7 +72,7 @@ class ZarrStore:
     def __init__(
         self,
         path: Path,
-        layout: ForecastLayout,
+        layout: ForecastSchema,
         initial_minutes: Sequence[int],
         names: str,
         started_from: Callable[[int], str] | None = None,
@@ -83,7 +83,7 @@ class ZarrStore:
         self._initial = np.unique(np.asarray(initial_minutes, dtype=np.int64))
         self._missing: dict[int, int] = {}  # fields, by position of a forecast that is begun
         self._storing: list[Path] = []
-        self._part = name_beside(path)
+        self._part = temporary_path(path)
         try:
             if not path.exists() or self._left():
                 with self._alone():
@@ -146,7 +146,7 @@ class ZarrStore:
             for name, array in self._arrays.items()
         ]
         for path in (*self._storing, *chunks):
-            begin_to_store(path)
+            start_writeback(path)
         self._storing = chunks
 
     def discard(self, initial_minutes: int) -> None:
@@ -287,7 +287,7 @@ class ZarrStore:
 
     def _left(self) -> list[Path]:
         """Return stores in the making that have no fields: of this host, as none is made outside the lock, or old."""
-        return left_beside(self._path.parent, self._path.name, lambda process: False, _LEFT_SECONDS)
+        return find_stale(self._path.parent, self._path.name, lambda process: False, _LEFT_SECONDS)
 
     def _create(self) -> None:
         """Make the whole store beside and rename it, so that a store that exists is whole in its metadata."""

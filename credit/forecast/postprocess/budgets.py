@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from credit.data.sources.vertical_layers import Layers
+from credit.data.sources.vertical_layers import VerticalLayers
 from credit.grid import LatLonGrid
 from credit.physics.thermodynamics import CP_DRY, CP_VAPOUR, GRAVITY, LATENT_HEAT
 
@@ -20,7 +20,7 @@ from credit.physics.thermodynamics import CP_DRY, CP_VAPOUR, GRAVITY, LATENT_HEA
 _NO_RAIN = 1e-9
 
 
-class Columns:
+class ColumnIntegrator:
     """Integrals over columns, and means over the globe.
 
     Args:
@@ -32,7 +32,7 @@ class Columns:
         is_linear: whether an integral is linear in surface pressure.
     """
 
-    def __init__(self, layers: Layers, grid: LatLonGrid, device: torch.device) -> None:
+    def __init__(self, layers: VerticalLayers, grid: LatLonGrid, device: torch.device) -> None:
         def tensor(array: object) -> Tensor:
             return torch.as_tensor(array, dtype=torch.float64, device=device)
 
@@ -75,7 +75,7 @@ class Columns:
         return (x * grows).sum(dim=1) / GRAVITY
 
 
-def dry_mass(columns: Columns, pressure_BHW: Tensor, water_BKHW: Tensor) -> Tensor:
+def dry_mass(columns: ColumnIntegrator, pressure_BHW: Tensor, water_BKHW: Tensor) -> Tensor:
     """Return the global mean mass of dry air, (B,) kg m-2: the integral of (1 - q) dp / g.
 
     Args:
@@ -86,12 +86,12 @@ def dry_mass(columns: Columns, pressure_BHW: Tensor, water_BKHW: Tensor) -> Tens
     return columns.global_mean(columns.integral(1.0 - water_BKHW.double(), pressure_BHW))
 
 
-def water_mass(columns: Columns, pressure_BHW: Tensor, water_BKHW: Tensor) -> Tensor:
+def water_mass(columns: ColumnIntegrator, pressure_BHW: Tensor, water_BKHW: Tensor) -> Tensor:
     """Return the global mean of water in the air, (B,) kg m-2; arguments as of `dry_mass`."""
     return columns.global_mean(columns.integral(water_BKHW, pressure_BHW))
 
 
-def heat(columns: Columns, pressure_BHW: Tensor, temperature_BKHW: Tensor, humidity_BKHW: Tensor) -> Tensor:
+def heat(columns: ColumnIntegrator, pressure_BHW: Tensor, temperature_BKHW: Tensor, humidity_BKHW: Tensor) -> Tensor:
     """Return the global mean of the integral of cp T dp / g, (B,) J m-2; cp = (1 - q) cp_dry + q cp_vapour."""
     humidity, temperature = humidity_BKHW.double(), temperature_BKHW.double()
     per_kg = torch.addcmul(CP_DRY * temperature, humidity, temperature, value=CP_VAPOUR - CP_DRY)
@@ -99,7 +99,7 @@ def heat(columns: Columns, pressure_BHW: Tensor, temperature_BKHW: Tensor, humid
 
 
 def other_energy(
-    columns: Columns,
+    columns: ColumnIntegrator,
     pressure_BHW: Tensor,
     humidity_BKHW: Tensor,
     u_BKHW: Tensor,
@@ -125,7 +125,7 @@ def other_energy(
     return columns.global_mean(columns.integral(per_kg, pressure_BHW))
 
 
-def close_dry_mass(columns: Columns, wanted_B: Tensor, pressure_BHW: Tensor, water_BKHW: Tensor) -> Tensor:
+def close_dry_mass(columns: ColumnIntegrator, wanted_B: Tensor, pressure_BHW: Tensor, water_BKHW: Tensor) -> Tensor:
     """Return surface pressure (B, H, W), float64, scaled so that the air's dry mass is as wanted.
 
     A factor leaves the gradient of ln ps as it is, by which surface pressure drives winds over mountains. The mass is
@@ -146,7 +146,7 @@ def close_dry_mass(columns: Columns, wanted_B: Tensor, pressure_BHW: Tensor, wat
     return pressure
 
 
-def close_water(columns: Columns, wanted_B: Tensor, precipitation_BHW: Tensor) -> Tensor:
+def close_water(columns: ColumnIntegrator, wanted_B: Tensor, precipitation_BHW: Tensor) -> Tensor:
     """Return precipitation (B, H, W), float64, scaled to the wanted global mean, to 0 where that is negative.
 
     Args:

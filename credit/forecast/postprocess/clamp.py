@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 
-class Bounds:
+class Clamp:
     """Holds channels within bounds; channels that have none cost nothing.
 
     Args:
@@ -37,6 +37,6 @@ class Bounds:
         return x
 
 
-def bounded_rows(least: Sequence[float], most: Sequence[float]) -> list[int]:
+def bounded_channels(least: Sequence[float], most: Sequence[float]) -> list[int]:
     """Return the channels that have a bound."""
     return [row for row, pair in enumerate(zip(least, most, strict=True)) if any(map(math.isfinite, pair))]

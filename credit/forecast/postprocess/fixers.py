@@ -16,11 +16,11 @@ from torch import Tensor
 
 from credit.data.normalize import Normalizer
 from credit.forecast.postprocess import budgets
-from credit.forecast.postprocess.budgets import Columns
+from credit.forecast.postprocess.budgets import ColumnIntegrator
 
 
 @dataclass(frozen=True)
-class Place:
+class ChannelSlice:
     """Where a variable lies among the channels.
 
     Attributes:
@@ -50,17 +50,17 @@ class StepFields:
     def __init__(self, normalizer: Normalizer, state_BCHW: Tensor, forcing_BCHW: Tensor, output_BCHW: Tensor) -> None:
         self._normalizer, self._state, self._forcing = normalizer, state_BCHW, forcing_BCHW
         self.output_BCHW = output_BCHW
-        self._known: dict[tuple[str, Place], Tensor] = {}
+        self._known: dict[tuple[str, ChannelSlice], Tensor] = {}
 
-    def before(self, place: Place) -> Tensor:
+    def before(self, place: ChannelSlice) -> Tensor:
         """Return a prognostic variable in the last input frame, (B, K, H, W)."""
         return self._decoded("prognostic", place, self._state)
 
-    def after(self, place: Place) -> Tensor:
+    def after(self, place: ChannelSlice) -> Tensor:
         """Return a predicted variable, or the step's forcing, (B, K, H, W)."""
         return self._decoded(place.group, place, self._forcing if place.group != "output" else self.output_BCHW)
 
-    def correct(self, place: Place, values_BKHW: Tensor) -> None:
+    def correct(self, place: ChannelSlice, values_BKHW: Tensor) -> None:
         """Put other values of a predicted variable in place."""
         encoded = self._normalizer.encode_rows(values_BKHW / place.factor, "output", place.rows)
         first, last = place.rows[0], place.rows[-1]
@@ -68,27 +68,27 @@ class StepFields:
         # what was written is what counts from here on: the values as float32 keeps them
         self._known.pop(("output", place), None)
 
-    def _decoded(self, group: str, place: Place, x_BCHW: Tensor) -> Tensor:
+    def _decoded(self, group: str, place: ChannelSlice, x_BCHW: Tensor) -> Tensor:
         key = (group, place)
         if key not in self._known:
             self._known[key] = self._normalizer.decode_rows(x_BCHW, group, place.rows) * place.factor
         return self._known[key]
 
 
-class Constraint(Protocol):
+class Fixer(Protocol):
     """Closes a budget in place of the output."""
 
-    corrected: Place
+    corrected: ChannelSlice
 
-    def __call__(self, fields: StepFields, columns: Columns) -> None: ...
+    def __call__(self, fields: StepFields, columns: ColumnIntegrator) -> None: ...
 
 
 @dataclass(frozen=True)
-class Air:
+class AirMass:
     """Surface pressure and the water in the air; the first of `water` is specific humidity."""
 
-    pressure: Place
-    water: tuple[Place, ...]
+    pressure: ChannelSlice
+    water: tuple[ChannelSlice, ...]
 
     def before(self, fields: StepFields) -> tuple[Tensor, Tensor]:
         """Return surface pressure (B, H, W) and all water (B, K, H, W) before the step."""
@@ -99,20 +99,20 @@ class Air:
         return fields.after(self.pressure)[:, 0], sum(fields.after(one) for one in self.water)
 
 
-class DryMass:
+class DryMassFixer:
     """Corrects surface pressure, so that the mass of dry air is what it was."""
 
-    def __init__(self, air: Air) -> None:
+    def __init__(self, air: AirMass) -> None:
         self._air, self.corrected = air, air.pressure
 
-    def __call__(self, fields: StepFields, columns: Columns) -> None:
+    def __call__(self, fields: StepFields, columns: ColumnIntegrator) -> None:
         """See the class."""
         wanted_B = budgets.dry_mass(columns, *self._air.before(fields))
         closed = budgets.close_dry_mass(columns, wanted_B, *self._air.after(fields))
         fields.correct(self.corrected, closed[:, None])
 
 
-class Water:
+class WaterFixer:
     """Corrects precipitation, so that it is evaporation minus the change of the water in the air.
 
     Args:
@@ -121,10 +121,10 @@ class Water:
         evaporation: enters it, kg m-2; its factor has the sign.
     """
 
-    def __init__(self, air: Air, precipitation: Place, evaporation: Place) -> None:
+    def __init__(self, air: AirMass, precipitation: ChannelSlice, evaporation: ChannelSlice) -> None:
         self._air, self.corrected, self._evaporation = air, precipitation, evaporation
 
-    def __call__(self, fields: StepFields, columns: Columns) -> None:
+    def __call__(self, fields: StepFields, columns: ColumnIntegrator) -> None:
         """See the class."""
         before, after = (budgets.water_mass(columns, *one(fields)) for one in (self._air.before, self._air.after))
         evaporated = columns.global_mean(fields.after(self._evaporation)[:, 0])
@@ -132,7 +132,7 @@ class Water:
         fields.correct(self.corrected, closed[:, None])
 
 
-class Energy:
+class EnergyFixer:
     """Corrects temperature, so that the energy of the air changes by what passes through its top and the ground.
 
     Args:
@@ -144,12 +144,17 @@ class Energy:
     """
 
     def __init__(
-        self, air: Air, temperature: Place, wind: tuple[Place, Place], ground_HW: Tensor, fluxes: Sequence[Place]
+        self,
+        air: AirMass,
+        temperature: ChannelSlice,
+        wind: tuple[ChannelSlice, ChannelSlice],
+        ground_HW: Tensor,
+        fluxes: Sequence[ChannelSlice],
     ) -> None:
         self._air, self.corrected, self._wind = air, temperature, wind
         self._ground_HW, self._fluxes = ground_HW, tuple(fluxes)
 
-    def __call__(self, fields: StepFields, columns: Columns) -> None:
+    def __call__(self, fields: StepFields, columns: ColumnIntegrator) -> None:
         """See the class."""
         heat_before, rest_before = self._energy(columns, self._air.before(fields)[0], fields.before)
         heat_after, rest_after = self._energy(columns, self._air.after(fields)[0], fields.after)
@@ -157,7 +162,9 @@ class Energy:
         wanted_B = heat_before + gained - (rest_after - rest_before)
         fields.correct(self.corrected, budgets.close_energy(wanted_B, fields.after(self.corrected), heat_after))
 
-    def _energy(self, columns: Columns, pressure_BHW: Tensor, of: Callable[[Place], Tensor]) -> tuple[Tensor, Tensor]:
+    def _energy(
+        self, columns: ColumnIntegrator, pressure_BHW: Tensor, of: Callable[[ChannelSlice], Tensor]
+    ) -> tuple[Tensor, Tensor]:
         humidity, wind = of(self._air.water[0]), [of(one) for one in self._wind]
         return (
             budgets.heat(columns, pressure_BHW, of(self.corrected), humidity),
@@ -165,7 +172,7 @@ class Energy:
         )
 
 
-class Constraints:
+class Fixers:
     """Closes budgets one after the other.
 
     Args:
@@ -177,7 +184,7 @@ class Constraints:
         corrected: rows of the output that a budget corrects.
     """
 
-    def __init__(self, columns: Columns, normalizer: Normalizer, constraints: Sequence[Constraint]) -> None:
+    def __init__(self, columns: ColumnIntegrator, normalizer: Normalizer, constraints: Sequence[Fixer]) -> None:
         self._columns, self._normalizer, self._constraints = columns, normalizer, tuple(constraints)
         self.corrected = sorted({row for one in constraints for row in one.corrected.rows})
 

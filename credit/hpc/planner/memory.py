@@ -15,8 +15,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from credit.parallel.mesh import Degrees
-from credit.parallel.reduce import cut_dim, local
+from credit.parallel.mesh import ParallelDims
+from credit.parallel.reduce import local, shard_dim
 
 # AdamW keeps two moments of each element, and one float32 count of steps for each weight
 _MOMENTS, _COUNT_BYTES = 2, 4
@@ -57,15 +57,15 @@ class Unit:
     split: bool
     kept: bool
 
-    def ranks(self, degrees: Degrees) -> int:
+    def ranks(self, degrees: ParallelDims) -> int:
         """Return over how many ranks it is sharded."""
         return degrees.shard if self.split else degrees.shard * degrees.tensor
 
-    def part(self, degrees: Degrees, training: bool = False) -> int:
+    def part(self, degrees: ParallelDims, training: bool = False) -> int:
         """Return a rank's elements; those with a gradient alone if `training`."""
         return sum(w.part(self.ranks(degrees)) for w in self.weights if w.trains or not training)
 
-    def gathered(self, degrees: Degrees, training: bool = False) -> int:
+    def gathered(self, degrees: ParallelDims, training: bool = False) -> int:
         """Return the elements of all parts together; uneven weights are padded, so they are more than the weights'."""
         return self.part(degrees, training) * self.ranks(degrees)
 
@@ -165,7 +165,7 @@ def read_units(model: nn.Module, reshard_after_forward: bool) -> tuple[Unit, ...
     return tuple(units)
 
 
-def states(units: Sequence[Unit], degrees: Degrees, buffers: int, *, average: bool, host: bool = False) -> Memory:
+def states(units: Sequence[Unit], degrees: ParallelDims, buffers: int, *, average: bool, host: bool = False) -> Memory:
     """Return what stays with the fullest rank from step to step.
 
     Args:
@@ -194,7 +194,9 @@ def states(units: Sequence[Unit], degrees: Degrees, buffers: int, *, average: bo
     )
 
 
-def in_flight(units: Sequence[Unit], degrees: Degrees, precision: Precision, schedule: Schedule) -> tuple[int, int]:
+def in_flight(
+    units: Sequence[Unit], degrees: ParallelDims, precision: Precision, schedule: Schedule
+) -> tuple[int, int]:
     """Return the most bytes of whole weights and of whole gradients that FSDP2 holds at once.
 
     Weights: units that keep theirs (all, when a rollout step is computed again), one at work, the next one gathered
@@ -233,7 +235,7 @@ def _split_axis(parameter: torch.Tensor) -> int | None:
     """Return the dimension along which tensor parallelism has cut a parameter, None where it has not."""
     if not isinstance(parameter, DTensor) or "tp" not in parameter.device_mesh.mesh_dim_names:
         return None
-    return cut_dim(parameter.placements[parameter.device_mesh.mesh_dim_names.index("tp")])
+    return shard_dim(parameter.placements[parameter.device_mesh.mesh_dim_names.index("tp")])
 
 
 def _read_weight(parameter: nn.Parameter) -> Weight:

@@ -29,7 +29,7 @@ from credit.hpc.planner.memory import (
 )
 from credit.hpc.planner.trace import Trace, extend, trace_step
 from credit.hpc.planner.traffic import Message, seconds, sharding_messages, traced_messages
-from credit.parallel.mesh import Degrees, RunMesh, build_mesh
+from credit.parallel.mesh import DeviceGrid, ParallelDims, build_mesh
 
 Checkpointing = bool | Literal["selective"]
 CHECKPOINTING: tuple[Checkpointing, ...] = (False, "selective", True)
@@ -37,10 +37,10 @@ CHECKPOINTING: tuple[Checkpointing, ...] = (False, "selective", True)
 _UPDATE_MOVES = 12
 
 
-class Rehearsal(Protocol):
+class StepTrace(Protocol):
     """What the run is made of; the plan does not know how it is put together."""
 
-    def network(self, mesh: RunMesh, sharded: bool, checkpointing: Checkpointing) -> tuple[nn.Module, bool]:
+    def network(self, mesh: DeviceGrid, sharded: bool, checkpointing: Checkpointing) -> tuple[nn.Module, bool]:
         """Return the network on the meta device on its ranks, and whether it runs under autocast."""
         ...
 
@@ -65,7 +65,7 @@ class Run:
     trainer: TrainerConfig
     rollout: Mapping[float, int]
     samples: int
-    rehearsal: Rehearsal
+    rehearsal: StepTrace
 
     @property
     def schedule(self) -> Schedule:
@@ -80,12 +80,12 @@ class Run:
         lengths = [(end - begin) * self.rollout[begin] for begin, end in zip(begins, begins[1:], strict=False)]
         return sum(lengths) / max(self.rollout.values())
 
-    def batch(self, degrees: Degrees) -> int:
+    def batch(self, degrees: ParallelDims) -> int:
         """Return the samples of an optimizer step."""
         conf = self.trainer
         return degrees.replicate * degrees.shard * conf.train_batch_size * conf.grad_accum_every
 
-    def steps(self, degrees: Degrees) -> int:
+    def steps(self, degrees: ParallelDims) -> int:
         """Return the optimizer steps of the run, 0 where the samples do not fill a single one."""
         per_epoch = self.samples // self.batch(degrees)
         return (self.trainer.max_steps or self.trainer.num_epoch * per_epoch) if per_epoch else 0
@@ -112,7 +112,7 @@ class MeshPlan:
     """
 
     data: str
-    degrees: Degrees
+    degrees: ParallelDims
     memory: Memory
     messages: Mapping[Message, int]
     flops: int
@@ -179,13 +179,13 @@ class Planner:
     def search(self) -> Iterator[MeshPlan]:
         """Yield the meshes of rising degree of tensor parallelism."""
         if self._world == 1:
-            yield self.mesh("none", Degrees(), self._run.trainer.activation_checkpoint)
+            yield self.mesh("none", ParallelDims(), self._run.trainer.activation_checkpoint)
             return
         fastest = 0.0
         for tensor in _divisors(self._world):
             if tensor > self._gpu.per_node:
                 return
-            if not self._run.steps(Degrees(1, self._world // tensor, tensor)):
+            if not self._run.steps(ParallelDims(1, self._world // tensor, tensor)):
                 continue  # a step would take more samples than there are
             try:
                 found = [*self._of_tensor(tensor)]
@@ -204,10 +204,10 @@ class Planner:
         for replicate in _divisors(rest):
             # whole replicas on all ranks are what ddp is
             data = "ddp" if replicate == self._world else "fsdp2"
-            degrees = Degrees(replicate, rest // replicate, tensor)
+            degrees = ParallelDims(replicate, rest // replicate, tensor)
             yield self.mesh(data, degrees, self._run.trainer.activation_checkpoint)
 
-    def mesh(self, data: str, degrees: Degrees, checkpointing: Checkpointing) -> MeshPlan:
+    def mesh(self, data: str, degrees: ParallelDims, checkpointing: Checkpointing) -> MeshPlan:
         """Return the plan of one mesh."""
         run, gpu, conf = self._run, self._gpu, self._run.trainer
         sharded = data != "none"
@@ -280,9 +280,9 @@ class Planner:
             self._traces[key] = of(longest) if longest <= 3 else extend(of(2), of(3), longest - 3)
         return self._traces[key]
 
-    def _ranks(self, tensor: int) -> RunMesh:
+    def _ranks(self, tensor: int) -> DeviceGrid:
         """Return the fewest ranks that show how the network is split and what its sharding units are."""
-        return build_mesh(Degrees(1, min(2, self._world // tensor), tensor), 0, "cpu")
+        return build_mesh(ParallelDims(1, min(2, self._world // tensor), tensor), 0, "cpu")
 
 
 def _divisors(number: int) -> list[int]:

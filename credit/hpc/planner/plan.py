@@ -9,7 +9,7 @@ from credit.errors import ConfigError
 from credit.hpc.planner.gpus import Gpu, find_gpu, gpu_names
 from credit.hpc.planner.mesh import CHECKPOINTING, Checkpointing, MeshPlan, Planner, Run
 from credit.parallel.mesh import plan_degrees
-from credit.parallel.process_info import fake_ranks
+from credit.parallel.process_info import fake_process_group
 
 # differences of speed below this share say nothing
 _TIE = 0.02
@@ -56,7 +56,7 @@ def make_plan(run: Run, world: int, gpu: Gpu) -> Plan:
             "and --per-node says how many a node has"
         )
     asked = plan_degrees(run.trainer.parallelism, world)
-    with fake_ranks(world):
+    with fake_process_group(world):
         planner = Planner(run, world, gpu)
         meshes = {(mesh.data, mesh.degrees): mesh for mesh in planner.search()}
         if not any(map(_has_steps, meshes.values())):

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
-from credit.models.device_paths import as_on_gpu
+from credit.models.device_paths import force_gpu_path
 from credit.parallel.materialise import allocate_
 from credit.parallel.reduce import local
 
@@ -257,7 +257,7 @@ def _gpu_kernels(autocast: bool) -> Iterator[None]:
             norm = originals[name]
             setattr(F, name, lambda x, *args, norm=norm, **options: norm(x.float(), *args, **options))
     try:
-        with as_on_gpu():
+        with force_gpu_path():
             yield
     finally:
         for name, original in originals.items():

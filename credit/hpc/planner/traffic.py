@@ -13,7 +13,7 @@ from typing import NamedTuple
 from credit.hpc.planner.gpus import LINK_SHARE, Gpu
 from credit.hpc.planner.memory import Precision, Schedule, Unit
 from credit.hpc.planner.trace import Trace
-from credit.parallel.mesh import Degrees
+from credit.parallel.mesh import ParallelDims
 
 # Latency of NCCL's own cost model (src/graph/tuning.cc, protocol LL128), seconds: of a collective, and of a hop in a
 # ring and in a tree, within a node and between nodes.
@@ -39,7 +39,7 @@ class Message(NamedTuple):
 
 
 def sharding_messages(
-    units: Sequence[Unit], degrees: Degrees, precision: Precision, schedule: Schedule
+    units: Sequence[Unit], degrees: ParallelDims, precision: Precision, schedule: Schedule
 ) -> Counter[Message]:
     """Return FSDP2's collectives of an optimizer step.
 

@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from credit.models.device_paths import takes_cpu_way
+from credit.models.device_paths import use_cpu_kernels
 from credit.models.wxformer.recompute_linear import (
-    NormAgain,
-    ProductLinear,
-    linear_of_norm,
+    RecomputedNorm,
+    RecomputeLinear,
+    norm_linear,
     operands,
     outside_autocast,
     perceptron,
@@ -173,15 +173,15 @@ class Attention(nn.Module):
         self.strided = strided
         self.dropout = dropout
         self.norm = nn.LayerNorm(dim)
-        self.to_qkv = ProductLinear(dim, 3 * dim, bias=False)
+        self.to_qkv = RecomputeLinear(dim, 3 * dim, bias=False)
         self.to_out = nn.Linear(dim, dim)
         self.position_bias = DynamicPositionBias(dim // 4, window, bias_index)
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """Return the attention's output (B, H, W, C), a residual to be added to the input."""
         arrange = partial(to_windows, window=self.window, strided=self.strided)
-        again = NormAgain.where_it_pays(self.norm, x_BHWC) if self.saves_memory else None
-        product = F.linear if again is None else partial(linear_of_norm, again=again, arrange=arrange)
+        again = RecomputedNorm.where_it_pays(self.norm, x_BHWC) if self.saves_memory else None
+        product = F.linear if again is None else partial(norm_linear, again=again, arrange=arrange)
         qkv_NLC = self.to_qkv(arrange(self.norm(x_BHWC)), product)
         # -1: a rank under tensor parallelism holds a part of the heads.
         qkv_NLh3d = qkv_NLC.unflatten(-1, (-1, 3, self.dim_head))
@@ -190,7 +190,7 @@ class Attention(nn.Module):
         if self.window == 1 and not dropout:
             # A cell that sees itself alone. The bias takes part so that it has a gradient, of zeros.
             y_NhLd = torch.add(qkv_3NhLd[2], bias_LL.to(qkv_NLC.dtype), alpha=0)
-        elif takes_cpu_way(qkv_NLC) and not dropout and not torch.compiler.is_compiling():
+        elif use_cpu_kernels(qkv_NLC) and not dropout and not torch.compiler.is_compiling():
             y_NhLd = attend_on_cpu(qkv_3NhLd, bias_LL)
         else:
             y_NhLd = attend_fused(qkv_3NhLd, bias_LL, dropout)
@@ -206,8 +206,8 @@ class FeedForward(nn.Module):
     def __init__(self, dim: int, dropout: float) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(dim)
-        self.expand = ProductLinear(dim, 4 * dim)
-        self.contract = ProductLinear(4 * dim, dim)
+        self.expand = RecomputeLinear(dim, 4 * dim)
+        self.contract = RecomputeLinear(4 * dim, dim)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
@@ -215,7 +215,7 @@ class FeedForward(nn.Module):
         normed_BHWC = self.norm(x_BHWC)
         if self.dropout.training and self.dropout.p:
             return self.contract(self.dropout(F.gelu(self.expand(normed_BHWC))))
-        again = NormAgain.where_it_pays(self.norm, x_BHWC) if self.saves_memory else None
+        again = RecomputedNorm.where_it_pays(self.norm, x_BHWC) if self.saves_memory else None
         return self.contract(self.expand(normed_BHWC, operands), partial(perceptron, again=again))
 
 

@@ -13,17 +13,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from credit.models.device_paths import takes_cpu_way
+from credit.models.device_paths import use_cpu_kernels
 from credit.models.recompute_cache import recall
 from credit.models.wxformer.padding import NO_PADDING, SpherePadding
-from credit.models.wxformer.patch_gather import BlockGrid, pairs_of_rows
+from credit.models.wxformer.patch_gather import PatchGrid, fast_fir_rows
 from credit.models.wxformer.recompute_linear import outside_autocast
 
 
 def tall_weight(weight: Tensor, stride: int) -> Tensor:
     """Return an (out, in, k, k) weight as (k/stride * out, stride^2 in, k/stride, 1).
 
-    Output channels are ordered (column tap, out), input channels as in `BlockGrid.cut`.
+    Output channels are ordered (column tap, out), input channels as in `PatchGrid.cut`.
     """
     out, channels, k, _ = weight.shape
     taps = k // stride
@@ -50,7 +50,7 @@ def column_taps(y_BHWC: Tensor, taps: int, first: int, columns: int) -> Tensor:
     return y_BHWC.as_strided((B, H, columns, taps, out), (b, h, w, w + out, 1), first * w)
 
 
-class WideConvolutions(torch.autograd.Function):
+class LargeKernelConv(torch.autograd.Function):
     """Convolutions with large kernels, each computed as a (k/stride x 1) convolution over blocks and shifted sums.
 
     All column taps become output channels of one tall thin convolution, and tap t of output column j is found at
@@ -63,7 +63,7 @@ class WideConvolutions(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx, x_BHWC: Tensor, grid: BlockGrid, places: Tensor, *weights_and_biases: Tensor
+        ctx: FunctionCtx, x_BHWC: Tensor, grid: PatchGrid, places: Tensor, *weights_and_biases: Tensor
     ) -> tuple[Tensor, ...]:
         """Return (B, *size, out) for each weight.
 
@@ -110,7 +110,7 @@ class WideConvolutions(torch.autograd.Function):
 
 
 def _wide_convolutions(
-    x_BHWC: Tensor, grid: BlockGrid, places: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]
+    x_BHWC: Tensor, grid: PatchGrid, places: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
     rows = _Rows(grid, grid.cut(x_BHWC, places))
     outputs = []
@@ -128,10 +128,10 @@ def _wide_convolutions(
 class _Rows:
     """Convolutions over the rows of blocks, and gradients of their weights.
 
-    In float32 on a CPU by `pairs_of_rows`. In bfloat16 its differences would be rounded once more.
+    In float32 on a CPU by `fast_fir_rows`. In bfloat16 its differences would be rounded once more.
     """
 
-    def __init__(self, grid: BlockGrid, blocks_BHWK: Tensor) -> None:
+    def __init__(self, grid: PatchGrid, blocks_BHWK: Tensor) -> None:
         self._grid, self._blocks = grid, blocks_BHWK
         self._pairs: tuple[Tensor, Tensor, Tensor] | None = None
 
@@ -167,13 +167,13 @@ class _Rows:
         return self._blocks[:, first : first + self._grid.size[0] + taps - 1]
 
     def _in_pairs(self, taps: int) -> list[Tensor] | None:
-        """Return the rows of `pairs_of_rows` that a kernel reads, None for one that it does not suit."""
+        """Return the rows of `fast_fir_rows` that a kernel reads, None for one that it does not suit."""
         first = self._grid.first(taps * self._grid.stride)
-        suited = takes_cpu_way(self._blocks) and self._blocks.dtype == torch.float32
+        suited = use_cpu_kernels(self._blocks) and self._blocks.dtype == torch.float32
         if not suited or first % 2 or taps % 2 or self._grid.size[0] < 2:
             return None
         if self._pairs is None:
-            self._pairs = pairs_of_rows(self._blocks)
+            self._pairs = fast_fir_rows(self._blocks)
         counts = ((self._grid.size[0] + 1) // 2,) * 2 + (self._grid.size[0] // 2,)
         return [
             rows[:, first // 2 : first // 2 + count + taps // 2 - 1]
@@ -258,9 +258,9 @@ class CrossScaleEmbedding(nn.Module):
         x_BCHW = x_BCHW.to(dtype).contiguous(memory_format=torch.channels_last)
         scales: dict[nn.Conv2d, Tensor] = {}
         for group in self._wide_groups():
-            grid = BlockGrid(self.stride, group[-1].kernel_size[0], tuple(x_BCHW.shape[2:]), self.padding)
+            grid = PatchGrid(self.stride, group[-1].kernel_size[0], tuple(x_BCHW.shape[2:]), self.padding)
             given = [tensor.to(dtype) for conv in group for tensor in (conv.weight, conv.bias)]
-            found = WideConvolutions.apply(x_BCHW.permute(0, 2, 3, 1), grid, grid.places(x_BCHW.device), *given)
+            found = LargeKernelConv.apply(x_BCHW.permute(0, 2, 3, 1), grid, grid.places(x_BCHW.device), *given)
             scales |= zip(group, found, strict=True)
         others = [conv for conv in self.convs if conv not in scales]
         padded_BCHW = self.padding.pad(x_BCHW).contiguous(memory_format=torch.channels_last) if others else x_BCHW

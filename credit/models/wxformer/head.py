@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from credit.models.device_paths import takes_cpu_way
+from credit.models.device_paths import use_cpu_kernels
 from credit.models.wxformer.pixel_shuffle import SubpixelConv
 from credit.models.wxformer.spectral_norm import without_autocast
 
@@ -27,7 +27,7 @@ Margins = Sequence[tuple[int, int]]
 WHOLE: Margins = ((0, 0), (0, 0))
 
 
-def head_window(size: int, before: int, after: int) -> tuple[slice, slice]:
+def crop_window(size: int, before: int, after: int) -> tuple[slice, slice]:
     """Return which of `size` cells the head is given, and what is kept of the cells, twice as many, that it makes.
 
     Args:
@@ -40,7 +40,7 @@ def head_window(size: int, before: int, after: int) -> tuple[slice, slice]:
 
 
 def _given_and_kept(x_BCHW: Tensor, margins: Margins) -> tuple[Tensor, tuple[slice, slice]]:
-    windows = [head_window(n, *margin) for n, margin in zip(x_BCHW.shape[2:], margins, strict=True)]
+    windows = [crop_window(n, *margin) for n, margin in zip(x_BCHW.shape[2:], margins, strict=True)]
     (rows, kept_rows), (columns, kept_columns) = windows
     return x_BCHW[..., rows, columns], (kept_rows, kept_columns)
 
@@ -58,7 +58,7 @@ class TransposedHead(nn.ConvTranspose2d):
 
 
 @dataclass(frozen=True)
-class Span:
+class OutputWindow:
     """The wanted rows (or columns) of the output, and where a merged kernel finds them.
 
     Output row r = 2i + a of phase a comes from position p = i + a, which reads the input rows p - 2 to p + 1.
@@ -106,7 +106,9 @@ class SubpixelHead(nn.Sequential):
 
     def forward(self, x_BCHW: Tensor, margins: Margins = WHOLE) -> Tensor:
         """Return (B, out_channels, 2H, 2W), less the margins of rows and columns."""
-        spans = [Span(n, before, 2 * n - after) for n, (before, after) in zip(x_BCHW.shape[2:], margins, strict=True)]
+        spans = [
+            OutputWindow(n, before, 2 * n - after) for n, (before, after) in zip(x_BCHW.shape[2:], margins, strict=True)
+        ]
         if self._merging_pays(x_BCHW, margins, spans):
             weight, bias = (self.merged_weight, self.merged_bias) if hasattr(self, "merged_weight") else self._merged()
             rows, columns = spans
@@ -125,7 +127,7 @@ class SubpixelHead(nn.Sequential):
     def _merged(self) -> tuple[Tensor, Tensor]:
         return merged(self[0].weight, self[0].bias, self[1].weight, self[1].bias)
 
-    def _merging_pays(self, x_BCHW: Tensor, margins: Margins, spans: Sequence[Span]) -> bool:
+    def _merging_pays(self, x_BCHW: Tensor, margins: Margins, spans: Sequence[OutputWindow]) -> bool:
         """Whether merged kernels are right here and take fewer products, their making included.
 
         At the field's edge they are not the same: there the second convolution reads zeros, not the first one's values.
@@ -150,7 +152,7 @@ def merged(first: Tensor, first_bias: Tensor, second: Tensor, second_bias: Tenso
         second_bias: (out,).
 
     Returns:
-        (4 out, in, 4, 4) and (4 out,), ordered (row phase, column phase, out); for positions as in `Span`.
+        (4 out, in, 4, 4) and (4 out,), ordered (row phase, column phase, out); for positions as in `OutputWindow`.
     """
     inner, channels = first.shape[1], second.shape[1]
     dtype, wide = first.dtype, torch.promote_types(first.dtype, torch.float32)
@@ -170,12 +172,12 @@ class _Interleave(torch.autograd.Function):
     """Put the four cells that each position stands for into their places, (B, C, rows, columns)."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, y_BCHW: Tensor, rows: Span, columns: Span) -> Tensor:
+    def forward(ctx: FunctionCtx, y_BCHW: Tensor, rows: OutputWindow, columns: OutputWindow) -> Tensor:
         ctx.spans, ctx.shape = (rows, columns), y_BCHW.shape
         B, C = y_BCHW.shape[:2]
         x_BCHW = y_BCHW.new_empty(B, C // 4, rows.end - rows.first, columns.end - columns.first)
         for cells, places in _phases(x_BCHW, y_BCHW, rows, columns):
-            count = BAND if takes_cpu_way(y_BCHW) else cells.shape[2]
+            count = BAND if use_cpu_kernels(y_BCHW) else cells.shape[2]
             for cells_band, places_band in zip(cells.split(count, 2), places.split(count, 2), strict=True):
                 cells_band.copy_(places_band)
         return x_BCHW
@@ -190,7 +192,9 @@ class _Interleave(torch.autograd.Function):
         return of_y, None, None
 
 
-def _phases(x_BCHW: Tensor, y_BCHW: Tensor, rows: Span, columns: Span) -> Iterator[tuple[Tensor, Tensor]]:
+def _phases(
+    x_BCHW: Tensor, y_BCHW: Tensor, rows: OutputWindow, columns: OutputWindow
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield, for each phase, the cells of `x_BCHW` and where they are in `y_BCHW`, views of one shape."""
     for (a, b), part in zip(itertools.product(range(2), repeat=2), y_BCHW.chunk(4, dim=1), strict=True):
         (r, p), (c, q) = rows.phase(a), columns.phase(b)

@@ -10,7 +10,7 @@ from credit.models.wxformer.spectral_norm import SpectralNorm
 
 
 @torch.no_grad()
-def freeze(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
+def prepare_for_inference(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     """Make `model`, in place, a network that only forecasts, and return it; its values stay the same to the last bit.
 
     Every normalised weight becomes weight / sigma. A module that computes something of its weights alone has its

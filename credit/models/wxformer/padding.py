@@ -87,7 +87,7 @@ def stage_sizes(padded: int, strides: Sequence[int]) -> list[int]:
     return [padded // math.prod(strides[: i + 1]) for i in range(len(strides))]
 
 
-def fitting_multiple(strides: Sequence[int], windows: Sequence[Sequence[int]]) -> int:
+def window_multiple(strides: Sequence[int], windows: Sequence[Sequence[int]]) -> int:
     """Return the number whose multiples, as padded size, let every window of every stage fit.
 
     Args:
@@ -97,7 +97,7 @@ def fitting_multiple(strides: Sequence[int], windows: Sequence[Sequence[int]]) -
     return math.lcm(*(math.prod(strides[: i + 1]) * math.lcm(*windows[i]) for i in range(len(strides))))
 
 
-def automatic_pads(size: int, multiple: int, strides: Sequence[int]) -> tuple[int, int]:
+def auto_padding(size: int, multiple: int, strides: Sequence[int]) -> tuple[int, int]:
     """Return the least pads that make `size` a multiple of `multiple`, at least half a coarsest cell on each side.
 
     Half a cell of the coarsest stage keeps the seam out of the field; the rule gives the padding of the published 6
@@ -127,13 +127,13 @@ def check_windows(
             if cells == 0 or cells % window:
                 raise ConfigError(
                     f"model.{key}: window {window} does not divide the {cells} cells of stage {i}, "
-                    f"from {padded} padded; " + _nearest_fit(axis, size, pads, fitting_multiple(strides, windows))
+                    f"from {padded} padded; " + _nearest_fit(axis, size, pads, window_multiple(strides, windows))
                 )
         if i and sizes[i - 1] != 2 * cells:
             raise ConfigError(
                 f"model.padding.{axis}: {list(pads)} makes {padded} padded, of which stage {i - 1} has {sizes[i - 1]} "
                 f"and stage {i} has {cells}, but the decoder needs exactly half; "
-                + _nearest_fit(axis, size, pads, fitting_multiple(strides, windows))
+                + _nearest_fit(axis, size, pads, window_multiple(strides, windows))
             )
 
 
@@ -184,7 +184,7 @@ def build_padding(
     mode = _choice("mode", padding.get("mode", "earth"), MODES)
     pole = _choice("pole", padding.get("pole", "published"), POLES)
     height, width = grid
-    multiple = fitting_multiple(strides, windows)
+    multiple = window_multiple(strides, windows)
     lat = _pads("lat", padding.get("lat", "auto"), height, multiple, strides)
     lon = _pads("lon", padding.get("lon", "auto"), width, multiple, strides)
     exact = pole == "exact"
@@ -214,7 +214,7 @@ def _choice(key: str, value: Any, choices: Sequence[str]) -> str:
 
 def _pads(key: str, value: Any, size: int, multiple: int, strides: Sequence[int]) -> tuple[int, int]:
     if value == "auto":
-        return automatic_pads(size, multiple, strides)
+        return auto_padding(size, multiple, strides)
     if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
         raise ConfigError(f"model.padding.{key}: {value!r} is neither `auto` nor two numbers of cells")
     if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in value):

@@ -16,7 +16,7 @@ from credit.models.wxformer.padding import SpherePadding
 
 
 @dataclass(frozen=True)
-class BlockGrid:
+class PatchGrid:
     """The blocks of a padded field, with zeros around for kernels that are centred on them.
 
     Which cell of the field a block's cell holds is looked up, so that a padded field is never made.
@@ -109,7 +109,7 @@ def _of_samples(places: Tensor, count: int, cells: int) -> Tensor:
     return places + cells * torch.arange(count, dtype=places.dtype, device=places.device)[:, None]
 
 
-def pairs_of_rows(blocks_BHWK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def fast_fir_rows(blocks_BHWK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return what convolutions over rows are made of by a fast FIR algorithm, three fields of half as many rows.
 
     The sums y[n] = h[0] x[n] + h[1] x[n + 1] + ... with an even number of taps are, with e and o for what has an even

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from credit.models.device_paths import takes_cpu_way
+from credit.models.device_paths import use_cpu_kernels
 from credit.models.recompute_cache import recall
 from credit.models.wxformer.spectral_norm import without_autocast
 
@@ -41,7 +41,7 @@ def outside_autocast(backward: Callable[..., Any]) -> Callable[..., Any]:
     return computed
 
 
-class ProductLinear(nn.Linear):
+class RecomputeLinear(nn.Linear):
     """A linear layer whose caller may name another product of input, weight and bias than `F.linear`."""
 
     def forward(self, x: Any, product: Callable[..., Any] = F.linear) -> Any:
@@ -55,7 +55,7 @@ def operands(x: Tensor, weight: Tensor, bias: Tensor | None) -> Operands:
 
 
 @dataclass(frozen=True)
-class NormAgain:
+class RecomputedNorm:
     """What a layer norm's result is made from, to be made again in a backward pass; nothing here has a gradient.
 
     Attributes:
@@ -71,7 +71,7 @@ class NormAgain:
     eps: float
 
     @classmethod
-    def where_it_pays(cls, norm: nn.LayerNorm, x: Tensor) -> NormAgain | None:
+    def where_it_pays(cls, norm: nn.LayerNorm, x: Tensor) -> RecomputedNorm | None:
         """Return what makes norm(x) again, or None where that had better be kept.
 
         It pays in float32 on a CPU, not in bfloat16, where the same work is a larger part of a step and frees half as
@@ -81,13 +81,13 @@ class NormAgain:
         if not torch.is_grad_enabled():
             return None
         narrow = not x.is_meta and torch.is_autocast_enabled(x.device.type)
-        if torch.compiler.is_compiling() or narrow or x.dtype != torch.float32 or not takes_cpu_way(x):
+        if torch.compiler.is_compiling() or narrow or x.dtype != torch.float32 or not use_cpu_kernels(x):
             return None
         return cls(x.detach(), norm.weight.detach(), norm.bias.detach(), norm.eps)
 
 
-def linear_of_norm(
-    x: Tensor, weight: Tensor, bias: Tensor | None, again: NormAgain, arrange: Callable[[Tensor], Tensor]
+def norm_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, again: RecomputedNorm, arrange: Callable[[Tensor], Tensor]
 ) -> Tensor:
     """Return F.linear(x, weight, bias) for x = arrange(norm(y)), (..., out), without keeping x.
 
@@ -101,7 +101,7 @@ def linear_of_norm(
     return _LinearOfNorm.apply(x, weight, bias, arrange, again.eps, again.x, again.weight, again.bias)
 
 
-def perceptron(first: Operands, weight: Tensor, bias: Tensor | None, again: NormAgain | None) -> Tensor:
+def perceptron(first: Operands, weight: Tensor, bias: Tensor | None, again: RecomputedNorm | None) -> Tensor:
     """Return F.linear(F.gelu(F.linear(*first)), weight, bias), (..., out).
 
     Of what is K wide GELU's argument alone is kept. With `again`, rows are computed in blocks that fit into a core's
@@ -119,7 +119,7 @@ def perceptron(first: Operands, weight: Tensor, bias: Tensor | None, again: Norm
     if not weight.is_meta and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         given = tuple(None if tensor is None else tensor.to(dtype) for tensor in given)
-    if again is None and not torch.is_grad_enabled() and takes_cpu_way(weight):
+    if again is None and not torch.is_grad_enabled() and use_cpu_kernels(weight):
         x = given[0]
         y_NC = _computed(x.flatten(0, -2), given[1:3], given[3:], WITHOUT_GRADIENT)
         return y_NC.view(*x.shape[:-1], -1)

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from credit.models.device_paths import takes_cpu_way
-from credit.models.wxformer.spectral_norm_batched import EPS, iterate_alike_, normalise_alike, unit_
+from credit.models.device_paths import use_cpu_kernels
+from credit.models.wxformer.spectral_norm_batched import EPS, normalize_, normalize_batched, power_iteration_batched_
 from credit.parallel.activation_checkpoint import is_marked
 from credit.parallel.reduce import local
 
@@ -45,8 +45,8 @@ def without_autocast(weight: Tensor) -> contextlib.AbstractContextManager:
 
 def power_iteration_(matrix: Tensor, u: Tensor, v: Tensor) -> None:
     """Take one power iteration on `matrix` (out, rest) from `u` (out,), in `u` and `v` (rest,)."""
-    unit_(torch.mv(matrix.t(), u, out=v))
-    unit_(torch.mv(matrix, v, out=u))
+    normalize_(torch.mv(matrix.t(), u, out=v))
+    normalize_(torch.mv(matrix, v, out=u))
 
 
 class SpectralNorm(nn.Module):
@@ -120,7 +120,7 @@ class SpectralNorm(nn.Module):
     def initial_buffers(self, weight: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
         """Return settled u and v for a whole initial `weight`, starting from a random u drawn from `generator`."""
         matrix = self.matrix(weight)
-        u = unit_(torch.randn(matrix.shape[0], generator=generator, device="cpu"))
+        u = normalize_(torch.randn(matrix.shape[0], generator=generator, device="cpu"))
         v = matrix.new_empty(matrix.shape[1])
         for _ in range(SETTLE_ITERATIONS):
             power_iteration_(matrix, u, v)
@@ -148,7 +148,7 @@ def together(weights: Iterable[tuple[SpectralNorm, Tensor]]) -> Iterator[Weights
     for norm, weight in weights:
         if norm.split is not None:
             split.append((norm, weight))
-        elif takes_cpu_way(weight):
+        elif use_cpu_kernels(weight):
             yield [(norm, weight)]
         else:
             alike[weight.shape, weight.dtype, norm.out_dim].append((norm, weight))
@@ -167,7 +167,7 @@ def normalised(weights: Weights) -> Sequence[Tensor]:
     with without_autocast(parts[0]):
         if total is None and len(weights) > 1:
             views = [norm.outputs_first(part) for norm, part in zip(norms, parts, strict=True)]
-            found = normalise_alike(views, [norm.u for norm in norms], [norm.v for norm in norms])
+            found = normalize_batched(views, [norm.u for norm in norms], [norm.v for norm in norms])
             return [norm.outputs_first(one) for norm, one in zip(norms, found, strict=True)]
         sigmas = [
             torch.dot(norm.held("u"), torch.mv(norm.matrix(part), norm.held("v")))
@@ -193,7 +193,7 @@ def iterate_(weights: Weights, iterations: int = 1) -> None:
             elif len(norms) == 1:
                 power_iteration_(matrices[0], us[0], vs[0])
             else:
-                iterate_alike_(matrices, us, vs)
+                power_iteration_batched_(matrices, us, vs)
 
 
 def _split_power_iteration(
@@ -213,7 +213,9 @@ def _unit_vectors(norms: Sequence[SpectralNorm], products: Sequence[Tensor], alo
     ours = [norm.split == along for norm in norms]
     parts = [p.square().sum()[None] if part else p for p, part in zip(products, ours, strict=True)]
     sums = norms[0].total(torch.cat(parts)).split([len(part) for part in parts])
-    return [p / s.sqrt().clamp(min=EPS) if part else unit_(s) for p, s, part in zip(products, sums, ours, strict=True)]
+    return [
+        p / s.sqrt().clamp(min=EPS) if part else normalize_(s) for p, s, part in zip(products, sums, ours, strict=True)
+    ]
 
 
 def take_ordered_iteration(weights: Weights) -> None:

@@ -16,21 +16,21 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 EPS = 1e-12
 
 
-def unit_(vectors: Tensor) -> Tensor:
+def normalize_(vectors: Tensor) -> Tensor:
     """Scale a vector, or each row, to length 1 in place and return it."""
     return vectors.div_(torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).clamp_(min=EPS))
 
 
 @torch.no_grad()
-def iterate_alike_(matrices: Sequence[Tensor], us: Sequence[Tensor], vs: Sequence[Tensor]) -> None:
+def power_iteration_batched_(matrices: Sequence[Tensor], us: Sequence[Tensor], vs: Sequence[Tensor]) -> None:
     """Take one power iteration on each of the float32 matrices (R, C) from its u (R,), in `us` and `vs` (C,)."""
     matrices_NRC = torch.stack(list(matrices))
-    v_NC = unit_((matrices_NRC * torch.stack(list(us))[:, :, None]).sum(1))
-    u_NR = unit_((matrices_NRC * v_NC[:, None]).sum(2))
+    v_NC = normalize_((matrices_NRC * torch.stack(list(us))[:, :, None]).sum(1))
+    u_NR = normalize_((matrices_NRC * v_NC[:, None]).sum(2))
     torch._foreach_copy_([*us, *vs], [*u_NR.unbind(), *v_NC.unbind()])
 
 
-def normalise_alike(weights: Sequence[Tensor], us: Sequence[Tensor], vs: Sequence[Tensor]) -> Sequence[Tensor]:
+def normalize_batched(weights: Sequence[Tensor], us: Sequence[Tensor], vs: Sequence[Tensor]) -> Sequence[Tensor]:
     """Return W / (u^T W v) for weights W (R, ...), in their dtype; the backward pass keeps little beside W.
 
     Args:

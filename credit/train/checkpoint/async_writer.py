@@ -24,7 +24,7 @@ from credit.train.checkpoint.checkpoint import FORMAT, MANIFEST, Retention, poin
 logger = logging.getLogger(__name__)
 
 
-class CheckpointStore:
+class AsyncCheckpointer:
     """Saves a run's checkpoints, one at a time, while training goes on; collective where there is a process group.
 
     Training waits for the copy to host memory alone. A thread writes the copy and agrees with the other ranks' threads
@@ -114,7 +114,7 @@ class CheckpointStore:
             if self._is_main:
                 logger.warning("%s. The run goes on and tries again at its next checkpoint", failure)
 
-    def __enter__(self) -> CheckpointStore:
+    def __enter__(self) -> AsyncCheckpointer:
         return self
 
     def __exit__(
@@ -134,7 +134,7 @@ class CheckpointStore:
         self,
         began: float,
         step: int,
-        copied: sharded.Copied,
+        copied: sharded.StagedShards,
         assets: Mapping[str, Tensor],
         meta: str,
         links: Sequence[str],

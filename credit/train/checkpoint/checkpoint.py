@@ -30,10 +30,10 @@ from torch import Tensor
 
 from credit.errors import CheckpointError, ConfigError, CreditError, did_you_mean
 from credit.parallel.materialise import part_of
-from credit.parallel.object_collectives import on_main, rank_of, together
-from credit.parallel.reduce import local_part
+from credit.parallel.object_collectives import rank_of, run_on_rank0, together
+from credit.parallel.reduce import local_shard
 from credit.train.checkpoint import sharded
-from credit.utils.atomic import write_whole
+from credit.utils.atomic import atomic_write
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def point(folder: Path, name: str, target: Path) -> None:
         CheckpointError: if it cannot be moved; it points to where it did.
     """
     try:
-        write_whole(folder / name, lambda beside: beside.symlink_to(target.name))
+        atomic_write(folder / name, lambda beside: beside.symlink_to(target.name))
     except CreditError as error:
         raise CheckpointError(str(error)) from error
 
@@ -141,10 +141,10 @@ def list_checkpoints(folder: Path) -> list[Path]:
 def newest_checkpoint(folder: Path, at_most: int | None = None) -> Path | None:
     """Collective: return the newest whole checkpoint, of step `at_most` at the latest; damaged ones are skipped with a
     warning."""
-    for path in reversed(on_main(lambda: list_checkpoints(folder))):
+    for path in reversed(run_on_rank0(lambda: list_checkpoints(folder))):
         if at_most is not None and step_of(path) > at_most:
             continue
-        problem = find_damage(path)
+        problem = verify_checkpoint(path)
         if problem is None:
             return path
         if rank_of() == 0:
@@ -158,18 +158,18 @@ def require_whole_checkpoint(folder: Path) -> None:
     Raises:
         NoWholeCheckpointError: on every rank, naming what is wrong with the newest.
     """
-    paths = on_main(lambda: list_checkpoints(folder))
+    paths = run_on_rank0(lambda: list_checkpoints(folder))
     if not paths:
         return
     newest = paths[-1]
     raise NoWholeCheckpointError(
-        f"{folder}: every checkpoint is damaged, {len(paths)} in all ({newest.name}: {find_damage(newest)}); copy a "
-        "whole one back to go on from it. To begin again at step 0, set trainer.resume: never, which renames the "
+        f"{folder}: every checkpoint is damaged, {len(paths)} in all ({newest.name}: {verify_checkpoint(newest)}); "
+        "copy a whole one back to go on from it. To begin again at step 0, set trainer.resume: never, which renames the "
         "damaged ones, or choose another save_loc"
     )
 
 
-def find_damage(path: Path) -> str | None:
+def verify_checkpoint(path: Path) -> str | None:
     """Collective: return what is wrong with a checkpoint's files, None where they are as written.
 
     Rank 0 looks for those that do not belong there, and each rank reads its share of the files.
@@ -226,7 +226,7 @@ def resolve_checkpoint(folder: Path, which: str, key: str) -> Path:
             others = "" if newest_checkpoint(folder) is None else ", or use latest: no best one has been saved yet"
             raise CheckpointError(f"{path}: no such checkpoint; train first{others}")
         raise no_such_checkpoint(key, which)
-    problem = find_damage(path)
+    problem = verify_checkpoint(path)
     if problem is not None:
         raise CheckpointError(f"{path}: {problem}; choose another checkpoint")
     return path.resolve()
@@ -280,12 +280,12 @@ def load_into(path: Path, stem: str, state: Mapping[str, Tensor]) -> None:
     """
 
     # the heads of all files: a thousand ranks would open a million
-    metadata = on_main(lambda: sharded.read_metadata(path / stem) if (path / stem).is_dir() else None)
+    metadata = run_on_rank0(lambda: sharded.read_metadata(path / stem) if (path / stem).is_dir() else None)
 
     def load() -> None:
         whole = load_tensors(path, stem) if metadata is None else {}
         found = sharded.shapes(metadata) if metadata is not None else {name: v.shape for name, v in whole.items()}
-        require_same(state, found, path)
+        require_same_tensors(state, found, path)
         if metadata is not None:
             sharded.read_into(path / stem, metadata, state)
         else:
@@ -301,11 +301,11 @@ def load_state(model: torch.nn.Module, state: Mapping[str, Tensor], origin: Path
         CheckpointError: naming what is missing, left over or of another shape.
     """
     own = model.state_dict()
-    require_same(own, {name: value.shape for name, value in state.items()}, origin)
+    require_same_tensors(own, {name: value.shape for name, value in state.items()}, origin)
     _fill(own, state)
 
 
-def require_same(own: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], origin: Path) -> None:
+def require_same_tensors(own: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], origin: Path) -> None:
     """Refuse tensors that are not exactly the model's.
 
     Raises:
@@ -329,4 +329,4 @@ def require_same(own: Mapping[str, Tensor], shapes: Mapping[str, torch.Size], or
 
 def _fill(state: Mapping[str, Tensor], whole: Mapping[str, Tensor]) -> None:
     for name, tensor in state.items():
-        local_part(tensor).copy_(part_of(whole[name], tensor))
+        local_shard(tensor).copy_(part_of(whole[name], tensor))

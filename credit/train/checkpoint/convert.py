@@ -17,19 +17,19 @@ from credit.channels import Channel, ChannelMap
 from credit.config import Config, build_config
 from credit.data.store.statistics import Statistics
 from credit.errors import CheckpointError, ConfigError, DataError, did_you_mean
-from credit.grid import LatLonGrid, Orientation
+from credit.grid import AxisOrder, LatLonGrid
 from credit.models.wxformer import import_reference_state
-from credit.parallel.mesh import RunMesh
-from credit.train.assets import Assets, find_run_layers
+from credit.parallel.mesh import DeviceGrid
+from credit.train.assets import ModelAssets, find_run_layers
 from credit.train.build_model import build_network
 from credit.train.checkpoint import checkpoint
-from credit.train.checkpoint.async_writer import CheckpointStore
+from credit.train.checkpoint.async_writer import AsyncCheckpointer
 from credit.train.checkpoint.external_weights import read_state_file
 from credit.train.checkpoint.resume import prepare_folder, write_config
-from credit.train.checkpoint.train_state import Progression, checkpoint_meta
+from credit.train.checkpoint.train_state import TrainState, checkpoint_meta
 from credit.train.fine_tuning import load_forecast_network
 from credit.train.optim import build_optimizer, optimizer_tensors
-from credit.utils.atomic import write_whole
+from credit.utils.atomic import atomic_write
 
 # the name of solar radiation in the published statistics
 DEFAULT_RENAME = {"toa_incident_solar_radiation": "tsi"}
@@ -77,15 +77,15 @@ def import_checkpoint(config: Config, files: PublishedFiles) -> Path:
     static_CHW = np.stack(fields) if fields else np.zeros((0, *grid.shape), dtype=np.float32)
     statistics = read_statistics(channels, files)
     layers = find_run_layers(config)
-    assets = Assets(channels, grid, statistics, {}, static_CHW, masks={}, climatology=None, layers=layers)
+    assets = ModelAssets(channels, grid, statistics, {}, static_CHW, masks={}, climatology=None, layers=layers)
     model = build_network(config, channels, grid, assets.attributes)
     state = import_reference_state(read_state_file(files.weights), dim_head=config.model.model_dump().get("dim_head"))
     checkpoint.load_state(model, state, files.weights)
     weights = model.state_dict()
     optimizer = optimizer_tensors(model, build_optimizer(model, config.trainer))
     tensors = {"model": weights, "forecast": weights, "optimizer": optimizer}
-    meta = checkpoint_meta(config, assets, Progression(saved=0), "standard", data_ranks=1)
-    with CheckpointStore(folder) as store:
+    meta = checkpoint_meta(config, assets, TrainState(saved=0), "standard", data_ranks=1)
+    with AsyncCheckpointer(folder) as store:
         target = store.save(0, tensors, assets.tensors(), meta, links=("latest", "best"))
     write_config(config, run_folder)
     return target
@@ -100,7 +100,7 @@ def export_weights(config: Config, which: str, target: Path) -> Path:
     path = checkpoint.resolve_checkpoint(Path(config.save_loc) / "checkpoints", which, "--checkpoint")
     meta = (path / "meta.json").read_text(encoding="utf-8")
     weights = _forecast_weights(config, path)
-    return write_whole(target, lambda beside: _save(weights, meta, beside))
+    return atomic_write(target, lambda beside: _save(weights, meta, beside))
 
 
 def _save(weights: Mapping[str, Tensor], meta: str, path: Path) -> None:
@@ -116,9 +116,9 @@ def _forecast_weights(config: Config, path: Path) -> dict[str, Tensor]:
     if "base" not in meta:
         return checkpoint.load_tensors(path, "forecast")
     trained = build_config(meta["config"], origin=str(path / "meta.json"))
-    assets = Assets.load(meta, checkpoint.load_tensors(path, "assets"))
+    assets = ModelAssets.load(meta, checkpoint.load_tensors(path, "assets"))
     config = trained.model_copy(update={"trainer": config.trainer})
-    network = load_forecast_network(config, trained.trainer.lora, assets, path, torch.device("cpu"), RunMesh())
+    network = load_forecast_network(config, trained.trainer.lora, assets, path, torch.device("cpu"), DeviceGrid())
     return network.state_dict()
 
 
@@ -173,7 +173,7 @@ def _value(data: xr.Dataset, name: str, channel: Channel, path: Path) -> float:
     return float(array)
 
 
-def _read_grid(static: xr.Dataset, path: Path) -> tuple[LatLonGrid, Orientation]:
+def _read_grid(static: xr.Dataset, path: Path) -> tuple[LatLonGrid, AxisOrder]:
     coordinates = []
     for choices in (("latitude", "lat"), ("longitude", "lon")):
         found = [name for name in choices if name in static.variables]
@@ -184,7 +184,7 @@ def _read_grid(static: xr.Dataset, path: Path) -> tuple[LatLonGrid, Orientation]
 
 
 def _static_field(
-    static: xr.Dataset, channel: Channel, orientation: Orientation, grid: LatLonGrid, files: PublishedFiles
+    static: xr.Dataset, channel: Channel, orientation: AxisOrder, grid: LatLonGrid, files: PublishedFiles
 ) -> np.ndarray:
     if channel.source != "data":
         raise ConfigError(f"data.variables.static: {channel.name} is computed or a mask; published models have none")

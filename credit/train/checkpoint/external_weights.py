@@ -24,8 +24,8 @@ from credit.data.reader import FieldReader
 from credit.data.store.statistics import Statistics
 from credit.errors import CheckpointError
 from credit.grid import LatLonGrid
-from credit.parallel.object_collectives import on_main, together
-from credit.train.assets import Assets, read_seen, require_same_fields
+from credit.parallel.object_collectives import run_on_rank0, together
+from credit.train.assets import ModelAssets, read_seen, require_same_fields
 from credit.train.checkpoint import checkpoint
 from credit.train.checkpoint.resume import require_same_function
 
@@ -102,7 +102,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
     together(lambda: checkpoint.load_state(model, read_state_file(path), path))
 
 
-def adopt_assets(config: Config, assets: Assets, reader: FieldReader, path: Path) -> Assets:
+def assets_for_weights(config: Config, assets: ModelAssets, reader: FieldReader, path: Path) -> ModelAssets:
     """Collective: return the assets of a run that begins with the weights in a file.
 
     A file that ``credit convert --export`` wrote says with which statistics they were trained; those are kept. Others
@@ -117,7 +117,7 @@ def adopt_assets(config: Config, assets: Assets, reader: FieldReader, path: Path
     Raises:
         CheckpointError, DataError: if the file says that its weights compute with other channels, or as another model.
     """
-    meta = on_main(lambda: _exported_meta(path))
+    meta = run_on_rank0(lambda: _exported_meta(path))
     if meta is None:
         logger.warning("%s does not tell the statistics that its weights were trained with; those of this run's "
                        "training period are taken", path)  # fmt: skip

@@ -13,14 +13,14 @@ from typing import Any
 from credit.config import Config, build_config, dump_config
 from credit.data.reader import FieldReader
 from credit.errors import CheckpointError, ConfigError
-from credit.parallel.mesh import RunMesh
-from credit.parallel.object_collectives import on_main
-from credit.parallel.process_info import Launch
-from credit.train.assets import Assets, require_same_fields
+from credit.parallel.mesh import DeviceGrid
+from credit.parallel.object_collectives import run_on_rank0
+from credit.parallel.process_info import ProcessInfo
+from credit.train.assets import ModelAssets, require_same_fields
 from credit.train.checkpoint import checkpoint
 from credit.train.monitor.metrics_log import write_status
 from credit.train.monitor.run_files import read_status
-from credit.utils.atomic import write_text_whole
+from credit.utils.atomic import atomic_write_text
 
 logger = logging.getLogger(__name__)
 
@@ -56,14 +56,14 @@ def prepare_folder(folder: Path) -> None:
 
 def write_config(config: Config, folder: Path) -> None:
     """Write the resolved config into the run's folder, once it is known to be the run's."""
-    write_text_whole(folder / "config.yml", dump_config(config))
+    atomic_write_text(folder / "config.yml", dump_config(config))
 
 
-def find_start(config: Config, folder: Path) -> Path | None:
+def find_checkpoint(config: Config, folder: Path) -> Path | None:
     """Return the checkpoint to go on from, None to begin anew.
 
-    A path in ``trainer.resume`` is where a run begins, that of a file in `find_weights`; once it has checkpoints of its
-    own, it goes on from those, also if what it began with is gone. Collective.
+    A path in ``trainer.resume`` is where a run begins, that of a file in `find_initial_weights`; once it has
+    checkpoints of its own, it goes on from those, also if what it began with is gone. Collective.
 
     Raises:
         NoWholeCheckpointError: if the run has checkpoints and all of them are damaged, unless ``trainer.resume`` is
@@ -87,7 +87,7 @@ def find_start(config: Config, folder: Path) -> Path | None:
         return own
     if resume not in _NAMED:
         elsewhere = Path(resume).resolve().parent != checkpoints.resolve()
-        is_file, is_gone = on_main(lambda: (os.path.isfile(resume), elsewhere and not os.path.exists(resume)))
+        is_file, is_gone = run_on_rank0(lambda: (os.path.isfile(resume), elsewhere and not os.path.exists(resume)))
         if is_gone and own is not None:
             logger.warning("trainer.resume: %s is not there; the run goes on from its own %s", resume, own.name)
         if is_file or (is_gone and own is not None):
@@ -101,36 +101,38 @@ def find_start(config: Config, folder: Path) -> Path | None:
     return own or path
 
 
-def choose_start(config: Config, launch: Launch) -> Path | None:
-    """Collective: return the checkpoint that training goes on from, None to begin anew; see `find_start`.
+def choose_start(config: Config, launch: ProcessInfo) -> Path | None:
+    """Collective: return the checkpoint that training goes on from, None to begin anew; see `find_checkpoint`.
 
     Where every checkpoint is damaged, STATUS says that the run has failed, as the next job of a chain would find the
     same. With ``trainer.resume: never`` they are renamed: the new run must not take them for its newest.
     """
     folder = Path(config.save_loc)
     try:
-        origin = find_start(config, folder)
+        origin = find_checkpoint(config, folder)
     except checkpoint.NoWholeCheckpointError as error:
         if launch.is_main:
             write_status(folder, "failed", read_status(folder).get("step", 0), str(error), launch.job_id)
         raise
     if config.trainer.resume == "never":
-        on_main(lambda: checkpoint.set_aside(folder / "checkpoints"))
+        run_on_rank0(lambda: checkpoint.set_aside(folder / "checkpoints"))
     return origin
 
 
-def find_weights(config: Config, origin: Path | None) -> Path | None:
+def find_initial_weights(config: Config, origin: Path | None) -> Path | None:
     """Return the file of weights alone with which a new run begins, None where there is none.
 
     Args:
         config: of the run.
-        origin: what `find_start` has found: no checkpoint, where ``trainer.resume`` is a file.
+        origin: what `find_checkpoint` has found: no checkpoint, where ``trainer.resume`` is a file.
     """
     resume = config.trainer.resume
     return Path(resume) if origin is None and resume not in _NAMED else None
 
 
-def take_over(config: Config, reader: FieldReader, mesh: RunMesh, origin: Path, goes_on: bool) -> tuple[Config, Assets]:
+def load_run_state(
+    config: Config, reader: FieldReader, mesh: DeviceGrid, origin: Path, goes_on: bool
+) -> tuple[Config, ModelAssets]:
     """Return the config and the assets of a run that begins from a checkpoint, or goes on from it (`goes_on`).
 
     Raises:
@@ -138,7 +140,7 @@ def take_over(config: Config, reader: FieldReader, mesh: RunMesh, origin: Path, 
         ConfigError: if the run cannot go on with its global batch.
     """
     meta = checkpoint.load_meta(origin)
-    assets = Assets.load(meta, checkpoint.load_tensors(origin, "assets"))
+    assets = ModelAssets.load(meta, checkpoint.load_tensors(origin, "assets"))
     require_same_fields(assets, reader, origin)
     if not goes_on:
         require_same_function(config, meta["config"], origin)

@@ -30,15 +30,15 @@ from torch.distributed.checkpoint import (
 )
 from torch.distributed.checkpoint.default_planner import create_default_local_save_plan
 
-from credit.parallel.object_collectives import dealt_by_main, rank_of, together
-from credit.parallel.reduce import local_part
+from credit.parallel.object_collectives import rank_of, scatter_from_rank0, together
+from credit.parallel.reduce import local_shard
 
 # file's metadata that DCP's reader looks for
 _OFFSETS, _OFFSET = "DCP_SHARDING_INFO", "saved_offsets"
 
 
 @dataclass(frozen=True)
-class Copied:
+class StagedShards:
     """This rank's parts of what is to be saved, independent of the live tensors.
 
     Attributes:
@@ -69,7 +69,7 @@ class ShardWriter:
         self._chosen: dict[str, SavePlan] = {}
 
     @torch.no_grad()
-    def copy(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> Copied:
+    def copy(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> StagedShards:
         """Copy this rank's parts; what was copied before is overwritten.
 
         Copies from a device are queued before whatever its stream does next, so nobody waits for them here.
@@ -79,7 +79,7 @@ class ShardWriter:
         for stem, named in tensors.items():
             buffers, self._parts[stem] = kept.get(stem, {}), {}
             for name, tensor in named.items():
-                part = local_part(tensor)
+                part = local_shard(tensor)
                 from_device = part.device.type != "cpu"
                 buffer = buffers.get(name)
                 if buffer is None or buffer.shape != part.shape or buffer.dtype != part.dtype:
@@ -88,9 +88,9 @@ class ShardWriter:
                 on_device |= from_device
         plans = {stem: create_default_local_save_plan(named, False) for stem, named in tensors.items()}
         done = torch.accelerator.current_stream().record_event() if on_device else None
-        return Copied(self._parts, plans, done)
+        return StagedShards(self._parts, plans, done)
 
-    def write(self, folder: Path, copied: Copied) -> dict[str, dict[str, int]]:
+    def write(self, folder: Path, copied: StagedShards) -> dict[str, dict[str, int]]:
         """Collective: write each stem's parts into ``folder/STEM``, every part once, and flush them.
 
         Returns:
@@ -121,7 +121,7 @@ class ShardWriter:
         Rank 0 chooses for all: of 1024 ranks the plans take it seconds and a GB.
         """
         if not all(together(lambda: plans == self._offered, self._group)):
-            self._chosen, self._offered = dealt_by_main(plans, _choose_parts, self._group), plans
+            self._chosen, self._offered = scatter_from_rank0(plans, _choose_parts, self._group), plans
         return self._chosen
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from credit.config import Config
 from credit.errors import CreditError
-from credit.train.assets import Assets
+from credit.train.assets import ModelAssets
 
 
 @dataclass
-class Progression:
+class TrainState:
     """Where a run stands.
 
     Attributes:
@@ -29,7 +29,7 @@ class Progression:
         losses: of the latest steps, as far back as ``trainer.loss_spike`` looks.
         saved: step of the newest checkpoint.
         validated: step of the newest validation.
-        spent: what the run has used, see `credit.train.monitor.usage.Spent`.
+        spent: what the run has used, see `credit.train.monitor.usage.Usage`.
     """
 
     step: int = 0
@@ -48,13 +48,13 @@ class Progression:
 
     def restore(self, stored: Mapping[str, Any]) -> None:
         """Take over the values of a checkpoint, in place; what an older version did not store is as at the start."""
-        fresh = Progression()
+        fresh = TrainState()
         for one in fields(self):
             setattr(self, one.name, stored.get(one.name, getattr(fresh, one.name)))
 
     def forget_checkpoints(self) -> None:
         """Begin another run from here: what was best and saved lies elsewhere."""
-        fresh = Progression()
+        fresh = TrainState()
         for name in ("best", "best_step", "worse", "best_saved", "saved", "spent"):
             setattr(self, name, getattr(fresh, name))
 
@@ -79,8 +79,8 @@ class Progression:
 
 def checkpoint_meta(
     config: Config,
-    assets: Assets,
-    progression: Progression,
+    assets: ModelAssets,
+    progression: TrainState,
     calendar: str,
     data_ranks: int,
     base: dict[str, str] | None = None,

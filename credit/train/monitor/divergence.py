@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from statistics import median
 
 from credit.config.schema_trainer import TrainerConfig
-from credit.train.checkpoint.train_state import Progression
+from credit.train.checkpoint.train_state import TrainState
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
-class Astray(Exception):
+class RollbackRequired(Exception):
     """The run must go back to a checkpoint from before `steps`, and pass over their samples.
 
     Attributes:
@@ -27,7 +27,7 @@ class Astray(Exception):
     what: str
 
 
-class StepGuard:
+class DivergenceGuard:
     """Looks at every step in turn. All ranks give it the same numbers, so all come to the same verdict.
 
     Args:
@@ -35,7 +35,7 @@ class StepGuard:
         at: where it stands; `streak` and `losses` are kept there, so that a run that was interrupted judges alike.
     """
 
-    def __init__(self, conf: TrainerConfig, at: Progression) -> None:
+    def __init__(self, conf: TrainerConfig, at: TrainState) -> None:
         self._most = conf.max_bad_steps
         self._spike = conf.loss_spike
         self._at = at
@@ -57,7 +57,7 @@ class StepGuard:
             at.streak.append(step)
             if len(at.streak) >= self._most:
                 what = f"loss or gradient was not finite {len(at.streak)} times in a row (trainer.max_bad_steps)"
-                raise Astray(list(at.streak), False, what)
+                raise RollbackRequired(list(at.streak), False, what)
             return
         at.streak.clear()
         if self._spike is None:
@@ -66,6 +66,6 @@ class StepGuard:
         if usual is not None and loss > self._spike.factor * usual:
             what = f"the loss jumped to {loss:.4g} from a usual {usual:.4g} (trainer.loss_spike)"
             if at.spikes < self._spike.limit:
-                raise Astray([step], True, what)
+                raise RollbackRequired([step], True, what)
             logger.warning("step %d: %s; trainer.loss_spike.limit is used up", step + 1, what)
         at.losses = [*at.losses, loss][-self._spike.window :]

@@ -13,13 +13,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from credit.config import Config
 from credit.models.lora import apply_lora
-from credit.train.assets import Assets
+from credit.train.assets import ModelAssets
 from credit.train.build_model import build_network, build_policy
 
 logger = logging.getLogger(__name__)
 
 
-class NetworkCost:
+class FlopCounter:
     """What the whole network computes for a micro-batch: matrix products, convolutions, attention.
 
     Counted are the forward and the backward pass as they are, without what checkpointing computes again (the model
@@ -33,7 +33,7 @@ class NetworkCost:
         sharded: whether FSDP2 shards the network, and so decides on its precision.
     """
 
-    def __init__(self, config: Config, assets: Assets, sharded: bool = False) -> None:
+    def __init__(self, config: Config, assets: ModelAssets, sharded: bool = False) -> None:
         self._config, self._assets = config, assets
         conf, policy = config.trainer, build_policy(config.trainer, sharded)
         in_bfloat16 = conf.amp and (policy is None or policy.param_dtype == torch.bfloat16)

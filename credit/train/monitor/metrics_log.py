@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from credit.errors import ConfigError, CreditError
 from credit.train.monitor.run_files import PASSING, is_repeated, read_status
-from credit.utils.atomic import write_text_whole
+from credit.utils.atomic import atomic_write_text
 from credit.utils.installation import install_command
 
 logger = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ def write_status(folder: Path, state: str, step: int, reason: str, job_id: str) 
     """
     told = {"status": state, "step": step, "reason": reason, "job_id": job_id}
     try:
-        write_text_whole(folder / "STATUS", json.dumps(told) + "\n")
+        atomic_write_text(folder / "STATUS", json.dumps(told) + "\n")
     except CreditError as error:
         logger.warning("%s", error)
 
@@ -209,7 +209,7 @@ def _cut_rows(path: Path, start_step: int) -> None:
                 kept.append(line + "\n")
         except ValueError:
             continue
-    write_text_whole(path, "".join(kept))
+    atomic_write_text(path, "".join(kept))
 
 
 def _open_tensorboard(folder: Path, start_step: int):

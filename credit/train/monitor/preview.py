@@ -14,22 +14,22 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from credit.calendar import Clock, parse_duration
+from credit.calendar import Calendar, parse_duration
 from credit.channels import ChannelMap, figure_channels
 from credit.config import Config
 from credit.config.schema_data import DataConfig
 from credit.data.reader import FieldReader
-from credit.data.samples.frames import Frames
+from credit.data.samples.frames import FrameReader
 from credit.data.splits import Split, require_samples
 from credit.errors import DataError
-from credit.forecast.rollout import forecast, starts_of
+from credit.forecast.rollout import forecast, make_starts
 from credit.forecast.stepper import Stepper
 from credit.metrics import ErrorSums
-from credit.parallel.mesh import RunMesh
+from credit.parallel.mesh import DeviceGrid
 from credit.parallel.reduce import mean_over_ranks
 from credit.train.monitor.metrics_log import MetricsLog
 from credit.train.monitor.run_files import early_rows
-from credit.train.validate import asked_anywhere, deal_cases, spread_evenly
+from credit.train.validate import any_rank_stops, evenly_spaced, shard_cases
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ DrawEarlyView = Callable[
 
 
 @dataclass(frozen=True)
-class EarlyViewPlan:
+class PreviewPlan:
     """What a view forecasts and scores.
 
     Attributes:
@@ -62,15 +62,15 @@ class EarlyViewPlan:
     initial: list[int]
     lead: int
 
-    def describe(self, clock: Clock) -> str:
+    def describe(self, clock: Calendar) -> str:
         """Return the plan in words."""
         first, last = clock.format(self.initial[0]), clock.format(self.initial[-1])
         return f"{len(self.initial)} forecasts of {self.lead / 60:g} h, {first} to {last}; {', '.join(self.channels)}"
 
 
 def plan_early_view(
-    config: Config, channels: ChannelMap, times: np.ndarray, clock: Clock, valid: Split
-) -> EarlyViewPlan:
+    config: Config, channels: ChannelMap, times: np.ndarray, clock: Calendar, valid: Split
+) -> PreviewPlan:
     """Return what ``trainer.early_view`` asks for.
 
     Args:
@@ -92,10 +92,10 @@ def plan_early_view(
         found = require_samples(times, valid, clock, config.data, lead // config.data.step_minutes)
     except DataError as error:
         raise DataError(f"trainer.early_view.lead_time: {conf.lead_time}: {error}; or shorten it") from error
-    return EarlyViewPlan(shown, spread_evenly(found, conf.cases).tolist(), lead)
+    return PreviewPlan(shown, evenly_spaced(found, conf.cases).tolist(), lead)
 
 
-class EarlyView:
+class Preview:
     """Forecasts with the weights that are in the model, writes their scores and has them drawn.
 
     Ranks have the same number of forecasts, one at a time, as in validation: those of a sharded model need each other.
@@ -112,15 +112,15 @@ class EarlyView:
     """
 
     def __init__(
-        self, plan: EarlyViewPlan, stepper: Stepper, frames: Frames, conf: DataConfig, weight_CHW: torch.Tensor,
-        mesh: RunMesh, folder: Path, draw: DrawEarlyView,
+        self, plan: PreviewPlan, stepper: Stepper, frames: FrameReader, conf: DataConfig, weight_CHW: torch.Tensor,
+        mesh: DeviceGrid, folder: Path, draw: DrawEarlyView,
     ) -> None:  # fmt: skip
         names = [channel.name for channel in stepper.channels.output]
         self._rows = [names.index(name) for name in plan.channels]
         self._plan, self._stepper, self._frames, self._conf = plan, stepper, frames, conf
         self._weight_CHW = weight_CHW[self._rows]
         self._hidden_CHW = (self._weight_CHW == 0).cpu().numpy()
-        self._share = deal_cases(len(plan.initial), 1, mesh.data_rank, mesh.data_ranks)
+        self._share = shard_cases(len(plan.initial), 1, mesh.data_rank, mesh.data_ranks)
         self._is_main, self._folder, self._draw = mesh.rank == 0, folder, draw
         self._maps: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
@@ -153,7 +153,7 @@ class EarlyView:
         sums = ErrorSums(self._weight_CHW, self._plan.lead // self._conf.step_minutes)
         model.eval()
         for (case,), counted in zip(self._share.batches, self._share.counted, strict=True):
-            stopped = asked_anywhere(stop, device)
+            stopped = any_rank_stops(stop, device)
             if stopped:
                 break
             self._forecast(case, counted > 0, sums)
@@ -175,7 +175,9 @@ class EarlyView:
         initial, step = self._plan.initial[case], self._conf.step_minutes
         steps, past = self._plan.lead // step, self._conf.history_len
         start = self._truth(initial)
-        for number, output in enumerate(forecast(self._stepper, self._frames, starts_of([initial]), steps, step, past)):
+        for number, output in enumerate(
+            forecast(self._stepper, self._frames, make_starts([initial]), steps, step, past)
+        ):
             if not counts:
                 continue
             truth = self._truth(initial + (number + 1) * step)
@@ -205,12 +207,12 @@ class EarlyView:
 
 
 def build_early_view(
-    config: Config, frames: Frames, valid: Split, stepper: Stepper, weight_CHW: torch.Tensor, mesh: RunMesh,
+    config: Config, frames: FrameReader, valid: Split, stepper: Stepper, weight_CHW: torch.Tensor, mesh: DeviceGrid,
     draw: DrawEarlyView,
-) -> EarlyView | None:  # fmt: skip
+) -> Preview | None:  # fmt: skip
     """Return the run's early view, None where the config asks for none."""
     if config.trainer.early_view is None:
         return None
     reader = frames.reader
     plan = plan_early_view(config, reader.channels, reader.times, reader.clock, valid)
-    return EarlyView(plan, stepper, frames, config.data, weight_CHW, mesh, Path(config.save_loc), draw)
+    return Preview(plan, stepper, frames, config.data, weight_CHW, mesh, Path(config.save_loc), draw)

@@ -29,7 +29,7 @@ def tail(path: Path, most_bytes: int = _MOST_BYTES) -> list[str]:
     return lines[1:] if size > most_bytes else lines
 
 
-def last_rows(folder: Path) -> list[dict[str, Any]]:
+def read_last_metrics(folder: Path) -> list[dict[str, Any]]:
     """Return the last rows of a run's metrics.jsonl; a torn one is left out."""
     rows = []
     for line in tail(folder / "metrics.jsonl"):

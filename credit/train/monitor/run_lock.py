@@ -24,7 +24,7 @@ _LENGTH = 1024
 _UNREADABLE: dict[str, Any] = {"host": "", "pid": 0, "started": None, "job_id": "", "beat": -1}
 
 
-class Presence:
+class RunLock:
     """Holds a run's folder and rewrites ``heartbeat.json`` in it every few seconds; a context manager.
 
     The file names host, process and job, counts its beats, and says what the run is doing. A job that finds the file of
@@ -90,7 +90,7 @@ class Presence:
             "ends and leaves the folder to it"
         )
 
-    def __enter__(self) -> Presence:
+    def __enter__(self) -> RunLock:
         while not self._take():
             other = self._read()
             if other is not None and self._lives(other):

@@ -18,7 +18,7 @@ JOB_END = "CREDIT_JOB_END"
 _MARGIN_SECONDS = 60.0
 
 
-class StopRequest:
+class StopSignal:
     """Knows whether the run should save and end; a context manager that holds the signals.
 
     It is entered as early as can be, so that no signal comes before it.
@@ -47,7 +47,7 @@ class StopRequest:
         self._found: str | None = None
         self._previous: dict[int, Any] = {}
 
-    def __enter__(self) -> StopRequest:
+    def __enter__(self) -> StopSignal:
         self._previous = {number: signal.signal(number, self._note) for number in SIGNALS}
         return self
 

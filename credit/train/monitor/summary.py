@@ -14,11 +14,11 @@ import torch
 from credit.errors import CreditError
 from credit.parallel.object_collectives import rank_of, together
 from credit.train.checkpoint.checkpoint import step_folder
-from credit.train.checkpoint.train_state import Progression
+from credit.train.checkpoint.train_state import TrainState
 from credit.train.monitor.metrics_log import peak_memory_gb
 from credit.train.monitor.run_files import rows_with
-from credit.train.monitor.usage import Meter
-from credit.utils.atomic import write_text_whole
+from credit.train.monitor.usage import UsageMeter
+from credit.utils.atomic import atomic_write_text
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,9 @@ logger = logging.getLogger(__name__)
 PERSISTENCE_SKILL = 1.0
 
 
-def conclude(folder: Path, meter: Meter, at: Progression, monitor: str, total_steps: int, length: int) -> str:
+def write_run_summary(
+    folder: Path, meter: UsageMeter, at: TrainState, monitor: str, total_steps: int, length: int
+) -> str:
     """Collective: write summary.json on the main process and return what it says as a table, empty on the others.
 
     Args:
@@ -45,7 +47,7 @@ def conclude(folder: Path, meter: Meter, at: Progression, monitor: str, total_st
 
 
 def record(
-    folder: Path, meter: Meter, at: Progression, monitor: str, total_steps: int, length: int, peak_gb: float
+    folder: Path, meter: UsageMeter, at: TrainState, monitor: str, total_steps: int, length: int, peak_gb: float
 ) -> str:
     """Write summary.json, as the main process knows the run, and return what it says; `peak_gb` as of `summarise`.
 
@@ -59,7 +61,7 @@ def record(
 
 
 def summarise(
-    meter: Meter, at: Progression, monitor: str, length: int, speeds: Sequence[float], peak_gb: float
+    meter: UsageMeter, at: TrainState, monitor: str, length: int, speeds: Sequence[float], peak_gb: float
 ) -> dict[str, Any]:
     """Return what summary.json holds; what is not known is left out.
 
@@ -152,7 +154,7 @@ def _describe_best(checkpoints: Path, step: int) -> str:
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     """Write summary.json; a disk that takes none gets a warning, as the run itself is whole."""
     try:
-        write_text_whole(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
+        atomic_write_text(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
     except CreditError as error:
         logger.warning("%s", error)
 

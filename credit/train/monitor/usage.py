@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from credit.config import Config
-from credit.parallel.mesh import RunMesh
-from credit.train.assets import Assets
-from credit.train.monitor.flops import NetworkCost
+from credit.parallel.mesh import DeviceGrid
+from credit.train.assets import ModelAssets
+from credit.train.monitor.flops import FlopCounter
 from credit.train.monitor.gpu_energy import EnergyMeter
 
 
 @dataclass
-class Spent:
+class Usage:
     """What a run has used since it began; saved with every checkpoint.
 
     Attributes:
@@ -53,7 +53,7 @@ class Spent:
     ideal_s: float | None = 0.0
 
 
-class Meter:
+class UsageMeter:
     """Measures a run.
 
     Args:
@@ -62,7 +62,7 @@ class Meter:
         cost: of the network for a micro-batch.
         share: micro-batches of an optimizer step over the processes that share each.
         samples_a_step: over all processes.
-        peaks: rate -> TFLOP/s of the device, see `NetworkCost.operations`; empty where they are not known.
+        peaks: rate -> TFLOP/s of the device, see `FlopCounter.operations`; empty where they are not known.
         energy: of this process's GPU.
         began: `time.perf_counter` at the start of this part of the run.
     """
@@ -71,7 +71,7 @@ class Meter:
         self,
         device: torch.device,
         processes: int,
-        cost: NetworkCost,
+        cost: FlopCounter,
         share: float,
         samples_a_step: int,
         peaks: Mapping[str, float],
@@ -80,7 +80,7 @@ class Meter:
     ) -> None:
         self.device, self.processes, self.peaks = device, processes, peaks
         self.samples_a_step = samples_a_step
-        self.spent = Spent()
+        self.spent = Usage()
         self._cost, self._share, self._energy = cost, share, energy
         self._seen = began
         self._hours = "gpu_hours" if device.type == "cuda" else "process_hours"
@@ -93,8 +93,8 @@ class Meter:
             stored: what `state` has given, empty from an older version.
             rows: the last of metrics.jsonl, and summary.json.
         """
-        known = {one.name for one in fields(Spent)}
-        self.spent = Spent(**{name: value for name, value in stored.items() if name in known} or {"since": step})
+        known = {one.name for one in fields(Usage)}
+        self.spent = Usage(**{name: value for name, value in stored.items() if name in known} or {"since": step})
         rows = [*rows]
         for name in ("wall_hours", "gpu_hours", "process_hours", "energy_kwh"):
             before = getattr(self.spent, name)
@@ -108,7 +108,7 @@ class Meter:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Count the seconds of what is done inside as `name` of `Spent`."""
+        """Count the seconds of what is done inside as `name` of `Usage`."""
         began = time.perf_counter()
         try:
             yield
@@ -176,19 +176,19 @@ class Meter:
 
 def build_meter(
     config: Config,
-    assets: Assets,
+    assets: ModelAssets,
     device: torch.device,
-    mesh: RunMesh,
+    mesh: DeviceGrid,
     samples_a_step: int,
     peaks: Mapping[str, float],
     began: float,
-) -> Meter:
+) -> UsageMeter:
     """Return the meter of a run that began at `began` (`time.perf_counter`); collective on GPUs."""
     degrees = mesh.degrees
     share = config.trainer.grad_accum_every / degrees.tensor
     sharded = mesh.device_mesh is not None and config.trainer.parallelism.data != "none"
-    cost, energy = NetworkCost(config, assets, sharded), EnergyMeter(device)
-    return Meter(device, degrees.world, cost, share, samples_a_step, peaks, energy, began)
+    cost, energy = FlopCounter(config, assets, sharded), EnergyMeter(device)
+    return UsageMeter(device, degrees.world, cost, share, samples_a_step, peaks, energy, began)
 
 
 def _sum(total: float | None, more: float | None) -> float | None:

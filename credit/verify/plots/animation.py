@@ -10,8 +10,8 @@ from matplotlib import colormaps, rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
-from credit.calendar import Clock
-from credit.utils.atomic import write_whole
+from credit.calendar import Calendar
+from credit.utils.atomic import atomic_write
 from credit.verify.plots.maps import FIELD, MISSING, WIDE_BAR, Background, draw_map, limits, map_axes
 from credit.verify.plots.style import STYLE, new_figure, pretty_units
 
@@ -22,7 +22,7 @@ _COLOURS, _GREYS = 96, 31  # of the field, and of what is written over it; with 
 
 def animate(
     path: Path, channel: str, units: str, frames: Mapping[int, Sequence[np.ndarray]], forecast_name: str,
-    initial: int, clock: Clock, background: Background,
+    initial: int, clock: Calendar, background: Background,
 ) -> Path:  # fmt: skip
     """Write an animated GIF: a frame a lead time, colours that stay, the time in the titles.
 
@@ -43,12 +43,12 @@ def animate(
         first, *others = _images(channel, units, frames, forecast_name, initial, clock, background)
     durations = [_MILLISECONDS] * len(others) + [_LAST_MILLISECONDS]
     options = {"append_images": others, "duration": durations, "loop": 0, "optimize": False}
-    return write_whole(path, lambda beside: first.save(beside, format="GIF", save_all=True, **options))
+    return atomic_write(path, lambda beside: first.save(beside, format="GIF", save_all=True, **options))
 
 
 def _images(
     channel: str, units: str, frames: Mapping[int, Sequence[np.ndarray]], forecast_name: str, initial: int,
-    clock: Clock, background: Background,
+    clock: Calendar, background: Background,
 ) -> Iterator[Image.Image]:  # fmt: skip
     """Yield the frames, all with one palette, so that no colour changes between them."""
     low, high = limits([field for own in frames.values() for field in own])

@@ -12,7 +12,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.grid import LatLonGrid
 from credit.verify.plots.maps import (
     ERROR,
@@ -32,7 +32,7 @@ from credit.verify.plots.style import new_figure, pretty_units
 
 def hovmoeller(
     channel: str, units: str, strips: Mapping[int, Sequence[np.ndarray]], band: tuple[float, float],
-    forecast_name: str, initial: int, clock: Clock, background: Background,
+    forecast_name: str, initial: int, clock: Calendar, background: Background,
 ) -> Figure:  # fmt: skip
     """Truth, forecast and error of one forecast by longitude; time runs downwards.
 
@@ -61,7 +61,7 @@ def hovmoeller(
 
 def latitude_time(
     channel: str, units: str, zonal: Mapping[int, Sequence[np.ndarray]], forecast_name: str, initial: int,
-    clock: Clock, grid: LatLonGrid,
+    clock: Calendar, grid: LatLonGrid,
 ) -> Figure:  # fmt: skip
     """Truth, forecast and error of the zonal mean of one forecast by latitude; time runs to the right.
 

@@ -18,7 +18,7 @@ from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.data.formats.regrid import Regridder
 from credit.grid import LatLonGrid
 from credit.verify.plots.style import new_figure, pretty_units
@@ -176,7 +176,7 @@ def _degrees(value: int, negative: str, positive: str) -> str:
 
 
 def maps(
-    channel: str, units: str, fields: Mapping[int, Sequence[np.ndarray]], initial: int, clock: Clock,
+    channel: str, units: str, fields: Mapping[int, Sequence[np.ndarray]], initial: int, clock: Calendar,
     background: Background,
 ) -> Figure:  # fmt: skip
     """Truth, forecast, error and, where it is given, spread at one initial time; a row a lead time (minutes).

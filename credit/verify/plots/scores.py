@@ -24,7 +24,7 @@ from credit.verify.plots.style import (
     new_figure,
     pretty_units,
 )
-from credit.verify.table.scorecard import card_rows, card_values
+from credit.verify.table.scorecard import scorecard_rows, scorecard_values
 from credit.verify.table.table import ScoreTable
 
 _STYLES = {
@@ -152,9 +152,9 @@ def scorecard(table: ScoreTable, reference: str, regions: Sequence[str]) -> Figu
     Below stand CRPS where a forecast is an ensemble, SEEPS of precipitation and Brier scores of events, where there are
     any. Hatched where it is significant; a panel a region. Colours reach as far as all regions of the table need.
     """
-    rows, place = card_rows(table), (table.dataset["reference"].values.tolist().index(reference), 0)
+    rows, place = scorecard_rows(table), (table.dataset["reference"].values.tolist().index(reference), 0)
     names = [row.name for row in rows]
-    differences, significant = (card_values(table, rows, what)[place] for what in ("difference", "significant"))
+    differences, significant = (scorecard_values(table, rows, what)[place] for what in ("difference", "significant"))
     down = -(-len(regions) // _MOST_PANELS)
     across = -(-len(regions) // down)
     height = _panel_height(table) * down + 0.5
@@ -191,7 +191,7 @@ def scorecard(table: ScoreTable, reference: str, regions: Sequence[str]) -> Figu
 
 def _panel_height(table: ScoreTable) -> float:
     """Return the height of a panel of a scorecard with its title and its lead times, inches."""
-    return 0.24 * len(card_rows(table)) + 1.2
+    return 0.24 * len(scorecard_rows(table)) + 1.2
 
 
 def _label_leads(axis: Axes, hours: Sequence[float]) -> None:

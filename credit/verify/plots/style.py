@@ -21,7 +21,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from credit.config.schema_forecast import OWN_NAMES
 from credit.config.schema_regions import REGIONS
 from credit.data.formats.units import plain
-from credit.utils.atomic import write_whole
+from credit.utils.atomic import atomic_write
 
 STYLE = {
     "font.size": 9.5,
@@ -59,7 +59,7 @@ def draw(path: Path, maker: Callable[..., Figure], *arguments: object) -> Path:
     """
     with rc_context(STYLE):
         figure = maker(*arguments)
-        return write_whole(path, lambda beside: FigureCanvasAgg(figure).print_png(str(beside)))
+        return atomic_write(path, lambda beside: FigureCanvasAgg(figure).print_png(str(beside)))
 
 
 def pretty_units(units: str, power: int = 1) -> str:

@@ -11,8 +11,8 @@ import numpy as np
 from credit import __version__
 from credit.channels import Channel
 from credit.config.schema_data import DataConfig
-from credit.data.climatology.stored import describe_kept
-from credit.data.formats.unit_checks import find_contradictions
+from credit.data.climatology.stored import describe_stored
+from credit.data.formats.unit_checks import find_implausible_units
 from credit.data.store.store_reader import StoreReader, open_configured_store, read_description
 from credit.verify.plots.maps import Background, portrait
 from credit.verify.plots.style import draw
@@ -38,7 +38,7 @@ def write_data_report(conf: DataConfig) -> Path:
     every = max(1, round(math.sqrt(len(chosen) * math.prod(reader.grid.shape) / _COUNTED)))
     values_TCHW = np.stack([reader.read(int(index))[:, ::every, ::every] for index in chosen])
     notices = [f"{when} was left out: {text}" for when, text in meta.get("bad_times", {}).items()]
-    notices += find_contradictions(field_CHW, reader, conf, shown)
+    notices += find_implausible_units(field_CHW, reader, conf, shown)
     text = render(
         "data_report.html.j2",
         title=path.name,
@@ -62,7 +62,7 @@ def _facts(reader: StoreReader, meta: dict, path: Path) -> list[tuple[str, str]]
         ("gaps", "; ".join(gaps[:20]) + (f" and {len(gaps) - 20} more" if len(gaps) > 20 else "") or "none"),
         ("grid", f"{height} x {width}, {reader.grid.lat[0]:g} to {reader.grid.lat[-1]:g} north"),
         ("source files", f"{len(meta['sources'])}, the first is {next(iter(meta['sources']), 'unknown')}"),
-        ("climatology", describe_kept(path)),
+        ("climatology", describe_stored(path)),
         ("content", meta.get("content", "unknown (made by an older version)")),
         ("written by", ", ".join(f"{name} {number}" for name, number in meta.get("versions", {}).items())),
     ]

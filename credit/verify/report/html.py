@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 from PIL import Image
 
-from credit.utils.atomic import write_whole
+from credit.utils.atomic import atomic_write
 
 # CSS pixels a pixel of a figure; at 150 dpi letters of 9.5 points are 10 pixels high
 _LEAST_SCALE = 0.5
@@ -40,4 +40,4 @@ def write_page(path: Path, text: str) -> Path:
     Raises:
         CreditError: if it cannot be written.
     """
-    return write_whole(path, lambda beside: beside.write_text(text, encoding="utf-8"))
+    return atomic_write(path, lambda beside: beside.write_text(text, encoding="utf-8"))

@@ -9,7 +9,7 @@ from importlib.resources import files
 import numpy as np
 import yaml
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.data.formats.units import plain
 from credit.verify.table.table import ScoreTable
 
@@ -47,7 +47,7 @@ def published_scores() -> tuple[Published, ...]:
     return tuple(Published(**entry) for text in texts for entry in yaml.safe_load(text))
 
 
-def comparable(table: ScoreTable, degrees: float, cases: np.ndarray, clock: Clock) -> list[Published]:
+def comparable(table: ScoreTable, degrees: float, cases: np.ndarray, clock: Calendar) -> list[Published]:
     """Return the published scores that the table's may stand beside, as far as its facts tell.
 
     Args:
@@ -66,7 +66,7 @@ def comparable(table: ScoreTable, degrees: float, cases: np.ndarray, clock: Cloc
     ]
 
 
-def _cover(cases: np.ndarray, first: int, last: int, lead: int, clock: Clock) -> bool:
+def _cover(cases: np.ndarray, first: int, last: int, lead: int, clock: Calendar) -> bool:
     """Return whether initial times are of these years and leave no longer gap in them than `_LONGEST_GAP`.
 
     The last may be `lead` minutes earlier than that, as the forecasts from the last days leave the years.

@@ -9,12 +9,12 @@ from typing import Any
 from credit import __version__
 from credit.config import Config, dump_config
 from credit.config.schema_forecast import BEST_BASELINE
-from credit.forecast.forecast_source import Forecasts
+from credit.forecast.forecast_source import ForecastSource
 from credit.verify.plots.style import label
 from credit.verify.report.html import embed, render, write_page
 from credit.verify.report.metadata import TrainingLog, describe_data, describe_truth
 from credit.verify.report.reference_scores import comparable, rows_of
-from credit.verify.report.report_data import encode, page_scores, raised
+from credit.verify.report.report_data import encode, page_scores, superscript_units
 from credit.verify.report.score_descriptions import BASELINE_MEANINGS, TERMS
 from credit.verify.scorer import Verification
 from credit.verify.table.spectra_rows import shortest_third
@@ -37,7 +37,7 @@ _LARGEST_ANIMATION = 3_000_000  # bytes of a file that the page holds
 def write_report(
     config: Config,
     found: Verification,
-    archive: Forecasts,
+    archive: ForecastSource,
     log: TrainingLog | None,
     figures: Sequence[tuple[str, Path]],
     folder: Path,
@@ -83,7 +83,7 @@ def write_report(
     return write_page(folder / "report.html", text)
 
 
-def _published(found: Verification, archive: Forecasts) -> list[tuple[str, str, float, float, float, str]]:
+def _published(found: Verification, archive: ForecastSource) -> list[tuple[str, str, float, float, float, str]]:
     degrees = 360.0 / found.grid.shape[1]
     return rows_of(comparable(found.table, degrees, found.cases, archive.clock), found.table)
 
@@ -115,7 +115,9 @@ def _notices(found: Verification) -> list[str]:
     return notices
 
 
-def _facts(config: Config, found: Verification, archive: Forecasts, log: TrainingLog | None) -> list[tuple[str, str]]:
+def _facts(
+    config: Config, found: Verification, archive: ForecastSource, log: TrainingLog | None
+) -> list[tuple[str, str]]:
     """Return what the scores rest on as (name, value)."""
     attributes, splits = archive.attributes, config.data.splits
     facts = [("Model", str(attributes.get("model", config.model.type)))]
@@ -182,7 +184,7 @@ def _blurring(found: Verification) -> dict[str, Any] | None:
     if not len(short):
         return None
     rows = [
-        (channel, raised(table.units(channel)), f"{hours:g} h", [
+        (channel, superscript_units(table.units(channel)), f"{hours:g} h", [
             (_number(table.value(name, channel, hours)), _number(table.value(name, channel, hours, SHORT_WAVES), ".2f"))
             for name in table.contenders
         ])

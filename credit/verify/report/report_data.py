@@ -19,11 +19,11 @@ import numpy as np
 from credit.data.formats.units import plain
 from credit.verify.plots.scores import styles_of
 from credit.verify.plots.style import label
-from credit.verify.report.score_descriptions import EVENT_MEANINGS, MEANINGS, SEEPS_MEANING, Meaning
+from credit.verify.report.score_descriptions import EVENT_MEANINGS, MEANINGS, SEEPS_MEANING, ScoreDescription
 from credit.verify.significance.bootstrap import ENDS, LEAST_BLOCKS, WITH_INTERVAL
 from credit.verify.significance.comparison import ENOUGH_BLOCKS
 from credit.verify.statistics.seasons import ALL
-from credit.verify.table.scorecard import card_rows, card_values
+from credit.verify.table.scorecard import scorecard_rows, scorecard_values
 from credit.verify.table.table import SEEPS, SHORT_WAVES, WIND_NAMES, ScoreTable
 
 MOST_VALUES = 2_300_000  # measured: 2.1 bytes each, so less than 5 MB
@@ -35,7 +35,7 @@ _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 @dataclass(frozen=True)
-class Extent:
+class PageBudget:
     """What a page holds of a table.
 
     Attributes:
@@ -54,7 +54,7 @@ class Extent:
 
 
 @dataclass(frozen=True)
-class ShownScore:
+class ReportScore:
     """A score that can be chosen in the page.
 
     Attributes:
@@ -66,7 +66,7 @@ class ShownScore:
     """
 
     variable: str
-    meaning: Meaning
+    meaning: ScoreDescription
     name: str
     rows: Sequence[int] | None = None
     event: int | None = None
@@ -81,19 +81,19 @@ class ShownScore:
         return {"name": self.name, "rows": self.rows, **asdict(self.meaning)}
 
 
-def shown_scores(table: ScoreTable) -> list[ShownScore]:
+def shown_scores(table: ScoreTable) -> list[ReportScore]:
     """Return the scores that can be chosen in the page."""
     data = table.dataset
-    shown = [ShownScore(name, meaning, name) for name, meaning in MEANINGS.items() if name in data]
+    shown = [ReportScore(name, meaning, name) for name, meaning in MEANINGS.items() if name in data]
     if SEEPS in data:
         known = np.isfinite(data[SEEPS].values).any(axis=(0, 1, 3, 4))
-        shown.append(ShownScore(SEEPS, SEEPS_MEANING, SEEPS, np.flatnonzero(known).tolist()))
+        shown.append(ReportScore(SEEPS, SEEPS_MEANING, SEEPS, np.flatnonzero(known).tolist()))
     for number, event in enumerate(table.events):
         row = table.channels.index(str(data["event_channel"].values[number]))
         definition = str(data["event_definition"].values[number])
         for name, meaning in EVENT_MEANINGS.items():
             own = replace(meaning, label=f"{meaning.label}: {event}", what=f"The event: {definition}. {meaning.what}")
-            shown.append(ShownScore(name, own, f"{name}:{event}", [row], number))
+            shown.append(ReportScore(name, own, f"{name}:{event}", [row], number))
     return shown
 
 
@@ -119,11 +119,11 @@ def page_scores(table: ScoreTable, channel: str, most_values: int = MOST_VALUES)
         own.plane(end): [None if bare and season else _nested(table, own, end, season, leads) for season in seasons]
         for own, end, bare in _planes(shown, extent)
     }
-    card = card_rows(table)
+    card = scorecard_rows(table)
     compared = {
         what: [_pack_nested(own[:, season][:, :, leads] * scale) for season in seasons]
         for what, own, scale in (
-            (what, card_values(table, card, what), scale)
+            (what, scorecard_values(table, card, what), scale)
             for what, scale in (("difference", 100.0), ("significant", 1.0))
         )
     }
@@ -152,7 +152,7 @@ def page_scores(table: ScoreTable, channel: str, most_values: int = MOST_VALUES)
     }, _left_out(table, extent, sorted({own.variable for own in shown}))
 
 
-def _planes(shown: Sequence[ShownScore], extent: Extent) -> Iterator[tuple[ShownScore, str, bool]]:
+def _planes(shown: Sequence[ReportScore], extent: PageBudget) -> Iterator[tuple[ReportScore, str, bool]]:
     """Yield scores and the ends of their intervals, as "" or what a name ends in; and whether seasons have none."""
     for own in shown:
         yield own, "", False
@@ -160,29 +160,29 @@ def _planes(shown: Sequence[ShownScore], extent: Extent) -> Iterator[tuple[Shown
             yield from ((own, end, not extent.season_intervals) for end in ENDS)
 
 
-def _choose_extent(table: ScoreTable, most: int) -> Extent:
+def _choose_extent(table: ScoreTable, most: int) -> PageBudget:
     """Return the first that is small enough: all, no intervals of seasons, fewer leads, no seasons."""
     count = len(table.lead_hours)
     halved = [2**power for power in range(count.bit_length())]
-    thinned = [every for every in halved if len(Extent(every).leads(count)) >= min(_LEAST_LEADS, count)]
-    choices = [Extent(), *(Extent(every, True, False) for every in thinned)]
-    choices += [Extent(every, False, False) for every in halved]
+    thinned = [every for every in halved if len(PageBudget(every).leads(count)) >= min(_LEAST_LEADS, count)]
+    choices = [PageBudget(), *(PageBudget(every, True, False) for every in thinned)]
+    choices += [PageBudget(every, False, False) for every in halved]
     return next((own for own in choices if _count(table, own) <= most), choices[-1])
 
 
-def _count(table: ScoreTable, extent: Extent) -> int:
+def _count(table: ScoreTable, extent: PageBudget) -> int:
     """Return about how many numbers a page would hold."""
     data = table.dataset
     rows = data.sizes["channel"] + data.sizes.get("wind", 0)
     others = len(table.seasons) - 1 if extent.seasons else 0
-    curves = (1 + others) * 2 * data.sizes["reference"] * len(card_rows(table))
+    curves = (1 + others) * 2 * data.sizes["reference"] * len(scorecard_rows(table))
     for own, _, bare in _planes(shown_scores(table), extent):
         number = rows if own.rows is None else len(own.rows)
         curves += (1 if bare else 1 + others) * len(table.forecasts) * number
     return curves * len(table.regions) * len(extent.leads(len(table.lead_hours)))
 
 
-def _nested(table: ScoreTable, shown: ShownScore, end: str, season: int, leads: Sequence[int]) -> list:
+def _nested(table: ScoreTable, shown: ReportScore, end: str, season: int, leads: Sequence[int]) -> list:
     """Return the curves of a score, or of an end of its interval, by forecast, row and region."""
     name = shown.variable + end
     if shown.rows is None:
@@ -259,17 +259,17 @@ def _rows(table: ScoreTable) -> Iterator[dict[str, Any]]:
                 "name": f"{variable} {level:g}" if prefix and there else variable if prefix else table.channels[number],
                 "variable": f"{variable} (vector)" if prefix else variable,
                 "level": f"{level:g}" if there else "",
-                "units": "" if plain(units) == "1" else raised(units),
+                "units": "" if plain(units) == "1" else superscript_units(units),
                 "wind": bool(prefix),
             }
 
 
-def raised(units: str) -> str:
+def superscript_units(units: str) -> str:
     """Return units with raised exponents: ``m2 s-2``, also ``m**2 s**-2``, becomes m² s⁻²."""
     return re.sub(r"(?<=[A-Za-z])(?<!\d[eE])-?\d+", lambda found: found[0].translate(_RAISED), plain(units))
 
 
-def _left_out(table: ScoreTable, extent: Extent, metrics: Sequence[str]) -> str:
+def _left_out(table: ScoreTable, extent: PageBudget, metrics: Sequence[str]) -> str:
     """Return a sentence on what is only in scores.nc."""
     kept = (*metrics, *WIND_NAMES.values())
     # of spectra the page has a figure and a table

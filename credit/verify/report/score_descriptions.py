@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Meaning:
+class ScoreDescription:
     """A score in words.
 
     Attributes:
@@ -29,7 +29,7 @@ class Meaning:
 
 
 MEANINGS = {
-    "rmse": Meaning(
+    "rmse": ScoreDescription(
         "Root-mean-square error (RMSE)",
         "Root of the squared error's mean over cells, weighted by area, and cases; of an ensemble that of its mean.",
         "Smaller is better; 0 is perfect. Large errors count more than in the mean absolute error, so smooth forecasts "
@@ -38,7 +38,7 @@ MEANINGS = {
         wind="The squared errors of both components are added.",
         line=0.0,
     ),
-    "bias": Meaning(
+    "bias": ScoreDescription(
         "Bias",
         "Mean error, forecast minus truth.",
         "0 is good, but errors of opposite sign in two places cancel.",
@@ -46,7 +46,7 @@ MEANINGS = {
         wind="The speed's, not the components'.",
         line=0.0,
     ),
-    "mae": Meaning(
+    "mae": ScoreDescription(
         "Mean absolute error",
         "Mean of the error without its sign; of an ensemble that of its mean.",
         "Smaller is better; 0 is perfect.",
@@ -54,7 +54,7 @@ MEANINGS = {
         wind="The length of the vector error stands for the absolute error.",
         line=0.0,
     ),
-    "acc": Meaning(
+    "acc": ScoreDescription(
         "Anomaly correlation",
         "Correlation of forecast and truth as departures from the climatology, all cases in one.",
         "1 is perfect, 0 is no better than the climatology, which has none itself. At 500 hPa 0.6 is often taken as "
@@ -63,14 +63,14 @@ MEANINGS = {
         has_units=False,
         line=1.0,
     ),
-    "activity_ratio": Meaning(
+    "activity_ratio": ScoreDescription(
         "Activity, forecast over truth",
         "How much the departures from the climatology vary in space, in the forecast over the truth.",
         "1 is good; below 1 the forecast is too smooth, which flatters its RMSE, above 1 it is too rough.",
         has_units=False,
         line=1.0,
     ),
-    "crps": Meaning(
+    "crps": ScoreDescription(
         "Continuous ranked probability score (CRPS)",
         "How far the members lie from the truth, less how far they lie from each other; of a single forecast the mean "
         "absolute error, so both can be compared.",
@@ -79,14 +79,14 @@ MEANINGS = {
         wind="It is the energy score, with lengths of vectors for absolute values.",
         line=0.0,
     ),
-    "spread": Meaning(
+    "spread": ScoreDescription(
         "Spread",
         "Root of the mean variance over members.",
         "It should be as large as the error of the mean: see spread over error.",
         wind_label="Spread of the wind vector",
         line=0.0,
     ),
-    "spread_skill": Meaning(
+    "spread_skill": ScoreDescription(
         "Spread over error",
         "Spread of the members over the RMSE of their mean, corrected for the number of members.",
         "1 is good; below 1 the ensemble is too sure of itself, above 1 not sure enough.",
@@ -96,7 +96,7 @@ MEANINGS = {
 }
 
 # of single channels
-SEEPS_MEANING = Meaning(
+SEEPS_MEANING = ScoreDescription(
     "SEEPS (precipitation)",
     "Whether it is dry, rains lightly or heavily, after the climate of each cell and season; what is rare counts more. "
     "Of an ensemble the mean over members.",
@@ -107,7 +107,7 @@ SEEPS_MEANING = Meaning(
 )
 # of events, whose name goes behind the label and whose definition before the rest
 EVENT_MEANINGS = {
-    "brier": Meaning(
+    "brier": ScoreDescription(
         "Brier score",
         "Mean squared difference of the forecast probability, which is the share of the members, and what happened "
         "(0 or 1); the climatology forecasts how often the event happens at that place and season.",
@@ -115,7 +115,7 @@ EVENT_MEANINGS = {
         has_units=False,
         line=0.0,
     ),
-    "brier_skill": Meaning(
+    "brier_skill": ScoreDescription(
         "Brier skill score",
         "How much smaller the Brier score is than that of the climatological probability of each cell and season.",
         "1 is perfect; 0 is no better than the climatology, and single forecasts, which are certain every time, are "

@@ -9,12 +9,12 @@ from typing import Self
 import numpy as np
 
 from credit.data.climatology.climatology import Fields
-from credit.verify.statistics.area_mean import CellMeans
+from credit.verify.statistics.area_mean import AreaMean
 from credit.verify.statistics.row_kernels import anomaly_sums
 
 
 @dataclass(frozen=True)
-class Beginning:
+class BaselineState:
     """What the baselines of one case are made of at every lead time.
 
     Attributes:
@@ -30,7 +30,7 @@ class Beginning:
     variance: np.ndarray
 
     @classmethod
-    def of(cls, means: CellMeans, given: Mapping[str, Fields]) -> Self:
+    def of(cls, means: AreaMean, given: Mapping[str, Fields]) -> Self:
         """Return that of truth and climatology at the initial time, each (C, H, W), by what errors call them.
 
         Raises:

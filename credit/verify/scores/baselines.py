@@ -15,12 +15,12 @@ from credit.config.schema_data import DataConfig
 from credit.config.schema_forecast import VerificationConfig
 from credit.data.climatology.climatology import Climatology, Fields
 from credit.data.climatology.file import load_climatology
-from credit.data.climatology.stored import obtain_climatology
+from credit.data.climatology.stored import load_or_fit_climatology
 from credit.data.splits import Split
 from credit.grid import LatLonGrid
 from credit.parallel.object_collectives import together
-from credit.verify.scores.baseline_state import Beginning
-from credit.verify.statistics.area_mean import CellMeans
+from credit.verify.scores.baseline_state import BaselineState
+from credit.verify.statistics.area_mean import AreaMean
 from credit.verify.statistics.row_kernels import product_sums
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def build_climatology(
         DataError: if the file is not what is needed.
     """
     if conf.climatology.method != "file":
-        return obtain_climatology(reader, names, train, conf.climatology), reader.grid
+        return load_or_fit_climatology(reader, names, train, conf.climatology), reader.grid
     by_name = {channel.name: channel for channel in reader.channels.stored}
     channels = [by_name[name] for name in names]
     grid = reader.grid if conf.grid is None else None
@@ -53,7 +53,7 @@ def fit_damping(
     normal: Callable[[int], Fields],
     train: Split,
     leads: np.ndarray,
-    means: CellMeans,
+    means: AreaMean,
 ) -> np.ndarray:
     """Return r of damped persistence: the least-squares slope of the anomaly at t + lead on that at t; collective.
 
@@ -93,7 +93,7 @@ def fit_damping(
                     found[start][:, number] = product, begun[start][1]
             begun = {start: own for start, own in begun.items() if last[start] > minutes}
             if minutes in last:
-                own = Beginning.of(means, given)
+                own = BaselineState.of(means, given)
                 begun[minutes] = own.anomaly, own.variance[:, 0]
         return found
 
@@ -109,7 +109,7 @@ def fit_damping(
     return np.divide(product, square, out=np.zeros_like(product), where=square > 0)
 
 
-def _products(means: CellMeans, firsts: Sequence[np.ndarray], given: Mapping[str, np.ndarray]) -> np.ndarray:
+def _products(means: AreaMean, firsts: Sequence[np.ndarray], given: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return the means of the products of anomalies (C, H, W) with a later one, in the first region, (len(firsts), C).
 
     Args:

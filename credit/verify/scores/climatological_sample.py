@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.data.splits import Split
 
 LEAST_TIMES = 20
@@ -27,7 +27,7 @@ _GOLDEN = (np.sqrt(5.0) - 1.0) / 2.0
 Season = tuple[int, int | None]
 
 
-class Climate:
+class ClimatologicalSample:
     """A sample of the training period's fields.
 
     Which times it is made of depends on the training period alone, not on the cases that are scored: two verifications
@@ -48,7 +48,7 @@ class Climate:
         fields: Callable[[int], np.ndarray],
         times: np.ndarray,
         train: Split,
-        clock: Clock,
+        clock: Calendar,
         by_hour: bool,
         field_bytes: int,
     ) -> None:

@@ -10,18 +10,18 @@ import numpy as np
 from credit.channels import Channel
 from credit.config.schema_forecast import VerificationConfig
 from credit.data.splits import Split
-from credit.verify.regridded_reader import ScoredFields
-from credit.verify.scores.climatological_sample import WITHIN_DAYS, Climate
-from credit.verify.scores.events import EventSums
+from credit.verify.regridded_reader import RegriddedReader
+from credit.verify.scores.climatological_sample import WITHIN_DAYS, ClimatologicalSample
+from credit.verify.scores.events import EventStatistics
 from credit.verify.scores.seeps import SeepsSums
-from credit.verify.scores.thresholds import Limits, find_events, find_precipitation, require_climate
-from credit.verify.statistics.area_mean import CellMeans
-from credit.verify.statistics.partial_scores import Part
+from credit.verify.scores.thresholds import EventThresholds, find_events, find_precipitation, require_climate
+from credit.verify.statistics.area_mean import AreaMean
+from credit.verify.statistics.partial_scores import PartialScores
 
 logger = logging.getLogger(__name__)
 
 
-class ThresholdScorer:
+class EventScorer:
     """What is scored of events and precipitation, and how a field is added to the sums.
 
     Attributes:
@@ -45,9 +45,9 @@ class ThresholdScorer:
     def __init__(
         self,
         conf: VerificationConfig,
-        reader: ScoredFields,
+        reader: RegriddedReader,
         channels: Sequence[Channel],
-        means: CellMeans,
+        means: AreaMean,
         truth: Callable[[int], np.ndarray],
         train: Split,
         cases: np.ndarray,
@@ -57,12 +57,12 @@ class ThresholdScorer:
         self.events = find_events(conf.events, channels, reader.attributes)
         self.precipitation = find_precipitation(conf.seeps, channels, reader.attributes)
         self._means, self._names = means, [channel.name for channel in channels]
-        self._limits: Limits | None = None
+        self._limits: EventThresholds | None = None
         used = self.channels = sorted({own.channel for own in (*self.events, *self.precipitation)})
         if not used:
             return
         cells = means.valid_CP.shape[1]
-        climate = Climate(
+        climate = ClimatologicalSample(
             lambda minutes: means.flatten(truth(minutes), f"training data at {reader.clock.format(minutes)}")[used],
             reader.times, train, reader.clock, conf.climatology.by_hour, 4 * len(used) * cells,
         )  # fmt: skip
@@ -77,13 +77,13 @@ class ThresholdScorer:
             )
         kept = 1 + max(len({climate.season(t + lead) for t in own for lead in leads.tolist()}) for own in groups)
         self._is_known = known
-        self._limits = Limits(
+        self._limits = EventThresholds(
             self.events, self.precipitation, climate if known else None, {c: i for i, c in enumerate(used)}, cells, kept
         )
 
     def empty(
         self, cases: np.ndarray, leads: int, members: Mapping[str, int]
-    ) -> tuple[dict[str, EventSums], dict[str, SeepsSums]]:
+    ) -> tuple[dict[str, EventStatistics], dict[str, SeepsSums]]:
         """Return room for the sums of forecasts of so many members each; nothing where nothing is scored.
 
         The climatology's probability of an event is in the sums of every forecast, so it has none of its own.
@@ -92,7 +92,7 @@ class ThresholdScorer:
         events, rain = len(self.events), len(self.precipitation)
         return (
             {
-                key: EventSums.empty(cases, leads, events, regions, own)
+                key: EventStatistics.empty(cases, leads, events, regions, own)
                 for key, own in members.items()
                 if events and key != "climatology"
             },
@@ -101,7 +101,7 @@ class ThresholdScorer:
 
     def add(
         self,
-        part: Part,
+        part: PartialScores,
         key: str,
         place: tuple[int, int],
         valid: int,

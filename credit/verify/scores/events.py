@@ -15,12 +15,12 @@ from typing import Self
 
 import numpy as np
 
-from credit.verify.statistics.area_mean import CellMeans
-from credit.verify.statistics.case_statistics import CaseSums
+from credit.verify.statistics.area_mean import AreaMean
+from credit.verify.statistics.case_statistics import CaseStatistics
 
 
 @dataclass
-class EventSums(CaseSums):
+class EventStatistics(CaseStatistics):
     """Area means of each case of the events "the value exceeds a threshold".
 
     Attributes:
@@ -48,7 +48,7 @@ class EventSums(CaseSums):
     def add(
         self,
         place: tuple[int, int, int],
-        means: CellMeans,
+        means: AreaMean,
         channel: int,
         members_MP: np.ndarray,
         truth_P: np.ndarray,
@@ -92,7 +92,7 @@ class EventSums(CaseSums):
         """The probabilities k / M that can be forecast, (K,)."""
         return np.arange(self.members + 1) / self.members
 
-    def of_climatology(self) -> EventSums:
+    def of_climatology(self) -> EventStatistics:
         """Return the sums of the climatological probability as the forecast; it has no bins, hence no diagram.
 
         It is no share of a few members, so beside an ensemble its fair score is the other.
@@ -113,7 +113,7 @@ class EventSums(CaseSums):
             return forecast, occurred / forecast
 
     def resampled(self) -> dict[str, np.ndarray]:
-        """See `CaseSums.resampled`: without the frequencies of single probabilities."""
+        """See `CaseStatistics.resampled`: without the frequencies of single probabilities."""
         return {name: getattr(self, name) for name in ("brier", "brier_fair", "reference")}
 
     def metrics(self) -> dict[str, np.ndarray]:
@@ -155,7 +155,7 @@ class EventSums(CaseSums):
     def contributions(
         self, cases: Mapping[str, np.ndarray], means: Mapping[str, np.ndarray], metrics: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """See `CaseSums.contributions`."""
+        """See `CaseStatistics.contributions`."""
         found = {}
         with np.errstate(invalid="ignore", divide="ignore"):
             reference = cases["reference"] / means["reference"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from credit.errors import DataError
-from credit.verify.statistics.area_mean import CellMeans
+from credit.verify.statistics.area_mean import AreaMean
 
 # each case is rounded to multiples of 1 / this, so that float64 holds sums of 8192 cases exactly
 _PARTS = 2.0**40
@@ -38,7 +38,7 @@ class RankHistogram:
     ranks: np.ndarray
 
     @classmethod
-    def zeros(cls, leads: int, means: CellMeans, members: int) -> RankHistogram:
+    def zeros(cls, leads: int, means: AreaMean, members: int) -> RankHistogram:
         """Return empty sums."""
         shape = (leads, *means.valid_CP.shape[:1], means.shape[1], members + 1)
         return cls(np.zeros(leads, dtype=np.int64), members, np.zeros(shape))

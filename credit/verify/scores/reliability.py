@@ -11,9 +11,9 @@ from typing import Self
 
 import numpy as np
 
-from credit.verify.scores.events import EventSums
+from credit.verify.scores.events import EventStatistics
 from credit.verify.significance.bootstrap import intervals
-from credit.verify.statistics.case_statistics import CaseSums
+from credit.verify.statistics.case_statistics import CaseStatistics
 
 MOST_POINTS = 11  # of large ensembles neighbouring probabilities are one point
 OBSERVED = "diagram_observed"
@@ -21,7 +21,7 @@ POINTS = ("diagram_probability", "diagram_frequency", OBSERVED)
 
 
 @dataclass
-class DiagramSums(CaseSums):
+class ReliabilityStatistics(CaseStatistics):
     """Area means of each case, each (N, L, E B, R) float64, the points of an event next to each other.
 
     Attributes:
@@ -35,7 +35,7 @@ class DiagramSums(CaseSums):
     happened: np.ndarray
 
     @classmethod
-    def build(cls, events: EventSums) -> Self:
+    def build(cls, events: EventStatistics) -> Self:
         """Return the points of all events: each probability one, of more than 11 as many neighbours as it takes."""
         count = events.members + 1
         points = min(count, MOST_POINTS)
@@ -65,7 +65,7 @@ class DiagramSums(CaseSums):
     def contributions(
         self, cases: Mapping[str, np.ndarray], means: Mapping[str, np.ndarray], metrics: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """See `CaseSums.contributions`; of the observed frequency alone."""
+        """See `CaseStatistics.contributions`; of the observed frequency alone."""
         return {OBSERVED: cases["happened"] - metrics[OBSERVED] * cases["frequency"]}
 
     def observed_intervals(self, leads: np.ndarray) -> np.ndarray:

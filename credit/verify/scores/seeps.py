@@ -19,8 +19,8 @@ from typing import Self
 
 import numpy as np
 
-from credit.verify.statistics.area_mean import CellMeans
-from credit.verify.statistics.case_statistics import CaseSums
+from credit.verify.statistics.area_mean import AreaMean
+from credit.verify.statistics.case_statistics import CaseStatistics
 
 DRY_BELOW_MM = 0.25
 # in drier and wetter climates the penalties are too large to be stable (Rodwell et al. 2010)
@@ -58,7 +58,7 @@ def _question(forecast: np.ndarray, truth: np.ndarray, probability: np.ndarray) 
 
 
 @dataclass
-class SeepsSums(CaseSums):
+class SeepsSums(CaseStatistics):
     """Area means of the penalties of each case, each (N, L, C, R) float64.
 
     Of an ensemble it is the mean over members: what each is worth as a forecast. The mean of an ensemble drizzles where
@@ -82,7 +82,7 @@ class SeepsSums(CaseSums):
     def add(
         self,
         place: tuple[int, int, int],
-        means: CellMeans,
+        means: AreaMean,
         channel: int,
         members_MP: np.ndarray,
         truth_P: np.ndarray,
@@ -118,5 +118,5 @@ class SeepsSums(CaseSums):
     def contributions(
         self, cases: Mapping[str, np.ndarray], means: Mapping[str, np.ndarray], metrics: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """See `CaseSums.contributions`."""
+        """See `CaseStatistics.contributions`."""
         return {"seeps": cases["penalty"] - metrics["seeps"] * cases["area"]}

@@ -12,12 +12,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.channels import Channel
 from credit.config.schema_events import EventConfig
 from credit.data.formats.units import plain
 from credit.errors import ConfigError, did_you_mean
-from credit.verify.scores.climatological_sample import LEAST_TIMES, WITHIN_DAYS, Climate, Season
+from credit.verify.scores.climatological_sample import LEAST_TIMES, WITHIN_DAYS, ClimatologicalSample, Season
 from credit.verify.scores.seeps import DRY_BELOW_MM
 
 logger = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ def find_precipitation(
 
 
 def require_climate(
-    events: Sequence[Event], climate: Climate, valid_times: np.ndarray, period: str, clock: Clock
+    events: Sequence[Event], climate: ClimatologicalSample, valid_times: np.ndarray, period: str, clock: Calendar
 ) -> bool:
     """Return whether the climate is known at every valid time.
 
@@ -165,7 +165,7 @@ def require_climate(
     return False
 
 
-class Limits:
+class EventThresholds:
     """What the climate of a valid time says of events and of precipitation.
 
     Args:
@@ -181,7 +181,7 @@ class Limits:
         self,
         events: Sequence[Event],
         precipitation: Sequence[Precipitation],
-        climate: Climate | None,
+        climate: ClimatologicalSample | None,
         places: Mapping[int, int],
         cells: int,
         kept: int,
@@ -208,7 +208,7 @@ class Limits:
         fields_CKP = self._climate.read(season)
         events = [event_limits(own, fields_CKP[self._places[own.channel]]) for own in self._events]
         rain = [(fields_CKP[self._places[own.channel]], own.to_mm) for own in self._precipitation]
-        return events, [dry_and_heavy(values.astype(np.float64) * to_mm) for values, to_mm in rain]
+        return events, [seeps_thresholds(values.astype(np.float64) * to_mm) for values, to_mm in rain]
 
 
 def event_limits(event: Event, values_KP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -228,7 +228,7 @@ def event_limits(event: Event, values_KP: np.ndarray) -> tuple[np.ndarray, np.nd
     return threshold, (event.sign * values_KP > threshold).mean(axis=0)
 
 
-def dry_and_heavy(values_KP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def seeps_thresholds(values_KP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the probability of dry and what a third of the wet values exceed, (P,) each, of precipitation in mm.
 
     The second is NaN where all is dry. It is the quantile 2/3 of the wet values, linear between the two nearest.

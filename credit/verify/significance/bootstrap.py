@@ -13,7 +13,7 @@ from statistics import NormalDist
 import numpy as np
 import scipy.stats
 
-from credit.verify.statistics.case_statistics import CaseSums
+from credit.verify.statistics.case_statistics import CaseStatistics
 
 RESAMPLES = 1000
 LEVEL = 0.95
@@ -54,7 +54,7 @@ def number_of_blocks(initial: np.ndarray, lead_minutes: int) -> int:
     return len(initial) // block_length(initial, lead_minutes)
 
 
-def intervals(sums: CaseSums, lead: int, lead_minutes: int) -> dict[str, np.ndarray]:
+def intervals(sums: CaseStatistics, lead: int, lead_minutes: int) -> dict[str, np.ndarray]:
     """Return metric -> (2, X, R), ends of the 95 % interval at one lead; nothing where there are fewer than 6 blocks.
 
     A circular block bootstrap (Politis and Romano 1992): blocks that start at any case, the last going on with the
@@ -83,7 +83,7 @@ def intervals(sums: CaseSums, lead: int, lead_minutes: int) -> dict[str, np.ndar
 
 
 def seasonal_scores(
-    sums: Mapping[str, tuple[CaseSums, Sequence[int]]],
+    sums: Mapping[str, tuple[CaseStatistics, Sequence[int]]],
     forecasts: Sequence[str],
     names: Sequence[str],
     rows: int,

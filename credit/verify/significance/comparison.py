@@ -10,14 +10,14 @@ import scipy.stats
 
 from credit.config.schema_forecast import BASELINES, BEST_BASELINE, OWN_NAMES
 from credit.verify.significance.bootstrap import block_length, paired_test
-from credit.verify.statistics.case_statistics import CaseSums
+from credit.verify.statistics.case_statistics import CaseStatistics
 
 FALSE_SHARE = 0.05
 ENOUGH_BLOCKS = 20  # nothing is called significant with fewer
 COMPARED = ("difference", "p_value", "n_eff")
 JUDGED = ("p_adjusted", "significant")
 
-Sums = TypeVar("Sums", bound=CaseSums)
+Sums = TypeVar("Sums", bound=CaseStatistics)
 
 
 def comparison_name(score: str, what: str) -> str:

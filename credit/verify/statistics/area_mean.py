@@ -12,7 +12,7 @@ import numpy as np
 
 from credit.channels import Channel
 from credit.errors import DataError
-from credit.utils.threads import in_threads
+from credit.utils.threads import thread_map
 from credit.verify.statistics.row_kernels import plain_sums, weigh
 
 # usual names of components, of ECMWF, GRIB and WeatherBench 2, whose files of 10 m winds have no standard_name
@@ -29,7 +29,7 @@ AddUp = Callable[[int, np.ndarray], None]
 AddUpUnit = Callable[[np.ndarray, np.ndarray, np.ndarray], None]
 
 
-class CellMeans:
+class AreaMean:
     """Area-weighted means over regions, masked cells left out with the weights renormalised.
 
     Args:
@@ -109,7 +109,7 @@ class CellMeans:
             add_up(channel, room := self._room(count))
             weigh(room, self._weights_SR, sums[:, channel])
 
-        in_threads(one, len(self.names), count * self.valid_CP.shape[1])
+        thread_map(one, len(self.names), count * self.valid_CP.shape[1])
         return self._means(sums, self._norm_CR, fields)
 
     def of_units(
@@ -141,7 +141,7 @@ class CellMeans:
             if vector is not None:
                 weigh(of_vector, self._weights_SR, of_vectors[:, vector])
 
-        in_threads(one, len(self._units), counts[0] * self.valid_CP.shape[1])
+        thread_map(one, len(self._units), counts[0] * self.valid_CP.shape[1])
         return self._means(of_channels, self._norm_CR, fields), self._means(of_vectors, self._norm_CR[self.u], fields)
 
     def _room(self, *shape: int) -> np.ndarray:

@@ -12,7 +12,7 @@ from credit.errors import DataError
 
 
 @dataclass
-class CaseSums:
+class CaseStatistics:
     """Area means of each case of one forecast, float64 arrays whose first two dimensions are cases and lead times.
 
     Attributes:

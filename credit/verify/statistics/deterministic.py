@@ -15,13 +15,13 @@ from typing import Self
 import numpy as np
 
 from credit.data.climatology.climatology import Fields
-from credit.verify.statistics.area_mean import CellMeans
-from credit.verify.statistics.case_statistics import CaseSums
-from credit.verify.statistics.error_moments import Moments, moments_of
+from credit.verify.statistics.area_mean import AreaMean
+from credit.verify.statistics.case_statistics import CaseStatistics
+from credit.verify.statistics.error_moments import Moments, error_moments
 
 
 @dataclass
-class ScoreSums(CaseSums):
+class DeterministicStatistics(CaseStatistics):
     """Area means of each case of one forecast, of an ensemble of its mean; each plane is (N, L, X, R) float64.
 
     The rows are the channels, then the wind vectors, whose squares and products are sums over both components.
@@ -47,14 +47,14 @@ class ScoreSums(CaseSums):
     truth_activity: np.ndarray
 
     @classmethod
-    def empty(cls, initial: np.ndarray, leads: int, means: CellMeans, members: int = 1) -> Self:
+    def empty(cls, initial: np.ndarray, leads: int, means: AreaMean, members: int = 1) -> Self:
         """Return room for the cases that start at `initial`; NaN until they are added."""
         shape = len(initial), leads, *means.shape
         planes = {name: np.full(shape, np.nan) for name in cls.plane_names()}
         return cls(np.asarray(initial, dtype=np.int64), **planes, members=members)
 
     def add(
-        self, case: int, lead: int, means: CellMeans, forecast: np.ndarray, truth: np.ndarray, normal: Fields,
+        self, case: int, lead: int, means: AreaMean, forecast: np.ndarray, truth: np.ndarray, normal: Fields,
         names: Sequence[str] = ("forecast", "truth", "climatology"),
     ) -> None:  # fmt: skip
         """Enter one field.
@@ -72,10 +72,10 @@ class ScoreSums(CaseSums):
             DataError: if a value outside the mask is missing.
         """
         fields = dict(zip(names, (forecast, truth, normal), strict=True))
-        moments = moments_of(means, truth, normal, {"forecast": forecast}, fields)
+        moments = error_moments(means, truth, normal, {"forecast": forecast}, fields)
         self.enter((case, lead), means, moments["forecast"])
 
-    def enter(self, place: tuple[int, int], means: CellMeans, moments: Moments) -> None:
+    def enter(self, place: tuple[int, int], means: AreaMean, moments: Moments) -> None:
         """Enter what was found of one field; `place` is the number of the case and of the lead time."""
         true, true_true, _ = moments.truth
         error, absolute, squared, own_own, product = moments.channels
@@ -109,7 +109,9 @@ class ScoreSums(CaseSums):
             }
 
     def metrics_of(self, means: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return metric -> values, of means over cases of any shape by the names of `ScoreSums` or `EnsembleSums`.
+        """Return metric -> values, of means over cases of any shape.
+
+        The means are named as in `DeterministicStatistics` or `EnsembleStatistics`.
 
         - ``rmse``: root of the mean over cases; ``bias``, ``mae``.
         - ``acc``: the anomaly correlation of all cases pooled, without subtracting the mean anomaly.
@@ -162,7 +164,7 @@ class ScoreSums(CaseSums):
     def contributions(
         self, cases: Mapping[str, np.ndarray], means: Mapping[str, np.ndarray], metrics: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """See `CaseSums.contributions`."""
+        """See `CaseStatistics.contributions`."""
         with np.errstate(invalid="ignore", divide="ignore"):
             variances = (cases[n] / means[n] for n in ("forecast_variance", "truth_variance"))
             product = cases["covariance"] / np.sqrt(means["forecast_variance"] * means["truth_variance"])

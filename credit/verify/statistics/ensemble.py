@@ -13,13 +13,13 @@ import numpy as np
 from credit.errors import DataError
 from credit.verify.scores.crps import OF_MEMBERS, crps_of, member_sums
 from credit.verify.scores.energy_score import vector_member_sums
-from credit.verify.statistics.area_mean import CellMeans
-from credit.verify.statistics.deterministic import ScoreSums
+from credit.verify.statistics.area_mean import AreaMean
+from credit.verify.statistics.deterministic import DeterministicStatistics
 from credit.verify.statistics.error_moments import scale_of
 
 
 @dataclass
-class EnsembleSums(ScoreSums):
+class EnsembleStatistics(DeterministicStatistics):
     """The sums of an ensemble's mean, and area means over each case of what its members say, (N, L, X, R) each.
 
     Attributes:
@@ -33,15 +33,15 @@ class EnsembleSums(ScoreSums):
     crps_fair: np.ndarray
 
     def crps_of_cases(self) -> np.ndarray:
-        """See `ScoreSums.crps_of_cases`."""
+        """See `DeterministicStatistics.crps_of_cases`."""
         return self.crps
 
     def crps_fair_of_cases(self) -> np.ndarray:
-        """See `ScoreSums.crps_fair_of_cases`."""
+        """See `DeterministicStatistics.crps_fair_of_cases`."""
         return self.crps_fair
 
     def add_members(
-        self, case: int, lead: int, means: CellMeans, members_MCP: np.ndarray, truth_CP: np.ndarray, what: str
+        self, case: int, lead: int, means: AreaMean, members_MCP: np.ndarray, truth_CP: np.ndarray, what: str
     ) -> np.ndarray:
         """Enter the members of one field, whose mean goes to `add`.
 

@@ -12,9 +12,9 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from credit.config.schema_forecast import BASELINES
-from credit.data.climatology.climatology import Fields, WeightedFields
-from credit.verify.scores.baseline_state import Beginning
-from credit.verify.statistics.area_mean import CellMeans
+from credit.data.climatology.climatology import Fields, LazyWeightedSum
+from credit.verify.scores.baseline_state import BaselineState
+from credit.verify.statistics.area_mean import AreaMean
 from credit.verify.statistics.error_kernel import OF_DAMPED, OF_FORECAST, OF_TRUTH, OF_VECTOR, unit_sums
 
 _PERSISTENCE, _DAMPED, _CLIMATOLOGY = BASELINES
@@ -22,7 +22,7 @@ _PERSISTENCE, _DAMPED, _CLIMATOLOGY = BASELINES
 
 @dataclass(frozen=True)
 class Moments:
-    """Area means of one field that its planes in `credit.verify.statistics.deterministic.ScoreSums` are made of.
+    """Area means of one field, of which its planes in `DeterministicStatistics` are made.
 
     Attributes:
         truth: mean, mean square and mean size of the truth's anomaly, each (C, R).
@@ -56,13 +56,13 @@ class Moments:
         return cls(truth, (anomaly - truth[0], absolute, squared, variance, product), vectors)
 
 
-def moments_of(
-    means: CellMeans,
+def error_moments(
+    means: AreaMean,
     truth: np.ndarray,
     normal: Fields,
     forecasts: Mapping[str, np.ndarray],
     names: Mapping[str, Fields],
-    baselines: tuple[Beginning, np.ndarray] | None = None,
+    baselines: tuple[BaselineState, np.ndarray] | None = None,
 ) -> dict[str, Moments]:
     """Return the moments of several forecasts at one valid time, and of the baselines where they are wanted.
 
@@ -119,12 +119,12 @@ class _Known(NamedTuple):
 
     @classmethod
     def of(
-        cls, means: CellMeans, truth: np.ndarray, normal: Fields, forecasts: Sequence[np.ndarray],
-        beginning: Beginning | None, r_C: np.ndarray,
+        cls, means: AreaMean, truth: np.ndarray, normal: Fields, forecasts: Sequence[np.ndarray],
+        beginning: BaselineState | None, r_C: np.ndarray,
     ) -> Self:  # fmt: skip
         """Return the same of fields of any shape."""
         weights, parts = np.ones(1, np.float32), [normal]
-        if isinstance(normal, WeightedFields):
+        if isinstance(normal, LazyWeightedSum):
             weights, parts = normal.weights, normal.parts
         (true,) = _flat([truth])
         first = true[:0] if beginning is None else _flat([beginning.anomaly])[0]

@@ -12,19 +12,19 @@ import numpy as np
 import torch.distributed as dist
 
 from credit.parallel.object_collectives import together
-from credit.verify.scores.events import EventSums
+from credit.verify.scores.events import EventStatistics
 from credit.verify.scores.rank_histogram import RankHistogram
 from credit.verify.scores.seeps import SeepsSums
-from credit.verify.statistics.case_statistics import CaseSums
-from credit.verify.statistics.deterministic import ScoreSums
+from credit.verify.statistics.case_statistics import CaseStatistics
+from credit.verify.statistics.deterministic import DeterministicStatistics
 
-Sums = TypeVar("Sums", bound=CaseSums)
+Sums = TypeVar("Sums", bound=CaseStatistics)
 # (channel, lead time in minutes) -> of the truth, of the forecast, ...
 Pairs = dict[tuple[str, int], tuple[np.ndarray, ...]]
 
 
 @dataclass(frozen=True)
-class Share:
+class WorkShare:
     """Which of the cases are scored by this process.
 
     Attributes:
@@ -41,7 +41,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Part:
+class PartialScores:
     """What the scoring of some cases found.
 
     Attributes:
@@ -57,8 +57,8 @@ class Part:
     """
 
     cases: np.ndarray
-    sums: dict[str, ScoreSums]
-    events: dict[str, EventSums]
+    sums: dict[str, DeterministicStatistics]
+    events: dict[str, EventStatistics]
     seeps: dict[str, SeepsSums]
     histograms: dict[str, RankHistogram]
     maps: Pairs
@@ -68,7 +68,7 @@ class Part:
     frames: Pairs = field(default_factory=dict)
 
     @classmethod
-    def join(cls, parts: Sequence[Part]) -> Part:
+    def join(cls, parts: Sequence[PartialScores]) -> PartialScores:
         """Return what all parts found."""
         cases = np.concatenate([part.cases for part in parts])
         order = np.argsort(cases)
@@ -95,7 +95,7 @@ def _merge(parts: Iterable[Pairs]) -> Pairs:
     return {key: fields for part in parts for key, fields in part.items()}
 
 
-def gather(score: Callable[[], Part | None], is_spread: bool) -> Part | None:
+def gather(score: Callable[[], PartialScores | None], is_spread: bool) -> PartialScores | None:
     """Return what `score` finds on all ranks, put together, on the first of them and None on the others; collective.
 
     Raises:
@@ -104,11 +104,11 @@ def gather(score: Callable[[], Part | None], is_spread: bool) -> Part | None:
     """
     if not dist.is_initialized():
         return score()
-    found: list[Part | None] = []
+    found: list[PartialScores | None] = []
     if is_spread:
         found.append(score())
     else:
         together(lambda: found.append(score()))
-    parts: list[Part | None] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    parts: list[PartialScores | None] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(found[0], parts)
-    return None if parts is None else Part.join([own for own in parts if own is not None])
+    return None if parts is None else PartialScores.join([own for own in parts if own is not None])

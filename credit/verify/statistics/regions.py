@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from credit.config.schema_forecast import VerificationConfig
-from credit.config.schema_regions import REGIONS, BoxConfig
+from credit.config.schema_regions import REGIONS, RegionConfig
 from credit.errors import ConfigError
 from credit.grid import LatLonGrid
 
@@ -15,12 +15,12 @@ _TOLERANCE_DEGREES = 1e-3  # coordinates in files are often float32
 GLOBE = {"global": REGIONS["global"]}
 
 
-def scored_regions(conf: VerificationConfig) -> dict[str, tuple[BoxConfig, ...]]:
+def scored_regions(conf: VerificationConfig) -> dict[str, tuple[RegionConfig, ...]]:
     """Return name -> boxes of ``verification.regions`` and ``verification.boxes``, in their order."""
     return {name: REGIONS[name] for name in conf.regions} | {name: (box,) for name, box in conf.boxes.items()}
 
 
-def region_weights(grid: LatLonGrid, regions: Mapping[str, Sequence[BoxConfig]]) -> np.ndarray:
+def region_weights(grid: LatLonGrid, regions: Mapping[str, Sequence[RegionConfig]]) -> np.ndarray:
     """Return (R, H, W) area weights, float64, each region's summing to 1; a cell belongs by its centre.
 
     Raises:
@@ -39,7 +39,7 @@ def region_weights(grid: LatLonGrid, regions: Mapping[str, Sequence[BoxConfig]])
     return np.stack(weights)
 
 
-def _is_inside(grid: LatLonGrid, box: BoxConfig) -> np.ndarray:
+def _is_inside(grid: LatLonGrid, box: RegionConfig) -> np.ndarray:
     """Return (H, W): whether a cell's centre lies in the box or on its edge."""
     (south, north), (west, east) = box.lat, box.lon
     rows = (grid.lat >= south - _TOLERANCE_DEGREES) & (grid.lat <= north + _TOLERANCE_DEGREES)
@@ -48,10 +48,10 @@ def _is_inside(grid: LatLonGrid, box: BoxConfig) -> np.ndarray:
     return rows[:, None] & columns
 
 
-def describe_regions(regions: Mapping[str, Sequence[BoxConfig]]) -> str:
+def describe_regions(regions: Mapping[str, Sequence[RegionConfig]]) -> str:
     """Return the regions and their bounds in words."""
     return "; ".join(f"{name}: {' and '.join(map(_describe, boxes))}" for name, boxes in regions.items())
 
 
-def _describe(box: BoxConfig) -> str:
+def _describe(box: RegionConfig) -> str:
     return f"lat {box.lat[0]:g} to {box.lat[1]:g}, lon {box.lon[0]:g} to {box.lon[1]:g}"

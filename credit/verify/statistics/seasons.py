@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 
 ALL = "all"
 _BY_MONTH = {"DJF": (12, 1, 2), "MAM": (3, 4, 5), "JJA": (6, 7, 8), "SON": (9, 10, 11)}
 
 
-def cases_by_season(initial: np.ndarray, clock: Clock) -> dict[str, np.ndarray]:
+def cases_by_season(initial: np.ndarray, clock: Calendar) -> dict[str, np.ndarray]:
     """Return season -> (N,) bool, whether a case belongs to it: all, then the seasons that have cases."""
     months = np.array([clock.datetime(minutes).month for minutes in initial.tolist()])
     seasons = {name: np.isin(months, own) for name, own in _BY_MONTH.items()}

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from credit.channels import Channel
-from credit.verify.scores.events import EventSums
-from credit.verify.scores.reliability import OBSERVED, POINTS, DiagramSums
+from credit.verify.scores.events import EventStatistics
+from credit.verify.scores.reliability import OBSERVED, POINTS, ReliabilityStatistics
 from credit.verify.scores.seeps import SeepsSums
 from credit.verify.scores.thresholds import Event, Precipitation
 from credit.verify.significance.bootstrap import ends_of, seasonal_scores
@@ -20,7 +20,7 @@ Variables = dict[str, tuple[tuple[str, ...], np.ndarray]]
 
 
 @dataclass(frozen=True)
-class ThresholdResults:
+class EventResults:
     """What was found of events and precipitation.
 
     Attributes:
@@ -31,7 +31,7 @@ class ThresholdResults:
     """
 
     events: Sequence[Event] = ()
-    event_sums: Mapping[str, EventSums] = field(default_factory=dict)
+    event_sums: Mapping[str, EventStatistics] = field(default_factory=dict)
     precipitation: Sequence[Precipitation] = ()
     seeps_sums: Mapping[str, SeepsSums] = field(default_factory=dict)
 
@@ -106,7 +106,7 @@ class ThresholdResults:
             "event_units": ("event", ["1"] * len(own)),
         }
 
-    def _of_events(self) -> dict[str, tuple[EventSums, Sequence[int]]]:
+    def _of_events(self) -> dict[str, tuple[EventStatistics, Sequence[int]]]:
         # the climatology's forecast is its probability; that of its mean would be a forecast of nothing
         sums = {**self.event_sums, "climatology": self.event_sums["model"].of_climatology()}
         return {name: (own, range(len(self.events))) for name, own in sums.items()}
@@ -132,7 +132,7 @@ class ThresholdResults:
 
     def _points(self, forecasts: Sequence[str], leads: np.ndarray) -> Variables:
         """Return the diagrams as they are drawn, with intervals; of few members the last points are lacking."""
-        sums = {name: DiagramSums.build(own) for name, own in self.event_sums.items()}
+        sums = {name: ReliabilityStatistics.build(own) for name, own in self.event_sums.items()}
         count, (_, _, _, regions, _) = len(self.events), self.event_sums["model"].forecasts.shape
         most = max(own.frequency.shape[2] for own in sums.values()) // count
         shape = len(forecasts), count, len(leads), regions, most

@@ -12,7 +12,7 @@ from credit.verify.table.table import SEEPS, ScoreTable
 
 
 @dataclass(frozen=True)
-class CardRow:
+class ScorecardRow:
     """One score of a scorecard.
 
     Attributes:
@@ -35,7 +35,7 @@ class CardRow:
         return table.dataset[f"wind_{name}" if self.of_wind else name].values[:, :, self.place]
 
 
-def card_rows(table: ScoreTable) -> list[CardRow]:
+def scorecard_rows(table: ScoreTable) -> list[ScorecardRow]:
     """Return the rows in their order; those of RMSE come first, in the order of channels and winds."""
     data, channels = table.dataset, table.channels
     winds: list[str] = []
@@ -45,17 +45,19 @@ def card_rows(table: ScoreTable) -> list[CardRow]:
     rows = []
     for score, of_channel, of_wind in (("rmse", "", ""), ("crps", ": CRPS", ": energy score")):
         if f"{score}_difference" in data:
-            rows += [CardRow(f"{name}{of_channel}", score, n, n) for n, name in enumerate(channels)]
-            rows += [CardRow(f"{name}{of_wind}", score, len(channels) + n, n, True) for n, name in enumerate(winds)]
+            rows += [ScorecardRow(f"{name}{of_channel}", score, n, n) for n, name in enumerate(channels)]
+            rows += [
+                ScorecardRow(f"{name}{of_wind}", score, len(channels) + n, n, True) for n, name in enumerate(winds)
+            ]
     if f"{SEEPS}_difference" in data:
         known = np.isfinite(data[f"{SEEPS}_difference"].values).any(axis=(0, 1, 3, 4))
-        rows += [CardRow(f"{channels[n]}: SEEPS", SEEPS, n, n) for n in np.flatnonzero(known).tolist()]
+        rows += [ScorecardRow(f"{channels[n]}: SEEPS", SEEPS, n, n) for n in np.flatnonzero(known).tolist()]
     for number, event in enumerate(table.events):
         row = channels.index(str(data["event_channel"].values[number]))
-        rows.append(CardRow(f"{event}: Brier score", f"brier:{event}", row, number))
+        rows.append(ScorecardRow(f"{event}: Brier score", f"brier:{event}", row, number))
     return rows
 
 
-def card_values(table: ScoreTable, rows: Sequence[CardRow], what: str) -> np.ndarray:
+def scorecard_values(table: ScoreTable, rows: Sequence[ScorecardRow], what: str) -> np.ndarray:
     """Return ``difference`` or ``significant`` of all rows, (references, seasons, rows, L, R) float64."""
     return np.stack([row.values(table, what) for row in rows], axis=2).astype(np.float64)

@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 
 from credit.config.schema_forecast import BASELINES, BEST_BASELINE
-from credit.utils.atomic import write_whole
+from credit.utils.atomic import atomic_write
 from credit.verify.report.metadata import is_prescribed
 from credit.verify.significance.bootstrap import ENDS, WITH_INTERVAL
 from credit.verify.significance.comparison import ENOUGH_BLOCKS
@@ -196,8 +196,8 @@ class ScoreTable:
         Raises:
             CreditError: if they cannot be written.
         """
-        write_whole(folder / "scores.nc", lambda path: write_scores(self.dataset, path))
-        write_whole(folder / "scores.csv", self._write_rows)
+        atomic_write(folder / "scores.nc", lambda path: write_scores(self.dataset, path))
+        atomic_write(folder / "scores.csv", self._write_rows)
 
     def _write_rows(self, path: Path) -> None:
         with open(path, "w", newline="", encoding="utf-8") as handle:

@@ -13,13 +13,13 @@ from credit.verify.report.metadata import describe_forecasts
 from credit.verify.scores.rank_histogram import RankHistogram
 from credit.verify.significance.bootstrap import number_of_blocks, seasonal_scores
 from credit.verify.significance.comparison import compare_all, comparison_name, judge, references
-from credit.verify.statistics.deterministic import ScoreSums
-from credit.verify.table.event_rows import ThresholdResults
+from credit.verify.statistics.deterministic import DeterministicStatistics
+from credit.verify.table.event_rows import EventResults
 from credit.verify.table.table import CORRELATIONS, ENSEMBLE_METRICS, METRICS, RANK_METRICS, WIND_NAMES, ScoreTable
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowIndex:
     """What the rows of the sums are: channels, then wind vectors.
 
     Attributes:
@@ -44,14 +44,14 @@ class Rows:
 
 
 def build_table(
-    sums: Mapping[str, tuple[ScoreSums, Sequence[int]]],
-    rows: Rows,
+    sums: Mapping[str, tuple[DeterministicStatistics, Sequence[int]]],
+    rows: RowIndex,
     leads: np.ndarray,
     seasons: Mapping[str, np.ndarray],
     regions: Sequence[str],
     facts: Mapping[str, str | int],
     histograms: Mapping[str, RankHistogram] | None = None,
-    thresholds: ThresholdResults | None = None,
+    thresholds: EventResults | None = None,
     attributes: Mapping[str, Mapping[str, object]] | None = None,
 ) -> ScoreTable:
     """Turn sums into scores.
@@ -67,7 +67,7 @@ def build_table(
         thresholds: what was found of events and precipitation.
         attributes: forecast -> what describes its run, see `credit.verify.report.metadata.describe_forecasts`.
     """
-    thresholds = thresholds or ThresholdResults()
+    thresholds = thresholds or EventResults()
     initial = sums["model"][0].initial
     names = METRICS + ENSEMBLE_METRICS if any(own.members > 1 for own, _ in sums.values()) else METRICS
     scores = seasonal_scores(sums, list(sums), names, len(rows.channels) + len(rows.winds), leads, seasons)
@@ -101,9 +101,9 @@ def build_table(
 
 
 def _comparisons(
-    sums: Mapping[str, tuple[ScoreSums, Sequence[int]]],
-    rows: Rows,
-    thresholds: ThresholdResults,
+    sums: Mapping[str, tuple[DeterministicStatistics, Sequence[int]]],
+    rows: RowIndex,
+    thresholds: EventResults,
     leads: np.ndarray,
     seasons: Mapping[str, np.ndarray],
     n_blocks: np.ndarray,
@@ -146,7 +146,7 @@ def _by_place(name: str, dim: str, values: np.ndarray, channels: int) -> dict[st
 
 def _ranks(
     histograms: Mapping[str, RankHistogram],
-    sums: Mapping[str, tuple[ScoreSums, Sequence[int]]],
+    sums: Mapping[str, tuple[DeterministicStatistics, Sequence[int]]],
     channels: int,
     seasons: int,
 ) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:

@@ -17,7 +17,7 @@ from credit.cli import main
 from credit.cli.check import check
 from credit.config import load_config
 from credit.data.sources.source_reader import open_sources
-from credit.train.dry_run import blank_assets, try_step
+from credit.train.dry_run import dummy_assets, try_step
 from tests.unit.cli.fault import Fault
 from tests.unit.cli.faults import FAULTS, SEEDED, patch
 from tests.unit.cli.world import hours, lose_a_chunk, others, plugin
@@ -172,7 +172,7 @@ def test_sizes_are_those_of_the_checkpoint(worlds: Callable[[str], Path]) -> Non
     with chdir(worlds("run")):
         config = load_config("config.yml")
         reader = open_sources(config.data)
-        tried = try_step(config, blank_assets(config, reader.grid, reader.attributes, reader.masks))
+        tried = try_step(config, dummy_assets(config, reader.grid, reader.attributes, reader.masks))
         written = steps = 0
         for file in Path("run/checkpoints/step_00000002").glob("*/*.safetensors"):
             with safe_open(file, "pt") as tensors:

@@ -47,9 +47,9 @@ def test_below_the_ground_of_the_standard_lapse_rate(height: float) -> None:
     arguments = (np.array(surface), np.array(lowest_t), np.array(lowest), np.array(height * G))
     pressure = np.array([1.0, 1.005, 1.02, 1.05]) * surface
     exact_t = ground_t * (pressure / surface) ** ALPHA
-    np.testing.assert_allclose(thermodynamics.temperature_below(pressure, *arguments), exact_t, rtol=2e-6)
+    np.testing.assert_allclose(thermodynamics.extrapolate_temperature(pressure, *arguments), exact_t, rtol=2e-6)
     exact_z = height * G + (ground_t - exact_t) * G / LAPSE
-    found = thermodynamics.geopotential_below(pressure, *arguments)
+    found = thermodynamics.extrapolate_geopotential(pressure, *arguments)
     # at sea level itself the formula has no lapse rate of its own but the standard one
     np.testing.assert_allclose(found, exact_z, atol=0.3)
     # Taylor's remainder, and the lapse rate between the lowest level and the ground
@@ -61,14 +61,16 @@ def test_temperature_between_the_lowest_level_and_the_ground() -> None:
     ground = thermodynamics.surface_temperature(np.array(280.0), lowest, surface)
     assert ground == pytest.approx(280.0 * (1 + ALPHA * (1e5 / 9.9e4 - 1)), rel=1e-9)
     pressure = np.array([9.9e4, 9.95e4, 1e5])
-    found = thermodynamics.temperature_below(pressure, surface, np.array(280.0), lowest, np.array(0.0))
+    found = thermodynamics.extrapolate_temperature(pressure, surface, np.array(280.0), lowest, np.array(0.0))
     np.testing.assert_allclose(found, [280.0, 0.5 * (280.0 + ground), ground], rtol=1e-9)
 
 
 def test_plateaus_and_extremes() -> None:
     """Below high ground it gets no warmer than 298 K at sea level; sea level pressure smooths what is hot or cold."""
     surface, lowest = np.array(6e4), np.array(5.99e4)
-    at_sea = thermodynamics.temperature_below(np.array(9.5e4), surface, np.array(290.0), lowest, np.array(4000.0 * G))
+    at_sea = thermodynamics.extrapolate_temperature(
+        np.array(9.5e4), surface, np.array(290.0), lowest, np.array(4000.0 * G)
+    )
     assert 290.0 < at_sea < 298.0  # 26 K more by the standard lapse rate
     hot = thermodynamics.sea_level_pressure(surface, np.array(300.0), lowest, np.array(4000.0 * G))
     assert hot == pytest.approx(6e4 * np.exp(4000.0 * G / (R * 0.5 * (290.5 + 300.0))), rel=1e-4)

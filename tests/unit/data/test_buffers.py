@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pickle
 
-from credit.data.samples.buffer_pool import Buffers
+from credit.data.samples.buffer_pool import BufferPool
 
 SHAPE = (2, 3, 1, 16, 24)
 
 
 def test_what_is_gone_is_used_again() -> None:
-    buffers = Buffers()
+    buffers = BufferPool()
     place = buffers.take(*SHAPE).data_ptr()
     assert [buffers.take(*SHAPE).data_ptr() for _ in range(3)] == [place] * 3
     other = buffers.take(*SHAPE)
@@ -18,7 +18,7 @@ def test_what_is_gone_is_used_again() -> None:
 
 
 def test_views_and_arrays_hold_it() -> None:
-    buffers = Buffers()
+    buffers = BufferPool()
     for hold in (
         lambda tensor: tensor[1, :, 0],
         lambda tensor: tensor.numpy()[0],
@@ -36,7 +36,7 @@ def test_views_and_arrays_hold_it() -> None:
 
 
 def test_other_sizes_and_none() -> None:
-    buffers = Buffers()
+    buffers = BufferPool()
     first = buffers.take(4, 5)
     assert buffers.take(5, 4).shape == (5, 4) and buffers.take(0, 5).shape == (0, 5) and first.shape == (4, 5)
     assert pickle.loads(pickle.dumps(buffers)).take(4, 5).shape == (4, 5)

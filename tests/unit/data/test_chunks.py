@@ -10,7 +10,7 @@ import pytest
 import zarr
 from zarr.codecs import BloscCodec, Crc32cCodec
 
-from credit.data.store.chunk_reader import ChunkFiles
+from credit.data.store.chunk_reader import ChunkReader
 
 TIMES, CHANNELS, ROWS, COLUMNS = 3, 5, 300, 256
 LZ4 = BloscCodec(cname="lz4", clevel=1, shuffle="shuffle")
@@ -38,7 +38,7 @@ def test_as_zarr_reads_them(tmp_path: Path, array: zarr.Array) -> None:
     """To places among others, as in a batch of several steps; some are not wanted."""
     batch = np.zeros((CHANNELS, 2, ROWS, COLUMNS), dtype=np.float32)
     places = [batch[channel, 1] if channel != 2 else None for channel in range(CHANNELS)]
-    ChunkFiles(array, tmp_path / "fields").read(1, places)
+    ChunkReader(array, tmp_path / "fields").read(1, places)
     expected = np.zeros_like(batch)
     expected[:, 1] = array[1]
     expected[2] = 0
@@ -54,13 +54,13 @@ def test_a_system_call_may_bring_less(tmp_path: Path, array: zarr.Array, monkeyp
 
     monkeypatch.setattr(os, "preadv", some)
     fields = np.empty((CHANNELS, ROWS, COLUMNS), dtype=np.float32)
-    ChunkFiles(array, tmp_path / "fields").read(2, list(fields))
+    ChunkReader(array, tmp_path / "fields").read(2, list(fields))
     monkeypatch.undo()
     np.testing.assert_array_equal(fields, array[2])
 
 
 def test_damage(tmp_path: Path, array: zarr.Array) -> None:
-    chunks = ChunkFiles(array, tmp_path / "fields")
+    chunks = ChunkReader(array, tmp_path / "fields")
     places = list(np.empty((CHANNELS, ROWS, COLUMNS), dtype=np.float32))
     path = tmp_path / "fields" / "c" / "1" / "0" / "0" / "0"
     whole = path.read_bytes()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.channels import ChannelMap
 from credit.config.schema_forecast import ClimatologyConfig
 from credit.data.climatology.climatology import Climatology
@@ -23,7 +23,7 @@ def _reader(
     calendar: str = "standard", start: str = "2000-01-01", end: str = "2002-01-01", every: int = 1440,
     noise: float = 0.0, diurnal: float = 0.0,
 ) -> AnalyticReader:  # fmt: skip
-    clock = Clock(calendar)
+    clock = Calendar(calendar)
     rng = np.random.default_rng(1)
 
     def function(minutes: int, channel: int) -> np.ndarray:
@@ -117,7 +117,7 @@ def test_times_of_the_day_are_told_apart() -> None:
 )
 def test_channels_are_made_one_by_one_as_all_at_once(options: dict) -> None:
     climatology = _fit(_reader(end="2010-01-01"), **options)
-    minutes = Clock().parse("2003-05-01T07:00")
+    minutes = Calendar().parse("2003-05-01T07:00")
     whole, lazy = climatology.at(minutes), climatology.sum_at(minutes)
     assert whole.shape == lazy.shape and whole.dtype == lazy.dtype and lazy.ndim == 3
     for channel in range(len(NAMES)):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.channels import ChannelMap
 from credit.config.schema_data import DataConfig
 from credit.config.schema_forecast import ClimatologyConfig
@@ -60,7 +60,7 @@ def load(
     channels: list = CHANNELS, attributes: dict = ATTRIBUTES, **options: object,
 ) -> Climatology:  # fmt: skip
     wanted = ClimatologyConfig(method="file", path=str(path), **options)
-    return load_climatology(wanted, conf or data(), channels, Clock(calendar), attributes, grid)[0]
+    return load_climatology(wanted, conf or data(), channels, Calendar(calendar), attributes, grid)[0]
 
 
 def write(dataset: xr.Dataset, path: Path) -> Path:
@@ -99,7 +99,7 @@ def test_fields_are_those_that_xarray_selects(
     dataset = wb2(order=order)
     climatology = load(write(dataset, tmp_path / name), rename=NAMES)
     for time in TIMES:
-        found = climatology.at(Clock().parse(time))
+        found = climatology.at(Calendar().parse(time))
         assert found.dtype == np.float32
         np.testing.assert_array_equal(found, expected(dataset, time), err_msg=time)
     assert climatology.names == ("z850", "z500", "t850", "t500", "t2m") and climatology.notice is None
@@ -108,7 +108,7 @@ def test_fields_are_those_that_xarray_selects(
 
 def test_the_first_of_march_is_day_60_or_61(tmp_path: Path) -> None:
     climatology = load(write(wb2(), tmp_path / "a.nc"), rename=NAMES)
-    leap_day, first, common = (climatology.at(Clock().parse(time)) for time in TIMES[:3])
+    leap_day, first, common = (climatology.at(Calendar().parse(time)) for time in TIMES[:3])
     np.testing.assert_array_equal(leap_day, common)
     assert (first != common).all()
 
@@ -129,7 +129,7 @@ def test_a_value_a_day_serves_all_hours(tmp_path: Path) -> None:
     dataset = wb2().isel(hour=0, drop=True)
     climatology = load(write(dataset, tmp_path / "a.nc"), rename=NAMES)
     for time in ("2001-03-01T00:00", "2001-03-01T15:00"):
-        np.testing.assert_array_equal(climatology.at(Clock().parse(time)), expected(dataset, time))
+        np.testing.assert_array_equal(climatology.at(Calendar().parse(time)), expected(dataset, time))
 
 
 def test_hours_without_a_coordinate(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_hours_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"none of its times of the day \(00:00, 12:00\); .*climatology.path needs a file"
     ):
-        climatology.at(Clock().parse("2001-03-01T06:00"))
+        climatology.at(Calendar().parse("2001-03-01T06:00"))
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_calendars(tmp_path: Path, calendar: str, days: int, works: bool) -> Non
         with pytest.raises(DataError, match=f"{days} days, but the longest year of the data's calendar, {calendar}"):
             load(path, calendar=calendar, rename=NAMES)
         return
-    climatology, last = load(path, calendar=calendar, rename=NAMES), Clock(calendar).parse("2001-12-30T12:00")
+    climatology, last = load(path, calendar=calendar, rename=NAMES), Calendar(calendar).parse("2001-12-30T12:00")
     day = 360 if calendar == "360_day" else 364
     own = wb2(days).sel(hour=12, dayofyear=day)["2m_temperature"].transpose("latitude", "longitude")
     np.testing.assert_array_equal(climatology.at(last)[-1], own.values[::-1])

@@ -26,7 +26,7 @@ from credit.config.schema_forecast import ClimatologyConfig, VerificationConfig
 from credit.data.climatology import climatology as climatology_module
 from credit.data.climatology import stored as module
 from credit.data.climatology.fit import fit_climatology
-from credit.data.climatology.stored import obtain_climatology, preprocess_climatology
+from credit.data.climatology.stored import load_or_fit_climatology, preprocess_climatology
 from credit.data.reader import open_reader
 from credit.data.splits import Split, build_splits
 from credit.data.store.preprocess import preprocess
@@ -127,7 +127,7 @@ def test_stored_is_fitted_to_the_last_bit(
     chosen = [names[3], names[0]]
     rows = [names.index(name) for name in chosen]
     forbid_reading(monkeypatch)
-    stored = obtain_climatology(reader, chosen, train, wanted)
+    stored = load_or_fit_climatology(reader, chosen, train, wanted)
     for minutes in reader.times[[0, 1, 77, -1]].tolist():
         # a sum over harmonics is a product of matrices, of other sizes
         np.testing.assert_allclose(stored.at(minutes), fitted.at(minutes)[rows], rtol=1e-6)
@@ -165,13 +165,13 @@ def test_only_what_is_asked_for_is_read(conf: DataConfig, monkeypatch: pytest.Mo
     keep(conf, BY_HOUR)
     chunks = Path(conf.store) / "climatology" / "fields" / "c"
     reader, train, names = opened(conf)
-    climatology = obtain_climatology(reader, names[1:2], train, BY_HOUR)
+    climatology = load_or_fit_climatology(reader, names[1:2], train, BY_HOUR)
     expected = climatology.at(int(reader.times[1]))
     needed = {chunks / "1" / str(part) / "1" for part in (0, 1)}
     for chunk in chunks.glob("*/*/*"):
         if chunk not in needed:
             (chunk / "0" / "0").unlink()
-    again = obtain_climatology(reader, names[1:2], train, BY_HOUR)
+    again = load_or_fit_climatology(reader, names[1:2], train, BY_HOUR)
     np.testing.assert_array_equal(again.at(int(reader.times[1])), expected)
     with pytest.raises(DataError, match="its climatology cannot be read .a chunk is lost.*run credit_preprocess"):
         again.at(int(reader.times[0]))
@@ -185,7 +185,7 @@ def test_a_damaged_chunk(conf: DataConfig) -> None:
     chunk.write_bytes(content)
     reader, train, names = opened(conf)
     with pytest.raises(DataError, match="its climatology cannot be read"):
-        obtain_climatology(reader, names, train, WINDOW).at(int(reader.times[0]))
+        load_or_fit_climatology(reader, names, train, WINDOW).at(int(reader.times[0]))
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_another_one_is_fitted_and_said(
         preprocess(conf, progress=False)
     reader, train, names = opened(conf)
     caplog.clear()
-    climatology = obtain_climatology(reader, names, train, wanted)
+    climatology = load_or_fit_climatology(reader, names, train, wanted)
     (record,) = [r for r in caplog.records if r.name == module.__name__]
     assert "fitted now" in record.message
     assert re.search(reason, record.message), record.message
@@ -223,7 +223,7 @@ def test_another_one_is_fitted_and_said(
     # preprocessing again replaces it
     keep(conf, wanted)
     caplog.clear()
-    obtain_climatology(reader, names, train, wanted)
+    load_or_fit_climatology(reader, names, train, wanted)
     assert "that of the store" in caplog.text
     keep(conf, wanted)
     assert "has its climatology" in caplog.text
@@ -232,10 +232,10 @@ def test_another_one_is_fitted_and_said(
 def test_a_store_without_one(conf: DataConfig, source: Path, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     caplog.set_level(logging.INFO)
     reader, train, names = opened(conf)
-    obtain_climatology(reader, names, train, HARMONIC)
+    load_or_fit_climatology(reader, names, train, HARMONIC)
     assert "the store has none" in caplog.text
     sources = open_reader(make(source, tmp_path, store=None))
-    obtain_climatology(sources, names, train, HARMONIC)
+    load_or_fit_climatology(sources, names, train, HARMONIC)
     assert "there is no store" in caplog.text
 
 
@@ -253,7 +253,7 @@ def test_a_kill_loses_one_block_at_most(
     assert dict(group.attrs)["credit"]["complete"] is False
     reader, train, names = opened(conf)
     caplog.set_level(logging.INFO)
-    obtain_climatology(reader, names, train, WINDOW)
+    load_or_fit_climatology(reader, names, train, WINDOW)
     assert "is not complete" in caplog.text and "fitted now" in caplog.text
     fitted, written = fit_climatology(reader, names, train.first, train.last, WINDOW), []
     original = module.fit_fields
@@ -275,7 +275,7 @@ def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     wanted = ClimatologyConfig(method="window", window_days=31)
     reader, train, _ = opened(conf)
     monkeypatch.setattr(module, "BLOCK_BYTES", 2**22)
-    fit = module.Fitting(Path(conf.store), wanted, (train.first, train.last), False).plan(reader)
+    fit = module.FitTask(Path(conf.store), wanted, (train.first, train.last), False).plan(reader)
     disk, memory = module.bytes_of(fit, 1, (rows, columns))
     assert disk == 4 * math.prod(fit.shape) * rows * columns and 2**21 < memory < 2**22 + 16 * rows * columns < disk
     keep(conf, HARMONIC)  # what is loaded and compiled once is no part of it
@@ -293,7 +293,7 @@ def test_what_is_kept_of_what_was_read_is_bounded(conf: DataConfig, monkeypatch:
     monkeypatch.setattr(climatology_module, "KEPT_BYTES", 3 * 4 * ROWS * COLUMNS)
     keep(conf, WINDOW)
     reader, train, names = opened(conf)
-    climatology = obtain_climatology(reader, names[:1], train, WINDOW)
+    climatology = load_or_fit_climatology(reader, names[:1], train, WINDOW)
     for minutes in reader.times[::9].tolist():
         climatology.at(minutes)
     assert climatology.fields._read.cache_info().currsize == 3

@@ -11,14 +11,14 @@ import pytest
 import xarray as xr
 import zarr
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.channels import ChannelMap
 from credit.config.schema_data import PreprocessConfig
 from credit.config.schema_forecast import ClimatologyConfig
 from credit.data.climatology import stored
 from credit.data.climatology.climatology import Climatology
 from credit.data.climatology.fit import fit_climatology
-from credit.data.climatology.stored import obtain_climatology, preprocess_climatology
+from credit.data.climatology.stored import load_or_fit_climatology, preprocess_climatology
 from credit.data.reader import open_reader
 from credit.data.splits import build_splits
 from credit.data.store.preprocess import preprocess
@@ -31,12 +31,12 @@ CHANNELS = ChannelMap.build({"prognostic": {"vars_3D": [], "vars_2D": ["t2m"]}},
 GRID = make_grid(2, 4)
 
 
-def _period(calendar: str, years: int, every: int) -> tuple[Clock, np.ndarray]:
-    clock = Clock(calendar)
+def _period(calendar: str, years: int, every: int) -> tuple[Calendar, np.ndarray]:
+    clock = Calendar(calendar)
     return clock, np.arange(clock.parse("1990-01-01"), clock.parse(f"{1990 + years}-01-01"), every)
 
 
-def _fit(clock: Clock, times: np.ndarray, values: np.ndarray, **options: object) -> Climatology:
+def _fit(clock: Calendar, times: np.ndarray, values: np.ndarray, **options: object) -> Climatology:
     """Fit to fields that have a value at each time."""
     index = {int(minutes): number for number, minutes in enumerate(times)}
     reader = AnalyticReader(
@@ -46,7 +46,7 @@ def _fit(clock: Clock, times: np.ndarray, values: np.ndarray, **options: object)
     return fit_climatology(reader, ["t2m"], int(times[0]), int(times[-1]), conf)
 
 
-def _series(clock: Clock, times: np.ndarray, values: np.ndarray) -> xr.DataArray:
+def _series(clock: Calendar, times: np.ndarray, values: np.ndarray) -> xr.DataArray:
     dates = [clock.datetime(int(minutes)) for minutes in times]
     return xr.DataArray(values, dims="time", coords={"time": xr.CFTimeIndex(dates)})
 
@@ -123,7 +123,7 @@ def test_ten_years_are_ten_in_every_calendar(calendar: str) -> None:
 
 @pytest.mark.parametrize("calendar", ["standard", "noleap", "360_day"])
 def test_five_whole_years_are_not_less_than_five(calendar: str) -> None:
-    clock = Clock(calendar)
+    clock = Calendar(calendar)
     times = np.arange(clock.parse("2001-01-01"), clock.parse("2006-01-01"), 360)
     climatology = _fit(clock, times, np.zeros(len(times)), window_days=61)
     assert climatology.years == 5.0 and climatology.notice is None
@@ -158,7 +158,7 @@ def test_tables_of_an_earlier_version_are_fitted_again(
     reader = open_reader(conf)
     train = build_splits(conf, reader.clock)["train"]
     with caplog.at_level(logging.INFO):
-        obtain_climatology(reader, ["t2m"], train, wanted)
+        load_or_fit_climatology(reader, ["t2m"], train, wanted)
     expected = "that of the store" if kept else "fitted now .*of another version .*run credit_preprocess again"
     assert re.search(expected, caplog.text), caplog.text
     preprocess_climatology(conf, settings, wanted, progress=False)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.channels import ChannelMap
 from credit.config.schema_data import DataConfig
 from credit.data.climatology.fit import fit_climatology
-from credit.data.samples.cached_reader import KeptReader
+from credit.data.samples.cached_reader import CachedReader
 from credit.data.samples.dataset import ForecastDataset
-from credit.data.samples.frames import Frames
+from credit.data.samples.frames import FrameReader
 from credit.errors import DataError
 from tests.unit.analytic_reader import AnalyticReader, make_grid
 
@@ -45,7 +45,7 @@ def reader_of(times: np.ndarray, value=lambda minutes: minutes / 60, calendar: s
     def function(minutes: int, channel: int) -> np.ndarray:
         return np.float64(value(minutes))
 
-    return AnalyticReader(CHANNELS, make_grid(8, 16), Clock(calendar), times, function)
+    return AnalyticReader(CHANNELS, make_grid(8, 16), Calendar(calendar), times, function)
 
 
 def hours(field: np.ndarray) -> list[float]:
@@ -58,10 +58,10 @@ def hours(field: np.ndarray) -> list[float]:
 )
 def test_times_arrive_in_order(calendar: str, day: str) -> None:
     """History 2, forecast 3, across the end of February; float32 holds these hours exactly."""
-    clock = Clock(calendar)
+    clock = Calendar(calendar)
     start = clock.parse(day)
     reader = reader_of(start + 360 * np.arange(-10, 10), calendar=calendar)
-    dataset = ForecastDataset(Frames(reader, conf(), None), [start], 360, history_len=2, forecast_len=3)
+    dataset = ForecastDataset(FrameReader(reader, conf(), None), [start], 360, history_len=2, forecast_len=3)
     batch = dataset.__getitems__([0])
     now = start / 60
     assert batch.history_BCTHW[0, 0, :, 0, 0].tolist() == [now - 6, now]
@@ -85,10 +85,10 @@ def test_batches_hold_what_frames_give(field: dict, cache: str, as_forecast: boo
     groups = {name: {"vars_3D": [], "vars_2D": members} for name, members in variables.items()}
     pattern = np.random.default_rng(0).normal(size=(3, 8, 16))
     reader = AnalyticReader(
-        ChannelMap.build(groups, []), make_grid(8, 16), Clock(), 360 * np.arange(12),
+        ChannelMap.build(groups, []), make_grid(8, 16), Calendar(), 360 * np.arange(12),
         lambda minutes, channel: minutes / 360 * pattern[channel],
     )  # fmt: skip
-    frames = Frames(KeptReader(reader) if cache == "memory" else reader, settings, None)
+    frames = FrameReader(CachedReader(reader) if cache == "memory" else reader, settings, None)
     starts = [1440, 360, 720]
     batch = ForecastDataset(frames, starts, 360, 2, 3, as_forecast).__getitems__([2, 0, 1])
     for row, start in enumerate([720, 1440, 360]):
@@ -106,29 +106,29 @@ def test_batches_hold_what_frames_give(field: dict, cache: str, as_forecast: boo
 
 def test_windows_that_end_later() -> None:
     reader = reader_of(360 * np.arange(10))
-    past = Frames(reader, conf(temporal="mean", window="past"), None)
-    following = Frames(reader, conf(temporal="mean", window="next"), None)
+    past = FrameReader(reader, conf(temporal="mean", window="past"), None)
+    following = FrameReader(reader, conf(temporal="mean", window="next"), None)
     assert hours(past.forcing(720)) == [12.0]
     assert hours(following.forcing(720)) == [18.0]
 
 
 def test_a_forecast_does_not_see_the_analysed_future() -> None:
     reader = reader_of(360 * np.arange(10))
-    persist = Frames(reader, conf(in_forecast="persist"), None)
+    persist = FrameReader(reader, conf(in_forecast="persist"), None)
     assert hours(persist.forcing(1440, initial=720)) == [12.0]
     assert hours(persist.forcing(360, initial=720)) == [6.0]  # history is known
-    observed = Frames(reader, conf(in_forecast="observed"), None)
+    observed = FrameReader(reader, conf(in_forecast="observed"), None)
     assert hours(observed.forcing(1440, initial=720)) == [24.0]
     # a window that ends after the initial time is future, too
-    windowed = Frames(reader, conf(in_forecast="persist", temporal="mean", window="next"), None)
+    windowed = FrameReader(reader, conf(in_forecast="persist", temporal="mean", window="next"), None)
     assert hours(windowed.forcing(720, initial=720)) == [12.0]
     with pytest.raises(DataError, match="use persist"):
-        Frames(reader, conf(in_forecast="climatology"), None).forcing(1440, initial=720)
+        FrameReader(reader, conf(in_forecast="climatology"), None).forcing(1440, initial=720)
 
 
 def test_persistence_holds_the_anomaly() -> None:
     """An annual cycle plus 2: the forecast follows the cycle and keeps the 2."""
-    clock = Clock()
+    clock = Calendar()
     first = clock.parse("2000-01-01")
     times = first + 1440 * np.arange(366)
 
@@ -138,7 +138,7 @@ def test_persistence_holds_the_anomaly() -> None:
     reader = reader_of(times, cycle)
     climatology = fit_climatology(reader, ["f"], int(times[0]), int(times[-1]))
     later = reader_of(times, lambda minutes: cycle(minutes) + 2)
-    frames = Frames(later, conf(in_forecast="persist"), climatology)
+    frames = FrameReader(later, conf(in_forecast="persist"), climatology)
     start, valid = int(times[50]), int(times[120])
     assert frames.forcing(valid, initial=start)[0, 0, 0] == pytest.approx(cycle(valid) + 2, abs=0.01)
     assert abs(cycle(valid) - cycle(start)) > 2  # plain persistence would be far off
@@ -147,7 +147,7 @@ def test_persistence_holds_the_anomaly() -> None:
 @pytest.mark.parametrize("in_forecast", ["persist", "climatology"])
 def test_forcing_that_is_not_read_keeps_to_its_bounds(in_forecast: str) -> None:
     """Sea ice that is gone at the start does not fall below 0 when the climatology does, nor above 1."""
-    clock = Clock()
+    clock = Calendar()
     first = clock.parse("2000-01-01")
     times = first + 1440 * np.arange(366)
 
@@ -158,26 +158,26 @@ def test_forcing_that_is_not_read_keeps_to_its_bounds(in_forecast: str) -> None:
     start, summer, winter = (int(times[day]) for day in (90, 183, 365))
     for value in (0.0, 1.0):
         now = reader_of(times, lambda minutes, value=value: value)
-        free = Frames(now, conf(in_forecast=in_forecast), climatology)
-        bound = Frames(now, conf(in_forecast=in_forecast, minimum=0, maximum=1), climatology)
+        free = FrameReader(now, conf(in_forecast=in_forecast), climatology)
+        bound = FrameReader(now, conf(in_forecast=in_forecast, minimum=0, maximum=1), climatology)
         for valid in (summer, winter):
             expected = np.clip(free.forcing(valid, initial=start), 0, 1)
             np.testing.assert_array_equal(bound.forcing(valid, initial=start), expected)
             assert bound.forcing(valid, initial=start).dtype == np.float32
     assert free.forcing(summer, initial=start).min() < 1 and free.forcing(winter, initial=start).max() > 1
-    read = Frames(reader_of(times, lambda minutes: -1.0), conf(minimum=0), climatology)
+    read = FrameReader(reader_of(times, lambda minutes: -1.0), conf(minimum=0), climatology)
     assert read.forcing(start, initial=start).max() == read.forcing(summer).max() == -1
 
 
 def test_a_time_that_is_not_there() -> None:
-    frames = Frames(reader_of(360 * np.arange(4)), conf(), None)
+    frames = FrameReader(reader_of(360 * np.arange(4)), conf(), None)
     with pytest.raises(DataError, match="no fields at 1900-01-02T00:00"):
         frames.state(1440)
 
 
 def test_a_time_is_read_once_and_kept() -> None:
     reader = reader_of(360 * np.arange(10))
-    kept = KeptReader(reader)
+    kept = CachedReader(reader)
     assert kept.grid is reader.grid and kept.index_of(720) == reader.index_of(720)
     first, place = kept.read(np.int64(3)), np.empty(reader.grid.shape, np.float32)
     kept.read_into(3, [place, *[None] * (len(first) - 1)])

@@ -8,13 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.channels import COMPUTED_DYNAMIC, COMPUTED_STATIC
 from credit.config.schema_data import SolarConfig
 from credit.data.samples.forcing import (
     SOLAR_CONSTANT,
-    computed_dynamic,
-    computed_static,
+    compute_dynamic_forcing,
+    compute_static,
     era5_irradiance,
     fixed_statistics,
     sun_position,
@@ -22,7 +22,7 @@ from credit.data.samples.forcing import (
 )
 from credit.grid import LatLonGrid
 
-CLOCK = Clock()
+CLOCK = Calendar()
 LAT = np.array([90.0, 78.0, 66.0, 45.0, 20.0, 0.0, -33.0, -67.0, -90.0])
 LON = np.arange(0.0, 360.0, 45.0)
 
@@ -105,7 +105,7 @@ def test_annual_global_mean_is_a_quarter_of_the_irradiance() -> None:
 
 @pytest.mark.parametrize("calendar", ["noleap", "360_day", "all_leap"])
 def test_model_calendars_follow_the_fraction_of_the_year(calendar: str) -> None:
-    clock = Clock(calendar)
+    clock = Calendar(calendar)
     for fraction in (0.1, 0.6):
         daily = []
         for own in (clock, CLOCK):
@@ -132,7 +132,7 @@ def test_encodings() -> None:
     grid = _grid()
     solar = SolarConfig()
     fields = {
-        name: computed_dynamic(name, CLOCK.parse("2001-07-02T12:00"), CLOCK, grid, 360, solar)
+        name: compute_dynamic_forcing(name, CLOCK.parse("2001-07-02T12:00"), CLOCK, grid, 360, solar)
         for name in COMPUTED_DYNAMIC
     }
     assert all(field.shape == grid.shape and field.dtype == np.float32 for field in fields.values())
@@ -143,7 +143,7 @@ def test_encodings() -> None:
     np.testing.assert_allclose(fields["sin_day"][:, 9], -1.0, atol=1e-6)  # 18 h at 90 E
     expected = toa_radiation(grid.lat, grid.lon, CLOCK.parse("2001-07-02T12:00"), CLOCK, 360)
     np.testing.assert_array_equal(fields["toa_incident_solar_radiation"], expected)
-    static = {name: computed_static(name, grid) for name in COMPUTED_STATIC}
+    static = {name: compute_static(name, grid) for name in COMPUTED_STATIC}
     assert static["sin_latitude"][0, 0] == 1 and static["sin_latitude"][-1, 5] == -1
     np.testing.assert_allclose(static["sin_longitude"] ** 2 + static["cos_longitude"] ** 2, 1.0, rtol=1e-6)
     assert static["sin_longitude"][3, 9] == pytest.approx(1.0)
@@ -155,7 +155,7 @@ def test_fixed_statistics_are_those_of_a_year(mean: str) -> None:
     solar = SolarConfig(mean=mean)
     year = np.stack(
         [
-            computed_dynamic("toa_incident_solar_radiation", d * 1440 + h * 60, CLOCK, grid, 360, solar)
+            compute_dynamic_forcing("toa_incident_solar_radiation", d * 1440 + h * 60, CLOCK, grid, 360, solar)
             for d in range(0, 365, 15)
             for h in (0, 6, 12, 18)
         ]

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from credit.data.sources.hybrid_coefficients import load_table
+from credit.data.sources.hybrid_coefficients import load_coefficients
 from credit.errors import DataError
 
 
@@ -25,11 +25,11 @@ def test_a_table_that_is_none_is_named(tmp_path: Path, content: bytes, says: str
     path = tmp_path / "half.csv"
     path.write_bytes(content)
     with pytest.raises(DataError, match=f"data.coefficients: .*half.csv must have columns a .Pa. and b, with {says}"):
-        load_table(path, "data.coefficients")
+        load_coefficients(path, "data.coefficients")
 
 
 def test_a_table_of_a_spreadsheet(tmp_path: Path) -> None:
     """It begins with a byte order mark."""
     path = tmp_path / "half.csv"
     path.write_text("a [Pa],b\n0,0\n2000,0.1\n0,1\n", encoding="utf-8-sig")
-    np.testing.assert_array_equal(load_table(path, "data.coefficients").a, [1000.0, 1000.0])
+    np.testing.assert_array_equal(load_coefficients(path, "data.coefficients").a, [1000.0, 1000.0])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from credit.data.samples.loader import PositionSampler, block_at, epoch_order
+from credit.data.samples.loader import ResumableSampler, block_at, epoch_order
 from credit.errors import ConfigError
 
 
 def steps_of(batch: int, accumulation: int, ranks: int, first: int = 0, last: int = 9) -> list[set[int]]:
     """The union of samples of each optimizer step over ranks and micro-steps."""
-    streams = [list(PositionSampler(25, batch, accumulation, 7, first, last, rank, ranks)) for rank in range(ranks)]
+    streams = [list(ResumableSampler(25, batch, accumulation, 7, first, last, rank, ranks)) for rank in range(ranks)]
     out = []
     for step in range(last - first):
         parts = [stream[step * accumulation : (step + 1) * accumulation] for stream in streams]
@@ -25,12 +25,12 @@ def test_the_global_batch_does_not_depend_on_ranks() -> None:
 
 
 def test_a_restart_goes_on_with_the_next_batch() -> None:
-    whole = list(PositionSampler(25, 4, 1, 7, 0, 9))
-    assert list(PositionSampler(25, 4, 1, 7, 4, 9)) == whole[4:]
+    whole = list(ResumableSampler(25, 4, 1, 7, 0, 9))
+    assert list(ResumableSampler(25, 4, 1, 7, 4, 9)) == whole[4:]
 
 
 def test_an_epoch_meets_no_sample_twice_and_epochs_differ() -> None:
-    batches = list(PositionSampler(25, 8, 1, 7, 0, 6))
+    batches = list(ResumableSampler(25, 8, 1, 7, 0, 6))
     for epoch in range(2):
         seen = sum(batches[3 * epoch : 3 * epoch + 3], [])
         assert len(set(seen)) == 24
@@ -40,16 +40,16 @@ def test_an_epoch_meets_no_sample_twice_and_epochs_differ() -> None:
 
 def test_blocks_that_are_left_out() -> None:
     """The steps go on with the blocks behind them; everything else keeps its order."""
-    whole = list(PositionSampler(25, 4, 1, 7, 0, 12))
+    whole = list(ResumableSampler(25, 4, 1, 7, 0, 12))
     left = [block for number, block in enumerate(whole) if number not in (3, 4, 8)]
-    assert list(PositionSampler(25, 4, 1, 7, 0, 9, left_out=[8, 3, 4])) == left
-    assert list(PositionSampler(25, 4, 1, 7, 5, 9, left_out=[3, 4, 8])) == left[5:]
+    assert list(ResumableSampler(25, 4, 1, 7, 0, 9, left_out=[8, 3, 4])) == left
+    assert list(ResumableSampler(25, 4, 1, 7, 5, 9, left_out=[3, 4, 8])) == left[5:]
     assert [block_at(step, [3, 4, 8]) for step in range(7)] == [0, 1, 2, 5, 6, 7, 9]
 
 
 def test_a_batch_larger_than_the_data() -> None:
     with pytest.raises(ConfigError, match="32 samples a step, but the training period has 25"):
-        PositionSampler(25, 32, 1, 7, 0, 1)
+        ResumableSampler(25, 32, 1, 7, 0, 1)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -57,7 +57,7 @@ def test_a_batch_larger_than_the_data() -> None:
 def test_an_epoch_goes_on_with_another_number_of_ranks(done: int, ranks: int) -> None:
     """Begun on two ranks, broken off after some steps: what is left is met exactly once."""
     samples, block = 56, 8
-    before = [list(PositionSampler(samples, 4, 1, 3, 0, done, rank, 2)) for rank in range(2)]
-    after = [list(PositionSampler(samples, block // ranks, 1, 3, done, 7, rank, ranks)) for rank in range(ranks)]
+    before = [list(ResumableSampler(samples, 4, 1, 3, 0, done, rank, 2)) for rank in range(2)]
+    after = [list(ResumableSampler(samples, block // ranks, 1, 3, done, 7, rank, ranks)) for rank in range(ranks)]
     met = [index for stream in before + after for batch in stream for index in batch]
     assert sorted(met) == list(range(samples))

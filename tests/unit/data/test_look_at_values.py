@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from credit.cli.check_data import look_at_data
-from credit.cli.check_report import Findings
+from credit.cli.check_data import inspect_data
+from credit.cli.check_report import CheckReport
 from credit.config.schema_data import DataConfig
 from credit.data.sources import source_reader
 from credit.data.sources.source_reader import look_at_values, open_sources
@@ -49,8 +49,8 @@ def write_bad_times(folder: Path, bad: list[int]) -> DataConfig:
 
 def test_one_bad_time_of_eight_may_be_the_only_one(tmp_path: Path) -> None:
     lines: list[str] = []
-    findings = Findings(lines.append)
-    look_at_data(write_bad_times(tmp_path, [0]), findings)
+    findings = CheckReport(lines.append)
+    inspect_data(write_bad_times(tmp_path, [0]), findings)
     assert findings.messages == []
     said = "\n".join(lines)
     assert " 8 of " in said and "at least one of each file; preprocessing looks at all" in said
@@ -59,6 +59,6 @@ def test_one_bad_time_of_eight_may_be_the_only_one(tmp_path: Path) -> None:
 
 
 def test_more_than_one_bad_time_of_eight_is_a_problem(tmp_path: Path) -> None:
-    findings = Findings(lambda line: None)
-    look_at_data(write_bad_times(tmp_path, list(range(NUM_TIMES))), findings)
+    findings = CheckReport(lambda line: None)
+    inspect_data(write_bad_times(tmp_path, list(range(NUM_TIMES))), findings)
     assert len(findings.messages) == 1 and "8 of these times are bad" in findings.messages[0]

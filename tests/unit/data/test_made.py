@@ -17,7 +17,7 @@ from credit.config.schema_data import DataConfig
 from credit.data.formats.grib import open_grib
 from credit.data.reader import open_reader
 from credit.data.sources import derived_variables
-from credit.data.sources.hybrid_coefficients import levels_of_file
+from credit.data.sources.hybrid_coefficients import read_levels
 from credit.data.sources.source_reader import open_sources
 from credit.data.store.preprocess import preprocess
 from credit.data.store.store_reader import identity
@@ -326,7 +326,7 @@ def test_inputs_must_be_on_the_same_levels(tmp_path: Path) -> None:
 def test_levels_of_the_ifs(shared_data: Path) -> None:
     """Every fourth of ECMWF's 137 levels, from the list in a GRIB file; hPa as ECMWF's table of the levels has them."""
     path = shared_data / "ingest" / "ml_data.grib"
-    levels = levels_of_file(open_grib(path, {}), "hybrid_1", None, str(path))
+    levels = read_levels(open_grib(path, {}), "hybrid_1", None, str(path))
     assert levels.values.tolist() == list(range(1, 138, 4))
     pressure = levels.pressure(np.array(101325.0)) / 100
     np.testing.assert_allclose(pressure[[0, -1]], [0.0100, 1012.0494], atol=1e-4)

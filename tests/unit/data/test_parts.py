@@ -26,7 +26,7 @@ from credit.data.sources import series
 from credit.data.sources.source_reader import open_sources
 from credit.data.store import preprocess as module
 from credit.data.store import store_writer
-from credit.data.store.executor import on_client
+from credit.data.store.executor import run_on_dask
 from credit.data.store.preprocess import preprocess
 from credit.data.store.statistics import fit_statistics
 from credit.data.store.store_reader import open_store
@@ -83,9 +83,9 @@ def test_any_order_any_number_of_processes(folder: Path, monkeypatch: pytest.Mon
     alone, many, shuffled = (make(folder, f"{name}.zarr") for name in ("alone", "many", "shuffled"))
     preprocess(alone)
     preprocess(many, PreprocessConfig(workers=3))
-    order = store_writer.open_parts
+    order = store_writer.pending_parts
     monkeypatch.setattr(
-        store_writer, "open_parts", lambda *args: random.Random(1).sample(order(*args), len(order(*args)))
+        store_writer, "pending_parts", lambda *args: random.Random(1).sample(order(*args), len(order(*args)))
     )
     preprocess(shuffled)
     assert same_but_name(alone.store, many.store) and same_but_name(alone.store, shuffled.store)
@@ -299,15 +299,15 @@ def test_on_a_cluster(folder: Path) -> None:
     sources = open_sources(conf)
     splits = module.build_splits(conf, sources.clock)
     group = module._create(Path(conf.store), conf, sources, splits, PreprocessConfig())
-    job = store_writer.Writing(Path(conf.store), sources, 360, {}, False, 2**30)
+    job = store_writer.WriteTask(Path(conf.store), sources, 360, {}, False, 2**30)
     with (
         distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
         distributed.Client(cluster) as client,
     ):
         assert (
             sum(
-                on_client(
-                    client, partial(store_writer.write_part, job), store_writer.open_parts(group["done"][:], LENGTH)
+                run_on_dask(
+                    client, partial(store_writer.write_part, job), store_writer.pending_parts(group["done"][:], LENGTH)
                 )
             )
             == 48

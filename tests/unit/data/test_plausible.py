@@ -8,7 +8,7 @@ import netCDF4
 import numpy as np
 import pytest
 
-from credit.data.formats.unit_checks import build_rules, find_contradictions, read_file_range, require_units
+from credit.data.formats.unit_checks import build_rules, find_implausible_units, read_file_range, require_units
 from credit.data.formats.units import Conversion
 from credit.data.sources.source_reader import open_sources
 from credit.errors import DataError
@@ -238,4 +238,4 @@ def test_a_declared_range_accepts_units_of_another_quantity(tmp_path: Path) -> N
     conf = make_config(path, **options, fields={"z": {"valid_range": [4000.0, 7000.0]}})
     reader = open_sources(conf)
     np.testing.assert_allclose(reader.read(2)[0], heights[2, 0], rtol=1e-6)
-    assert find_contradictions(reader.read(2), reader, conf, "then") == []
+    assert find_implausible_units(reader.read(2), reader, conf, "then") == []

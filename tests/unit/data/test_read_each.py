@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit.data.samples.cached_reader import KeptReader
+from credit.data.samples.cached_reader import CachedReader
 from credit.data.sources import series, source_reader
 from credit.data.sources.source_reader import SourceReader, open_sources
 from tests.unit.data import hybrid_on_the_fly
@@ -43,7 +43,7 @@ def test_many_times_are_each_as_alone(
     monkeypatch.setattr(source_reader, "_BYTES_AT_ONCE", at_once * reader.bytes_a_time)
     assert len(reader.times) == 7
     alone = [reader.read(index) for index in order]
-    for many in (reader.read_each(order), KeptReader(reader).read_each(order)):
+    for many in (reader.read_each(order), CachedReader(reader).read_each(order)):
         for one, fields in zip(alone, many, strict=True):
             np.testing.assert_array_equal(one, fields)
             assert fields.dtype == np.float32
@@ -58,7 +58,7 @@ def test_neighbours_are_read_at_once(reader: SourceReader, monkeypatch: pytest.M
         return plain(files, piece, positions, raw)
 
     monkeypatch.setattr(series, "read_piece", counted)
-    kept = KeptReader(reader)
+    kept = CachedReader(reader)
     for _ in range(2):
         assert len([*kept.read_each(range(7))]) == 7
     # 6, 12, 18 and 24, 36, 42, 48 h; the windows up to 24 h and from 31 to 48 h; the same times

@@ -13,7 +13,7 @@ import pytest
 import xarray as xr
 
 from credit.config.schema_source import SourceConfig
-from credit.data.formats.cf import Layout
+from credit.data.formats.cf import VariableLayout
 from credit.data.formats.files import OpenFiles
 from credit.data.sources.source_reader import open_sources
 from credit.errors import ConfigError, DataError
@@ -48,13 +48,13 @@ def test_what_is_not_wanted_is_not_read(tmp_path: Path, monkeypatch: pytest.Monk
     t, t2m = random_fields(4, 2, H, W), random_fields(4, H, W)
     path = write_file(tmp_path / "a.nc", {"t": t, "t2m": t2m}, levels=[500, 850])
     reader = open_sources(make_config(path, p3=["t"], p2=["t2m"], levels=[500, 850]))
-    read, names = Layout.read, []
+    read, names = VariableLayout.read, []
 
-    def watched(layout: Layout, dataset: xr.Dataset, position: int) -> np.ndarray:
+    def watched(layout: VariableLayout, dataset: xr.Dataset, position: int) -> np.ndarray:
         names.append(layout.name)
         return read(layout, dataset, position)
 
-    monkeypatch.setattr(Layout, "read", watched)
+    monkeypatch.setattr(VariableLayout, "read", watched)
     places = [None, np.empty((H, W), np.float32), None]
     reader.read_into(2, places)
     np.testing.assert_array_equal(places[1], t[2, 1])

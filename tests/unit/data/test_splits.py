@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.config.schema_data import DataConfig
-from credit.data.splits import Split, build_splits, find_seen, initial_times, require_samples, require_unseen
+from credit.data.splits import Split, build_splits, find_overlap, initial_times, require_no_leakage, require_samples
 from credit.errors import ConfigError, DataError
 
-CLOCK = Clock()
+CLOCK = Calendar()
 
 
 def conf(**changes: object) -> DataConfig:
@@ -85,7 +85,7 @@ def test_no_sample_says_why() -> None:
 
 @pytest.mark.parametrize("calendar", ["standard", "noleap"])
 def test_months_are_no_time_steps(calendar: str) -> None:
-    clock = Clock(calendar)
+    clock = Calendar(calendar)
     months = np.array([clock.parse(f"2000-{month:02d}-01") for month in range(1, 13)])
     year = Split("train", int(months[0]), int(months[-1]))
     for timestep in ("30d", "31d"):
@@ -131,9 +131,9 @@ def test_impossible_beginnings(bad: dict) -> None:
     ],
 )
 def test_a_period_that_was_seen_is_found(period: tuple[str, str], overlaps: bool) -> None:
-    clock = Clock("noleap")
+    clock = Calendar("noleap")
     test = Split("test", clock.parse("2001-04-01"), clock.parse_end("2001-06-30"))
-    assert find_seen(test, [("1990-01-01", "1990-02-01"), period], clock) == (period if overlaps else None)
+    assert find_overlap(test, [("1990-01-01", "1990-02-01"), period], clock) == (period if overlaps else None)
     if overlaps:
         with pytest.raises(ConfigError, match=rf"test 2001-04-01.*: that has seen .* on {period[0]} to {period[1]};"):
-            require_unseen(test, [period], "that", clock)
+            require_no_leakage(test, [period], "that", clock)

@@ -7,27 +7,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.config.schema_data import DataConfig
-from credit.data.sources.accumulation import Windows
+from credit.data.sources.accumulation import TimeAggregation
 from credit.data.sources.source_reader import open_sources
-from credit.data.sources.time_axis import match_times
+from credit.data.sources.time_axis import align_times
 from credit.errors import DataError
 from tests.unit.data.files_on_the_fly import SPLITS, write_file
 
-CLOCK, DAY = Clock(), 1440
+CLOCK, DAY = Calendar(), 1440
 START = CLOCK.parse("2000-01-01")
 
 
-def windows_of(times: list[int] | np.ndarray) -> Windows:
+def windows_of(times: list[int] | np.ndarray) -> TimeAggregation:
     times = np.asarray(times, dtype=np.int64)
-    return Windows(times, [(np.ones(len(times)), np.arange(len(times)))])
+    return TimeAggregation(times, [(np.ones(len(times)), np.arange(len(times)))])
 
 
 def match(policy: str, own: list[int] | np.ndarray, wanted: list[int] | np.ndarray) -> tuple[list[int], list[int]]:
     """Return the run's times and the places of a forcing's values."""
     windows = {"t": windows_of(wanted), "f": windows_of(own)}
-    times, places = match_times(windows, {"t": "exact", "f": policy}, CLOCK)
+    times, places = align_times(windows, {"t": "exact", "f": policy}, CLOCK)
     return times.tolist(), places["f"].tolist()
 
 

@@ -14,7 +14,7 @@ from credit.data.store.statistics import Statistics
 from credit.data.transforms import apply
 from credit.forecast.stepper import Stepper
 from credit.grid import LatLonGrid
-from credit.train.assets import Assets, find_run_layers
+from credit.train.assets import ModelAssets, find_run_layers
 from credit.train.build import build_stepper
 from tests.unit.data.hybrid_on_the_fly import half_levels
 
@@ -122,7 +122,7 @@ class Disturbed(nn.Module):
         return (self.size * turned)[None, :, None].expand(len(x_BCTHW), -1, -1, -1, -1)
 
 
-def assemble(raw: dict[str, Any], model: nn.Module | None = None) -> tuple[Config, Assets, Stepper]:
+def assemble(raw: dict[str, Any], model: nn.Module | None = None) -> tuple[Config, ModelAssets, Stepper]:
     """Return the run's config, assets and stepper."""
     config = build_config(raw)
     channels = config.data.channel_map()
@@ -142,7 +142,7 @@ def assemble(raw: dict[str, Any], model: nn.Module | None = None) -> tuple[Confi
     statistics = Statistics(tuple(names), np.array(mean), std, nothing, nothing, nothing, 0.05 * std, nothing)
     attributes = {name: {"units": units} for name, units in UNITS.items()}
     static = np.stack([truth["zs"]]).astype(np.float32)
-    assets = Assets(channels, GRID, statistics, attributes, static, {}, None, find_run_layers(config))
+    assets = ModelAssets(channels, GRID, statistics, attributes, static, {}, None, find_run_layers(config))
     model = model or Disturbed(len(channels.output))
     return config, assets, build_stepper(config, assets, model, torch.device("cpu"), amp=False)
 

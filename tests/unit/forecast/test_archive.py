@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.config.schema_forecast import OtherForecastsConfig
 from credit.errors import DataError
 from credit.forecast.io.forecast_reader import open_forecasts, open_other_forecasts
 from tests.unit.forecast.test_writer import GRID, INITIAL, LEADS, MASK, NAMES, _fields, _writer
 
-CLOCK = Clock()
+CLOCK = Calendar()
 
 
 @pytest.mark.parametrize("options", [{}, {"format": "zarr"}, {"format": "zarr", "layout": "weatherbench2"}])

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from tests.unit.forecast.test_writer import INITIAL, _fields, _writer
 
-FIRST = Clock().parse(INITIAL[0])
+FIRST = Calendar().parse(INITIAL[0])
 
 
 @contextmanager

@@ -9,23 +9,23 @@ import numpy as np
 import pytest
 import torch
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.errors import CreditError
 from credit.forecast.io.async_writer import BackgroundWriter
 from credit.forecast.io.forecast_reader import open_forecasts
 from credit.forecast.io.forecast_writer import ForecastWriter
-from credit.forecast.rollout import Start, starts_of
+from credit.forecast.rollout import ForecastStart, make_starts
 from tests.unit.forecast.test_writer import GRID, INITIAL, LEADS, NAMES, _writer
 
 STEP = 360
-TIMES = [Clock().parse(text) for text in INITIAL]
+TIMES = [Calendar().parse(text) for text in INITIAL]
 
 
 def background(writer: ForecastWriter) -> BackgroundWriter:
     return BackgroundWriter(writer, {lead: n for n, lead in enumerate(LEADS)}, STEP, "a model", TIMES)
 
 
-def output(step: int, starts: list[Start]) -> torch.Tensor:
+def output(step: int, starts: list[ForecastStart]) -> torch.Tensor:
     """Fields whose value tells step and member."""
     value = torch.tensor([1000.0 * s.member + step for s in starts])
     return value[:, None, None, None].expand(-1, len(NAMES), *GRID.shape).contiguous()
@@ -34,7 +34,7 @@ def output(step: int, starts: list[Start]) -> torch.Tensor:
 @pytest.mark.parametrize("format", ["netcdf", "zarr"])
 def test_members_in_several_batches_make_whole_forecasts(tmp_path: Path, format: str) -> None:
     writer = _writer(tmp_path, members=3, format=format)
-    starts = starts_of(TIMES, 3)
+    starts = make_starts(TIMES, 3)
     with background(writer) as running:
         for batch in (starts[:2], starts[2:5], starts[5:]):
             for step in range(1, 5):
@@ -50,7 +50,7 @@ def test_members_in_several_batches_make_whole_forecasts(tmp_path: Path, format:
 
 
 def test_a_lagged_member_leaves_out_what_is_before_the_initial_time(tmp_path: Path) -> None:
-    starts = starts_of(TIMES[:1], 2, lag_minutes=STEP)
+    starts = make_starts(TIMES[:1], 2, lag_minutes=STEP)
     with background(_writer(tmp_path, members=2)) as running:
         for step in range(1, 6):
             running.put(starts, step, output(step, starts))
@@ -65,7 +65,7 @@ def test_what_waits_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     gate, writer, starts = threading.Event(), _writer(tmp_path, lead_minutes=[STEP * n for n in range(1, 11)]), []
     held, put = [], ForecastWriter.put
     monkeypatch.setattr(ForecastWriter, "put", lambda *arguments: (gate.wait(20), put(*arguments)))
-    starts = starts_of(TIMES[:1])
+    starts = make_starts(TIMES[:1])
     running = BackgroundWriter(writer, {STEP * n: n - 1 for n in range(1, 11)}, STEP, "a model", TIMES)
 
     def model() -> None:
@@ -84,7 +84,7 @@ def test_what_waits_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_error_of_the_thread_ends_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    starts, writer = starts_of(TIMES[:1]), _writer(tmp_path)
+    starts, writer = make_starts(TIMES[:1]), _writer(tmp_path)
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -101,7 +101,7 @@ def test_an_error_of_the_thread_ends_the_model(tmp_path: Path, monkeypatch: pyte
 
 
 def test_what_is_not_finite_is_not_written(tmp_path: Path) -> None:
-    starts = starts_of(TIMES[:1], 2)
+    starts = make_starts(TIMES[:1], 2)
     with pytest.raises(CreditError, match=r"a model: forecast from 2001-04-01T00:00, member 1: not finite at 12 h"):  # noqa: SIM117
         with background(_writer(tmp_path, members=2)) as running:
             for step in range(1, 5):
@@ -112,7 +112,7 @@ def test_what_is_not_finite_is_not_written(tmp_path: Path) -> None:
 
 
 def test_an_error_of_the_model_leaves_nothing_half_written(tmp_path: Path) -> None:
-    starts = starts_of(TIMES[:1])
+    starts = make_starts(TIMES[:1])
     with pytest.raises(KeyboardInterrupt), background(_writer(tmp_path)) as running:
         running.put(starts, 1, output(1, starts))
         raise KeyboardInterrupt

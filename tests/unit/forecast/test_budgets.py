@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from credit.data.sources.vertical_layers import Layers
+from credit.data.sources.vertical_layers import VerticalLayers
 from credit.forecast.postprocess import budgets
-from credit.forecast.postprocess.budgets import Columns
+from credit.forecast.postprocess.budgets import ColumnIntegrator
 from credit.grid import LatLonGrid
 from tests.unit.data.hybrid_on_the_fly import half_levels
 
@@ -18,20 +18,20 @@ G = 9.80665
 CPU = torch.device("cpu")
 
 
-def hybrid(top: float = 0.0) -> Layers:
+def hybrid(top: float = 0.0) -> VerticalLayers:
     """Return layers of a hybrid coordinate; `top` is added to the pressure of the uppermost half level."""
     a, b = half_levels(K)
     a[0] = top
     edges = [np.stack([one[:-1], one[1:]], axis=1) for one in (a, b)]
-    return Layers(tuple(range(1, K + 1)), *edges, cut_by_ground=False)
+    return VerticalLayers(tuple(range(1, K + 1)), *edges, cut_by_ground=False)
 
 
-def pressure(count: int = 40) -> Layers:
+def pressure(count: int = 40) -> VerticalLayers:
     p = np.linspace(2500, 100000, count)
     a, b = np.zeros((count, 2)), np.zeros((count, 2))
     a[1:, 0] = a[:-1, 1] = (p[1:] + p[:-1]) / 2
     b[-1, 1] = 1.0
-    return Layers(tuple(p), a, b, cut_by_ground=True)
+    return VerticalLayers(tuple(p), a, b, cut_by_ground=True)
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -42,9 +42,9 @@ SP = 5e4 + 5.5e4 * random(2, H, W)
 
 
 @pytest.mark.parametrize("layers", [hybrid(), hybrid(50.0), pressure(K)], ids=["hybrid", "with a top", "pressure"])
-def test_a_constant_integrates_to_the_mass_of_the_column(layers: Layers) -> None:
+def test_a_constant_integrates_to_the_mass_of_the_column(layers: VerticalLayers) -> None:
     """Exact: (ps - top) / g times the constant, over mountains, too."""
-    columns = Columns(layers, GRID, CPU)
+    columns = ColumnIntegrator(layers, GRID, CPU)
     found = columns.integral(torch.full((2, K, H, W), 0.01), SP)
     np.testing.assert_allclose(found, 0.01 * (SP - layers.a[0, 0]) / G, rtol=1e-7)  # 0.01 in float32
     slope = columns.growth(torch.ones(2, K, H, W), SP)
@@ -52,9 +52,9 @@ def test_a_constant_integrates_to_the_mass_of_the_column(layers: Layers) -> None
 
 
 @pytest.mark.parametrize("layers", [hybrid(), pressure(K)], ids=["hybrid", "pressure"])
-def test_an_isothermal_dry_atmosphere_at_rest(layers: Layers) -> None:
+def test_an_isothermal_dry_atmosphere_at_rest(layers: VerticalLayers) -> None:
     """Its heat is cp T ps / g; water is 0; dry mass is ps / g; ground of one height adds its geopotential."""
-    columns = Columns(layers, GRID, CPU)
+    columns = ColumnIntegrator(layers, GRID, CPU)
     none, warm = torch.zeros(2, K, H, W), torch.full((2, K, H, W), 250.0)
     mean = columns.global_mean(SP)
     np.testing.assert_allclose(budgets.heat(columns, SP, warm, none), 3.5 * 287.0597 * 250 * mean / G, rtol=1e-12)
@@ -71,7 +71,7 @@ def test_a_profile_converges_to_its_integral() -> None:
     for count in (40, 160):
         layers = pressure(count)
         middle = torch.tensor(layers.levels)[None, :, None, None] * torch.ones(1, count, H, W)
-        columns = Columns(layers, GRID, CPU)
+        columns = ColumnIntegrator(layers, GRID, CPU)
         exact = 0.015 / 1e15 * 1e5**4 / 4 / G
         errors.append(abs(columns.integral(0.015 * (middle / 1e5) ** 3, torch.full((1, H, W), 1e5)).mean() / exact - 1))
     assert errors[0] < 0.02 and errors[1] < errors[0] / 3
@@ -79,7 +79,7 @@ def test_a_profile_converges_to_its_integral() -> None:
 
 def test_what_lies_below_the_ground_does_not_count() -> None:
     layers = pressure(K)
-    columns = Columns(layers, GRID, CPU)
+    columns = ColumnIntegrator(layers, GRID, CPU)
     x = random(1, K, H, W)
     below = torch.tensor(layers.a[:, 0] >= 7e4)[None, :, None, None]
     ground = torch.full((1, H, W), 7e4)
@@ -91,23 +91,25 @@ def test_means_are_by_area() -> None:
     """sin^2 of latitude has the mean 1/3 on a sphere."""
     grid = LatLonGrid.equiangular(180, 4, poles=False)
     lat = torch.from_numpy(grid.lat)[None, :, None] * torch.ones(1, 180, 4)
-    mean = Columns(hybrid(), grid, CPU).global_mean(torch.sin(torch.deg2rad(lat)) ** 2)
+    mean = ColumnIntegrator(hybrid(), grid, CPU).global_mean(torch.sin(torch.deg2rad(lat)) ** 2)
     assert mean.item() == pytest.approx(1 / 3, rel=1e-4)
 
 
 def test_sums_are_float64() -> None:
     """2^24 + 1 is no float32 number: ones below it must not be lost."""
     grid = LatLonGrid.equiangular(64, 128, poles=False)
-    mean = Columns(hybrid(), grid, CPU).global_mean(torch.full((1, 64, 128), 16777216.0).double() + 1)
+    mean = ColumnIntegrator(hybrid(), grid, CPU).global_mean(torch.full((1, 64, 128), 16777216.0).double() + 1)
     assert mean.dtype == torch.float64 and mean.item() == pytest.approx(16777217, rel=1e-12)
-    many = Columns(hybrid(), grid, CPU).integral(torch.full((1, K, 64, 128), 0.1), torch.full((1, 64, 128), 1e5))
+    many = ColumnIntegrator(hybrid(), grid, CPU).integral(
+        torch.full((1, K, 64, 128), 0.1), torch.full((1, 64, 128), 1e5)
+    )
     assert many.dtype == torch.float64
     np.testing.assert_allclose(many, np.float64(np.float32(0.1)) * 1e5 / G, rtol=1e-13)
 
 
 @pytest.mark.parametrize("layers", [hybrid(), pressure(K)], ids=["hybrid", "pressure"])
-def test_gradients(layers: Layers) -> None:
-    columns = Columns(layers, GRID, CPU)
+def test_gradients(layers: VerticalLayers) -> None:
+    columns = ColumnIntegrator(layers, GRID, CPU)
     sp = SP.clone().requires_grad_()
     q, t = 0.02 * random(2, K, H, W, seed=1), 200 + 80 * random(2, K, H, W, seed=2)
     rain = random(2, H, W, seed=3)
@@ -133,8 +135,8 @@ def test_gradients(layers: Layers) -> None:
 
 
 @pytest.mark.parametrize("layers", [hybrid(), hybrid(50.0), pressure(K)], ids=["hybrid", "with a top", "pressure"])
-def test_dry_mass_is_closed_by_one_factor(layers: Layers) -> None:
-    columns = Columns(layers, GRID, CPU)
+def test_dry_mass_is_closed_by_one_factor(layers: VerticalLayers) -> None:
+    columns = ColumnIntegrator(layers, GRID, CPU)
     q = 0.02 * random(2, K, H, W, seed=1)
     wanted = budgets.dry_mass(columns, SP, q) * torch.tensor([1.03, 0.96])
     closed = budgets.close_dry_mass(columns, wanted, SP, q)
@@ -146,7 +148,7 @@ def test_dry_mass_is_closed_by_one_factor(layers: Layers) -> None:
 
 
 def test_rain_is_scaled_but_never_negative() -> None:
-    columns = Columns(hybrid(), GRID, CPU)
+    columns = ColumnIntegrator(hybrid(), GRID, CPU)
     rain = random(3, H, W)
     closed = budgets.close_water(columns, torch.tensor([2.0, -1.0, 0.0]), rain)
     np.testing.assert_allclose(columns.global_mean(closed), [2.0, 0.0, 0.0], rtol=1e-13, atol=1e-15)

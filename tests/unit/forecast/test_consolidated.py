@@ -13,12 +13,12 @@ import pytest
 import xarray as xr
 import zarr
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.forecast.io.forecast_reader import open_forecasts
 from tests.unit.forecast.test_continued import append_at_once, contents, stop_after
 from tests.unit.forecast.test_writer import INITIAL, NAMES, _fields, _writer
 
-FIRST, SECOND = (Clock().parse(text) for text in INITIAL)
+FIRST, SECOND = (Calendar().parse(text) for text in INITIAL)
 DAY = 1440
 
 

@@ -19,7 +19,7 @@ import pytest
 import xarray as xr
 import zarr
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.channels import ChannelMap
 from credit.errors import ConfigError, CreditError, DataError
 from credit.forecast.io.forecast_reader import open_forecasts
@@ -27,7 +27,7 @@ from credit.forecast.io.forecast_writer import ForecastWriter
 from tests.unit.analytic_reader import ATTRIBUTES
 from tests.unit.forecast.test_writer import GRID, INITIAL, LEADS, NAMES, _fields, _writer
 
-FIRST, SECOND = (Clock().parse(text) for text in INITIAL)
+FIRST, SECOND = (Calendar().parse(text) for text in INITIAL)
 SUMS = ChannelMap.build(
     {
         "prognostic": {"vars_3D": [], "vars_2D": ["t2m"]},
@@ -61,7 +61,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_each_sum_has_bounds_of_its_own_length(tmp_path: Path, format: str) -> None:
     known = {**ATTRIBUTES, "tp24": ATTRIBUTES["tp"], "total": ATTRIBUTES["tp"]}
     writer = ForecastWriter(
-        tmp_path, SUMS, GRID, Clock(), known, 360, lead_minutes=LEADS, initial_minutes=[FIRST], format=format,
+        tmp_path, SUMS, GRID, Calendar(), known, 360, lead_minutes=LEADS, initial_minutes=[FIRST], format=format,
         windows={"tp24": 1440, "total": 0},
     )  # fmt: skip
     path = writer.write(FIRST, np.ones((3, 4, *GRID.shape), dtype=np.float32))

@@ -11,14 +11,14 @@ from credit.config.schema_forecast import EnsembleConfig, PerturbationConfig, St
 from credit.config.schema_trainer import ParallelismConfig
 from credit.errors import ConfigError
 from credit.forecast.ensemble.perturbations import build_perturbation, describe_ensemble, enable_dropout
-from credit.forecast.rollout import Start, forecast, starts_of
+from credit.forecast.rollout import ForecastStart, forecast, make_starts
 from credit.forecast.stepper import Stepper
 from credit.grid import LatLonGrid
 from credit.models import build_model
 from credit.parallel import tensor_parallel
 from credit.parallel.mesh import build_mesh, plan_degrees
 from credit.parallel.parallelize import parallelize
-from credit.parallel.process_info import fake_ranks
+from credit.parallel.process_info import fake_process_group
 from tests.unit.analytic_reader import make_grid
 from tests.unit.forecast.test_step import CHANNELS, TENDENCY, normalizer
 
@@ -58,7 +58,7 @@ def make_stepper(model: nn.Module, minimum: list[float] | None = None, grid: Lat
     return Stepper(model, CHANNELS, normalizer(), torch.ones(1, *grid.shape), True, least, most, valid)
 
 
-def states(conf: EnsembleConfig, starts: list[Start], model: nn.Module | None = None, **options) -> np.ndarray:
+def states(conf: EnsembleConfig, starts: list[ForecastStart], model: nn.Module | None = None, **options) -> np.ndarray:
     """Return the perturbed states in physical units, (B, C, H, W), of a world that is 10 and -5 everywhere."""
     stepper = make_stepper(model or Growth(), **options)
     perturb = build_perturbation(conf, stepper, Still(), GRID, STEP, 1)
@@ -69,7 +69,7 @@ def states(conf: EnsembleConfig, starts: list[Start], model: nn.Module | None = 
 @pytest.mark.parametrize("kind", ["gaussian", "correlated"])
 def test_noise_has_the_amplitude_that_is_asked_for(kind: str) -> None:
     conf = EnsembleConfig(members=61, perturbation=PerturbationConfig(kind=kind, amplitude=0.5, length=2000))
-    moved = states(conf, starts_of([0], 61))
+    moved = states(conf, make_starts([0], 61))
     assert np.abs(moved[0]).max() < 1e-5, "the control starts from the analysis"
     expected = 0.5 * np.array(TENDENCY[:2])
     # 30 independent fields, of which the correlated ones have some dozens of degrees of freedom each
@@ -82,7 +82,7 @@ def test_noise_has_the_amplitude_that_is_asked_for(kind: str) -> None:
 
 def test_a_member_does_not_depend_on_its_batch() -> None:
     conf = EnsembleConfig(members=4, perturbation=PerturbationConfig(), control=False)
-    starts = starts_of([0, 1440], 4)
+    starts = make_starts([0, 1440], 4)
     together = states(conf, starts)
     apart = np.concatenate([states(conf, [start]) for start in reversed(starts)])[::-1]
     np.testing.assert_array_equal(together, apart)
@@ -93,7 +93,7 @@ def test_a_member_does_not_depend_on_its_batch() -> None:
 
 def test_minimum_holds() -> None:
     conf = EnsembleConfig(members=3, perturbation=PerturbationConfig(kind="gaussian", amplitude=3.0))
-    moved = states(conf, starts_of([0], 3), minimum=[9.9, -torch.inf, -torch.inf])
+    moved = states(conf, make_starts([0], 3), minimum=[9.9, -torch.inf, -torch.inf])
     assert moved[:, 0].min() == pytest.approx(-0.1, abs=1e-5) and moved[:, 0].max() > 0.5
 
 
@@ -101,7 +101,7 @@ def test_bred_vectors_are_what_grows() -> None:
     """After five cycles of two steps the faster channel is ahead by 4 to the power of 10; the size is the amplitude."""
     chosen = PerturbationConfig(kind="bred", amplitude=0.2, cycles=5, cycle="12h")
     moved = (
-        states(EnsembleConfig(members=3, perturbation=chosen), starts_of([0], 3))[1:]
+        states(EnsembleConfig(members=3, perturbation=chosen), make_starts([0], 3))[1:]
         / np.array(TENDENCY[:2])[:, None, None]
     )
     area = GRID.area_weights() / GRID.area_weights().sum()
@@ -112,7 +112,7 @@ def test_bred_vectors_are_what_grows() -> None:
 
 
 def test_lagged_members_start_earlier_and_are_valid_at_the_same_time() -> None:
-    starts = starts_of([1440], 3, lag_minutes=720)
+    starts = make_starts([1440], 3, lag_minutes=720)
     assert [start.analysis for start in starts] == [1440, 720, 0]
 
     class Clockwork(Still):
@@ -146,7 +146,7 @@ def test_dropout_differs_between_ranks_that_split_a_network(monkeypatch: pytest.
     """In an ensemble as in training, although the layers themselves are not in training there."""
     entered: list[int] = []
     monkeypatch.setattr(tensor_parallel._OwnRandom, "enter", lambda *_: entered.append(1))
-    with fake_ranks(2), torch.no_grad():
+    with fake_process_group(2), torch.no_grad():
         mesh = build_mesh(plan_degrees(ParallelismConfig(tensor=2), 2), 0, "cpu")
         model = build_model("wxformer", **SMALL | {"dim_head": 4}, attn_dropout=0.2, ff_dropout=0.1).eval()
         parallelize(model, mesh, shard=False)

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.config.schema_data import DataConfig
 from credit.config.schema_forecast import InferenceConfig, InitialTimesConfig
 from credit.data.splits import Split
@@ -19,7 +19,7 @@ from credit.forecast.initial_times import (
     deal,
     find_initial_times,
     group,
-    take_part,
+    select_part,
 )
 
 
@@ -27,7 +27,7 @@ from credit.forecast.initial_times import (
 @pytest.mark.parametrize("parts", [1, 2, 7, 30])
 def test_parts_are_an_exact_partition(count: int, parts: int) -> None:
     times = [60 * 24 * n for n in range(count)]
-    taken = [take_part(times, f"{k}/{parts}") for k in range(1, parts + 1)]
+    taken = [select_part(times, f"{k}/{parts}") for k in range(1, parts + 1)]
     assert sorted(sum(taken, [])) == times
     lengths = [len(part) for part in taken]
     assert max(lengths) - min(lengths) <= 1
@@ -37,7 +37,7 @@ def test_parts_are_an_exact_partition(count: int, parts: int) -> None:
 @pytest.mark.parametrize("part", ["0/3", "4/3", "1", "a/b", "1/0", "-1/3", "1/3 ", ""])
 def test_what_is_no_part(part: str) -> None:
     with pytest.raises(ConfigError, match="write I/N with I from 1 to N"):
-        take_part([1, 2, 3], part)
+        select_part([1, 2, 3], part)
 
 
 @pytest.mark.parametrize(("members", "batch_size", "sizes"), [(1, 3, [3, 3, 1]), (2, 5, [2, 2, 2, 1]), (9, 4, [1] * 7)])
@@ -47,7 +47,7 @@ def test_groups_fill_batches_whatever_shares_them(members: int, batch_size: int,
     assert sorted(sum((deal(groups, rank, 3) for rank in range(3)), [])) == groups
 
 
-CLOCK = Clock()
+CLOCK = Calendar()
 DAY = 1440
 TEST = Split("test", CLOCK.parse("2001-01-01"), CLOCK.parse("2001-01-10"))
 TIMES = np.arange(TEST.first - DAY, TEST.last + 1, 360)  # the data begin a day before the period

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.config.schema_forecast import InferenceConfig
 from credit.errors import ConfigError, DataError
 from credit.forecast.io.forecast_reader import open_forecasts
 from credit.forecast.io.forecast_writer import ForecastWriter
 from tests.unit.forecast.test_writer import INITIAL, LEADS, NAMES, _fields, _writer
 
-FIRST, SECOND = (Clock().parse(text) for text in INITIAL)
+FIRST, SECOND = (Calendar().parse(text) for text in INITIAL)
 MEMBERS = 3
 FILES = [f"forecast_2001-04-01T00_member00{member}.nc" for member in range(MEMBERS)]
 

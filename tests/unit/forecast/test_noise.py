@@ -14,7 +14,7 @@ from credit.config.schema_forecast import EnsembleConfig, NoiseConfig, Perturbat
 from credit.errors import ConfigError
 from credit.forecast.ensemble.feature_noise import build_noise, find_blocks
 from credit.forecast.ensemble.perturbations import build_perturbation
-from credit.forecast.rollout import Start, forecast, starts_of
+from credit.forecast.rollout import ForecastStart, forecast, make_starts
 from credit.models import build_model
 from tests.unit.forecast.test_ensemble import GRID, SMALL, STEP, Still, make_stepper
 
@@ -59,7 +59,7 @@ def test_noise_is_gaussian_and_of_the_size_that_is_asked_for(dtype: torch.dtype)
     x[2] *= 100
     model(x)
     plain = model.seen.double().numpy()
-    with noisy(model, std=0.2, where=["first"])(starts_of([0], 3))():
+    with noisy(model, std=0.2, where=["first"])(make_starts([0], 3))():
         model(x)
     assert model.seen.dtype == dtype
     added = model.seen.double().numpy() - plain
@@ -77,7 +77,7 @@ def test_nothing_is_added_but_in_a_forecast_s_steps() -> None:
     model, x = wxformer(), torch.randn(2, 4, 1, 16, 32)
     with torch.no_grad():
         before = model(x)
-        drawing = noisy(model, control=False)(starts_of([0], 2))
+        drawing = noisy(model, control=False)(make_starts([0], 2))
         assert torch.equal(model(x), before)
         with drawing():
             assert (model(x) - before).std() > 0.05 * before.std()
@@ -86,7 +86,7 @@ def test_nothing_is_added_but_in_a_forecast_s_steps() -> None:
         assert torch.equal(model(x), before)
 
 
-def made(starts: list[Start], model: nn.Module, perturbed: bool = False, **chosen: object) -> np.ndarray:
+def made(starts: list[ForecastStart], model: nn.Module, perturbed: bool = False, **chosen: object) -> np.ndarray:
     """Return three steps of forecasts, (steps, B, C, H, W)."""
     stepper = make_stepper(model)
     conf = EnsembleConfig(members=3, perturbation=PerturbationConfig(kind="bred", cycles=2))
@@ -97,7 +97,7 @@ def made(starts: list[Start], model: nn.Module, perturbed: bool = False, **chose
 
 def test_a_member_does_not_depend_on_its_batch() -> None:
     """Beyond rounding, which a batch's size changes in the network itself."""
-    starts = starts_of([0, 1440], 3)
+    starts = make_starts([0, 1440], 3)
     together = made(starts, wxformer(), std=0.3)
     apart = np.concatenate([made([start], wxformer(), std=0.3) for start in reversed(starts)], axis=1)[:, ::-1]
     spread = together.std(axis=1).mean(axis=(0, 2, 3))
@@ -110,7 +110,7 @@ def test_a_member_does_not_depend_on_its_batch() -> None:
 
 def test_forecasts_that_take_turns_do_not_disturb_each_other() -> None:
     """As where members of several batches are scored while they are made."""
-    model, starts = wxformer(), starts_of([0], 4)
+    model, starts = wxformer(), make_starts([0], 4)
     stepper, noise = make_stepper(model), noisy(model)
     turns = [forecast(stepper, Still(), batch, 3, STEP, 1, noise=noise) for batch in (starts[:2], starts[2:])]
     mixed = np.stack([np.concatenate(pair) for pair in zip(*turns, strict=True)])
@@ -120,7 +120,7 @@ def test_forecasts_that_take_turns_do_not_disturb_each_other() -> None:
 
 def test_vectors_are_bred_without_noise() -> None:
     """So the control and what is added to the others' analyses are those of the ensemble without."""
-    starts = starts_of([0], 3)
+    starts = make_starts([0], 3)
     plain, with_noise = made(starts, wxformer(), True), made(starts, wxformer(), True, std=1e-6)
     np.testing.assert_array_equal(with_noise[:, 0], plain[:, 0])
     np.testing.assert_allclose(with_noise, plain, atol=1e-3)
@@ -159,7 +159,7 @@ class Folded(Block):
 @pytest.mark.parametrize(("block", "gives"), [(Pair(), "a tuple"), (Folded(), r"a tensor \(16, 3, 1, 2, 32\)")])
 def test_outputs_that_noise_cannot_be_added_to(block: nn.Module, gives: str) -> None:
     model = nn.Sequential(block)
-    drawing = noisy(model)(starts_of([0], 2))
+    drawing = noisy(model)(make_starts([0], 2))
     with drawing(), pytest.raises(ConfigError, match=rf"noise: 0 \(\w+\) gives {gives} for a batch of 2.*noise.where"):
         model(torch.zeros(2, 3, 1, 16, 32))
 

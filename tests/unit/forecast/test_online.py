@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.channels import ChannelMap
 from credit.config.schema_data import DataConfig
 from credit.config.schema_forecast import InferenceConfig
-from credit.forecast.io.diagnostics import Products
+from credit.forecast.io.diagnostics import OutputDiagnostics
 from credit.forecast.online import OnlineForecasts
-from credit.forecast.rollout import Start
+from credit.forecast.rollout import ForecastStart
 from tests.unit.analytic_reader import ATTRIBUTES, make_grid
 
 STEP = 360
@@ -27,10 +27,10 @@ class Runs:
     """Stands for a network; keeps what was asked of it."""
 
     def __init__(self) -> None:
-        self.batches: list[tuple[list[Start], int]] = []
+        self.batches: list[tuple[list[ForecastStart], int]] = []
         self.steps = 0
 
-    def __call__(self, starts: Sequence[Start], steps: int) -> Iterator[torch.Tensor]:
+    def __call__(self, starts: Sequence[ForecastStart], steps: int) -> Iterator[torch.Tensor]:
         self.batches.append((list(starts), steps))
         for number in range(1, steps + 1):
             self.steps += 1
@@ -40,11 +40,12 @@ class Runs:
 
 
 def online(
-    runs: Runs, members: int | None = None, lag: int = 0, batch_size: int = 2, products: Products | None = None
+    runs: Runs, members: int | None = None, lag: int = 0, batch_size: int = 2, products: OutputDiagnostics | None = None
 ) -> OnlineForecasts:
     return OnlineForecasts(
         runs, [0, 1440, 2880], [720, 1440], STEP, batch_size, members, lag, origin=Path("checkpoint"),
-        channels=CHANNELS if products is None else products.channels, grid=GRID, clock=Clock(), attributes=ATTRIBUTES,
+        channels=CHANNELS if products is None else products.channels, grid=GRID, clock=Calendar(),
+        attributes=ATTRIBUTES,
         described={"parameters": 7}, products=products, masks=None if products is None else products.masks,
     )  # fmt: skip
 
@@ -104,7 +105,9 @@ def test_sums_are_of_all_steps(batch_size: int) -> None:
     conf = InferenceConfig(derive={"total": {"kind": "accumulation", "of": "tp"}})
     known = {**ATTRIBUTES, "tp": {**ATTRIBUTES["tp"], "temporal": "accumulate"}}
     mask = np.arange(32).reshape(GRID.shape) > 28
-    products = Products(conf, data, CHANNELS, known, np.zeros((0, *GRID.shape), np.float32), 1440, {"tp": mask})
+    products = OutputDiagnostics(
+        conf, data, CHANNELS, known, np.zeros((0, *GRID.shape), np.float32), 1440, {"tp": mask}
+    )
     forecasts = online(Runs(), members=3, lag=720, batch_size=batch_size, products=products)
     assert forecasts.channel_names == ["t2m", "tp", "total"]
     forecasts.keep_company([720])

@@ -12,8 +12,8 @@ from credit.config import build_config
 from credit.config.schema_data import DataConfig
 from credit.config.schema_forecast import InferenceConfig
 from credit.errors import ConfigError, DataError
-from credit.forecast.io.diagnostics import Products
-from credit.forecast.rollout import Start
+from credit.forecast.io.diagnostics import OutputDiagnostics
+from credit.forecast.rollout import ForecastStart
 from credit.physics import thermodynamics
 
 SHAPE = (4, 6)
@@ -31,7 +31,7 @@ VARIABLES = {
     "static": {"vars_3D": [], "vars_2D": ["zs"]},
 }
 PRESSURES = [850.0, 500.0, 1000.0]  # in no order
-START = Start(0, 0, 0)
+START = ForecastStart(0, 0, 0)
 # half levels from the top down; six layers
 HALF_A = np.array([0.0, 2000, 8000, 12000, 8000, 3000, 0])
 HALF_B = np.array([0.0, 0.0, 0.02, 0.15, 0.45, 0.75, 1.0])
@@ -46,7 +46,7 @@ def hybrid_file(folder: Path) -> Path:
 
 def products(
     tmp_path: Path, hybrid: bool = False, masks: dict[str, np.ndarray] | None = None, **inference: object
-) -> Products:
+) -> OutputDiagnostics:
     levels = {"level_units": "model_level", "levels": [1, 2, 3, 4, 5, 6], "coefficients": str(hybrid_file(tmp_path))}
     data = {
         "sources": [{"path": "x.nc"}],
@@ -58,10 +58,10 @@ def products(
     conf = DataConfig.model_validate(data)
     channels = ChannelMap.build(VARIABLES, conf.levels, level_units=conf.level_units)
     ground = np.full((1, *SHAPE), 300.0, dtype=np.float32)
-    return Products(InferenceConfig(**inference), conf, channels, ATTRIBUTES, ground, 1440, masks)
+    return OutputDiagnostics(InferenceConfig(**inference), conf, channels, ATTRIBUTES, ground, 1440, masks)
 
 
-def fields_of(made: Products, **values: object) -> np.ndarray:
+def fields_of(made: OutputDiagnostics, **values: object) -> np.ndarray:
     """Return fields of the model's channels; values are numbers, or one a level."""
     parts = []
     for name in dict.fromkeys(channel.variable for channel in made._model.output):
@@ -71,7 +71,7 @@ def fields_of(made: Products, **values: object) -> np.ndarray:
     return np.stack(parts).astype(np.float32)
 
 
-def find(made: Products, fields: np.ndarray, name: str) -> np.ndarray:
+def find(made: OutputDiagnostics, fields: np.ndarray, name: str) -> np.ndarray:
     return fields[[channel.name for channel in made.channels.output].index(name)]
 
 
@@ -130,7 +130,9 @@ def test_sums_over_hours(tmp_path: Path) -> None:
     found: dict[tuple[int, str], list[float]] = {}
     for lead in (360, 720, 1080, 1440):
         for member in (0, 1):  # side by side
-            out = made.make(Start(0, member, 0), lead, fields_of(made, tp=(member + 1) * lead / 360, u10=3, v10=4))
+            out = made.make(
+                ForecastStart(0, member, 0), lead, fields_of(made, tp=(member + 1) * lead / 360, u10=3, v10=4)
+            )
             for name in ("total", "tp12", "wind10"):
                 found.setdefault((member, name), []).append(float(find(made, out, name)[1, 2]))
     assert found[0, "total"] == [1, 3, 6, 10] and found[1, "total"] == [2, 6, 12, 20]

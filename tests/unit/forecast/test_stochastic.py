@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from credit.config.schema_forecast import EnsembleConfig, StochasticConfig
-from credit.forecast.ensemble.sppt import StochasticTendencies, build_stochastic
-from credit.forecast.rollout import Start, forecast, starts_of
+from credit.forecast.ensemble.sppt import SPPT, build_stochastic
+from credit.forecast.rollout import ForecastStart, forecast, make_starts
 from tests.unit.forecast.test_ensemble import GRID, STEP, Growth, Still, make_stepper
 
 CPU = torch.device("cpu")
 
 
-def factors(starts: list[Start], steps: int, control: bool = True, **chosen: object) -> np.ndarray:
+def factors(starts: list[ForecastStart], steps: int, control: bool = True, **chosen: object) -> np.ndarray:
     """Return the factors of the first steps, (steps, B, H, W)."""
     conf = EnsembleConfig(members=50, stochastic=StochasticConfig(**chosen), control=control)
     drawn = build_stochastic(conf, GRID, STEP)(starts, CPU)
@@ -24,7 +24,7 @@ def factors(starts: list[Start], steps: int, control: bool = True, **chosen: obj
 
 
 def test_fields_have_size_memory_and_correlation() -> None:
-    r = factors(starts_of([0], 41), 30, amplitude=0.2, length=2000, time="12h") - 1
+    r = factors(make_starts([0], 41), 30, amplitude=0.2, length=2000, time="12h") - 1
     assert (r[:, 0] == 0).all(), "the control is not perturbed"
     r = r[:, 1:]
     assert r.mean() == pytest.approx(0, abs=0.02)
@@ -40,12 +40,12 @@ def test_fields_have_size_memory_and_correlation() -> None:
 
 
 def test_no_change_turns_round() -> None:
-    drawn = factors(starts_of([0], 10), 10, amplitude=2.0)[:, 1:]
+    drawn = factors(make_starts([0], 10), 10, amplitude=2.0)[:, 1:]
     assert drawn.min() == 0.0 and drawn.max() == 2.0
 
 
 def test_a_member_does_not_depend_on_its_batch() -> None:
-    starts = starts_of([0, 1440], 3)
+    starts = make_starts([0, 1440], 3)
     together = factors(starts, 3, control=False)
     apart = np.concatenate([factors([start], 3, control=False) for start in starts], axis=1)
     np.testing.assert_array_equal(together, apart)
@@ -70,8 +70,8 @@ def test_members_part_though_they_start_alike() -> None:
             return super().prognostic(minutes) + 1.0
 
     conf = EnsembleConfig(members=3, stochastic=StochasticConfig())
-    starts, stepper = starts_of([0], 3), make_stepper(Growth())
-    made = list(forecast(stepper, Away(), starts, 3, STEP, 1, stochastic=StochasticTendencies(conf, GRID, STEP)))
+    starts, stepper = make_starts([0], 3), make_stepper(Growth())
+    made = list(forecast(stepper, Away(), starts, 3, STEP, 1, stochastic=SPPT(conf, GRID, STEP)))
     alone = list(forecast(stepper, Away(), starts[:1], 3, STEP, 1))
     for step, (members, single) in enumerate(zip(made, alone, strict=True)):
         assert torch.equal(members[0], single[0]), step

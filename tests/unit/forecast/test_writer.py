@@ -15,12 +15,12 @@ import pytest
 import xarray as xr
 
 from credit import __version__
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.channels import ChannelMap
 from credit.errors import ConfigError, CreditError, DataError
 from credit.forecast.io.forecast_reader import open_forecasts
 from credit.forecast.io.forecast_writer import ForecastWriter
-from credit.forecast.io.schema import round_mantissa
+from credit.forecast.io.schema import bitround
 from credit.forecast.io.zarr_store import STORE
 from tests.unit.analytic_reader import ATTRIBUTES, make_grid
 
@@ -45,8 +45,8 @@ def _fields(seed: int = 0) -> np.ndarray:
     return rng.standard_normal((len(LEADS), len(NAMES), *GRID.shape)).astype(np.float32)
 
 
-def _writer(folder: Path, clock: Clock | None = None, **options: object) -> ForecastWriter:
-    clock = clock or Clock()
+def _writer(folder: Path, clock: Calendar | None = None, **options: object) -> ForecastWriter:
+    clock = clock or Calendar()
     options = {
         "lead_minutes": LEADS,
         "initial_minutes": [clock.parse(text) for text in INITIAL],
@@ -59,7 +59,7 @@ def _writer(folder: Path, clock: Clock | None = None, **options: object) -> Fore
 
 def test_a_netcdf_file_is_named_and_described(tmp_path: Path) -> None:
     writer, fields = _writer(tmp_path), _fields()
-    paths = [writer.write(Clock().parse(text), fields) for text in INITIAL]
+    paths = [writer.write(Calendar().parse(text), fields) for text in INITIAL]
     assert [path.name for path in paths] == ["forecast_2001-04-01T00.nc", "forecast_2001-04-02T0030.nc"]
     assert sorted(path.name for path in tmp_path.iterdir()) == [path.name for path in paths]
     with xr.open_dataset(paths[0]) as dataset:
@@ -86,17 +86,17 @@ def test_a_netcdf_file_is_named_and_described(tmp_path: Path) -> None:
 
 
 def test_accumulations_have_bounds_and_cell_methods(tmp_path: Path) -> None:
-    path = _writer(tmp_path).write(Clock().parse(INITIAL[0]), _fields())
+    path = _writer(tmp_path).write(Calendar().parse(INITIAL[0]), _fields())
     with netCDF4.Dataset(path) as dataset:
         assert dataset["tp"].cell_methods == "time: sum" and dataset["t"].cell_methods == "time: point"
         assert dataset["time"].bounds == "time_bnds"
         np.testing.assert_array_equal(dataset["time_bnds"][:, 1], dataset["time"][:])
         np.testing.assert_array_equal(dataset["time_bnds"][:, 1] - dataset["time_bnds"][:, 0], 360.0)
     # one window of another length is that of the dimension's coordinate, too
-    path = _writer(tmp_path / "day", windows={"tp": 1440}).write(Clock().parse(INITIAL[0]), _fields())
+    path = _writer(tmp_path / "day", windows={"tp": 1440}).write(Calendar().parse(INITIAL[0]), _fields())
     with netCDF4.Dataset(path) as dataset:
         np.testing.assert_array_equal(dataset["time_bnds"][:, 1] - dataset["time_bnds"][:, 0], 1440.0)
-    path = _writer(tmp_path / "instant", variables=["t", "t2m"]).write(Clock().parse(INITIAL[0]), _fields())
+    path = _writer(tmp_path / "instant", variables=["t", "t2m"]).write(Calendar().parse(INITIAL[0]), _fields())
     with netCDF4.Dataset(path) as dataset:
         assert "time_bnds" not in dataset.variables and "cell_methods" not in dataset["t"].ncattrs()
         assert "z" not in dataset.variables
@@ -104,7 +104,7 @@ def test_accumulations_have_bounds_and_cell_methods(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("calendar", ["noleap", "360_day"])
 def test_other_calendars(tmp_path: Path, calendar: str) -> None:
-    clock = Clock(calendar)
+    clock = Calendar(calendar)
     initial = clock.parse("2001-02-28T18:00")
     path = _writer(tmp_path, clock, initial_minutes=[initial]).write(initial, _fields())
     with xr.open_dataset(path, decode_times=xr.coders.CFDatetimeCoder(use_cftime=True)) as dataset:
@@ -114,7 +114,7 @@ def test_other_calendars(tmp_path: Path, calendar: str) -> None:
 
 @pytest.mark.parametrize("layout", ["cf", "weatherbench2"])
 def test_a_zarr_store(tmp_path: Path, layout: str) -> None:
-    writer, clock = _writer(tmp_path, format="zarr", layout=layout), Clock()
+    writer, clock = _writer(tmp_path, format="zarr", layout=layout), Calendar()
     second = clock.parse(INITIAL[1])
     writer.write(second, _fields(1))
     assert not writer.is_complete(clock.parse(INITIAL[0])) and writer.is_complete(second)
@@ -136,7 +136,7 @@ def test_a_zarr_store(tmp_path: Path, layout: str) -> None:
 
 @pytest.mark.parametrize("format", ["netcdf", "zarr"])
 def test_a_second_run_skips_what_is_whole(tmp_path: Path, format: str) -> None:
-    first, second = (Clock().parse(text) for text in INITIAL)
+    first, second = (Calendar().parse(text) for text in INITIAL)
     writer = _writer(tmp_path, format=format)
     writer.write(first, _fields())
     writer.close()
@@ -145,7 +145,7 @@ def test_a_second_run_skips_what_is_whole(tmp_path: Path, format: str) -> None:
 
 
 def test_a_file_of_another_run_is_not_taken_as_done(tmp_path: Path) -> None:
-    first = Clock().parse(INITIAL[0])
+    first = Calendar().parse(INITIAL[0])
     _writer(tmp_path).write(first, _fields())
     assert not _writer(tmp_path, global_attributes={"title": "a test", "checkpoint_step": 8}).is_complete(first)
     assert not _writer(tmp_path, lead_minutes=[360, 720, 1080]).is_complete(first)
@@ -158,7 +158,7 @@ def test_a_file_of_another_run_is_not_taken_as_done(tmp_path: Path) -> None:
 
 def test_levels_to_keep(tmp_path: Path) -> None:
     fields = _fields()
-    path = _writer(tmp_path, levels=[500], variables=["t", "t2m"]).write(Clock().parse(INITIAL[0]), fields)
+    path = _writer(tmp_path, levels=[500], variables=["t", "t2m"]).write(Calendar().parse(INITIAL[0]), fields)
     with xr.open_dataset(path) as dataset:
         assert set(dataset.data_vars) - {"latitude_bnds"} == {"t", "t2m"}
         np.testing.assert_array_equal(dataset["t"].sel(level=500.0), fields[:, NAMES.index("t500")])
@@ -168,7 +168,7 @@ def test_levels_to_keep(tmp_path: Path) -> None:
 
 
 def test_one_folder_holds_one_format(tmp_path: Path) -> None:
-    _writer(tmp_path / "files").write(Clock().parse(INITIAL[0]), _fields())
+    _writer(tmp_path / "files").write(Calendar().parse(INITIAL[0]), _fields())
     held = r"inference.format: zarr is asked for, and .*forecast_2001-04-01T00.nc is there .* another inference.folder"
     with pytest.raises(ConfigError, match=held):
         _writer(tmp_path / "files", format="zarr")
@@ -184,7 +184,7 @@ def test_one_folder_holds_one_format(tmp_path: Path) -> None:
     [("day", ["2001-04-01", "2001-04-02"]), ("month", ["2001-04"]), ("lead", ["006h", "012h", "024h"])],
 )
 def test_a_forecast_in_several_files(tmp_path: Path, split: str, names: list[str]) -> None:
-    first, second = (Clock().parse(text) for text in INITIAL)
+    first, second = (Calendar().parse(text) for text in INITIAL)
     writer = _writer(tmp_path, split=split)
     for seed, initial in enumerate((first, second)):
         writer.write(initial, _fields(seed))
@@ -208,7 +208,7 @@ def test_a_forecast_in_several_files(tmp_path: Path, split: str, names: list[str
 
 @pytest.mark.parametrize("format", ["netcdf", "zarr"])
 def test_rounded_mantissas_compress(tmp_path: Path, format: str) -> None:
-    fields, initial = _fields(), Clock().parse(INITIAL[0])
+    fields, initial = _fields(), Calendar().parse(INITIAL[0])
     sizes = {}
     for bits in (23, 7):
         writer = _writer(tmp_path / str(bits), format=format, keep_bits=bits, compression=5)
@@ -227,10 +227,10 @@ def test_rounding_is_to_the_nearest() -> None:
     values = np.random.default_rng(3).normal(0, 1e3, 1000).astype(np.float32)
     mantissa, exponent = np.frexp(values.astype(np.float64))
     expected = np.ldexp(np.rint(mantissa * 2**8), exponent - 8)
-    np.testing.assert_array_equal(round_mantissa(values, 7), expected.astype(np.float32))
+    np.testing.assert_array_equal(bitround(values, 7), expected.astype(np.float32))
     special = np.array([np.nan, np.inf, -np.inf, 0.0], dtype=np.float32)
     special = np.append(special, np.array([0x7FFFFFFF], dtype=np.uint32).view(np.float32))
-    np.testing.assert_array_equal(round_mantissa(special, 5), special)
+    np.testing.assert_array_equal(bitround(special, 5), special)
 
 
 def test_an_unknown_variable_is_refused(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_an_unknown_variable_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("format", ["netcdf", "zarr"])
 def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path, format: str) -> None:
     """A limit on the size of files fails a write as a full disk does."""
-    first, second = (Clock().parse(text) for text in INITIAL)
+    first, second = (Calendar().parse(text) for text in INITIAL)
     writer = _writer(tmp_path, format=format)
     writer.write(first, _fields())
     before = sorted(tmp_path.iterdir())
@@ -267,7 +267,7 @@ def test_a_read_only_file_system_is_an_error_with_the_name(
     def refuse(*arguments: object, **options: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    writer, first = _writer(tmp_path, split=split), Clock().parse(INITIAL[0])
+    writer, first = _writer(tmp_path, split=split), Calendar().parse(INITIAL[0])
     with monkeypatch.context() as patched:
         patched.setattr(Path, "unlink", refuse)
         patched.setattr(netCDF4, "Dataset", refuse)
@@ -280,7 +280,7 @@ def test_a_read_only_file_system_is_an_error_with_the_name(
 
 def test_history_is_of_the_program_and_no_sign_of_a_run(tmp_path: Path) -> None:
     """So another version goes on with what is there, and a file that a tool has looked at is still the run's."""
-    first, second = (Clock().parse(text) for text in INITIAL)
+    first, second = (Calendar().parse(text) for text in INITIAL)
     writer = _writer(tmp_path)
     paths = [writer.write(initial, _fields()) for initial in (first, second)]
     whole = paths[0].read_bytes()
@@ -298,7 +298,7 @@ def test_history_is_of_the_program_and_no_sign_of_a_run(tmp_path: Path) -> None:
 def test_a_netcdf_file_is_not_filled_before_it_is_written(tmp_path: Path) -> None:
     """So it grows with its steps; what is missing in them is there as such."""
     leads = list(range(360, 360 * 201, 360))
-    writer, fields, first = _writer(tmp_path, lead_minutes=leads), _fields()[0], Clock().parse(INITIAL[0])
+    writer, fields, first = _writer(tmp_path, lead_minutes=leads), _fields()[0], Calendar().parse(INITIAL[0])
     sizes = []
     for number in range(len(leads)):
         writer.put(first, number, fields)
@@ -318,7 +318,7 @@ def test_what_a_store_gets_begins_to_be_stored(
     monkeypatch.setattr("credit.forecast.io.zarr_store.begin_to_store", asked.append)
     writer, fields = _writer(tmp_path, format="zarr", members=members), _fields()
     for number in range(2):
-        writer.put(Clock().parse(INITIAL[0]), number, fields[number])
+        writer.put(Calendar().parse(INITIAL[0]), number, fields[number])
     variables = {channel.variable for channel in CHANNELS.output}
     chunks = {path for name in variables for path in (tmp_path / STORE / name / "c").rglob("*") if path.is_file()}
     twice = {path for path in chunks if asked.count(path) == 2}
@@ -328,7 +328,7 @@ def test_what_a_store_gets_begins_to_be_stored(
 
 
 def test_a_netcdf_file_that_was_given_a_step_twice_still_wants_the_others(tmp_path: Path) -> None:
-    writer, fields, first = _writer(tmp_path), _fields(), Clock().parse(INITIAL[0])
+    writer, fields, first = _writer(tmp_path), _fields(), Calendar().parse(INITIAL[0])
     for _ in fields:
         writer.put(first, 0, fields[0])
     assert not writer.is_complete(first)
@@ -345,7 +345,7 @@ def test_an_interruption_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     writer = _writer(tmp_path)
     monkeypatch.setattr("credit.forecast.io.netcdf_files._define_variable", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        writer.write(Clock().parse(INITIAL[0]), _fields())
+        writer.write(Calendar().parse(INITIAL[0]), _fields())
     assert not list(tmp_path.iterdir())
 
 
@@ -358,7 +358,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("cdo") is None, reason="CDO is not installed")
 def test_cdo_reads_times_levels_and_values(tmp_path: Path) -> None:
     fields = _fields()
-    path = _writer(tmp_path).write(Clock().parse(INITIAL[0]), fields)
+    path = _writer(tmp_path).write(Calendar().parse(INITIAL[0]), fields)
 
     def cdo(*arguments: str) -> list[str]:
         done = subprocess.run(["cdo", "-s", *arguments, str(path)], capture_output=True, text=True, check=True)

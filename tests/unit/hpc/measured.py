@@ -13,14 +13,14 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from credit.cli.init import templates
-from credit.cli.plan import RunRehearsal, build_grid
+from credit.cli.plan import TrainingProbe, build_grid
 from credit.config import Config, build_config
 from credit.config.load import _StrictLoader, apply_overrides
 from credit.hpc.planner.trace import Trace, trace_step
 from credit.models.initialise import initial_values
 from credit.parallel.materialise import allocate_, fill_
-from credit.parallel.mesh import RunMesh
-from credit.train.dry_run import blank_assets
+from credit.parallel.mesh import DeviceGrid
+from credit.train.dry_run import dummy_assets
 
 # few weights on many cells, so that activations are most of the memory
 SMALL = [
@@ -37,15 +37,15 @@ def small_config(*overrides: str) -> Config:
     return build_config(apply_overrides(raw, [*SMALL, *overrides]))
 
 
-def rehearsal_of(config: Config, grid: str = GRID) -> RunRehearsal:
+def rehearsal_of(config: Config, grid: str = GRID) -> TrainingProbe:
     """Return what plans `config` on a grid."""
-    return RunRehearsal(config, blank_assets(config, build_grid(grid), {}))
+    return TrainingProbe(config, dummy_assets(config, build_grid(grid), {}))
 
 
 def traced(config: Config, rollout: int = 1, gpu: bool = False, grid: str = GRID) -> Trace:
     """Return the trace of a micro-step on one process."""
     rehearsal = rehearsal_of(config, grid)
-    model, autocast = rehearsal.network(RunMesh(), False, config.trainer.activation_checkpoint)
+    model, autocast = rehearsal.network(DeviceGrid(), False, config.trainer.activation_checkpoint)
     start = functools.partial(rehearsal.start, model, autocast, rollout)
     return trace_step(model, start, gpu=gpu, autocast=autocast)
 
@@ -53,7 +53,7 @@ def traced(config: Config, rollout: int = 1, gpu: bool = False, grid: str = GRID
 def real(config: Config, rollout: int = 1, grid: str = GRID) -> tuple[nn.Module, Any]:
     """Return the filled network and what takes a step with it."""
     rehearsal = rehearsal_of(config, grid)
-    model, autocast = rehearsal.network(RunMesh(), False, config.trainer.activation_checkpoint)
+    model, autocast = rehearsal.network(DeviceGrid(), False, config.trainer.activation_checkpoint)
     allocate_(model, torch.device("cpu"))
     fill_(model, initial_values(model, seed=0))
     model.train()

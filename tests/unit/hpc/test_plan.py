@@ -15,9 +15,9 @@ from credit.hpc.planner.mesh import CHECKPOINTING, Run
 from credit.hpc.planner.plan import Plan, make_plan
 from credit.hpc.planner.report import describe, to_dict
 from credit.hpc.planner.traffic import Message, seconds
-from credit.parallel.mesh import Degrees, build_mesh
-from credit.parallel.process_info import fake_ranks
-from credit.parallel.reduce import local_part
+from credit.parallel.mesh import ParallelDims, build_mesh
+from credit.parallel.process_info import fake_process_group
+from credit.parallel.reduce import local_shard
 from tests.unit.hpc.measured import rehearsal_of, small_config
 
 H100 = find_gpu("h100")
@@ -34,16 +34,23 @@ def plan() -> Plan:
 
 
 @pytest.mark.parametrize(
-    "degrees", [Degrees(1, 512, 1), Degrees(8, 64, 1), Degrees(1, 32, 2), Degrees(4, 1, 4), Degrees(1, 7, 1)]
+    "degrees",
+    [
+        ParallelDims(1, 512, 1),
+        ParallelDims(8, 64, 1),
+        ParallelDims(1, 32, 2),
+        ParallelDims(4, 1, 4),
+        ParallelDims(1, 7, 1),
+    ],
 )
-def test_parts_are_those_of_fully_shard(degrees: Degrees) -> None:
+def test_parts_are_those_of_fully_shard(degrees: ParallelDims) -> None:
     rehearsal = rehearsal_of(small_config())
-    with fake_ranks(degrees.world):
-        few = build_mesh(Degrees(1, min(2, degrees.world // degrees.tensor), degrees.tensor), 0, "cpu")
+    with fake_process_group(degrees.world):
+        few = build_mesh(ParallelDims(1, min(2, degrees.world // degrees.tensor), degrees.tensor), 0, "cpu")
         model, _ = rehearsal.network(few, True, False)
         planned = states(read_units(model, True), degrees, buffer_bytes(model), average=True)
         model, _ = rehearsal.network(build_mesh(degrees, 0, "cpu"), True, False)
-        held = [sum(4 * local_part(t).numel() for t in kind) for kind in (model.parameters(), model.buffers())]
+        held = [sum(4 * local_shard(t).numel() for t in kind) for kind in (model.parameters(), model.buffers())]
         weights = len([*model.parameters()])
     assert [planned.parameters, planned.buffers] == held
     assert planned.optimizer == 2 * held[0] + 4 * weights
@@ -55,7 +62,7 @@ def test_in_flight_by_hand() -> None:
         Unit((Weight(10, 3, 4, True),), split=False, kept=True),
         Unit((Weight(8, 5, 4, True), Weight(2, 1, 4, False)), split=False, kept=False),
     )
-    degrees = Degrees(1, 4, 1)
+    degrees = ParallelDims(1, 4, 1)
     # on four ranks 10 rows are padded to 12, and 2 to 4
     kept, freed = 12 * 3, 8 * 5 + 4
     gathered, reduced = in_flight(units, degrees, Precision(2, 4), Schedule())
@@ -89,13 +96,13 @@ def test_meshes_of_a_plan(plan: Plan) -> None:
     assert {mesh.degrees.world for mesh in plan.meshes} == {16}
     degrees = [mesh.degrees for mesh in plan.meshes]
     assert len(set(degrees)) == len(degrees)
-    assert {Degrees(r, 16 // r, 1) for r in (1, 2, 4, 8, 16)} <= set(degrees)
+    assert {ParallelDims(r, 16 // r, 1) for r in (1, 2, 4, 8, 16)} <= set(degrees)
     assert any(d.tensor == 2 for d in degrees)
-    assert plan.asked.degrees == Degrees(1, 16, 1) and plan.asked in plan.meshes
+    assert plan.asked.degrees == ParallelDims(1, 16, 1) and plan.asked in plan.meshes
     fastest = max(mesh.samples_per_second for mesh in plan.meshes if mesh.works)
     assert plan.best.works and plan.best.samples_per_second > 0.98 * fastest
     by_degrees = {mesh.degrees: mesh for mesh in plan.meshes}
-    shards = [by_degrees[Degrees(16 // s, s, 1)].memory.states for s in (1, 2, 4, 8, 16)]
+    shards = [by_degrees[ParallelDims(16 // s, s, 1)].memory.states for s in (1, 2, 4, 8, 16)]
     assert shards == sorted(shards, reverse=True)
     assert set(plan.checkpointing) == set(CHECKPOINTING)
     kept = [plan.checkpointing[way].memory.activations for way in (False, "selective", True)]
@@ -104,8 +111,8 @@ def test_meshes_of_a_plan(plan: Plan) -> None:
 
 def test_tensor_parallelism_where_samples_are_few() -> None:
     plan = make_plan(run_of("trainer.train_batch_size=600"), 2, H100)
-    assert plan.best.degrees == Degrees(1, 1, 2) and plan.best.steps == 10
-    assert plan.asked.degrees == Degrees(1, 2, 1) and not plan.asked.steps
+    assert plan.best.degrees == ParallelDims(1, 1, 2) and plan.best.steps == 10
+    assert plan.asked.degrees == ParallelDims(1, 2, 1) and not plan.asked.steps
     assert "more samples a step than there are" in describe(plan, run_of())
 
 
@@ -120,8 +127,8 @@ def test_hours_and_energy(plan: Plan) -> None:
 def test_epochs_and_growing_rollouts() -> None:
     run = replace(run_of(samples=1000), rollout={0.0: 1, 0.5: 2, 0.75: 4})
     run = replace(run, trainer=run.trainer.model_copy(update={"max_steps": None, "num_epoch": 3}))
-    assert run.steps(Degrees(2, 8, 4)) == 3 * (1000 // 16)
-    assert run.steps(Degrees(1, 1001, 1)) == 0
+    assert run.steps(ParallelDims(2, 8, 4)) == 3 * (1000 // 16)
+    assert run.steps(ParallelDims(1, 1001, 1)) == 0
     assert run.mean_rollout == pytest.approx((0.5 * 1 + 0.25 * 2 + 0.25 * 4) / 4)
 
 
@@ -137,7 +144,7 @@ def test_report(plan: Plan) -> None:
 
 def test_what_the_config_asks_for_is_planned() -> None:
     plan = make_plan(run_of("trainer.parallelism={data: none, tensor: 2}"), 2, H100)
-    assert (plan.asked.data, plan.asked.degrees) == ("none", Degrees(1, 1, 2))
+    assert (plan.asked.data, plan.asked.degrees) == ("none", ParallelDims(1, 1, 2))
     assert plan.asked.memory.gathered == 0 and plan.asked.memory.parameters > 0
     assert all(message.kind == "all-reduce" for message in plan.asked.messages)
 

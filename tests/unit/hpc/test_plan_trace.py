@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from credit.cli.plan import load_without_places
+from credit.cli.plan import load_config_without_paths
 from credit.hpc.planner.trace import Kernel, Trace, extend, trace_step
-from credit.parallel.process_info import fake_ranks
+from credit.parallel.process_info import fake_process_group
 from tests.parallel.grid import REPOSITORY
 from tests.unit.hpc.measured import allocated, counted_flops, small_config, traced
 
@@ -40,7 +40,7 @@ def test_activations_are_what_the_allocator_gives(way: str, amp: str) -> None:
 def test_activations_of_the_starter_model(way: str, amp: str) -> None:
     require_instructions(amp)
     changes = ["trainer.train_batch_size=1", f"trainer.activation_checkpoint={way}", f"trainer.amp={amp}"]
-    config = load_without_places(REPOSITORY / "config" / "wxformer_1deg.yml", changes)
+    config = load_config_without_paths(REPOSITORY / "config" / "wxformer_1deg.yml", changes)
     assert traced(config, grid="181x360").activations == pytest.approx(allocated(config, grid="181x360"), rel=0.01)
 
 
@@ -146,6 +146,6 @@ def test_attention_of_a_gpu_keeps_no_probabilities() -> None:
 
 
 def test_fake_ranks_leave_no_process_group() -> None:
-    with fake_ranks(4096):
+    with fake_process_group(4096):
         assert torch.distributed.get_world_size() == 4096
     assert not torch.distributed.is_initialized()

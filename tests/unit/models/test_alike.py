@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from credit.models.wxformer import WXFormer, spectral_norm
 from credit.parallel.activation_checkpoint import checkpoint_blocks
-from credit.train.build_model import compile_blocks, normalise_together
+from credit.train.build_model import batch_spectral_norm, compile_blocks
 
 from .small import build, fields
 from .test_spectral_norm import assert_close, gradients, rollout_gradients, snapshot
@@ -28,7 +28,7 @@ LAYERS: list[Callable[[], nn.Module]] = [
 @contextmanager
 def together(model: nn.Module, by_block: bool = False) -> Iterator[nn.Module]:
     """Let the model's weights be normalised as on a GPU, and all else be done as on a CPU."""
-    normalise_together(model, by_block)
+    batch_spectral_norm(model, by_block)
     with mock.patch.object(spectral_norm, "takes_cpu_way", lambda _: False):
         yield model
 

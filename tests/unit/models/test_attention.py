@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from credit.models.wxformer.attention import Attention, DynamicPositionBias
-from credit.models.wxformer.inference import freeze
+from credit.models.wxformer.inference import prepare_for_inference
 
 
 def plain_attention(attention: Attention, x_BHWC: torch.Tensor) -> torch.Tensor:
@@ -94,7 +94,7 @@ def test_a_forecast_makes_the_bias_once() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(DynamicPositionBias(8, 3, "exact"))
     expected = model[0]()
-    freeze(model)
+    prepare_for_inference(model)
     assert torch.equal(model[0](), expected) and model[0]() is model[0]()
     assert "made_bias" not in model[0].state_dict()
 

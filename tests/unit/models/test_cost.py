@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from credit.cli.plan import load_without_places
+from credit.cli.plan import load_config_without_paths
 from credit.hpc.planner.trace import Trace
 from tests.unit.hpc.measured import traced
 
@@ -51,7 +51,7 @@ def cost_of(trace: Trace) -> Cost:
 @pytest.mark.parametrize("case", CASES)
 def test_a_training_step_costs_what_it_did(case: str, repository: Path) -> None:
     overrides, gpu, known = CASES[case]
-    config = load_without_places(str(repository / "config" / "wxformer_1deg.yml"), overrides)
+    config = load_config_without_paths(str(repository / "config" / "wxformer_1deg.yml"), overrides)
     now = cost_of(traced(config, config.data.forecast_len, gpu, "181x360"))
     for what, before, after in zip(Cost._fields, known, now, strict=True):
         assert after <= MOST * before, f"{what}: {before} before, {after} now; {now}"

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from credit.models.device_paths import as_on_gpu
+from credit.models.device_paths import force_gpu_path
 from credit.models.wxformer.embed import CrossScaleEmbedding
 from credit.models.wxformer.padding import SpherePadding
 
@@ -73,7 +73,7 @@ def test_a_padded_field_is_read_where_it_lies(padding: SpherePadding, kernels: t
     torch.manual_seed(0)
     embed = CrossScaleEmbedding(5, 16, kernels, 2, padding)
     x = torch.randn(2, 5, 18, 24, requires_grad=True)
-    with as_on_gpu() if as_gpu else nullcontext():
+    with force_gpu_path() if as_gpu else nullcontext():
         assert_same_values_and_gradients(embed, x)
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from credit.models.device_paths import as_on_gpu
+from credit.models.device_paths import force_gpu_path
 from credit.models.wxformer import spectral_norm
-from credit.models.wxformer.inference import freeze
+from credit.models.wxformer.inference import prepare_for_inference
 
 from .small import build
 from .test_alike import Count
@@ -26,11 +26,11 @@ def test_a_frozen_network_gives_the_same_values_with_bare_layers(
     x = torch.randn(1, *model.in_shape)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=dtype is not None):
         expected, parameters = model(x), sum(p.numel() for p in model.parameters())
-        with as_on_gpu():
+        with force_gpu_path():
             expected_there = model(x)
-        assert freeze(model, dtype) is model
+        assert prepare_for_inference(model, dtype) is model
         assert torch.equal(model(x), expected)
-        with as_on_gpu():
+        with force_gpu_path():
             assert torch.equal(model(x), expected_there)
     assert not list(spectral_norm.parametrizations(model))
     assert sum(p.numel() for p in model.parameters()) == parameters
@@ -42,7 +42,7 @@ def test_a_frozen_network_gives_the_same_values_with_bare_layers(
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_it_takes_fewer_operations(dtype: torch.dtype | None) -> None:
     counts = []
-    for prepare in (lambda model: model, lambda model: freeze(model, dtype)):
+    for prepare in (lambda model: model, lambda model: prepare_for_inference(model, dtype)):
         model = prepare(build(depth=(2, 2, 2, 2)).eval())
         x = torch.randn(1, *model.in_shape)
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=dtype is not None), Count() as count:
@@ -52,5 +52,5 @@ def test_it_takes_fewer_operations(dtype: torch.dtype | None) -> None:
 
 
 def test_weights_of_a_network_that_does_not_say_so_are_not_cast() -> None:
-    model = freeze(nn.Sequential(nn.Linear(2, 2)), torch.bfloat16)
+    model = prepare_for_inference(nn.Sequential(nn.Linear(2, 2)), torch.bfloat16)
     assert model[0].weight.dtype == torch.float32

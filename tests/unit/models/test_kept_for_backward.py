@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from credit.models.device_paths import as_on_gpu
+from credit.models.device_paths import force_gpu_path
 from credit.models.wxformer import recompute_linear
 from credit.models.wxformer.attention import Attention, FeedForward, attend_fused, attend_on_cpu, softmax_, to_windows
 from credit.models.wxformer.decoder import GroupNorm
 from credit.models.wxformer.embed import CrossScaleEmbedding
-from credit.models.wxformer.recompute_linear import NormAgain, ProductLinear, linear_of_norm
+from credit.models.wxformer.recompute_linear import RecomputedNorm, RecomputeLinear, norm_linear
 
 
 def kept_bytes(compute: Callable[[], Tensor]) -> int:
@@ -96,15 +96,15 @@ def of(layer: nn.Linear) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("strided", [False, True])
 def test_linear_of_norm(strided: bool) -> None:
     torch.manual_seed(0)
-    norm, layer = nn.LayerNorm(8), ProductLinear(8, 24)
+    norm, layer = nn.LayerNorm(8), RecomputeLinear(8, 24)
     x = torch.randn(2, 4, 6, 8, requires_grad=True)
     inputs = [x, *norm.parameters(), *layer.parameters()]
     arrange = partial(to_windows, window=2, strided=strided)
 
     def leaner() -> Tensor:
-        again = NormAgain.where_it_pays(norm, x)
+        again = RecomputedNorm.where_it_pays(norm, x)
         assert again is not None
-        return layer(arrange(norm(x)), partial(linear_of_norm, again=again, arrange=arrange))
+        return layer(arrange(norm(x)), partial(norm_linear, again=again, arrange=arrange))
 
     assert_near(with_gradients(leaner(), inputs), with_gradients(layer(arrange(norm(x))), inputs), 1e-6)
     assert kept_bytes(lambda: layer(arrange(norm(x)))) - kept_bytes(leaner) == 4 * x.numel()
@@ -113,11 +113,11 @@ def test_linear_of_norm(strided: bool) -> None:
 def test_norms_are_kept_where_that_is_better() -> None:
     norm, x = nn.LayerNorm(8), torch.randn(3, 8)
     with narrow(True):
-        assert NormAgain.where_it_pays(norm, x) is None
-    assert NormAgain.where_it_pays(norm, x.bfloat16()) is None
-    assert NormAgain.where_it_pays(norm, x.to("meta")) is None
-    with as_on_gpu():
-        assert NormAgain.where_it_pays(norm, x) is None
+        assert RecomputedNorm.where_it_pays(norm, x) is None
+    assert RecomputedNorm.where_it_pays(norm, x.bfloat16()) is None
+    assert RecomputedNorm.where_it_pays(norm, x.to("meta")) is None
+    with force_gpu_path():
+        assert RecomputedNorm.where_it_pays(norm, x) is None
 
 
 @pytest.mark.parametrize(("heads", "cells"), [(1, 16), (4, 9), (2, 1)])
@@ -166,13 +166,15 @@ def test_a_backward_pass_under_autocast_is_the_same(operation: str, dtype: torch
     torch.manual_seed(0)
     x, first, second = (torch.randn(shape, dtype=dtype) for shape in ((6, 4, 8), (24, 8), (8, 24)))
     inputs = [one.requires_grad_() for one in (x, first, second)]
-    again = NormAgain(torch.randn(6, 4, 8).to(dtype), torch.ones(8, dtype=dtype), torch.zeros(8, dtype=dtype), 1e-5)
+    again = RecomputedNorm(
+        torch.randn(6, 4, 8).to(dtype), torch.ones(8, dtype=dtype), torch.zeros(8, dtype=dtype), 1e-5
+    )
 
     def result() -> Tensor:
         if operation == "attention":
             return attend_on_cpu(x.view(6, 4, 1, 1, 8).expand(6, 4, 1, 3, 8).permute(3, 0, 2, 1, 4), second[:4, :4])
         if operation == "linear of norm":
-            return linear_of_norm(x, first, None, again, lambda y: y)
+            return norm_linear(x, first, None, again, lambda y: y)
         return recompute_linear.perceptron((x, first, None), second, None, again if "again" in operation else None)
 
     def gradients(*, autocast: bool) -> list[Tensor]:

@@ -13,7 +13,7 @@ from torch import nn
 from credit.config.schema_trainer import LoraConfig
 from credit.errors import ConfigError
 from credit.models import lora
-from credit.models.device_paths import as_on_gpu
+from credit.models.device_paths import force_gpu_path
 from credit.models.wxformer import WXFormer, spectral_norm
 from credit.parallel.activation_checkpoint import checkpoint_blocks, plain_name
 
@@ -77,13 +77,15 @@ def test_training_starts_from_the_base_and_leaves_it_alone(use_spectral_norm: bo
     assert with_gradient == {name for name, _ in lora.initial_adapters(model, 0)} and with_gradient
     model.zero_grad()
 
-    base = {name: tensor.clone() for name, tensor in lora.base_state(model).items()}
+    base = {name: tensor.clone() for name, tensor in lora.base_state_dict(model).items()}
     assert {name: t.shape for name, t in base.items()} == {name: t.shape for name, t in plain.state_dict().items()}
-    saved = {name: tensor.clone() for name, tensor in lora.saved_state(model).items()}
+    saved = {name: tensor.clone() for name, tensor in lora.checkpoint_state_dict(model).items()}
     train(model)
-    assert {name for name, t in lora.saved_state(model).items() if not torch.equal(t, saved[name])} == saved.keys()
+    assert {
+        name for name, t in lora.checkpoint_state_dict(model).items() if not torch.equal(t, saved[name])
+    } == saved.keys()
     # bit for bit; u and v of adapted layers are saved with the adapters
-    moved = {name for name, tensor in lora.base_state(model).items() if not torch.equal(tensor, base[name])}
+    moved = {name for name, tensor in lora.base_state_dict(model).items() if not torch.equal(tensor, base[name])}
     assert moved == {name.replace(".weight.1.", ".weight.0.") for name in saved if name.endswith((".u", ".v"))}
 
 
@@ -166,7 +168,7 @@ def test_checkpointing_does_not_mix_up_the_products_of_adapters(prepared: bool, 
                 spectral_norm.prepare_before_forward(block)
         if checkpointed:
             checkpoint_blocks(model, mode)
-        with as_on_gpu() if prepared else contextlib.nullcontext():
+        with force_gpu_path() if prepared else contextlib.nullcontext():
             results.append(gradients_of_two_steps(model, torch.randn(6, 4)))
     expected, recomputed = results
     assert recomputed.keys() == expected.keys() and len(expected) == 2 * 2 * 4
@@ -175,9 +177,9 @@ def test_checkpointing_does_not_mix_up_the_products_of_adapters(prepared: bool, 
 
 
 def test_a_checkpoint_holds_the_adapters_and_their_vectors() -> None:
-    saved = lora.saved_state(adapted())
+    saved = lora.checkpoint_state_dict(adapted())
     assert {name.rpartition(".")[2] for name in saved} == {"a", "b", "u", "v"}
-    assert lora.saved_state(build()).keys() == build().state_dict().keys()
+    assert lora.checkpoint_state_dict(build()).keys() == build().state_dict().keys()
 
 
 def test_adapters_start_from_seed_and_path_on_the_meta_device_too() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from credit.errors import ConfigError
-from credit.models.wxformer.padding import SpherePadding, automatic_pads, build_padding, fitting_multiple
+from credit.models.wxformer.padding import SpherePadding, auto_padding, build_padding, window_multiple
 
 from .small import build
 
@@ -114,8 +114,8 @@ def test_gradients_reach_vector_rows_with_their_sign() -> None:
     ],
 )
 def test_automatic_pads(size: int, strides: tuple, windows: tuple, expected: tuple[int, int]) -> None:
-    multiple = fitting_multiple(strides, windows)
-    assert automatic_pads(size, multiple, strides) == expected
+    multiple = window_multiple(strides, windows)
+    assert auto_padding(size, multiple, strides) == expected
     for i, (long, short) in enumerate(windows):
         cells = (size + sum(expected)) // 2 ** (i + 1)
         assert cells % long == cells % short == 0

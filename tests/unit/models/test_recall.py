@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from credit.models.recompute_cache import recall, recalling
+from credit.models.recompute_cache import recall, recompute_contexts
 from credit.models.wxformer import spectral_norm
 from credit.parallel.activation_checkpoint import checkpoint_blocks
 
@@ -42,7 +42,7 @@ def test_a_recomputation_takes_what_was_computed_also_the_second_time() -> None:
     def twice(x: Tensor) -> Tensor:
         return Counted.apply(Counted.apply(x.sin()))
 
-    y = checkpoint(twice, x, use_reentrant=False, context_fn=recalling).sum()
+    y = checkpoint(twice, x, use_reentrant=False, context_fn=recompute_contexts).sum()
     assert Counted.calls == 2
     for _ in range(2):
         (gradient,) = torch.autograd.grad(y, x, retain_graph=True)
@@ -78,13 +78,13 @@ def test_a_rollout_has_the_same_gradients_for_fewer_operations(
         return [p.grad for p in model.parameters() if p.requires_grad], counter.get_total_flops()
 
     plain, operations = rollout()
-    recalled, fewer = rollout(context_fn=recalling)
+    recalled, fewer = rollout(context_fn=recompute_contexts)
     assert all(torch.equal(one, other) for one, other in zip(recalled, plain, strict=True))
     assert fewer < operations
 
 
 def test_passes_that_differ_are_noticed() -> None:
-    first, again = recalling()
+    first, again = recompute_contexts()
     with first:
         for _ in range(2):
             recall(lambda: (torch.ones(1),))

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from credit.errors import ConfigError
-from credit.models.device_paths import as_on_gpu
+from credit.models.device_paths import force_gpu_path
 from credit.models.wxformer import spectral_norm
 from credit.parallel.activation_checkpoint import checkpoint_blocks, plain_name
 from tests.unit.models.small import build, fields
@@ -53,7 +53,7 @@ def test_nothing_is_computed_three_times() -> None:
             model(fields()).square().mean().backward()
         return counter.get_total_flops()
 
-    with as_on_gpu():  # where nothing is computed again by itself
+    with force_gpu_path():  # where nothing is computed again by itself
         kept = operations()
     assert operations() == kept
 

@@ -86,7 +86,7 @@ def test_a_model_that_is_not_sharded() -> None:
     assert all(state[name].data_ptr() != value.data_ptr() for name, value in model.state_dict().items())
     fsdp2.fsdp2_load_state_dict(model, {name: value + 1 for name, value in state.items()})
     assert all(torch.equal(value, state[name] + 1) for name, value in model.state_dict().items())
-    fsdp2.reduce_gradients(model, False)
+    fsdp2.set_gradient_sync(model, False)
     fsdp2.reshard(model)
 
 

@@ -5,41 +5,41 @@ from __future__ import annotations
 import pytest
 
 from credit.errors import ConfigError
-from credit.parallel.process_info import first_host, read_launch, require_one_process
+from credit.parallel.process_info import first_host, read_process_info, require_one_process
 
 SLURM = {"SLURM_JOB_ID": "4711", "SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1",
          "SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_STEP_NODELIST": "gpu[003-004]"}  # fmt: skip
 
 
 def test_no_launcher_is_one_process() -> None:
-    launch = read_launch({})
+    launch = read_process_info({})
     assert (launch.rank, launch.world, launch.launcher, launch.is_main) == (0, 1, "none", True)
 
 
 def test_a_shell_in_an_allocation_is_no_launcher() -> None:
-    launch = read_launch({"SLURM_JOB_ID": "4711", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"})
+    launch = read_process_info({"SLURM_JOB_ID": "4711", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"})
     assert (launch.world, launch.job_id) == (1, "4711")
 
 
 def test_torchrun_tells_everything() -> None:
     env = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a",
            "MASTER_PORT": "1", "PBS_JOBID": "17.head", "TORCHELASTIC_RESTART_COUNT": "2"}  # fmt: skip
-    launch = read_launch(env)
+    launch = read_process_info(env)
     assert (launch.rank, launch.world, launch.local_rank, launch.launcher) == (3, 4, 1, "torchrun")
     assert launch.address is None and launch.job_id == "17.head" and launch.attempt == 2 and not launch.is_main
 
 
 def test_slurm_meets_on_the_first_host() -> None:
-    launch = read_launch(SLURM)
+    launch = read_process_info(SLURM)
     assert (launch.rank, launch.world, launch.local_rank, launch.launcher) == (5, 8, 1, "slurm")
     assert launch.address == ("gpu003", 24711), "ranks of one job agree on host and port without talking"
-    assert read_launch({**SLURM, "SLURM_PROCID": "0"}).address == launch.address
+    assert read_process_info({**SLURM, "SLURM_PROCID": "0"}).address == launch.address
 
 
 def test_mpi_before_the_daemons_of_slurm() -> None:
     env = {**SLURM, "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "2",
            "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}  # fmt: skip
-    launch = read_launch(env)
+    launch = read_process_info(env)
     assert (launch.rank, launch.world, launch.launcher) == (2, 4, "openmpi")
     assert launch.address == ("localhost", 24711)
 
@@ -47,8 +47,8 @@ def test_mpi_before_the_daemons_of_slurm() -> None:
 def test_mpi_on_several_hosts_needs_an_address() -> None:
     env = {"PALS_RANKID": "0", "PALS_SIZE": "8", "PALS_LOCAL_RANKID": "0", "PALS_LOCAL_SIZE": "4"}
     with pytest.raises(ConfigError, match="export MASTER_ADDR="):
-        read_launch(env)
-    assert read_launch({**env, "MASTER_ADDR": "n1"}).address == ("n1", 20000)
+        read_process_info(env)
+    assert read_process_info({**env, "MASTER_ADDR": "n1"}).address == ("n1", 20000)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_mpi_on_several_hosts_needs_an_address() -> None:
 )
 def test_bad_variables(env: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        read_launch(env)
+        read_process_info(env)
 
 
 def test_what_runs_on_one_process_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

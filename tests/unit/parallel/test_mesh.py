@@ -6,7 +6,7 @@ import pytest
 
 from credit.config.schema_trainer import ParallelismConfig
 from credit.errors import ConfigError
-from credit.parallel.mesh import Degrees, RunMesh, plan_degrees
+from credit.parallel.mesh import DeviceGrid, ParallelDims, plan_degrees
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from credit.parallel.mesh import Degrees, RunMesh, plan_degrees
     ],
 )
 def test_degrees(conf: dict, world: int, degrees: tuple[int, int, int]) -> None:
-    assert plan_degrees(ParallelismConfig(**conf), world) == Degrees(*degrees)
+    assert plan_degrees(ParallelismConfig(**conf), world) == ParallelDims(*degrees)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_what_does_not_factor_names_what_would(conf: dict, world: int, message: 
 
 
 def test_neighbours_are_tensor_peers_and_share_samples() -> None:
-    ranks = [RunMesh(Degrees(replicate=2, shard=2, tensor=2), rank) for rank in range(8)]
+    ranks = [DeviceGrid(ParallelDims(replicate=2, shard=2, tensor=2), rank) for rank in range(8)]
     assert [m.data_rank for m in ranks] == [0, 0, 1, 1, 2, 2, 3, 3]
     assert [m.tensor_rank for m in ranks] == [0, 1] * 4
     assert ranks[0].data_ranks == 4

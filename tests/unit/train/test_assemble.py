@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 
 from credit.config import Config, build_config
-from credit.config.schema_data import FieldConfig
-from credit.train.build import as_trained
+from credit.config.schema_data import VariableOptions
+from credit.train.build import with_trained_settings
 from tests.unit.config.test_load import MINIMAL
 
 
@@ -25,6 +25,6 @@ def test_bounds_of_forcing_are_the_forecasts_own() -> None:
     """Those of outputs belong to the weights."""
     trained = _config(tp={"minimum": 0}, siconc={"temporal": "mean", "maximum": 2})
     config = _config(tp={"maximum": 9}, siconc={"minimum": 0, "in_forecast": "climatology"})
-    fields = as_trained(config, trained).data.fields
-    assert fields["tp"] == FieldConfig(minimum=0)
-    assert fields["siconc"] == FieldConfig(temporal="mean", minimum=0, in_forecast="climatology")
+    fields = with_trained_settings(config, trained).data.fields
+    assert fields["tp"] == VariableOptions(minimum=0)
+    assert fields["siconc"] == VariableOptions(temporal="mean", minimum=0, in_forecast="climatology")

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from credit.errors import CheckpointError, ConfigError
 from credit.train.checkpoint import checkpoint, sharded
-from credit.train.checkpoint.async_writer import CheckpointStore
+from credit.train.checkpoint.async_writer import AsyncCheckpointer
 
 
 def tensors(step: float) -> dict[str, dict[str, Tensor]]:
@@ -42,7 +42,7 @@ ASSETS = {"mask": torch.tensor([[True, False]]), "turned": torch.arange(6.0).res
 
 def save(folder: Path, *steps: int, **options: object) -> Path:
     """Save these steps one after the other and return the last."""
-    with CheckpointStore(folder) as store:
+    with AsyncCheckpointer(folder) as store:
         for step in steps:
             path = store.save(step, tensors(step), ASSETS, {"note": "x"}, **options)
     return path
@@ -68,7 +68,7 @@ def largest_file(size: int) -> Iterator[None]:
 def test_round_trip(tmp_path: Path) -> None:
     path = save(tmp_path, 7)
     assert path.name == "step_00000007"
-    assert checkpoint.find_damage(path) is None
+    assert checkpoint.verify_checkpoint(path) is None
     meta = checkpoint.load_meta(path)
     assert meta["note"] == "x" and meta["step"] == 7
     for stem, expected in tensors(7).items():
@@ -95,7 +95,7 @@ def test_what_is_saved_is_what_was_there(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(sharded, "save_file", late)
     live, meta = tensors(1), {"position": 1}
-    with CheckpointStore(tmp_path) as store:
+    with AsyncCheckpointer(tmp_path) as store:
         path = store.save(1, live, ASSETS, meta)
         for named in live.values():
             for value in named.values():
@@ -112,7 +112,7 @@ def test_what_is_saved_is_what_was_there(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_saves_follow_each_other(tmp_path: Path) -> None:
     """The host memory of one save is used again by the next, which may have other tensors."""
-    with CheckpointStore(tmp_path) as store:
+    with AsyncCheckpointer(tmp_path) as store:
         for step in (1, 2):
             store.save(step, tensors(step), ASSETS, {})
         store.save(3, {"model": {"matrix": torch.ones(3, 3), "new": torch.ones(2)}}, {}, {})
@@ -159,11 +159,11 @@ def test_every_flipped_byte_is_found(tmp_path: Path) -> None:
         file = draw.choice(files)
         content = file.read_bytes()
         flip(file, draw.randrange(len(content)))
-        assert checkpoint.find_damage(path) is not None, file
+        assert checkpoint.verify_checkpoint(path) is not None, file
         file.write_bytes(content[: draw.randrange(len(content))])
-        assert checkpoint.find_damage(path) is not None, file
+        assert checkpoint.verify_checkpoint(path) is not None, file
         file.write_bytes(content)
-    assert checkpoint.find_damage(path) is None
+    assert checkpoint.verify_checkpoint(path) is None
 
 
 @pytest.mark.parametrize(("what", "limit"), [("weights", 900), ("meta", 5000)])
@@ -173,7 +173,7 @@ def test_a_full_disk_leaves_the_old_ones_and_the_run(
     good = save(tmp_path, 1)
     meta = {"note": "x" * (10 * limit if what == "meta" else 1)}
     says = "step_00000002.*File too large.*older checkpoints are untouched"
-    with CheckpointStore(tmp_path) as store:
+    with AsyncCheckpointer(tmp_path) as store:
         with largest_file(limit):
             store.save(2, tensors(2), ASSETS, meta)
             store.point("best", 2)
@@ -190,14 +190,14 @@ def test_a_full_disk_leaves_the_old_ones_and_the_run(
 
 
 def test_the_end_of_a_run_completes_its_save(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(KeyError, match="why"), CheckpointStore(tmp_path) as store:
+    with pytest.raises(KeyError, match="why"), AsyncCheckpointer(tmp_path) as store:
         store.save(1, tensors(1), ASSETS, {})
         raise KeyError("why")
     assert checkpoint.newest_checkpoint(tmp_path) == tmp_path / "step_00000001"
     with largest_file(900):
-        with pytest.raises(CheckpointError, match="step_00000002"), CheckpointStore(tmp_path) as store:
+        with pytest.raises(CheckpointError, match="step_00000002"), AsyncCheckpointer(tmp_path) as store:
             store.save(2, tensors(2), ASSETS, {})
-        with pytest.raises(KeyError, match="why"), CheckpointStore(tmp_path) as store:
+        with pytest.raises(KeyError, match="why"), AsyncCheckpointer(tmp_path) as store:
             store.save(2, tensors(2), ASSETS, {})
             raise KeyError("why")
     assert "step_00000002: cannot be saved" in caplog.text
@@ -221,7 +221,7 @@ def test_a_step_that_is_saved_again_is_replaced(tmp_path: Path) -> None:
 
 def test_links_and_pruning(tmp_path: Path) -> None:
     keep = checkpoint.Retention(last=2)
-    with CheckpointStore(tmp_path) as store:
+    with AsyncCheckpointer(tmp_path) as store:
         for step in range(1, 6):
             links = ("latest", "best") if step == 2 else ("latest",)
             store.save(step, tensors(step), ASSETS, {}, links, keep)
@@ -291,7 +291,7 @@ def test_fingerprint_tells_weights_apart(tmp_path: Path) -> None:
 def test_weights_of_another_model(tmp_path: Path) -> None:
     model = nn.Linear(3, 2)
     state = {"weight": torch.zeros(2, 4), "gain": torch.zeros(2)}
-    with CheckpointStore(tmp_path) as store:
+    with AsyncCheckpointer(tmp_path) as store:
         path = store.save(1, {"model": state}, {}, {})
     for load in (
         lambda: checkpoint.load_state(model, state, tmp_path),

@@ -19,10 +19,10 @@ from credit.models.wxformer import spectral_norm
 from credit.models.wxformer.decoder import UpBlockPS
 from credit.models.wxformer.embed import CrossScaleEmbedding
 from credit.parallel.activation_checkpoint import checkpoint_blocks
-from credit.parallel.mesh import RunMesh
+from credit.parallel.mesh import DeviceGrid
 from credit.train import build_model
 from credit.train.build_model import compile_blocks
-from credit.train.dry_run import blank_assets
+from credit.train.dry_run import dummy_assets
 from tests.unit.hpc.measured import GRID, small_config
 from tests.unit.models.small import build
 
@@ -61,9 +61,9 @@ def test_nothing_to_compile_with(
     with pytest.raises(ConfigError, match=f"trainer.compile: true, but .*({missing})"):
         build_model.require_compiler(torch.device(device))
     config = small_config("trainer.compile=true")
-    assets = blank_assets(config, build_grid(GRID), {})
+    assets = dummy_assets(config, build_grid(GRID), {})
     with pytest.raises(ConfigError, match="set trainer.compile to false"):
-        build_model.allocate_network(config, assets, RunMesh(), torch.device(device))
+        build_model.build_parallel_model(config, assets, DeviceGrid(), torch.device(device))
 
 
 def test_a_compiler_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

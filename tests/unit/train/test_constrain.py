@@ -13,9 +13,9 @@ import torch
 
 from credit.config import build_config
 from credit.errors import ConfigError
-from credit.train.assets import Assets
+from credit.train.assets import ModelAssets
 from credit.train.build import build_stepper
-from credit.train.initial_condition_checks import describe_other_static
+from credit.train.initial_condition_checks import describe_static_mismatch
 from tests.unit.forecast import air
 from tests.unit.forecast.air import FLUXES, H, W, assemble, initial_state, raw_config, split, totals
 
@@ -191,21 +191,23 @@ def test_coefficients_alone_have_no_effect(tmp_path: Path) -> None:
 
 def test_the_checkpoint_has_the_layers(tmp_path: Path) -> None:
     _, assets, _ = assemble(raw_config(tmp_path))
-    again = Assets.load(assets.meta(), assets.tensors())
+    again = ModelAssets.load(assets.meta(), assets.tensors())
     assert np.array_equal(again.layers.a, assets.layers.a)
     before = {key: value for key, value in assets.meta().items() if key != "layers"}
-    assert Assets.load(before, assets.tensors()).layers is None
+    assert ModelAssets.load(before, assets.tensors()).layers is None
 
 
 def test_another_ground_than_that_of_training_is_named(tmp_path: Path) -> None:
     _, assets, _ = assemble(raw_config(tmp_path))
     ground = assets.static_stored_CHW
-    assert ground.shape == (1, H, W) and describe_other_static(assets, ground * (1 + 1e-5)) == ""
-    assert describe_other_static(assets, ground + 500).startswith("zs (by up to 500): the data's static fields are not")
+    assert ground.shape == (1, H, W) and describe_static_mismatch(assets, ground * (1 + 1e-5)) == ""
+    assert describe_static_mismatch(assets, ground + 500).startswith(
+        "zs (by up to 500): the data's static fields are not"
+    )
     lacking, bare = assets.static_CHW.copy(), ground.copy()
     lacking[:, :2], bare[:, 1:3] = np.nan, np.nan
     for trained in (assets, replace(assets, static_CHW=lacking)):
         for data in (ground, bare):
-            assert describe_other_static(trained, data) == ""
-            assert describe_other_static(trained, data + 500).startswith("zs (by up to 500)")
-    assert describe_other_static(assets, np.full_like(ground, np.nan)) == ""
+            assert describe_static_mismatch(trained, data) == ""
+            assert describe_static_mismatch(trained, data + 500).startswith("zs (by up to 500)")
+    assert describe_static_mismatch(assets, np.full_like(ground, np.nan)) == ""

@@ -13,21 +13,21 @@ import torch
 
 from credit.config import build_config
 from credit.errors import CheckpointError, ConfigError
-from credit.train.checkpoint.async_writer import CheckpointStore
-from credit.train.checkpoint.resume import find_start, find_weights, prepare_folder, require_same_run
+from credit.train.checkpoint.async_writer import AsyncCheckpointer
+from credit.train.checkpoint.resume import find_checkpoint, find_initial_weights, prepare_folder, require_same_run
 from tests.unit.config.test_load import MINIMAL
 
 
 def begun(resume: str | Path, folder: Path) -> tuple[Path | None, Path | None]:
     """The checkpoint and the file that a run begins with."""
     config = SimpleNamespace(trainer=SimpleNamespace(resume=str(resume)))
-    origin = find_start(config, folder)
-    return origin, find_weights(config, origin)
+    origin = find_checkpoint(config, folder)
+    return origin, find_initial_weights(config, origin)
 
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
-    with CheckpointStore(tmp_path / "run" / "checkpoints") as store:
+    with AsyncCheckpointer(tmp_path / "run" / "checkpoints") as store:
         return store.save(1, {"model": {"x": torch.ones(2)}}, {}, {})
 
 

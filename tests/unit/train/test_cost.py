@@ -10,17 +10,17 @@ from torch import Tensor, nn
 
 from credit.cli.plan import build_grid
 from credit.config import Config
-from credit.models.device_paths import as_on_gpu
-from credit.train.dry_run import blank_assets
+from credit.models.device_paths import force_gpu_path
+from credit.train.dry_run import dummy_assets
 from credit.train.monitor import flops
-from credit.train.monitor.flops import NetworkCost
+from credit.train.monitor.flops import FlopCounter
 from tests.unit.hpc.measured import GRID, counted_flops, small_config, traced
 
 BATCH, CELLS, WIDE, OUT = 2, 48 * 96, 32, 6
 
 
-def cost_of(config: Config) -> NetworkCost:
-    return NetworkCost(config, blank_assets(config, build_grid(GRID), {}))
+def cost_of(config: Config) -> FlopCounter:
+    return FlopCounter(config, dummy_assets(config, build_grid(GRID), {}))
 
 
 class Small(nn.Module):
@@ -68,19 +68,19 @@ def test_the_peak_is_that_of_what_the_network_computes_in(
 ) -> None:
     monkeypatch.setattr(flops, "build_network", lambda config, channels, *_: Small(len(channels.input)))
     config = small_config(*overrides)
-    assets = blank_assets(config, build_grid(GRID), {})
-    assert NetworkCost(config, assets, sharded).operations(1).keys() == {rate}
+    assets = dummy_assets(config, build_grid(GRID), {})
+    assert FlopCounter(config, assets, sharded).operations(1).keys() == {rate}
 
 
 def test_one_step_is_what_a_real_one_computes() -> None:
     config = small_config()
-    with as_on_gpu():  # what a CPU computes again is no operation of the network
+    with force_gpu_path():  # what a CPU computes again is no operation of the network
         assert sum(cost_of(config).operations(1).values()) == counted_flops(config)
 
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_the_plan_traces_as_many_without_checkpointing(steps: int) -> None:
-    with as_on_gpu():
+    with force_gpu_path():
         wanted = traced(small_config("trainer.recompute_steps=false"), rollout=steps).flops
     config = small_config("trainer.activation_checkpoint=true", f"data.forecast_len={steps}")
     assert sum(cost_of(config).operations(steps).values()) == wanted

@@ -12,17 +12,17 @@ import pytest
 import torch
 from torch import nn
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.channels import ChannelMap
 from credit.config.schema_data import DataConfig
 from credit.data.normalize import Normalizer
-from credit.data.samples.frames import Frames
+from credit.data.samples.frames import FrameReader
 from credit.data.store.statistics import Statistics
 from credit.errors import ConfigError, CreditError, DataError
 from credit.forecast.stepper import Stepper
-from credit.parallel.mesh import Degrees, RunMesh
+from credit.parallel.mesh import DeviceGrid, ParallelDims
 from credit.train.monitor.metrics_log import MetricsLog
-from credit.train.monitor.preview import EarlyView, EarlyViewPlan
+from credit.train.monitor.preview import Preview, PreviewPlan
 from credit.train.monitor.run_files import early_rows
 from credit.verify.plots.preview import draw_early_view
 from tests.unit.analytic_reader import AnalyticReader, make_grid
@@ -34,7 +34,7 @@ GROUPS = {
     "dynamic_forcing": {"vars_3D": [], "vars_2D": ["sin_year"]},
 }
 CHANNELS = ChannelMap.build(GROUPS, [500.0])
-GRID, CLOCK = make_grid(6, 12), Clock()
+GRID, CLOCK = make_grid(6, 12), Calendar()
 TENDENCY = np.array([3.0, 0.5])
 SHOWN = ["tp", "t2m", "z500"]
 INITIAL = [CLOCK.parse(f"2001-01-{day:02d}") for day in (2, 4, 7)]
@@ -65,7 +65,7 @@ def field(minutes: int, channel: int) -> np.ndarray:
     return 100 + 7 * channel + 5 * np.sin(0.9 * columns + 0.3 * rows + minutes / 700 + channel)
 
 
-def make(network: nn.Module, mesh: RunMesh, folder: Path, draw=lambda *_: []) -> EarlyView:
+def make(network: nn.Module, mesh: DeviceGrid, folder: Path, draw=lambda *_: []) -> Preview:
     periods = {name: ["2001-01-01", "2001-01-10"] for name in ("train", "valid", "test")}
     conf = DataConfig.model_validate(
         {"sources": [{"path": "none.nc"}], "levels": [500], "variables": GROUPS, "splits": periods}
@@ -82,8 +82,8 @@ def make(network: nn.Module, mesh: RunMesh, folder: Path, draw=lambda *_: []) ->
     stepper = Stepper(network, CHANNELS, normalizer, torch.zeros(0, *GRID.shape), True, *bounds, valid)
     area = np.stack([GRID.area_weights() * (~HIDDEN if number == 1 else 1.0) for number in range(3)])
     weight = torch.from_numpy(area / area.sum(axis=(1, 2), keepdims=True))
-    plan = EarlyViewPlan(SHOWN, INITIAL, LEAD)
-    return EarlyView(plan, stepper, Frames(reader, conf, None), conf, weight, mesh, folder, draw)
+    plan = PreviewPlan(SHOWN, INITIAL, LEAD)
+    return Preview(plan, stepper, FrameReader(reader, conf, None), conf, weight, mesh, folder, draw)
 
 
 def expected(initial: list[int]) -> dict[str, float]:
@@ -103,7 +103,7 @@ def expected(initial: list[int]) -> dict[str, float]:
 
 
 def test_scores_are_those_of_numpy(tmp_path: Path) -> None:
-    scores = make(Network(), RunMesh(), tmp_path).score(lambda: False)
+    scores = make(Network(), DeviceGrid(), tmp_path).score(lambda: False)
     # fields are float32
     assert scores == pytest.approx(expected(INITIAL), rel=1e-5)
     assert len(scores) == 2 * 3 * 4
@@ -111,7 +111,9 @@ def test_scores_are_those_of_numpy(tmp_path: Path) -> None:
 
 def test_ranks_share_the_cases_and_run_the_same_number_of_forwards(tmp_path: Path) -> None:
     networks = [Network(), Network()]
-    parts = [make(networks[rank], RunMesh(Degrees(shard=2), rank), tmp_path).score(lambda: False) for rank in (0, 1)]
+    parts = [
+        make(networks[rank], DeviceGrid(ParallelDims(shard=2), rank), tmp_path).score(lambda: False) for rank in (0, 1)
+    ]
     # the reduction over ranks is a mean, which one process leaves out
     both = {key: np.sqrt((parts[0][key] ** 2 + parts[1][key] ** 2) / 2) for key in parts[0]}
     assert both == pytest.approx(expected(INITIAL), rel=1e-5)
@@ -120,7 +122,7 @@ def test_ranks_share_the_cases_and_run_the_same_number_of_forwards(tmp_path: Pat
 
 def test_training_does_not_notice(tmp_path: Path) -> None:
     network = Network().train()
-    view = make(network, RunMesh(), tmp_path)
+    view = make(network, DeviceGrid(), tmp_path)
     before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
     first = view.score(lambda: False)
     assert torch.equal(before[0], torch.get_rng_state())
@@ -136,7 +138,7 @@ def test_training_does_not_notice(tmp_path: Path) -> None:
 def test_a_request_to_stop_is_heard_between_forecasts(tmp_path: Path) -> None:
     network, asked = Network().train(), iter([False, True])
     log = MetricsLog(tmp_path, 0, enabled=True, tensorboard=False)
-    assert not make(network, RunMesh(), tmp_path)(5, log, lambda: next(asked))
+    assert not make(network, DeviceGrid(), tmp_path)(5, log, lambda: next(asked))
     log.close()
     assert network.calls == 4 and network.training
     assert (tmp_path / "metrics.jsonl").read_text() == ""
@@ -148,7 +150,7 @@ def test_what_cannot_be_drawn_is_a_warning(tmp_path: Path, caplog: pytest.LogCap
 
     log = MetricsLog(tmp_path, 0, enabled=True, tensorboard=False)
     with caplog.at_level(logging.WARNING):
-        assert make(Network(), RunMesh(), tmp_path, full)(5, log, lambda: False)
+        assert make(Network(), DeviceGrid(), tmp_path, full)(5, log, lambda: False)
     log.close()
     assert "early view at step 5: not drawn (early_rmse.png: cannot be written (No space" in caplog.text
     assert early_rows(tmp_path)[5] == pytest.approx(expected(INITIAL), rel=1e-5)
@@ -162,7 +164,7 @@ def test_figures_are_replaced_and_begin_anew_after_a_rewind(tmp_path: Path) -> N
         return draw_early_view(folder, reader, history, *rest)
 
     network = Network()
-    view = make(network, RunMesh(), tmp_path, draw)
+    view = make(network, DeviceGrid(), tmp_path, draw)
     log = MetricsLog(tmp_path, 0, enabled=True, tensorboard=False)
     names = {"early_rmse.png", "early_map_tp.png", "early_map_t2m.png", "early_map_z500.png"}
     pictures = []
@@ -181,7 +183,7 @@ def test_figures_are_replaced_and_begin_anew_after_a_rewind(tmp_path: Path) -> N
 
 def test_a_network_that_runs_away_has_curves_and_no_map(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     log = MetricsLog(tmp_path, 0, enabled=True, tensorboard=False)
-    view = make(Network(torch.inf), RunMesh(), tmp_path, draw_early_view)
+    view = make(Network(torch.inf), DeviceGrid(), tmp_path, draw_early_view)
     assert view(5, log, lambda: False)
     log.close()
     row = json.loads((tmp_path / "metrics.jsonl").read_text())

@@ -6,14 +6,14 @@ import torch
 from torch import nn
 
 from credit.models.wxformer import spectral_norm
-from credit.train.ema import WeightAverage
+from credit.train.ema import EMA
 
 
 def test_the_formula() -> None:
     model = nn.Linear(2, 2, bias=False)
     with torch.no_grad():
         model.weight.fill_(1.0)
-    average = WeightAverage(model, decay=0.5)
+    average = EMA(model, decay=0.5)
     expected = 1.0
     for step in range(20):
         with torch.no_grad():
@@ -27,7 +27,7 @@ def test_the_formula() -> None:
 def test_applied_swaps_and_restores() -> None:
     torch.manual_seed(0)
     model = spectral_norm.apply_spectral_norm(nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4)))
-    average = WeightAverage(model, decay=0.9)
+    average = EMA(model, decay=0.9)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter))

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from credit.hpc.planner.gpus import gpu_names, reported_peaks
-from credit.train.checkpoint.train_state import Progression
+from credit.train.checkpoint.train_state import TrainState
 from credit.train.monitor.summary import describe, summarise
-from credit.train.monitor.usage import Meter
+from credit.train.monitor.usage import UsageMeter
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 PEAKS = {"bfloat16": 1000.0, "tf32": 500.0, "float32": 50.0}
@@ -39,9 +39,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return now
 
 
-def meter_of(device: torch.device = GPU, peaks: dict[str, float] | None = None, cost: Any = None) -> Meter:
+def meter_of(device: torch.device = GPU, peaks: dict[str, float] | None = None, cost: Any = None) -> UsageMeter:
     """Return the meter of 8 processes, 2 of which share a sample; a step is 3 micro-batches."""
-    return Meter(device, 8, cost or Cost(), 3 / 2, 24, PEAKS if peaks is None else peaks, None, 1000.0)
+    return UsageMeter(device, 8, cost or Cost(), 3 / 2, 24, PEAKS if peaks is None else peaks, None, 1000.0)
 
 
 def test_rates_by_hand(clock: SimpleNamespace) -> None:
@@ -80,7 +80,7 @@ def test_a_run_adds_up_over_its_parts(clock: SimpleNamespace) -> None:
     first.add_energy(3.6e6)
     lost = first.add_steps([1], 10.0, 0.0)
     # killed; the next part goes on from the checkpoint
-    second = Meter(GPU, 4, Cost(), 3, 24, PEAKS, None, clock.seconds)
+    second = UsageMeter(GPU, 4, Cost(), 3, 24, PEAKS, None, clock.seconds)
     second.resume(1, stored, [{"step": 1, "wall_hours": 1.0}, lost, {"step": 2, "valid": {}}])
     clock.seconds += 1800
     second.add_energy(1.8e6)
@@ -94,7 +94,7 @@ def test_a_run_adds_up_over_its_parts(clock: SimpleNamespace) -> None:
 
 
 def test_a_checkpoint_of_an_older_version_counts_from_there(clock: SimpleNamespace) -> None:
-    at = Progression()
+    at = TrainState()
     at.restore({"step": 500})
     meter = meter_of()
     meter.resume(at.step, at.spent, [{"step": 500, "samples_per_s": 3.0}])
@@ -114,12 +114,12 @@ def test_a_run_that_fails_before_its_first_step_has_no_energy_a_sample(clock: Si
     meter.resume(0, {}, [{"wall_hours": 1.0, "gpu_hours": 8.0, "energy_kwh": 2.0}])
     clock.seconds += 36
     meter.state()
-    found = summarise(meter_on_cpu_name(meter), Progression(), "skill", 1, [], 1.0)
+    found = summarise(meter_on_cpu_name(meter), TrainState(), "skill", 1, [], 1.0)
     assert found["energy_kwh"] == 2.0 and "kwh_per_1000_samples" not in found
     assert "2 kWh" in describe(found, Path("run"), 20)
 
 
-def meter_on_cpu_name(meter: Meter) -> Meter:
+def meter_on_cpu_name(meter: UsageMeter) -> UsageMeter:
     """Return a GPU's meter for a summary here, where there is none whose name could be asked for."""
     meter.device = CPU
     return meter
@@ -134,7 +134,7 @@ def test_the_summary_by_hand(clock: SimpleNamespace) -> None:
     clock.seconds += 70
     meter.add_energy(3.6e5)
     meter.add_steps([1] * 10, seconds=50.0, wait=5.0)
-    at = Progression(step=10, best=0.25, best_step=8)
+    at = TrainState(step=10, best=0.25, best_step=8)
     found = summarise(meter_on_cpu_name(meter), at, "skill", 1, [4.0, 5.0, 9.0], 2.5)
     shares = {"steps": 0.5, "data_wait": 0.05, "validation": 0.2, "checkpoints": 0.1, "other": 0.2}
     assert found["time_shares"] == pytest.approx(shares)
@@ -152,7 +152,7 @@ def test_the_path_of_the_best_is_that_of_a_checkpoint(clock: SimpleNamespace, tm
     meter = meter_of()
     clock.seconds += 60
     meter.state()
-    summary = summarise(meter_on_cpu_name(meter), Progression(10, 0.25, 8), "skill", 1, [], 1.0)
+    summary = summarise(meter_on_cpu_name(meter), TrainState(10, 0.25, 8), "skill", 1, [], 1.0)
     folder = tmp_path / "checkpoints"
     assert (
         "best      skill 0.2500 at step 8, whose checkpoint could not be saved\n"
@@ -174,10 +174,10 @@ def test_a_best_that_is_no_better_than_persistence_is_a_warning(
     meter = meter_of()
     clock.seconds += 60
     meter.state()
-    summary = summarise(meter_on_cpu_name(meter), Progression(10, skill, 8), "skill", 1, [], 1.0)
+    summary = summarise(meter_on_cpu_name(meter), TrainState(10, skill, 8), "skill", 1, [], 1.0)
     assert ("no validation was better than that" in describe(summary, Path("run"), 20)) == warns
     # other monitors have no such limit
-    summary = summarise(meter_on_cpu_name(meter), Progression(10, skill, 8), "loss", 1, [], 1.0)
+    summary = summarise(meter_on_cpu_name(meter), TrainState(10, skill, 8), "loss", 1, [], 1.0)
     assert "warning" not in describe(summary, Path("run"), 20)
 
 

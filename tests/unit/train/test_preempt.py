@@ -12,9 +12,9 @@ import pytest
 
 from credit.cli import train
 from credit.errors import ConfigError
-from credit.parallel.process_info import Launch
+from credit.parallel.process_info import ProcessInfo
 from credit.train.monitor import stop_signal
-from credit.train.monitor.stop_signal import StopRequest
+from credit.train.monitor.stop_signal import StopSignal
 from tests.unit.hpc.measured import small_config
 
 
@@ -26,7 +26,7 @@ def handlers() -> None:
 
 
 def test_signal_then_now(tmp_path: Path, handlers: None) -> None:
-    with StopRequest(tmp_path, None, {}) as stop:
+    with StopSignal(tmp_path, None, {}) as stop:
         assert stop.reason(0) is None
         os.kill(os.getpid(), signal.SIGUSR1)
         assert stop.reason(0) == "signal SIGUSR1"
@@ -35,7 +35,7 @@ def test_signal_then_now(tmp_path: Path, handlers: None) -> None:
 
 
 def test_file(tmp_path: Path, handlers: None) -> None:
-    with StopRequest(tmp_path, None, {}) as stop:
+    with StopSignal(tmp_path, None, {}) as stop:
         (tmp_path / "STOP").touch()
         assert stop.reason(0) == "file STOP"
         assert not (tmp_path / "STOP").exists(), "the next run must not stop at once"
@@ -45,7 +45,7 @@ def test_file(tmp_path: Path, handlers: None) -> None:
 def test_one_rank_looks_for_the_file(tmp_path: Path, handlers: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "STOP").touch()
-    with StopRequest(None, None, {}) as stop:
+    with StopSignal(None, None, {}) as stop:
         assert stop.reason(0) is None
     asked = {}
 
@@ -53,11 +53,11 @@ def test_one_rank_looks_for_the_file(tmp_path: Path, handlers: None, monkeypatch
         asked[rank] = folder
         raise InterruptedError
 
-    monkeypatch.setattr(stop_signal, "StopRequest", refuse)
+    monkeypatch.setattr(stop_signal, "StopSignal", refuse)
     config = small_config(f"save_loc={tmp_path}", "trainer.device=cpu")
     for rank in (0, 1):
         with pytest.raises(InterruptedError):
-            train._train(config, Launch(rank, 2))
+            train._train(config, ProcessInfo(rank, 2))
     assert asked == {0: tmp_path, 1: None}
 
 
@@ -65,14 +65,14 @@ def test_one_rank_looks_for_the_file(tmp_path: Path, handlers: None, monkeypatch
 def test_it_leaves_time_to_save(tmp_path: Path, handlers: None, by: str) -> None:
     soon, late = 3600.0, 36000.0
     walltime, job = (soon, late) if by == "walltime" else (late, soon)
-    with StopRequest(tmp_path, walltime, {"CREDIT_JOB_END": f"{time.time() + job:.0f}"}) as stop:
+    with StopSignal(tmp_path, walltime, {"CREDIT_JOB_END": f"{time.time() + job:.0f}"}) as stop:
         assert stop.reason(110) is None
         assert stop.reason(3545) == by
 
 
 def test_an_end_that_is_no_time(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="CREDIT_JOB_END='tomorrow' is no time; the job script sets it"):
-        StopRequest(tmp_path, None, {"CREDIT_JOB_END": "tomorrow"})
+        StopSignal(tmp_path, None, {"CREDIT_JOB_END": "tomorrow"})
 
 
 def test_a_file_system_that_fails_for_a_moment_ends_no_run(
@@ -81,7 +81,7 @@ def test_a_file_system_that_fails_for_a_moment_ends_no_run(
     def stale(*_: object, **__: object) -> None:
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
-    with StopRequest(tmp_path, None, {}) as stop:
+    with StopSignal(tmp_path, None, {}) as stop:
         (tmp_path / "STOP").touch()
         with monkeypatch.context() as failing:
             failing.setattr(os, "stat", stale)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from credit.errors import CheckpointError, ConfigError
-from credit.train.monitor.run_lock import Presence
+from credit.train.monitor.run_lock import RunLock
 
 QUICK = {"beat": 0.05, "silence": 0.5}
 HOLDER = """
@@ -34,7 +34,7 @@ def beat_of(folder: Path) -> dict:
 
 
 def test_it_beats_and_goes(tmp_path: Path) -> None:
-    with Presence(tmp_path, "77", **QUICK) as presence:
+    with RunLock(tmp_path, "77", **QUICK) as presence:
         presence.note(12, "step 13")
         time.sleep(0.3)
         said = beat_of(tmp_path)
@@ -47,14 +47,14 @@ def test_a_living_process_keeps_its_folder_and_a_killed_one_loses_it(tmp_path: P
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     try:
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(ConfigError, match=rf"in use by job job\.1, process {holder.pid} on"), Presence(tmp_path):
+        with pytest.raises(ConfigError, match=rf"in use by job job\.1, process {holder.pid} on"), RunLock(tmp_path):
             pass
         holder.send_signal(signal.SIGKILL)
         # not waited for: a zombie is dead, too
         deadline = time.monotonic() + 10
         while Path(f"/proc/{holder.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
             assert time.monotonic() < deadline
-        with Presence(tmp_path, **QUICK):
+        with RunLock(tmp_path, **QUICK):
             assert beat_of(tmp_path)["pid"] == os.getpid()
     finally:
         holder.kill()
@@ -63,10 +63,10 @@ def test_a_living_process_keeps_its_folder_and_a_killed_one_loses_it(tmp_path: P
 
 
 def test_a_number_that_is_used_again_is_another_process(tmp_path: Path) -> None:
-    with Presence(tmp_path, **QUICK):
+    with RunLock(tmp_path, **QUICK):
         left = beat_of(tmp_path) | {"started": "1"}
     (tmp_path / "heartbeat.json").write_text(json.dumps(left))
-    with Presence(tmp_path, **QUICK):
+    with RunLock(tmp_path, **QUICK):
         assert beat_of(tmp_path)["started"] != "1"
 
 
@@ -80,17 +80,17 @@ def test_a_job_on_another_host_is_given_time_to_beat(tmp_path: Path) -> None:
          "    time.sleep(0.1)", str(path), json.dumps(elsewhere)]
     )  # fmt: skip
     try:
-        with pytest.raises(ConfigError, match="in use by process 5 on elsewhere"), Presence(tmp_path, silence=20):
+        with pytest.raises(ConfigError, match="in use by process 5 on elsewhere"), RunLock(tmp_path, silence=20):
             pass
     finally:
         beating.kill()
         beating.wait()
-    with Presence(tmp_path, **QUICK):
+    with RunLock(tmp_path, **QUICK):
         assert beat_of(tmp_path)["pid"] == os.getpid()
 
 
 def test_who_has_lost_the_folder_leaves_it_alone(tmp_path: Path) -> None:
-    with Presence(tmp_path, **QUICK) as presence:
+    with RunLock(tmp_path, **QUICK) as presence:
         presence.require()
         (tmp_path / "heartbeat.json").write_text(json.dumps(beat_of(tmp_path) | {"pid": 5}))
         time.sleep(0.3)
@@ -104,7 +104,7 @@ def test_who_has_lost_the_folder_leaves_it_alone(tmp_path: Path) -> None:
 )
 def test_a_folder_that_was_removed_was_not_taken(tmp_path: Path, removed: str, says: str) -> None:
     (tmp_path / "run").mkdir()
-    with Presence(tmp_path / "run", **QUICK) as presence:
+    with RunLock(tmp_path / "run", **QUICK) as presence:
         presence.require()
         path = tmp_path / removed
         shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -117,12 +117,12 @@ def test_a_folder_that_was_removed_was_not_taken(tmp_path: Path, removed: str, s
 
 def test_half_a_file_is_no_sign_of_life(tmp_path: Path) -> None:
     (tmp_path / "heartbeat.json").write_text('{"host": "el')
-    with Presence(tmp_path, **QUICK):
+    with RunLock(tmp_path, **QUICK):
         assert beat_of(tmp_path)["pid"] == os.getpid()
 
 
 def test_a_file_system_that_fails_for_a_moment_ends_no_beat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Presence(tmp_path, **QUICK) as presence:
+    with RunLock(tmp_path, **QUICK) as presence:
         with monkeypatch.context() as failing:
             failing.setattr(Path, "read_bytes", stale)
             time.sleep(0.3)
@@ -130,7 +130,7 @@ def test_a_file_system_that_fails_for_a_moment_ends_no_beat(tmp_path: Path, monk
         time.sleep(0.3)
         assert beat_of(tmp_path)["beat"] > before, "others would take the folder from a job that lives"
         presence.require()
-    with pytest.raises(KeyError), Presence(tmp_path, **QUICK):
+    with pytest.raises(KeyError), RunLock(tmp_path, **QUICK):
         monkeypatch.setattr(Path, "read_bytes", stale)
         raise KeyError("what ends the run is not hidden")
 
@@ -140,7 +140,7 @@ def stale(path: Path) -> bytes:
 
 
 def test_what_a_failing_disk_left_of_ones_own_file_is_written_again(tmp_path: Path) -> None:
-    with Presence(tmp_path, "77", **QUICK) as presence:
+    with RunLock(tmp_path, "77", **QUICK) as presence:
         (tmp_path / "heartbeat.json").write_text('{"host": "el')
         deadline = time.monotonic() + 20
         while not (tmp_path / "heartbeat.json").read_text().startswith('{"host": "' + socket.gethostname()):

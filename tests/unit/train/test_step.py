@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from credit.parallel.mesh import RunMesh
+from credit.parallel.mesh import DeviceGrid
 from tests.parallel import cases
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])
 def test_what_is_not_finite_is_skipped(what: str) -> None:
     case = cases.Case(spectral_norm=False)
-    model, autocast = cases.build(case, RunMesh(), "none")
-    step, *_ = cases.build_step(case, model, autocast, RunMesh())
+    model, autocast = cases.build(case, DeviceGrid(), "none")
+    step, *_ = cases.build_step(case, model, autocast, DeviceGrid())
     pointwise = step._loss
     # an infinite loss with a finite gradient, and the other way round
     broken = {
@@ -22,21 +22,21 @@ def test_what_is_not_finite_is_skipped(what: str) -> None:
     }
     step._loss = broken[what]
     before = [p.detach().clone() for p in model.parameters()]
-    result = step(cases.batches(case, RunMesh()), 0, 1e-3)
+    result = step(cases.batches(case, DeviceGrid()), 0, 1e-3)
     assert torch.isfinite(result.loss) == (what == "gradient")
     assert torch.isfinite(result.grad_norm) == (what == "loss")
     assert result.bad == 1
     assert all(torch.equal(p, kept) for p, kept in zip(model.parameters(), before, strict=True))
     step._loss = pointwise
-    assert step(cases.batches(case, RunMesh()), 1, 1e-3).bad == 0
+    assert step(cases.batches(case, DeviceGrid()), 1, 1e-3).bad == 0
     assert not all(torch.equal(p, kept) for p, kept in zip(model.parameters(), before, strict=True))
 
 
 @pytest.mark.parametrize("max_norm", [0.3, 1e6, torch.inf])
 def test_clipped_steps_are_those_of_torch_clipping_and_plain_adamw(max_norm: float) -> None:
     case = cases.Case(accumulation=2)
-    model, autocast = cases.build(case, RunMesh(), "none")
-    step, optimizer, _ = cases.build_step(case, model, autocast, RunMesh())
+    model, autocast = cases.build(case, DeviceGrid(), "none")
+    step, optimizer, _ = cases.build_step(case, model, autocast, DeviceGrid())
     step._max_norm = max_norm
     parameters = list(model.parameters())
     copies = [torch.nn.Parameter(p.detach().double()) for p in parameters]
@@ -54,7 +54,7 @@ def test_clipped_steps_are_those_of_torch_clipping_and_plain_adamw(max_norm: flo
         plain.step()
 
     optimizer.register_step_pre_hook(follow)
-    source = cases.batches(case, RunMesh())
+    source = cases.batches(case, DeviceGrid())
     told = [step(source, number, 1e-3).grad_norm.double() for number in range(3)]
     assert torch.allclose(torch.stack(told), torch.stack(norms), rtol=1e-6)
     assert max_norm > 0.3 or all(norm > 0.3 for norm in norms), "nothing was clipped"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.channels import ChannelMap
 from credit.config import Config, build_config
 from credit.forecast.io.forecast_reader import ForecastArchive, open_forecasts
@@ -52,7 +52,7 @@ def make_config(save_loc: Path, **verification: object) -> Config:
 def make_reader(every: int = STEP) -> AnalyticReader:
     """Return 14 months of an annual cycle with a wave that decorrelates in about a day."""
     channels = ChannelMap.build(VARIABLES, [500.0], masked=["sst"])
-    grid, clock = make_grid(12, 24), Clock()
+    grid, clock = make_grid(12, 24), Calendar()
     lon = np.deg2rad(grid.lon)
     shape = np.cos(np.deg2rad(grid.lat))[:, None]
 

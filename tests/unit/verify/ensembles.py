@@ -11,7 +11,7 @@ from credit.channels import ChannelMap
 from credit.config.schema_regions import REGIONS
 from credit.verify.scores.crps import crps_of, member_sums
 from credit.verify.scores.energy_score import vector_member_sums
-from credit.verify.statistics.area_mean import CellMeans
+from credit.verify.statistics.area_mean import AreaMean
 from credit.verify.statistics.regions import region_weights
 from tests.unit.analytic_reader import make_grid
 
@@ -23,7 +23,7 @@ _WEIGHTS_RHW = region_weights(GRID, {name: REGIONS[name] for name in NAMES})
 WEIGHTS = xr.DataArray(_WEIGHTS_RHW.reshape(len(NAMES), -1), dims=("region", "cell"))
 WINDS = [(0, 1)]  # for sums of vectors, z500 and t2m stand for components
 MASK = np.random.default_rng(3).random(GRID.shape) < 0.3
-MEANS = CellMeans(CHANNELS, {"sst": MASK}, _WEIGHTS_RHW, WINDS)
+MEANS = AreaMean(CHANNELS, {"sst": MASK}, _WEIGHTS_RHW, WINDS)
 CASE_DIMS = ("case", "channel", "cell")
 MEMBER_DIMS = ("case", "member", "channel", "cell")
 

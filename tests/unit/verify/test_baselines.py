@@ -11,11 +11,11 @@ from credit.config.schema_regions import REGIONS
 from credit.data.splits import Split
 from credit.errors import DataError
 from credit.verify.scores import baselines
-from credit.verify.scores.baseline_state import Beginning
+from credit.verify.scores.baseline_state import BaselineState
 from credit.verify.scores.baselines import baseline_fields, fit_damping
-from credit.verify.statistics.area_mean import CellMeans
-from credit.verify.statistics.deterministic import ScoreSums
-from credit.verify.statistics.error_moments import moments_of
+from credit.verify.statistics.area_mean import AreaMean
+from credit.verify.statistics.deterministic import DeterministicStatistics
+from credit.verify.statistics.error_moments import error_moments
 from credit.verify.statistics.regions import region_weights
 from tests.unit.analytic_reader import make_grid
 
@@ -40,13 +40,13 @@ def _fields() -> dict[str, np.ndarray]:
     return fields
 
 
-def _sums(fields: dict[str, np.ndarray]) -> dict[str, ScoreSums]:
-    means = CellMeans(CHANNELS, {"sst": MASK}, WEIGHTS, [(1, 2)])
-    sums = {name: ScoreSums.empty(np.zeros(1), 1, means) for name in BASELINES}
+def _sums(fields: dict[str, np.ndarray]) -> dict[str, DeterministicStatistics]:
+    means = AreaMean(CHANNELS, {"sst": MASK}, WEIGHTS, [(1, 2)])
+    sums = {name: DeterministicStatistics.empty(np.zeros(1), 1, means) for name in BASELINES}
     start, normal_start, truth, normal = fields.values()
-    beginning = Beginning.of(means, {"truth": start, "climatology": normal_start})
+    beginning = BaselineState.of(means, {"truth": start, "climatology": normal_start})
     given = {"truth at the initial time": start, "later truth": truth, "later climatology": normal}
-    for name, moments in moments_of(means, truth, normal, {}, given, (beginning, DAMPING)).items():
+    for name, moments in error_moments(means, truth, normal, {}, given, (beginning, DAMPING)).items():
         sums[name].enter((0, 0), means, moments)
     return sums
 
@@ -98,7 +98,7 @@ def test_the_damping_is_the_slope_over_all_pairs_of_times(held: int | None, monk
         fields[minutes] += np.float32(0.9) * fields[before]
         fields[minutes][3, mask] = np.nan
     normal = (0.1 * rng.standard_normal((4, *grid.shape))).astype(np.float32)
-    means, leads = CellMeans(CHANNELS, {"sst": mask}, weights[None]), np.array([360, 1080, 9000])
+    means, leads = AreaMean(CHANNELS, {"sst": mask}, weights[None]), np.array([360, 1080, 9000])
     train, asked = Split("train", 720, 28 * 360), []
 
     def read(minutes: int) -> np.ndarray:
@@ -122,7 +122,7 @@ def test_the_damping_is_the_slope_over_all_pairs_of_times(held: int | None, monk
 
 def test_products_do_not_depend_on_how_many_are_made_at_once() -> None:
     """Ranks that share the training data end as many pairs at a time as their share has."""
-    means = CellMeans(CHANNELS, {"sst": MASK}, GRID.area_weights()[None])
+    means = AreaMean(CHANNELS, {"sst": MASK}, GRID.area_weights()[None])
     fields = _fields()
     given = {"truth": fields["truth"], "climatology": fields["normal"]}
     firsts = [np.nan_to_num(fields[name] + shift) for shift in range(4) for name in fields]

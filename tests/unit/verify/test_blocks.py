@@ -8,16 +8,18 @@ import scipy.signal
 import scipy.stats
 
 from credit.verify.significance.bootstrap import LEAST_BLOCKS, block_length, intervals, number_of_blocks, paired_test
-from credit.verify.statistics.deterministic import ScoreSums
+from credit.verify.statistics.deterministic import DeterministicStatistics
 
 DAY = 1440
 
 
-def sums_of(initial: np.ndarray, **planes: np.ndarray) -> ScoreSums:
+def sums_of(initial: np.ndarray, **planes: np.ndarray) -> DeterministicStatistics:
     """Return sums of one lead with the given (N, X) values; the rest are 1."""
     shape = next(iter(planes.values())).shape
-    values = {name: np.ones(shape) for name in ScoreSums.plane_names()} | planes
-    return ScoreSums(initial, *(values[name][:, None, :, None] for name in ScoreSums.plane_names()))
+    values = {name: np.ones(shape) for name in DeterministicStatistics.plane_names()} | planes
+    return DeterministicStatistics(
+        initial, *(values[name][:, None, :, None] for name in DeterministicStatistics.plane_names())
+    )
 
 
 def correlated(cases: int, series: int, phi: float, seed: int = 0) -> np.ndarray:

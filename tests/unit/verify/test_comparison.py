@@ -14,7 +14,7 @@ from credit.config.schema_forecast import OWN_NAMES
 from credit.errors import ConfigError
 from credit.verify.significance.bootstrap import number_of_blocks
 from credit.verify.significance.comparison import compare, compare_all, judge, references
-from credit.verify.statistics.deterministic import ScoreSums
+from credit.verify.statistics.deterministic import DeterministicStatistics
 from tests.unit.verify.conftest import make_config
 
 DAY = 1440
@@ -85,7 +85,7 @@ def test_every_reference_and_season() -> None:
     sums = {}
     for number, name in enumerate(names):
         own = squares(np.full(2, 1.0 + number), seed=number)
-        sums[name] = ScoreSums(DAILY, *(own for _ in ScoreSums.plane_names())), [0, 1]
+        sums[name] = DeterministicStatistics(DAILY, *(own for _ in DeterministicStatistics.plane_names())), [0, 1]
     winter = np.arange(CASES) < 60
     seasons = {"all": np.ones(CASES, dtype=bool), "DJF": winter}
     found = compare_all(sums, seasons, LEADS, lambda own, chosen: own.squared[chosen], power=0.5)

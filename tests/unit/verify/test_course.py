@@ -12,35 +12,35 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from PIL import Image, ImageSequence
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.channels import Channel
 from credit.config.schema_forecast import VerificationConfig
 from credit.errors import ConfigError, CreditError
-from credit.verify.example import Course, CourseKeeper, band_weights
+from credit.verify.example import ExampleCollector, ExampleEvolution, band_weights
 from credit.verify.plots.animation import animate
 from credit.verify.plots.example import draw_example
 from credit.verify.plots.hovmoeller import hovmoeller, latitude_time, time_edges
 from credit.verify.plots.maps import FIELD, MISSING, Background
 from credit.verify.plots.style import draw
 from credit.verify.scorer import score_forecasts
-from credit.verify.statistics.partial_scores import Part
+from credit.verify.statistics.partial_scores import PartialScores
 from tests.unit.analytic_reader import make_grid
 from tests.unit.verify.conftest import LEADS, MODEL_ERROR, Run, make_config
 
-CLOCK = Clock()
+CLOCK = Calendar()
 START = CLOCK.parse("2001-03-01T00:00")
 CHANNELS = [Channel("t2m", "t2m", None, "prognostic"), Channel("sst", "sst", None, "prognostic")]
 
 
-def empty() -> Part:
-    return Part(np.array([0]), sums={}, events={}, seeps={}, histograms={}, maps={}, spectra={})
+def empty() -> PartialScores:
+    return PartialScores(np.array([0]), sums={}, events={}, seeps={}, histograms={}, maps={}, spectra={})
 
 
 def keep_all(
     leads: Sequence[int], truth: np.ndarray, members: Callable[[int], np.ndarray], masks: dict[str, np.ndarray]
-) -> Part:
+) -> PartialScores:
     """Keep the band of 30 to 60 degrees of both channels."""
-    keeper = CourseKeeper(make_grid(), CHANNELS, masks, leads, ["t2m", "sst"], [], (30.0, 60.0))
+    keeper = ExampleCollector(make_grid(), CHANNELS, masks, leads, ["t2m", "sst"], [], (30.0, 60.0))
     part = empty()
     for lead in leads:
         keeper.keep(part, lead, truth, members(lead))
@@ -98,7 +98,7 @@ def test_frames_are_few_and_small() -> None:
     """Of 200 lead times at half a degree 60 remain, the first and the last among them, at one degree."""
     grid, leads = make_grid(40, 720), [60 * number for number in range(1, 201)]
     wave = np.cos(np.deg2rad(grid.lon)) * np.ones((2, 40, 1))
-    keeper = CourseKeeper(grid, CHANNELS, {}, leads, [], ["t2m"], (30.0, 60.0))
+    keeper = ExampleCollector(grid, CHANNELS, {}, leads, [], ["t2m"], (30.0, 60.0))
     part = empty()
     for lead in leads:
         keeper.keep(part, lead, wave + lead / 12000, wave[None])
@@ -141,7 +141,7 @@ def test_what_cannot_be_kept_is_refused(run: Run, tmp_path: Path) -> None:
 def test_no_diagram_without_times_or_cells(run: Run, tmp_path: Path, leads: tuple[int, ...], value: float) -> None:
     strips = {("sst", lead): (np.full(24, value),) * 2 for lead in leads}
     zonal = {("sst", lead): (np.full(12, value),) * 2 for lead in leads}
-    course = Course(strips, (-90.0, -80.0), zonal, {}, run.reader.grid, False)
+    course = ExampleEvolution(strips, (-90.0, -80.0), zonal, {}, run.reader.grid, False)
     table = SimpleNamespace(units=lambda name: "K")
     maps = {("sst", leads[-1]): (np.ones((12, 24)),) * 2}
     found = SimpleNamespace(

@@ -10,8 +10,8 @@ import pytest
 import xarray as xr
 
 from credit.channels import ChannelMap
-from credit.verify.statistics.area_mean import CellMeans
-from credit.verify.statistics.ensemble import EnsembleSums
+from credit.verify.statistics.area_mean import AreaMean
+from credit.verify.statistics.ensemble import EnsembleStatistics
 from tests.unit.analytic_reader import make_grid
 from tests.unit.verify.ensembles import crps_by_cell, rainy, within
 
@@ -104,11 +104,11 @@ def test_memory_is_linear_in_members() -> None:
     """All that is held, members included, and without them: a part that does not grow, and one that does so evenly."""
     grid = make_grid(100, 200)
     channels = ChannelMap.build({"prognostic": {"vars_3D": [], "vars_2D": ["t2m"]}}, []).output
-    means, cells = CellMeans(channels, {}, grid.area_weights()[None]), 20_000
+    means, cells = AreaMean(channels, {}, grid.area_weights()[None]), 20_000
 
     def peak(count: int, with_members: bool) -> int:
         members = np.random.default_rng(0).random((count, 1, cells))
-        sums = EnsembleSums.empty(np.zeros(1), 1, means, count)
+        sums = EnsembleStatistics.empty(np.zeros(1), 1, means, count)
         tracemalloc.start()
         try:
             own = members.copy() if with_members else members

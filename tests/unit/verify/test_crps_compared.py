@@ -7,11 +7,11 @@ import pytest
 from scipy import stats
 
 from credit.channels import ChannelMap
-from credit.verify.statistics.deterministic import ScoreSums
-from credit.verify.statistics.ensemble import EnsembleSums
-from credit.verify.table.scorecard import card_rows, card_values
+from credit.verify.statistics.deterministic import DeterministicStatistics
+from credit.verify.statistics.ensemble import EnsembleStatistics
+from credit.verify.table.scorecard import scorecard_rows, scorecard_values
 from credit.verify.table.table import FACTS, ScoreTable
-from credit.verify.table.table_builder import Rows, build_table
+from credit.verify.table.table_builder import RowIndex, build_table
 from tests.unit.verify.test_thresholds_compared import CASES, INITIAL, LEADS, REGIONS, expected_p, gamma
 
 MEMBERS = {"model": 5, "old": 9}  # the others are single forecasts
@@ -24,11 +24,11 @@ Planes = dict[str, dict[str, np.ndarray]]
 def table_of(planes: Planes, members: dict[str, int]) -> ScoreTable:
     sums = {}
     for name, own in planes.items():
-        kind = EnsembleSums if name in members else ScoreSums
+        kind = EnsembleStatistics if name in members else DeterministicStatistics
         filled = {plane: own.get(plane, own["absolute"]) for plane in kind.plane_names()}
         sums[name] = kind(INITIAL, **filled, members=members.get(name, 1)), range(ROWS)
     facts = dict.fromkeys(FACTS, "x") | {"n_cases": CASES, "level_units": "hPa", "initial_times": "made up"}
-    rows = Rows(CHANNELS, [(0, 1, "wind10m")], {c.variable: {"units": "1"} for c in CHANNELS})
+    rows = RowIndex(CHANNELS, [(0, 1, "wind10m")], {c.variable: {"units": "1"} for c in CHANNELS})
     return build_table(sums, rows, LEADS, {"all": np.ones(CASES, dtype=bool)}, REGIONS, facts)
 
 
@@ -99,12 +99,12 @@ def test_one_false_discovery_rate_over_the_scorecard(table: ScoreTable) -> None:
 
 
 def test_the_scorecard_has_it(table: ScoreTable) -> None:
-    rows = card_rows(table)
+    rows = scorecard_rows(table)
     assert [row.name for row in rows] == [
         "u10", "v10", "t2m", "wind10m", "u10: CRPS", "v10: CRPS", "t2m: CRPS", "wind10m: energy score"
     ]  # fmt: skip
     assert [row.row for row in rows] == [0, 1, 2, 3] * 2
-    values = card_values(table, rows, "difference")
+    values = scorecard_values(table, rows, "difference")
     own = table.dataset
     np.testing.assert_array_equal(values[:, :, 6], own["crps_difference"].values[:, :, 2])
     np.testing.assert_array_equal(values[:, :, 7], own["wind_crps_difference"].values[:, :, 0])
@@ -114,4 +114,4 @@ def test_the_scorecard_has_it(table: ScoreTable) -> None:
 def test_of_single_forecasts_it_would_be_the_absolute_error_again(planes: Planes) -> None:
     table = table_of({name: {"absolute": own["absolute"]} for name, own in planes.items()}, {})
     assert not [name for name in table.dataset if "crps" in str(name)]
-    assert {row.score for row in card_rows(table)} == {"rmse"}
+    assert {row.score for row in scorecard_rows(table)} == {"rmse"}

@@ -12,7 +12,7 @@ import pytest
 from credit.channels import Channel
 from credit.verify.plots.scores import scorecard, styles_of
 from credit.verify.plots.style import pretty_units
-from credit.verify.report.report_data import encode, pack_curves, page_scores, raised
+from credit.verify.report.report_data import encode, pack_curves, page_scores, superscript_units
 from credit.verify.report.score_descriptions import MEANINGS
 from credit.verify.table.table import ScoreTable
 from tests.browser.pages import make_table
@@ -119,7 +119,11 @@ def test_the_page_has_the_figures_colours(table: ScoreTable) -> None:
 
 
 def test_units_are_written_with_raised_exponents() -> None:
-    assert raised("m2 s-2") == "m² s⁻²" and raised("kg kg-1") == "kg kg⁻¹" and raised("1") == "1"
-    assert raised("1e-5 s-1") == "1e-5 s⁻¹"
+    assert (
+        superscript_units("m2 s-2") == "m² s⁻²"
+        and superscript_units("kg kg-1") == "kg kg⁻¹"
+        and superscript_units("1") == "1"
+    )
+    assert superscript_units("1e-5 s-1") == "1e-5 s⁻¹"
     for units in ("m**2 s**-2", "m^2 s^-2", "m2/s2"):  # ERA5's spelling, and others
-        assert raised(units) == "m² s⁻²" and pretty_units(units) == "m$^{2}$ s$^{-2}$"
+        assert superscript_units(units) == "m² s⁻²" and pretty_units(units) == "m$^{2}$ s$^{-2}$"

@@ -9,15 +9,15 @@ import pytest
 
 from credit.errors import DataError
 from credit.verify.scores.rank_histogram import RankHistogram
-from credit.verify.statistics.ensemble import EnsembleSums
+from credit.verify.statistics.ensemble import EnsembleStatistics
 from tests.unit.verify.ensembles import CHANNELS, MEANS, WEIGHTS, WINDS, Cases, draw_cases, pooled
 
 MEMBERS = 5
 
 
-def _sums(cases: Cases, which: Iterable[int] | None = None) -> EnsembleSums:
+def _sums(cases: Cases, which: Iterable[int] | None = None) -> EnsembleStatistics:
     chosen = np.array(list(which or range(len(cases.truth))))
-    sums = EnsembleSums.empty(chosen * 1440, 1, MEANS, cases.members.shape[1])
+    sums = EnsembleStatistics.empty(chosen * 1440, 1, MEANS, cases.members.shape[1])
     for number, case in enumerate(chosen.tolist()):
         members, truth = cases.members[case], cases.truth[case]
         sums.add(number, 0, MEANS, members.mean(axis=0), truth, cases.normal[case])
@@ -120,7 +120,7 @@ def test_too_little_and_too_much_spread_show(spread: float, low: float, high: fl
 
 def test_parts_are_joined_in_any_order() -> None:
     cases = draw_cases(4, MEMBERS)
-    whole, parts = _sums(cases), EnsembleSums.join([_sums(cases, range(1, 4)), _sums(cases, range(1))])
+    whole, parts = _sums(cases), EnsembleStatistics.join([_sums(cases, range(1, 4)), _sums(cases, range(1))])
     assert parts.initial.tolist() == whole.initial.tolist()
     for name, value in whole.metrics().items():
         np.testing.assert_array_equal(parts.metrics()[name], value)
@@ -128,19 +128,19 @@ def test_parts_are_joined_in_any_order() -> None:
 
 def test_unlike_ensembles_are_refused() -> None:
     cases = draw_cases(1, MEMBERS)
-    sums = EnsembleSums.empty(np.zeros(1), 1, MEANS, MEMBERS + 1)
+    sums = EnsembleStatistics.empty(np.zeros(1), 1, MEANS, MEMBERS + 1)
     with pytest.raises(DataError, match="here: has 5 members, other forecasts have 6"):
         sums.add_members(0, 0, MEANS, cases.members[0], cases.truth[0], "here")
     sums.initial += 1440
     with pytest.raises(DataError, match="cannot be joined: they depend on the number"):
-        EnsembleSums.join([sums, _sums(cases)])
+        EnsembleStatistics.join([sums, _sums(cases)])
 
 
 def test_a_member_that_blew_up_is_named_and_a_masked_cell_does_not_matter() -> None:
     cases = draw_cases(1, MEMBERS)
     clean = _sums(cases).metrics()
     cases.members[0, 1, 2, ~MEANS.valid_CP[2]] = np.nan
-    sums = EnsembleSums.empty(np.zeros(1), 1, MEANS, MEMBERS)
+    sums = EnsembleStatistics.empty(np.zeros(1), 1, MEANS, MEMBERS)
     sums.add_members(0, 0, MEANS, cases.members[0], cases.truth[0], "here")
     np.testing.assert_array_equal(sums.crps[0, 0], clean["crps"][0])
     cases.members[0, 1, 1, 7] = np.nan

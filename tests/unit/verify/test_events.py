@@ -9,9 +9,9 @@ import pytest
 import xarray as xr
 
 from credit.config.schema_regions import REGIONS
-from credit.verify.scores.events import EventSums
+from credit.verify.scores.events import EventStatistics
 from credit.verify.significance.bootstrap import intervals
-from credit.verify.statistics.area_mean import CellMeans
+from credit.verify.statistics.area_mean import AreaMean
 from credit.verify.statistics.regions import region_weights
 from tests.unit.verify.ensembles import CELLS, CHANNELS, GRID, MEANS, NAMES, Cases, draw_cases, pooled, within
 
@@ -25,12 +25,12 @@ def _events(
     thresholds: np.ndarray = THRESHOLDS[:, :, None],
     climatology: np.ndarray = CLIMATOLOGY[:, :, None],
     which: range | None = None,
-    means: CellMeans = MEANS,
-) -> EventSums:
+    means: AreaMean = MEANS,
+) -> EventStatistics:
     """Return the sums of thresholds and climatological probabilities, each (E, C, 1 or P); channels vary fastest."""
     chosen = list(which or range(len(cases.truth)))
     events, channels = thresholds.shape[:2]
-    sums = EventSums.empty(1440 * np.array(chosen), 1, events * channels, len(NAMES), cases.members.shape[1])
+    sums = EventStatistics.empty(1440 * np.array(chosen), 1, events * channels, len(NAMES), cases.members.shape[1])
     for number, case in enumerate(chosen):
         for e, c in np.ndindex(events, channels):
             place = number, 0, e * channels + c
@@ -44,7 +44,7 @@ def _by_channel(values: np.ndarray) -> np.ndarray:
     return values[0].reshape(-1, len(CHANNELS), *values.shape[2:])
 
 
-def _metrics(sums: EventSums) -> dict[str, np.ndarray]:
+def _metrics(sums: EventStatistics) -> dict[str, np.ndarray]:
     return {name: _by_channel(value) for name, value in sums.metrics().items()}
 
 
@@ -80,7 +80,7 @@ def test_another_library_agrees_on_the_diagram() -> None:
     masked = np.ones(GRID.shape, dtype=bool)
     masked[2] = False
     masks = {channel.variable: masked for channel in CHANNELS}
-    circle = CellMeans(CHANNELS, masks, region_weights(GRID, {name: REGIONS[name] for name in NAMES}))
+    circle = AreaMean(CHANNELS, masks, region_weights(GRID, {name: REGIONS[name] for name in NAMES}))
     cases = draw_cases(6, MEMBERS)
     sums = _events(cases, means=circle)
     shares, observed = (_by_channel(values) for values in sums.diagram())
@@ -111,7 +111,7 @@ def test_the_parts_add_up_to_the_score(members: int) -> None:
 
 def test_by_hand() -> None:
     """Half of the cases: 1 of 2 members, happens; the other half: 2 of 2, does not happen."""
-    sums = EventSums.empty(np.array([0, 1440]), 1, 1, len(NAMES), 2)
+    sums = EventStatistics.empty(np.array([0, 1440]), 1, 1, len(NAMES), 2)
     for case, (members, truth) in enumerate((((0.0, 2.0), 2.0), ((2.0, 2.0), 1.0))):
         fields = np.stack([np.full(CELLS, value) for value in members])
         limits = np.array([1.0]), np.full(CELLS, 0.25)  # 1 does not exceed 1
@@ -194,13 +194,13 @@ def test_parts_join_to_the_last_bit_and_each_case_counts_1() -> None:
     cases = draw_cases(3, MEMBERS)
     whole = _events(cases)
     np.testing.assert_allclose(whole.forecasts.sum(axis=-1), 1)
-    joined = EventSums.join([_events(cases, which=range(1, 3)), _events(cases, which=range(1))])
+    joined = EventStatistics.join([_events(cases, which=range(1, 3)), _events(cases, which=range(1))])
     for name, values in whole.planes().items():
         np.testing.assert_array_equal(getattr(joined, name), values)
 
 
 def test_an_event_that_a_forecast_lacks_has_no_score() -> None:
-    sums = EventSums.empty(np.zeros(1), 1, 2, len(NAMES), 2)
+    sums = EventStatistics.empty(np.zeros(1), 1, 2, len(NAMES), 2)
     rows = np.array([[0.0], [2.0]]) * np.ones(CELLS), np.ones(CELLS)
     sums.add((0, 0, 1), MEANS, 0, *rows, np.array([1.0]), np.full(CELLS, 0.5))
     for values in sums.metrics().values():
@@ -211,7 +211,7 @@ def test_intervals_of_the_skill_cover_it() -> None:
     """Independent days of 300 events: the Brier score is 0.125 on average, that of the climatology 0.25."""
     rng = np.random.default_rng(5)
     shape, days = (300, 1), np.arange(120)
-    sums = EventSums.empty(1440 * days, 1, *shape)
+    sums = EventStatistics.empty(1440 * days, 1, *shape)
     sums.brier[:], sums.brier_fair[:] = rng.gamma(4.0, 0.125 / 4, (120, 1, *shape)), np.nan
     sums.reference[:] = rng.gamma(4.0, 0.25 / 4, (120, 1, *shape))
     found = intervals(sums, 0, 1440)

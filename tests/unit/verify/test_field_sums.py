@@ -9,11 +9,11 @@ import pytest
 
 from credit.channels import ChannelMap, pick
 from credit.config.schema_regions import REGIONS
-from credit.data.climatology.climatology import WeightedFields
+from credit.data.climatology.climatology import LazyWeightedSum
 from credit.errors import DataError
-from credit.verify.scores.baseline_state import Beginning
-from credit.verify.statistics.area_mean import CellMeans
-from credit.verify.statistics.error_moments import Moments, moments_of
+from credit.verify.scores.baseline_state import BaselineState
+from credit.verify.statistics.area_mean import AreaMean
+from credit.verify.statistics.error_moments import Moments, error_moments
 from credit.verify.statistics.regions import region_weights
 from tests.unit.analytic_reader import make_grid
 
@@ -36,23 +36,23 @@ def _field(share: float = 1.0) -> np.ndarray:
 
 TRUTH, START, ONE, OTHER = _field(), _field(), _field(), _field()
 PARTS = [_field(0.2), _field(0.2) - MEAN[:, None, None].astype(np.float32), 0.1 * ONE]
-LAZY = WeightedFields(np.array([0.9, -0.3, 0.7], np.float32), PARTS)
-START_LAZY = WeightedFields(np.array([1.0, 0.2], np.float32), PARTS[:2])
+LAZY = LazyWeightedSum(np.array([0.9, -0.3, 0.7], np.float32), PARTS)
+START_LAZY = LazyWeightedSum(np.array([1.0, 0.2], np.float32), PARTS[:2])
 
 
-def _means() -> CellMeans:
-    return CellMeans(CHANNELS, {"sst": MASK}, WEIGHTS, [WIND])
+def _means() -> AreaMean:
+    return AreaMean(CHANNELS, {"sst": MASK}, WEIGHTS, [WIND])
 
 
 def _moments(scale: float = 1.0, truth: np.ndarray = TRUTH, one: np.ndarray = ONE) -> dict[str, Moments]:
     factor, means = np.float32(scale), _means()
     lazy, start_lazy = (
-        WeightedFields(own.weights, [part * factor for part in own.parts]) for own in (LAZY, START_LAZY)
+        LazyWeightedSum(own.weights, [part * factor for part in own.parts]) for own in (LAZY, START_LAZY)
     )
     truth, start, one, other = (own * factor for own in (truth, START, one, OTHER))
-    beginning = Beginning.of(means, {"start": start, "climatology at the start": start_lazy})
+    beginning = BaselineState.of(means, {"start": start, "climatology at the start": start_lazy})
     names = {"one": one, "other": other, "start": start, "truth": truth, "climatology": lazy}
-    return moments_of(means, truth, lazy, {"one": one, "other": other}, names, (beginning, DAMPING))
+    return error_moments(means, truth, lazy, {"one": one, "other": other}, names, (beginning, DAMPING))
 
 
 def _averages(values: np.ndarray) -> np.ndarray:
@@ -122,6 +122,6 @@ def test_some_channels_of_a_climatology_made_of_parts() -> None:
 def test_a_missing_part_of_the_climatology_is_an_error(part: int) -> None:
     spoilt = [own.copy() for own in PARTS]
     spoilt[part][3, 2, 1500] = np.nan
-    lazy = WeightedFields(LAZY.weights, spoilt)
+    lazy = LazyWeightedSum(LAZY.weights, spoilt)
     with pytest.raises(DataError, match="^climatology: v10 is not finite outside its mask"):
-        moments_of(_means(), TRUTH, lazy, {"one": ONE}, {"one": ONE, "truth": TRUTH, "climatology": lazy})
+        error_moments(_means(), TRUTH, lazy, {"one": ONE}, {"one": ONE, "truth": TRUTH, "climatology": lazy})

@@ -7,24 +7,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.channels import Channel
 from credit.config.schema_events import EventConfig
 from credit.data.splits import Split
 from credit.errors import ConfigError
 from credit.verify.scores import climatological_sample as climate_module
-from credit.verify.scores.climatological_sample import Climate
+from credit.verify.scores.climatological_sample import ClimatologicalSample
 from credit.verify.scores.thresholds import (
     Event,
     Precipitation,
-    dry_and_heavy,
     event_limits,
     find_events,
     find_precipitation,
+    seeps_thresholds,
 )
 from tests.unit.verify.conftest import make_config
 
-CLOCK = Clock()
+CLOCK = Calendar()
 TRAIN = Split("train", CLOCK.parse("1990-01-01"), CLOCK.parse("1999-12-31T18:00"))
 TIMES = np.arange(CLOCK.parse("1989-01-01"), CLOCK.parse("2001-01-01"), 360)
 MARCH = CLOCK.parse("2000-03-10T06:00")
@@ -32,9 +32,9 @@ CHANNELS = [Channel("t2m", "t2m", None, "prognostic"), Channel("tp", "tp", None,
 ATTRIBUTES = {"t2m": {"units": "K"}, "tp": {"units": "m", "temporal": "accumulate"}}
 
 
-def make_climate(by_hour: bool = False, field_bytes: int = 8) -> Climate:
+def make_climate(by_hour: bool = False, field_bytes: int = 8) -> ClimatologicalSample:
     """Return a climate whose only cell has its own time as value."""
-    return Climate(lambda t: np.array([[float(t)]]), TIMES, TRAIN, CLOCK, by_hour, field_bytes)
+    return ClimatologicalSample(lambda t: np.array([[float(t)]]), TIMES, TRAIN, CLOCK, by_hour, field_bytes)
 
 
 def make_event(**limit: float) -> Event:
@@ -102,7 +102,7 @@ def test_dry_and_heavy_are_numpys_quantiles() -> None:
     values = np.maximum(rng.gamma(0.7, 4.0, (90, 50)) - rng.uniform(0, 4, 50), 0.0)
     values[:, 0] = 0.0
     values[:-1, 1], values[-1, 1] = 0.0, 3.0
-    dry, heavy = dry_and_heavy(values)
+    dry, heavy = seeps_thresholds(values)
     for cell in range(1, 50):
         wet = values[values[:, cell] >= 0.25, cell]
         assert dry[cell] == pytest.approx(1 - len(wet) / 90)

@@ -11,7 +11,7 @@ from matplotlib.collections import QuadMesh
 from matplotlib.contour import ContourSet
 from matplotlib.figure import Figure
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.channels import ChannelMap
 from credit.grid import LatLonGrid
 from credit.verify.plots.maps import FIELD, Background, draw_map, equal_earth, map_axes, maps, portrait
@@ -24,7 +24,7 @@ GRIDS = {
     "half a column aside": LatLonGrid.from_coords(np.linspace(-85, 85, 18), np.arange(36) * 10.0 + 5.0)[0],
     "odd": LatLonGrid.from_coords(np.linspace(80, -80, 9), np.arange(15) * 24.0 - 180.0)[0],
 }
-CLOCK = Clock()
+CLOCK = Calendar()
 
 
 def fields(grid: LatLonGrid, count: int) -> list[np.ndarray]:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.verify.report.reference_scores import comparable, published_scores, rows_of
 from credit.verify.table.table import ScoreTable
 
-CLOCK = Clock()
+CLOCK = Calendar()
 
 
 def times(first: str, last: str, every: float = 0.5) -> np.ndarray:

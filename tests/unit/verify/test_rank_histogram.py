@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from credit.verify.scores.rank_histogram import RankHistogram
-from credit.verify.statistics.ensemble import EnsembleSums
+from credit.verify.statistics.ensemble import EnsembleStatistics
 from tests.unit.verify.ensembles import MEANS, NAMES, WEIGHTS, Cases, draw_cases, rainy
 
 
@@ -14,7 +14,7 @@ def _rank(cases: Cases, which: range | None = None) -> RankHistogram:
     sums = RankHistogram.zeros(1, MEANS, cases.members.shape[1])
     for case in which or range(len(cases.truth)):
         members = cases.members[case]
-        found = EnsembleSums.empty(np.zeros(1), 1, MEANS, len(members))
+        found = EnsembleStatistics.empty(np.zeros(1), 1, MEANS, len(members))
         sums.add(0, found.add_members(0, 0, MEANS, members, cases.truth[case], "test"))
     return sums
 

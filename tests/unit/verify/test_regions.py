@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.config.schema_forecast import VerificationConfig
 from credit.config.schema_regions import REGIONS
 from credit.errors import ConfigError
@@ -79,7 +79,7 @@ def test_what_is_no_region(raw: dict, says: str) -> None:
 
 
 def test_seasons_are_by_the_month_of_the_initial_time() -> None:
-    clock = Clock("noleap")
+    clock = Calendar("noleap")
     texts = ["2001-02-28T18:00", "2001-03-01", "2001-08-31T18:00", "2001-12-01", "2002-01-15"]
     found = cases_by_season(np.array([clock.parse(text) for text in texts]), clock)
     assert {name: np.flatnonzero(own).tolist() for name, own in found.items()} == {

@@ -9,10 +9,10 @@ import pytest
 import xarray as xr
 
 from credit.verify.plots.events import reliability_diagrams
-from credit.verify.scores.events import EventSums
-from credit.verify.scores.reliability import OBSERVED, POINTS, DiagramSums
+from credit.verify.scores.events import EventStatistics
+from credit.verify.scores.reliability import OBSERVED, POINTS, ReliabilityStatistics
 from credit.verify.significance.bootstrap import LEAST_BLOCKS
-from credit.verify.table.event_rows import ThresholdResults
+from credit.verify.table.event_rows import EventResults
 
 DAY = 1440
 LEADS = np.array([DAY, 40 * DAY])
@@ -20,7 +20,7 @@ LEADS = np.array([DAY, 40 * DAY])
 
 def draw(
     days: int, members: int, chance: np.ndarray, memory: float = 0.0, seed: int = 0, cells: int = 200
-) -> EventSums:
+) -> EventStatistics:
     """Return one event of daily cases, the same at both leads, which happens with `chance` (M + 1,) by its forecast.
 
     What is above or below that chance is common to all cells of a day and lasts, by `memory`, to the next.
@@ -34,13 +34,13 @@ def draw(
     happened = forecasts * np.clip(chance + 0.08 * weather[:, None], 0, 1)
     planes = (np.stack([own, own], axis=1)[:, :, None, None] for own in (forecasts, happened))
     nothing = np.zeros((days, 2, 1, 1))
-    return EventSums(DAY * np.arange(days), *planes, nothing, nothing, nothing, members=members)
+    return EventStatistics(DAY * np.arange(days), *planes, nothing, nothing, nothing, members=members)
 
 
 def test_points_are_the_diagram() -> None:
     """Of up to 11 probabilities each is a point; a test of the diagram itself is with that of the events."""
     events = draw(80, 10, np.linspace(0.1, 0.9, 11))
-    found = DiagramSums.build(events).metrics()
+    found = ReliabilityStatistics.build(events).metrics()
     shares, observed = events.diagram()
     np.testing.assert_allclose(found["diagram_probability"][:, :, 0], np.tile(np.arange(11) / 10, (2, 1)))
     np.testing.assert_allclose(found["diagram_frequency"][:, :, 0], shares[:, 0, 0])
@@ -50,7 +50,7 @@ def test_points_are_the_diagram() -> None:
 def test_points_of_large_ensembles_are_pooled() -> None:
     events = draw(40, 50, np.linspace(0.1, 0.9, 51))
     events.forecasts[..., 7] = events.occurrences[..., 7] = 0.0
-    p, share, observed = (own[0, :, 0] for own in DiagramSums.build(events).metrics().values())
+    p, share, observed = (own[0, :, 0] for own in ReliabilityStatistics.build(events).metrics().values())
     frequency, happened = events.forecasts.mean(axis=0)[0, 0, 0], events.occurrences.mean(axis=0)[0, 0, 0]
     assert len(p) == 11 and (np.diff(p) > 0).all() and share.sum() == pytest.approx(frequency.sum())
     assert (p * share).sum() == pytest.approx((np.arange(51) / 50 * frequency).sum())
@@ -60,17 +60,17 @@ def test_points_of_large_ensembles_are_pooled() -> None:
 
 def test_intervals_are_of_the_block_bootstrap() -> None:
     """40 lead days leave too few blocks; where errors last, bars are longer; a rare point has none."""
-    ends = DiagramSums.build(draw(120, 5, np.linspace(0, 1, 6))).observed_intervals(LEADS)
+    ends = ReliabilityStatistics.build(draw(120, 5, np.linspace(0, 1, 6))).observed_intervals(LEADS)
     assert ends.shape == (2, 2, 6, 1) and np.isnan(ends[:, 1]).all() and LEAST_BLOCKS > 120 // 42
-    centre = DiagramSums.build(draw(120, 5, np.linspace(0, 1, 6))).metrics()[OBSERVED]
+    centre = ReliabilityStatistics.build(draw(120, 5, np.linspace(0, 1, 6))).metrics()[OBSERVED]
     assert ((ends[0, 0] < centre[0]) & (centre[0] < ends[1, 0])).all()
     assert ends[0, 0].min() >= 0 and ends[1, 0].max() <= 1
-    lasting = DiagramSums.build(draw(120, 5, np.linspace(0, 1, 6), memory=0.9)).observed_intervals(LEADS)
+    lasting = ReliabilityStatistics.build(draw(120, 5, np.linspace(0, 1, 6), memory=0.9)).observed_intervals(LEADS)
     middle = slice(1, 5)  # at 0 and 1 chances are clipped
     assert (np.diff(lasting, axis=0)[0, 0, middle] > 1.5 * np.diff(ends, axis=0)[0, 0, middle]).all()
     events = draw(120, 5, np.linspace(0, 1, 6))
     events.forecasts[5:, ..., 3] = events.occurrences[5:, ..., 3] = 0.0
-    rare = DiagramSums.build(events).observed_intervals(LEADS)
+    rare = ReliabilityStatistics.build(events).observed_intervals(LEADS)
     assert np.isnan(rare[:, 0, 3]).all() and np.isfinite(rare[:, 0, [0, 1, 2, 4, 5]]).all()
 
 
@@ -78,7 +78,7 @@ def test_how_often_intervals_cover_the_truth() -> None:
     """Of 200 times 120 days; a naive interval, of independent cells, would cover it in two of three."""
     chance, hits, naive = np.linspace(0.3, 0.7, 6), [], []
     for seed in range(200):
-        sums = DiagramSums.build(draw(120, 5, chance, memory=0.6, seed=seed))
+        sums = ReliabilityStatistics.build(draw(120, 5, chance, memory=0.6, seed=seed))
         low, high = sums.observed_intervals(LEADS[:1])[:, 0, :, 0]
         hits.append((low < chance) & (chance < high))
         found = sums.metrics()
@@ -93,20 +93,20 @@ def test_smaller_ensembles_lack_the_last_points() -> None:
     events = {"model": draw(60, 5, np.linspace(0, 1, 6)), "single": draw(60, 1, np.array([0.2, 0.8]))}
     for name in ("persistence", "damped_persistence"):
         events[name] = events["single"]
-    found = ThresholdResults([None], events)._points([*events, "climatology"], LEADS)
+    found = EventResults([None], events)._points([*events, "climatology"], LEADS)
     for name, (dims, values) in found.items():
         assert dims == ("forecast", "event", "lead", "region", "point") and values.shape == (5, 1, 2, 1, 6), name
         assert np.isfinite(values[1, 0, 0, 0]).tolist() == [True] * 2 + [False] * 4 and np.isnan(values[-1]).all()
     for name in POINTS:
-        own = DiagramSums.build(events["model"]).metrics()[name]
+        own = ReliabilityStatistics.build(events["model"]).metrics()[name]
         np.testing.assert_array_equal(found[name][1][0, 0, :, 0], own[:, :, 0])
-    ends = DiagramSums.build(events["model"]).observed_intervals(LEADS)
+    ends = ReliabilityStatistics.build(events["model"]).observed_intervals(LEADS)
     np.testing.assert_array_equal(found[f"{OBSERVED}_high"][1][0, 0, :, 0], ends[1, :, :, 0])
 
 
-def drawn_table(events: EventSums) -> SimpleNamespace:
+def drawn_table(events: EventStatistics) -> SimpleNamespace:
     """Return what a diagram needs of a table."""
-    found = ThresholdResults([None], {"model": events})._points(["model"], LEADS)
+    found = EventResults([None], {"model": events})._points(["model"], LEADS)
     labels = {"event_definition": ("event", ["t2m above 280 K"])}
     coords = {"forecast": ["model"], "event": ["warm"], "lead": LEADS / 60, "region": ["global"], **labels}
     return SimpleNamespace(dataset=xr.Dataset(found, coords), events=["warm"])

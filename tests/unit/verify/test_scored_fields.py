@@ -11,7 +11,7 @@ from credit.data.formats.regrid import Regridder
 from credit.errors import DataError
 from credit.forecast.io.forecast_reader import open_forecasts
 from credit.forecast.io.forecast_writer import ForecastWriter
-from credit.verify.regridded_reader import ScoredFields
+from credit.verify.regridded_reader import RegriddedReader
 from credit.verify.scorer import Verification, score_forecasts
 from tests.unit.analytic_reader import make_grid
 from tests.unit.verify.conftest import LEADS, MODEL_ERROR, STEP, Run, make_config, make_reader
@@ -23,7 +23,7 @@ GRID = {"rows": 6, "columns": 12, "poles": False}
 def test_fields_and_masks() -> None:
     """A cell of 30 degrees is two rows, by area, and one column with half of its neighbours."""
     reader = make_reader()
-    fields = ScoredFields(reader, 1, COARSE)
+    fields = RegriddedReader(reader, 1, COARSE)
     native, brought = reader.read(5), fields.read(5)
     area = reader.grid.area_weights()
     columns = native[:, :, ::2] / 2 + np.roll(native, 1, axis=2)[:, :, ::2] / 4 + native[:, :, 1::2] / 4

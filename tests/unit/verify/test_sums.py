@@ -19,8 +19,8 @@ from credit.config.schema_regions import REGIONS
 from credit.errors import DataError
 from credit.utils import threads
 from credit.verify.statistics import row_kernels
-from credit.verify.statistics.area_mean import CellMeans, wind_pairs
-from credit.verify.statistics.deterministic import ScoreSums
+from credit.verify.statistics.area_mean import AreaMean, wind_pairs
+from credit.verify.statistics.deterministic import DeterministicStatistics
 from credit.verify.statistics.regions import region_weights
 from tests.unit.analytic_reader import ATTRIBUTES, make_grid
 
@@ -45,10 +45,10 @@ def _cases(grid, masked: bool) -> tuple[dict[str, np.ndarray], dict[str, np.ndar
 
 def _sums(
     grid, cases: dict[str, np.ndarray], masks: dict[str, np.ndarray], which: range, dtype: type = np.float64
-) -> ScoreSums:
+) -> DeterministicStatistics:
     """Return the sums of fields that have the digits of float32, as that or as float64."""
-    means = CellMeans(CHANNELS, masks, region_weights(grid, _on(grid)))
-    sums = ScoreSums.empty(1440 * np.array(which), 1, means)
+    means = AreaMean(CHANNELS, masks, region_weights(grid, _on(grid)))
+    sums = DeterministicStatistics.empty(1440 * np.array(which), 1, means)
     for number, case in enumerate(which):
         fields = [cases[name][case].astype(np.float32).astype(dtype) for name in cases]
         sums.add(number, 0, means, *fields)
@@ -98,13 +98,13 @@ def test_parts_that_are_joined_are_the_whole_to_the_last_bit() -> None:
     cases, masks = _cases(GRIDS["small"], True)
     whole = _sums(GRIDS["small"], cases, masks, range(CASES))
     first, last = _sums(GRIDS["small"], cases, masks, range(1)), _sums(GRIDS["small"], cases, masks, range(1, CASES))
-    for joined in (ScoreSums.join([first, last]), ScoreSums.join([last, first])):
-        for name in ("initial", *ScoreSums.plane_names()):
+    for joined in (DeterministicStatistics.join([first, last]), DeterministicStatistics.join([last, first])):
+        for name in ("initial", *DeterministicStatistics.plane_names()):
             np.testing.assert_array_equal(getattr(joined, name), getattr(whole, name))
         for name, value in whole.metrics().items():
             np.testing.assert_array_equal(joined.metrics()[name], value)
     with pytest.raises(DataError, match="an initial time in common"):
-        ScoreSums.join([whole, last])
+        DeterministicStatistics.join([whole, last])
     chosen = whole.select(np.array([True, False, False]))
     np.testing.assert_array_equal(chosen.metrics()["rmse"], first.metrics()["rmse"])
 
@@ -127,9 +127,9 @@ def test_wind_vectors() -> None:
     """Against complex numbers u + iv."""
     grid = GRIDS["small"]
     channels = [Channel(name, name, None, "prognostic") for name in ("u10", "t2m", "v10")]
-    means = CellMeans(channels, {}, region_weights(grid, _on(grid)), [(0, 2)])
+    means = AreaMean(channels, {}, region_weights(grid, _on(grid)), [(0, 2)])
     cases, _ = _cases(grid, False)
-    sums = ScoreSums.empty(np.arange(CASES), 1, means)
+    sums = DeterministicStatistics.empty(np.arange(CASES), 1, means)
     for case in range(CASES):
         sums.add(case, 0, means, *(means.flatten(cases[name][case], name) for name in cases))
     vector = {name: field[:, 0] + 1j * field[:, 2] for name, field in cases.items()}
@@ -159,8 +159,8 @@ def test_a_small_bias_of_large_values_keeps_its_digits() -> None:
     error = 40 * rng.standard_normal(truth.shape)
     error += 0.01 - (error * grid.area_weights()).sum()
     fields = (truth + error).astype(np.float32), truth, np.full_like(truth, 5e5)
-    means = CellMeans(channels, {}, region_weights(grid, {"global": REGIONS["global"]}))
-    sums = ScoreSums.empty(np.arange(1), 1, means)
+    means = AreaMean(channels, {}, region_weights(grid, {"global": REGIONS["global"]}))
+    sums = DeterministicStatistics.empty(np.arange(1), 1, means)
     sums.add(0, 0, means, *fields)
     exact = ((fields[0].astype(np.float64) - truth) * grid.area_weights()).sum()
     assert sums.error.item() == pytest.approx(exact, rel=1e-5) and 0.005 < exact < 0.015
@@ -184,8 +184,8 @@ def test_every_region_has_its_own_cells(dtype: type) -> None:
     weights = region_weights(grid, REGIONS | {"pair": pair, "across a pole": REGIONS["arctic"] + REGIONS["europe"]})
     cases, masks = _cases(grid, True)
     fields = [own[0].astype(np.float32).astype(dtype) for own in cases.values()]
-    means = CellMeans(CHANNELS, masks, weights)
-    sums = ScoreSums.empty(np.arange(1), 1, means)
+    means = AreaMean(CHANNELS, masks, weights)
+    sums = DeterministicStatistics.empty(np.arange(1), 1, means)
     sums.add(0, 0, means, *fields)
     forecast, truth, _ = (own.astype(np.float64) for own in fields)
     error = np.nan_to_num(forecast - truth)
@@ -225,11 +225,11 @@ def test_threads_find_the_same_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_wind_beyond_float32_is_summed_and_leaves_other_regions_alone(dtype: type) -> None:
     grid, channels = GRIDS["small"], [Channel(name, name, None, "prognostic") for name in ("u10", "v10")]
-    means = CellMeans(channels, {}, region_weights(grid, _on(grid)), [(0, 1)])
+    means = AreaMean(channels, {}, region_weights(grid, _on(grid)), [(0, 1)])
     truth = np.random.default_rng(2).standard_normal((2, *grid.shape)).astype(dtype)
     forecast = truth.copy()
     forecast[0, -1, 3] = 1e22
-    sums = ScoreSums.empty(np.arange(1), 1, means)
+    sums = DeterministicStatistics.empty(np.arange(1), 1, means)
     sums.add(0, 0, means, forecast, truth, np.zeros_like(truth))
     found = dict(zip(_on(grid), sums.absolute[0, 0, 2], strict=True))
     assert found["global"] == pytest.approx(1e22 * grid.area_weights()[-1, 3], rel=1e-5)
@@ -275,7 +275,7 @@ def test_the_root_is_taken_last() -> None:
 
 def test_a_pole_row_counts_as_the_half_cell_that_it_is() -> None:
     grid = GRIDS["181 x 360 with poles"]
-    means = CellMeans(CHANNELS[:1], {}, region_weights(grid, _on(grid)))
+    means = AreaMean(CHANNELS[:1], {}, region_weights(grid, _on(grid)))
     field = np.zeros((1, *grid.shape))
     field[0, 0] = 1.0
     expected = (1 - np.sin(np.deg2rad(89.5))) / 2
@@ -286,7 +286,7 @@ def test_a_forecast_that_is_not_finite_is_refused() -> None:
     grid = GRIDS["small"]
     mask = np.zeros(grid.shape, dtype=bool)
     mask[0, 0] = True
-    means = CellMeans(CHANNELS, {"sst": mask}, region_weights(grid, _on(grid)))
+    means = AreaMean(CHANNELS, {"sst": mask}, region_weights(grid, _on(grid)))
     field = np.zeros((len(CHANNELS), *grid.shape))
     field[2, 0, 0] = np.nan
     assert (means.flatten(field, "masked") == 0).all()

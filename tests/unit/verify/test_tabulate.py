@@ -11,39 +11,39 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import credit.verify.report
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.channels import Channel
 from credit.verify.plots.scores import card_pages, draw_scorecards, scorecard, skill_curves
 from credit.verify.plots.style import label
 from credit.verify.significance.bootstrap import intervals
-from credit.verify.statistics.deterministic import ScoreSums
+from credit.verify.statistics.deterministic import DeterministicStatistics
 from credit.verify.statistics.seasons import cases_by_season
 from credit.verify.table.table import FACTS, ScoreTable
-from credit.verify.table.table_builder import Rows, build_table
+from credit.verify.table.table_builder import RowIndex, build_table
 from tests.unit.analytic_reader import ATTRIBUTES
 
-CLOCK = Clock()
+CLOCK = Calendar()
 INITIAL = CLOCK.parse("2001-01-01") + 1440 * np.arange(270)
 LEADS = np.array([360, 1440, 14400])
 CHANNELS = [Channel(f"{name}500", name, 500.0, "prognostic") for name in ("u", "v", "t")]
-ROWS = Rows(CHANNELS, [(0, 1, "wind")], ATTRIBUTES)
+ROWS = RowIndex(CHANNELS, [(0, 1, "wind")], ATTRIBUTES)
 FACTS_OF_ALL = {"n_cases": 270, "level_units": "hPa", "initial_times": "here to there"} | dict.fromkeys(FACTS, "x")
 SIZES = {"model": 1.0, "other": 1.0, "persistence": 2.0, "damped_persistence": 1.5, "climatology": 3.0}
 
 REPORT_FOLDER = Path(credit.verify.report.__file__).parent
 
 
-def make_sums(size: float, seed: int, rows: int = 4) -> ScoreSums:
+def make_sums(size: float, seed: int, rows: int = 4) -> DeterministicStatistics:
     """Return sums with squared errors of about `size`, of 2 regions."""
     rng = np.random.default_rng(seed)
     shape = len(INITIAL), len(LEADS), rows, 2
-    planes = {name: rng.gamma(5.0, 0.2 * size, shape) for name in ScoreSums.plane_names()}
+    planes = {name: rng.gamma(5.0, 0.2 * size, shape) for name in DeterministicStatistics.plane_names()}
     planes["covariance"] = 0.8 * np.sqrt(planes["forecast_variance"] * planes["truth_variance"])
-    return ScoreSums(INITIAL, *(planes[name] for name in ScoreSums.plane_names()))
+    return DeterministicStatistics(INITIAL, *(planes[name] for name in DeterministicStatistics.plane_names()))
 
 
 @pytest.fixture(scope="module")
-def sums() -> dict[str, tuple[ScoreSums, list[int]]]:
+def sums() -> dict[str, tuple[DeterministicStatistics, list[int]]]:
     """The other forecast has u, v and hence the wind, but no t."""
     return {
         name: (make_sums(size, seed, 3), [0, 1, 3]) if name == "other" else (make_sums(size, seed), [0, 1, 2, 3])
@@ -52,7 +52,7 @@ def sums() -> dict[str, tuple[ScoreSums, list[int]]]:
 
 
 @pytest.fixture(scope="module")
-def table(sums: dict[str, tuple[ScoreSums, list[int]]]) -> ScoreTable:
+def table(sums: dict[str, tuple[DeterministicStatistics, list[int]]]) -> ScoreTable:
     return build_table(sums, ROWS, LEADS, cases_by_season(INITIAL, CLOCK), ["global", "tropics"], FACTS_OF_ALL)
 
 
@@ -63,10 +63,10 @@ def many(regions: list[str], rows: int) -> ScoreTable:
     sums = {}
     for name, size in SIZES.items():
         shape = len(few), len(LEADS), rows, len(regions)
-        planes = [rng.gamma(5.0, 0.2 * size, shape) for _ in ScoreSums.plane_names()]
-        sums[name] = ScoreSums(few, *planes), list(range(rows))
+        planes = [rng.gamma(5.0, 0.2 * size, shape) for _ in DeterministicStatistics.plane_names()]
+        sums[name] = DeterministicStatistics(few, *planes), list(range(rows))
     channels = [Channel(f"u{level}", "u", float(level), "prognostic") for level in range(1, rows + 1)]
-    described = Rows(channels, [], ATTRIBUTES)
+    described = RowIndex(channels, [], ATTRIBUTES)
     return build_table(sums, described, LEADS, cases_by_season(few, CLOCK), regions, FACTS_OF_ALL)
 
 
@@ -240,7 +240,7 @@ def test_correlations_have_one_axis(table: ScoreTable) -> None:
     assert {axis.get_ylim() for axis in axes} == {(-0.3, 1.005)}
 
 
-def test_the_legend_names_every_curve_and_is_whole(sums: dict[str, tuple[ScoreSums, list[int]]]) -> None:
+def test_the_legend_names_every_curve_and_is_whole(sums: dict[str, tuple[DeterministicStatistics, list[int]]]) -> None:
     """The other forecasts lack the first panel's channel, and their names are long."""
     names = [f"wxformer_1deg_6h_residual_dropout0.{number}_seed1000" for number in range(1, 6)]
     others = {names[0]: sums["other"]} | dict.fromkeys(names[1:], sums["model"])
@@ -261,7 +261,9 @@ def test_the_legend_names_every_curve_and_is_whole(sums: dict[str, tuple[ScoreSu
         assert legend.get_window_extent().y1 <= min(axis.get_tightbbox().y0 for axis in figure.axes)
 
 
-def test_the_table_of_the_terminal_has_straight_columns(sums: dict[str, tuple[ScoreSums, list[int]]]) -> None:
+def test_the_table_of_the_terminal_has_straight_columns(
+    sums: dict[str, tuple[DeterministicStatistics, list[int]]],
+) -> None:
     """Also where a name is longer than a number, and where the other forecast lacks a channel."""
     name = "a_model_with_a_very_long_name"
     named = {name if key == "other" else key: own for key, own in sums.items()}

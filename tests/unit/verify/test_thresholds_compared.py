@@ -8,15 +8,15 @@ from scipy import stats
 
 from credit.channels import ChannelMap
 from credit.config.schema_events import EventConfig
-from credit.verify.scores.events import EventSums
+from credit.verify.scores.events import EventStatistics
 from credit.verify.scores.seeps import SeepsSums
 from credit.verify.scores.thresholds import Event, Precipitation
 from credit.verify.significance.comparison import FALSE_SHARE
-from credit.verify.statistics.deterministic import ScoreSums
-from credit.verify.table.event_rows import ThresholdResults
-from credit.verify.table.scorecard import card_rows, card_values
+from credit.verify.statistics.deterministic import DeterministicStatistics
+from credit.verify.table.event_rows import EventResults
+from credit.verify.table.scorecard import scorecard_rows, scorecard_values
 from credit.verify.table.table import FACTS, ScoreTable
-from credit.verify.table.table_builder import Rows, build_table
+from credit.verify.table.table_builder import RowIndex, build_table
 
 DAY, CASES, REGIONS = 1440, 60, ["global", "tropics", "antarctic"]
 LEADS = np.array([DAY, 20 * DAY])  # 60 blocks of a case, and 20 of three
@@ -49,7 +49,9 @@ def made() -> tuple[ScoreTable, dict[str, np.ndarray], dict[str, np.ndarray], np
         members = MEMBERS.get(name, 1)
         counts = np.full((*brier[name].shape, members + 1), 1 / (members + 1))
         fair = brier[name] * FAIR.get(name, np.nan)
-        events[name] = EventSums(INITIAL, counts, counts / 2, brier[name], fair, brier["climatology"], members=members)
+        events[name] = EventStatistics(
+            INITIAL, counts, counts / 2, brier[name], fair, brier["climatology"], members=members
+        )
     rain = {}
     for name, own in penalty.items():
         own[..., 2] = 0.0
@@ -59,13 +61,14 @@ def made() -> tuple[ScoreTable, dict[str, np.ndarray], dict[str, np.ndarray], np
     kinds = [Event.build(n, EventConfig(channel=CHANNELS[c].name, above=v), c, "1") for n, (c, v) in names.items()]
     squares = {name: gamma(size, 20 + seed, 2) for seed, (name, size) in enumerate(SIZES.items())}
     sums = {
-        name: (ScoreSums(INITIAL, *(own for _ in ScoreSums.plane_names())), [0, 1]) for name, own in squares.items()
+        name: (DeterministicStatistics(INITIAL, *(own for _ in DeterministicStatistics.plane_names())), [0, 1])
+        for name, own in squares.items()
     }
     facts = dict.fromkeys(FACTS, "x") | {"n_cases": CASES, "level_units": "hPa", "initial_times": "made up"}
     table = build_table(
-        sums, Rows(CHANNELS, [], {c.variable: {"units": "1"} for c in CHANNELS}), LEADS,
+        sums, RowIndex(CHANNELS, [], {c.variable: {"units": "1"} for c in CHANNELS}), LEADS,
         {"all": np.ones(CASES, dtype=bool), "JJA": np.arange(CASES) % 20 < 5}, REGIONS, facts, None,
-        ThresholdResults(kinds, events, [Precipitation(1, 1.0)], rain),
+        EventResults(kinds, events, [Precipitation(1, 1.0)], rain),
     )  # fmt: skip
     return table, brier, penalty, area
 
@@ -145,11 +148,11 @@ def test_one_false_discovery_rate_over_the_scorecard(made: tuple) -> None:
     adjusted = [own["p_adjusted"], own["seeps_p_adjusted"].sel(channel=["tp"]), own["brier_p_adjusted"]]
     assert len(p) == 10
     np.testing.assert_allclose(np.concatenate(adjusted).ravel(), stats.false_discovery_control(p), rtol=1e-9)
-    rows = card_rows(table)
+    rows = scorecard_rows(table)
     assert [row.name for row in rows] == ["t2m", "tp", "tp: SEEPS", "warm: Brier score", "wet: Brier score"]
     assert [row.score for row in rows] == ["rmse", "rmse", "seeps", "brier:warm", "brier:wet"]
-    sure = card_values(table, rows, "significant")[0, 0, ..., 0]
+    sure = scorecard_values(table, rows, "significant")[0, 0, ..., 0]
     np.testing.assert_array_equal(sure.ravel(), np.concatenate(adjusted).ravel() <= FALSE_SHARE)
-    difference = card_values(table, rows, "difference")[0, 0, ..., 0]
+    difference = scorecard_values(table, rows, "difference")[0, 0, ..., 0]
     np.testing.assert_array_equal(difference[3], table.compared("brier_difference:warm", "t2m"))
     assert sure[3].all() and (difference[3] < 0).all() and (difference[4] > 0).all()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit.calendar import Clock
+from credit.calendar import Calendar
 from credit.channels import ChannelMap
 from credit.config import Config, build_config
 from credit.errors import ConfigError
@@ -21,7 +21,7 @@ from credit.forecast.io.forecast_writer import ForecastWriter
 from credit.verify import scorer
 from credit.verify.scorer import score_forecasts
 from credit.verify.scores.seeps import DRY_BELOW_MM
-from credit.verify.statistics.partial_scores import Part, Share
+from credit.verify.statistics.partial_scores import PartialScores, WorkShare
 from credit.verify.table.table import SHORT_WAVES, ScoreTable
 from tests.unit.analytic_reader import AnalyticReader, make_grid
 from tests.unit.verify.conftest import make_config
@@ -36,7 +36,7 @@ EVENTS = {
     "heavy_rain": {"channel": "tp", "above": 6.0},
 }
 INITIAL = [f"2001-03-0{day}" for day in (1, 2, 4, 5)]
-CLOCK, GRID = Clock(), make_grid(8, 16)
+CLOCK, GRID = Calendar(), make_grid(8, 16)
 AREA = xr.DataArray(GRID.area_weights(), dims=("lat", "lon"))
 MASK = np.random.default_rng(0).random(GRID.shape) < 0.3
 
@@ -214,13 +214,13 @@ def test_what_the_files_have(scored: Scored) -> None:
 
 
 def test_two_shares_are_one_to_the_last_bit(scored: Scored, monkeypatch: pytest.MonkeyPatch) -> None:
-    def part(share: Share) -> Part:
+    def part(share: WorkShare) -> PartialScores:
         found = []
         monkeypatch.setattr(scorer, "gather", lambda score, is_spread: found.append(score()))
         score_forecasts(config_of(scored.folder, events=EVENTS), make_reader(), scored.archive, share)
         return found[0]
 
-    whole, joined = part(Share()), Part.join([part(Share(1, 2)), part(Share(0, 2))])
+    whole, joined = part(WorkShare()), PartialScores.join([part(WorkShare(1, 2)), part(WorkShare(0, 2))])
     every = {"model", "persistence", "damped_persistence"}
     for sums, own, keys in ((whole.events, joined.events, every), (whole.seeps, joined.seeps, every | {"climatology"})):
         assert set(sums) == set(own) == keys

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from credit.errors import CreditError
-from credit.verify.replace_files import replaced_together
+from credit.verify.replace_files import replace_files_atomically
 
 NAMES = ("figures/maps.png", "report.html", "scores.csv", "scores.nc")
 
@@ -61,7 +61,7 @@ def _refuse(monkeypatch: pytest.MonkeyPatch, numbers: set[int], error: BaseExcep
 
 def test_all_take_their_places(folder: Path) -> None:
     before = _content(folder)
-    with replaced_together(folder) as beside:
+    with replace_files_atomically(folder) as beside:
         _write(beside)
         assert _content(folder) == before
     assert _content(folder) == before | {name: f"new {name}" for name in NAMES}
@@ -76,7 +76,10 @@ def test_what_was_replaced_is_put_back(
     before, listed = _content(folder), sorted(folder.iterdir())
     _refuse(monkeypatch, {number}, error)
     named = rf"{NAMES[number - 1]}: cannot be written \(Input" if isinstance(error, OSError) else None
-    with pytest.raises(CreditError if named else KeyboardInterrupt, match=named), replaced_together(folder) as beside:
+    with (
+        pytest.raises(CreditError if named else KeyboardInterrupt, match=named),
+        replace_files_atomically(folder) as beside,
+    ):
         _write(beside)
     assert _content(folder) == before and sorted(folder.iterdir()) == listed
 
@@ -85,7 +88,7 @@ def test_a_folder_in_a_files_place_stays(folder: Path) -> None:
     (folder / "scores.csv").mkdir()
     (folder / "scores.csv" / "mine").write_text("")
     before = _content(folder)
-    with pytest.raises(CreditError, match="scores.csv: cannot be written"), replaced_together(folder) as beside:
+    with pytest.raises(CreditError, match="scores.csv: cannot be written"), replace_files_atomically(folder) as beside:
         _write(beside)
     assert _content(folder) == before and (folder / "scores.csv" / "mine").exists()
 
@@ -93,7 +96,10 @@ def test_a_folder_in_a_files_place_stays(folder: Path) -> None:
 def test_old_files_that_cannot_be_put_back_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = _content(folder)
     _refuse(monkeypatch, {3, 4, 5}, OSError(errno.EIO, "Input/output error"))
-    with pytest.raises(CreditError, match="old cannot be put back") as caught, replaced_together(folder) as beside:
+    with (
+        pytest.raises(CreditError, match="old cannot be put back") as caught,
+        replace_files_atomically(folder) as beside,
+    ):
         _write(beside)
     old = beside.parent / "old"
     assert str(old) in str(caught.value) and "scores.csv: cannot be written" in str(caught.value)
@@ -101,9 +107,9 @@ def test_old_files_that_cannot_be_put_back_are_kept(folder: Path, monkeypatch: p
 
 
 def test_two_at_once_leave_each_other_alone(folder: Path) -> None:
-    with replaced_together(folder) as first:
+    with replace_files_atomically(folder) as first:
         _write(first)
-        with replaced_together(folder) as second:
+        with replace_files_atomically(folder) as second:
             _write(second)
             (second / "scores.nc").write_text("second")
         assert _content(folder)["scores.nc"] == "second"
@@ -119,12 +125,12 @@ def test_figures_on_another_disk(folder: Path, other_disk: Path, monkeypatch: py
     (folder / "figures").symlink_to(other_disk)
     before = _content(folder)
     if not fails:
-        with replaced_together(folder) as beside:
+        with replace_files_atomically(folder) as beside:
             _write(beside)
         assert _content(folder) == before | {name: f"new {name}" for name in NAMES}
         return
     _refuse(monkeypatch, {4}, OSError(errno.EIO, "Input/output error"))  # figures take two calls
-    with pytest.raises(CreditError, match="scores.csv: cannot"), replaced_together(folder) as beside:
+    with pytest.raises(CreditError, match="scores.csv: cannot"), replace_files_atomically(folder) as beside:
         _write(beside)
     assert _content(folder) == before and (folder / "figures").is_symlink()
 
@@ -135,10 +141,10 @@ def test_what_is_left_of_the_last_time_goes(folder: Path, monkeypatch: pytest.Mo
     last = ("figures/maps*.png", "figures/loss.png")
     with monkeypatch.context() as patched:
         patched.setattr(Path, "unlink", _stuck)
-        with pytest.raises(CreditError, match="loss.png"), replaced_together(folder, last) as beside:
+        with pytest.raises(CreditError, match="loss.png"), replace_files_atomically(folder, last) as beside:
             _write(beside)
     assert _content(folder) == before, "all or nothing"
-    with replaced_together(folder, last) as beside:
+    with replace_files_atomically(folder, last) as beside:
         _write(beside)
     assert _content(folder) == {name: f"new {name}" for name in NAMES} | {"figures/early_rmse.png": "a run's"}
 
