@@ -19,9 +19,10 @@ from credit.data.reader import FieldReader
 from credit.data.samples.frames import FrameReader
 from credit.data.sources.contributions import Contribution, list_contributions
 from credit.data.sources.source_index import SourceIndex, scan_sources
-from credit.data.sources.source_reader import SourceReader, look_at_values, open_sources
+from credit.data.sources.source_reader import SourceReader, open_sources
+from credit.data.sources.value_check import look_at_values
 from credit.data.splits import Split, build_splits, describe_coverage, describe_gaps, require_samples
-from credit.data.store.preprocess import MOST_BAD
+from credit.data.store.repair import MOST_BAD
 from credit.grid import LatLonGrid
 
 _HIGHEST_HPA = 1100.0

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--deep",
         action="store_true",
-        help="read every field of a store that is there, and write again what does not agree with its checksums",
+        help="read every field of a complete store, and write again what does not agree with its checksums",
     )
     parser.add_argument(
         "--redo-changed",

@@ -22,7 +22,7 @@ from credit.data.formats import cf
 from credit.data.formats.units import find_conversion, plain
 from credit.data.reader import FieldReader
 from credit.data.samples.frames import FrameReader
-from credit.data.sources.source_reader import look_at_values
+from credit.data.sources.value_check import look_at_values
 from credit.data.sources.vertical_layers import VerticalLayers, build_layers
 from credit.data.splits import Split, build_splits
 from credit.data.store.statistics import Statistics, fit_statistics

@@ -39,8 +39,7 @@ from credit.physics.vertical import Column
 logger = logging.getLogger(__name__)
 
 _KEPT_ATTRIBUTES = ("units", "standard_name", "long_name", "cell_methods")
-# these two differ only before October 1582
-_WESTERN = {"standard", "proleptic_gregorian"}
+_WESTERN = {"standard", "proleptic_gregorian"}  # they differ only before October 1582
 _FIRST_GREGORIAN_YEAR = 1583
 _FILES_WITH_BAR = 50
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
-from tqdm import tqdm
 
 from credit.calendar import Calendar
 from credit.channels import ChannelMap
@@ -38,9 +36,6 @@ logger = logging.getLogger(__name__)
 
 # of the fields that are read at once; a time more or less does not tell beyond it
 _BYTES_AT_ONCE = 2**25
-# of the fields that are read to look at their values before a run: seconds; and the least number of times
-_BYTES_LOOKED_AT, _LEAST_LOOKED_AT = 2**30, 8
-_TIMES_WITH_BAR = 50
 # of a variable that there are while it is unpacked and put into the grid's order, about
 _COPIES = 3
 
@@ -285,64 +280,6 @@ def _between(series: VariableSeries, times: np.ndarray) -> int:
 def _values(series: VariableSeries) -> int:
     layout = series.pieces[0].layout
     return len(layout.level_rows or (0,)) * math.prod(layout.grid.shape)
-
-
-@dataclass(frozen=True)
-class Look:
-    """A look at the values of a period.
-
-    Attributes:
-        looked_at: number of times that were read, at least one of each file.
-        times: number of times of the period.
-        bad: what is wrong, of each time whose fields are bad.
-    """
-
-    looked_at: int
-    times: int
-    bad: list[str]
-
-
-def look_at_values(reader: SourceReader, first_minutes: int, last_minutes: int) -> Look:
-    """Read one time of each file in a period and as many others as take seconds, for what is wrong with the values."""
-    inside = np.flatnonzero((reader.times >= first_minutes) & (reader.times <= last_minutes))
-    of_files = np.intersect1d(reader.times_of_files(), inside)
-    most = max(_LEAST_LOOKED_AT, _BYTES_LOOKED_AT // (4 * len(reader.channels.stored) * math.prod(reader.grid.shape)))
-    # each file may have units of its own, however many there are
-    rest = _spread(np.setdiff1d(inside, of_files), most - len(of_files))
-    chosen = np.union1d(of_files, rest)
-    logger.info(
-        "looking at the values of %d of %d times, %d of them to see each file", len(chosen), len(inside), len(of_files)
-    )
-    bad: list[str] = []
-    at_once = reader.times_at_once(_BYTES_AT_ONCE)
-    bar = tqdm(total=len(chosen), desc="looking at values", unit="time", disable=len(chosen) < _TIMES_WITH_BAR or None)
-    with bar:
-        for first in range(0, len(chosen), at_once):
-            places = chosen[first : first + at_once].tolist()
-            try:
-                for _ in reader.read_each(places):
-                    pass
-            except DataError:
-                # which of them
-                bad += filter(None, (_read_problem(reader, place) for place in places))
-            bar.update(len(places))
-    return Look(len(chosen), len(inside), bad)
-
-
-def _spread(places: np.ndarray, most: int) -> np.ndarray:
-    """Return at most so many of the places, evenly over all of them."""
-    if len(places) <= most:
-        return places
-    return places[np.linspace(0, len(places) - 1, max(0, most)).round().astype(int)]
-
-
-def _read_problem(reader: SourceReader, place: int) -> str | None:
-    """Return what is wrong with the fields of a time, None where nothing is."""
-    try:
-        reader.read(place)
-    except DataError as error:
-        return str(error)
-    return None
 
 
 def open_sources(conf: DataConfig) -> SourceReader:

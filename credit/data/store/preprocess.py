@@ -37,6 +37,7 @@ from credit.data.store.repair import (
     mark_for_writing,
     mark_outliers,
     read_times,
+    require_few_bad,
 )
 from credit.data.store.statistics import Statistics, fit_statistics, summarise
 from credit.errors import DataError
@@ -48,8 +49,6 @@ logger = logging.getLogger(__name__)
 _SPARE_BYTES = 16 * 2**20
 _SECONDS_BETWEEN_LOOKS = 2.0
 _COMPRESSORS = {"lz4": [BloscCodec(cname="lz4", clevel=1, shuffle="shuffle")], "none": []}
-# of all times, so many may be skipped as bad
-MOST_BAD = 0.05
 _VERSIONS = ("numpy", "xarray", "netCDF4", "zarr")
 
 
@@ -284,21 +283,6 @@ def _write_fields(
                 time.sleep(_SECONDS_BETWEEN_LOOKS)  # another process is at what is left
 
 
-def _require_few_bad(path: Path, marks: np.ndarray) -> None:
-    """Stop where more times are bad than may be skipped.
-
-    Raises:
-        DataError: naming the first of them.
-    """
-    bad = int((marks == store_writer.BAD).sum())
-    if bad > MOST_BAD * len(marks):
-        first = next(iter(store_writer.read_notes(path).values()), "")
-        raise DataError(
-            f"data.store: {path}: {bad} of {len(marks)} times are bad; data.bad_times: skip is for at most one in "
-            f"{1 / MOST_BAD:.0f}: correct the files and run the same command with --redo-changed. The first: {first}"
-        )
-
-
 def _close(path: Path, group: zarr.Group, conf: DataConfig, train: Split, progress: bool) -> None:
     """Declare a store complete whose fields are all there, with statistics and what was left out.
 
@@ -316,7 +300,7 @@ def _close(path: Path, group: zarr.Group, conf: DataConfig, train: Split, progre
                 # Only here, as the moments of all times are large and every process of a job would hold them.
                 mark_outliers(path, group, meta, conf)
                 meta.pop("parts_to_judge", None)
-                _require_few_bad(path, group["done"][:])
+                require_few_bad(path, group["done"][:])
                 meta |= _summary(path, group, meta)
                 if before not in (None, meta["content"]):
                     discard_climatology(path)

@@ -25,12 +25,14 @@ from credit.data.sources.source_reader import SourceReader
 from credit.data.store.integrity import WHOLE_ARRAYS, Damage
 from credit.data.store.outliers import find_outliers
 from credit.data.store.store_reader import FORMAT, READ_ERRORS, WAY_OUT, open_array, read_description
-from credit.data.store.store_writer import MOMENTS, WANTED, WRITTEN, mark_bad
+from credit.data.store.store_writer import BAD, MOMENTS, WANTED, WRITTEN, mark_bad, read_notes
 from credit.errors import DataError
 
 logger = logging.getLogger(__name__)
 
 _MOST_NAMED = 3
+# Share of all times that may be skipped as bad.
+MOST_BAD = 0.05
 REDO_CHANGED = (
     "run credit_preprocess CONFIG, which says whether any field comes from them, and with --redo-changed writes those "
     "parts again; or name another data.store to keep this one"
@@ -262,3 +264,18 @@ def _count_files(files: Iterable[str]) -> str:
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     noun = "file" if len(names) == 1 else "files"
     return f"{len(names)} source {noun} ({', '.join(names[:_MOST_NAMED])}{more})"
+
+
+def require_few_bad(path: Path, marks: np.ndarray) -> None:
+    """Stop where more times are bad than may be skipped.
+
+    Raises:
+        DataError: naming the first of them.
+    """
+    bad = int((marks == BAD).sum())
+    if bad > MOST_BAD * len(marks):
+        first = next(iter(read_notes(path).values()), "")
+        raise DataError(
+            f"data.store: {path}: {bad} of {len(marks)} times are bad; data.bad_times: skip is for at most one in "
+            f"{1 / MOST_BAD:.0f}: correct the files and run the same command with --redo-changed. The first: {first}"
+        )

@@ -164,8 +164,8 @@ def require_whole_checkpoint(folder: Path) -> None:
     newest = paths[-1]
     raise NoWholeCheckpointError(
         f"{folder}: every checkpoint is damaged, {len(paths)} in all ({newest.name}: {verify_checkpoint(newest)}); "
-        "copy a whole one back to go on from it. To begin again at step 0, set trainer.resume: never, which renames the "
-        "damaged ones, or choose another save_loc"
+        "copy a whole one back to go on from it. To begin again at step 0, set trainer.resume: never, which renames "
+        "the damaged ones, or choose another save_loc"
     )
 
 

@@ -11,8 +11,9 @@ import pytest
 from credit.cli.check_data import inspect_data
 from credit.cli.check_report import CheckReport
 from credit.config.schema_data import DataConfig
-from credit.data.sources import source_reader
-from credit.data.sources.source_reader import look_at_values, open_sources
+from credit.data.sources import value_check
+from credit.data.sources.source_reader import open_sources
+from credit.data.sources.value_check import look_at_values
 from tests.unit.data.files_on_the_fly import make_config, random_fields, write_file
 
 H, W = 8, 16
@@ -22,7 +23,7 @@ NUM_TIMES = 40
 @pytest.fixture(autouse=True)
 def _few_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """As large fields do, leave 8 times that take seconds."""
-    monkeypatch.setattr(source_reader, "_BYTES_LOOKED_AT", 1)
+    monkeypatch.setattr(value_check, "_BYTES_LOOKED_AT", 1)
 
 
 def test_a_time_of_each_file_is_looked_at(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
