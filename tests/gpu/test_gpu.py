@@ -131,7 +131,7 @@ def test_the_step_under_way_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -
         order.append(f"step {number}")
         return SimpleNamespace(stop=number)
 
-    monkeypatch.setattr(trainer, "Fetched", Told)
+    monkeypatch.setattr(trainer, "AsyncHostCopy", Told)
     monkeypatch.setattr(trainer, "learning_rate", lambda *_: 1e-3)
     run, stop = mock.MagicMock(), mock.Mock()
     run._at, run._due.return_value, run._save_seconds.return_value = SimpleNamespace(step=0), False, 0.0

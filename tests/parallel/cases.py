@@ -157,7 +157,7 @@ def whole(tensor: Tensor) -> Tensor:
 def train(case: Case, mesh: DeviceGrid, data: str = "fsdp2", **changes: Any) -> dict[str, Tensor]:
     """Train for the case's steps and return output, losses, norms and the first step's gradients, whole."""
     alike = case.alike and mesh.device_mesh is not None
-    with mock.patch.object(spectral_norm, "takes_cpu_way", lambda _: not alike):
+    with mock.patch.object(spectral_norm, "use_cpu_kernels", lambda _: not alike):
         return _train(case, mesh, *build(case, mesh, data, **changes))
 
 

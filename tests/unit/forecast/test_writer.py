@@ -315,7 +315,7 @@ def test_what_a_store_gets_begins_to_be_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, members: int | None
 ) -> None:
     asked: list[Path] = []
-    monkeypatch.setattr("credit.forecast.io.zarr_store.begin_to_store", asked.append)
+    monkeypatch.setattr("credit.forecast.io.zarr_store.start_writeback", asked.append)
     writer, fields = _writer(tmp_path, format="zarr", members=members), _fields()
     for number in range(2):
         writer.put(Calendar().parse(INITIAL[0]), number, fields[number])

@@ -29,7 +29,7 @@ LAYERS: list[Callable[[], nn.Module]] = [
 def together(model: nn.Module, by_block: bool = False) -> Iterator[nn.Module]:
     """Let the model's weights be normalised as on a GPU, and all else be done as on a CPU."""
     batch_spectral_norm(model, by_block)
-    with mock.patch.object(spectral_norm, "takes_cpu_way", lambda _: False):
+    with mock.patch.object(spectral_norm, "use_cpu_kernels", lambda _: False):
         yield model
 
 
