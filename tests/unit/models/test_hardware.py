@@ -11,10 +11,10 @@ import pytest
 
 SCRIPT = """
 import resource, sys, torch
-from credit.models.device_paths import keep_freed_memory
+from credit.models.device_paths import retain_freed_memory
 torch.set_num_threads(1)
 if sys.argv[1] == "keep":
-    keep_freed_memory(torch.device("cpu"))
+    retain_freed_memory(torch.device("cpu"))
 def step():
     tensors = [torch.ones(5 * 2**20) for _ in range(5)]
 def faults():

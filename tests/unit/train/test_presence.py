@@ -22,8 +22,8 @@ QUICK = {"beat": 0.05, "silence": 0.5}
 HOLDER = """
 import sys, time
 from pathlib import Path
-from credit.train.monitor.run_lock import Presence
-with Presence(Path(sys.argv[1]), "job.1", beat=0.05, silence=0.5):
+from credit.train.monitor.run_lock import RunLock
+with RunLock(Path(sys.argv[1]), "job.1", beat=0.05, silence=0.5):
     print("held", flush=True)
     time.sleep(60)
 """
