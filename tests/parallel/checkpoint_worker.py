@@ -134,7 +134,7 @@ def check_save(folder: Path, kind: str, expected: dict[str, Tensor]) -> None:
     with AsyncCheckpointer(folder / kind) as store:
         path = store.save(1, {"all": state}, {"mask": torch.ones(2)}, {"kind": kind}, links=("latest", "best"))
         for value in state.values():
-            sharded.local_part(value).zero_()
+            sharded.local_shard(value).zero_()
         for _ in range(50):
             dist.all_reduce(torch.ones(1000))
         store.wait()
