@@ -39,12 +39,16 @@ class CheckpointError(CreditError):
 def find_nearest(name: str, choices: Iterable[str]) -> str | None:
     """Return the choice nearest to `name`, None where none is near."""
     names = sorted({str(choice) for choice in choices})
-    near = difflib.get_close_matches(str(name), names, n=max(len(names), 1), cutoff=_LEAST_LIKENESS)
-    if not near:
+    candidates = difflib.get_close_matches(str(name), names, n=max(len(names), 1), cutoff=_LEAST_LIKENESS)
+    if not candidates:
         return None
-    # of those that share as many letters, such as z850 and z500 with z501, the one that begins alike for longest
-    alike = {one: difflib.SequenceMatcher(None, one, str(name)).ratio() for one in near}
-    return max(near, key=lambda one: (alike[one], len(os.path.commonprefix([one, str(name)]))))
+    # Of candidates with equally many letters in common, such as z850 and z500 for z501, take the one whose beginning
+    # agrees for longest.
+    likeness = {candidate: difflib.SequenceMatcher(None, candidate, str(name)).ratio() for candidate in candidates}
+    return max(
+        candidates,
+        key=lambda candidate: (likeness[candidate], len(os.path.commonprefix([candidate, str(name)]))),
+    )
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:

@@ -297,16 +297,16 @@ def _find_key(name: str) -> list[str]:
     """Return the dotted keys of all sections that end with `name`."""
     roots = [("", Config)]
     roots += [("model.", section) for section in map(model_section, model_section_names()) if section is not None]
-    found: dict[str, None] = {}
+    dotted_keys: dict[str, None] = {}
     while roots:
         prefix, section = roots.pop()
         for key, field in section.model_fields.items():
             if key == name:
-                found[f"{prefix}{key}"] = None
+                dotted_keys[f"{prefix}{key}"] = None
             inner = [item for item in _classes_in(field.annotation) if issubclass(item, BaseModel)]
             container = {list: "N.", dict: "NAME."}.get(_container_of(field.annotation), "")
             roots += [(f"{prefix}{key}.{container}", item) for item in inner]
-    return sorted(found)
+    return sorted(dotted_keys)
 
 
 def _container_of(annotation: Any) -> type | None:

@@ -1,4 +1,4 @@
-"""Where the keys of miles-credit's configs went: for error messages and for the tables of docs/migration.md.
+"""Table of miles-credit's config keys and their replacements, for error messages and for docs/migration.md.
 
 ``python -m credit.config.migration`` prints the tables; a test compares them with the page.
 """

@@ -1,4 +1,4 @@
-"""What every section of the config shares: frozen, and an unknown key is an error."""
+"""Base of every config section: frozen, and an unknown key is an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What forecasts start from: the training store, or analyses that hold no more than a forecast reads.
+"""Initial states of forecasts: the training store, or analyses that hold no more than a forecast reads.
 
 A forecast reads prognostic variables and dynamic forcing. Diagnostic variables are outputs, and static fields are those
 of the checkpoint, so an analysis needs neither.

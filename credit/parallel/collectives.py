@@ -51,7 +51,7 @@ class Total(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class FusedRoutes:
-    """How the rows of a fused weight, stored one rank after the other, get to the ranks that compute with them.
+    """Routes of a fused weight's rows from the ranks that store them to the ranks that compute with them.
 
     The rows of all ranks together are `parts` equal parts, one behind the other, such as gate and up. Rank r of n holds
     the r-th of n pieces of the whole. It computes with the r-th of n pieces of every part. So 1 / (n * parts) of the

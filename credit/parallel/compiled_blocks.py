@@ -1,4 +1,4 @@
-"""What compiled blocks need besides compilation: weights as plain tensors where tensor parallelism has split them."""
+"""Plain tensors in place of DTensors in compiled blocks whose weights tensor parallelism has split."""
 
 from __future__ import annotations
 

@@ -123,31 +123,31 @@ def shard_units(
     offload = CPUOffloadPolicy(pin_memory=whole_mesh.device_type != "cpu") if cpu_offload else OffloadPolicy()
     units = find_units(model)
     taken: set[int] = set()
-    calls = _Calls()
+    resharding = _ReshardWithoutGradients()
     for unit in units:
         # the backward pass begins with the last unit: gathered weights would be freed only to be gathered again
         free = reshard_after_forward and unit is not units[0] and unit is not model
         for module in split_by_dtype(unit, taken):
-            own = [p for p in module.parameters() if id(p) not in taken]
+            parameters = [p for p in module.parameters() if id(p) not in taken]
             copy_returned_views(module)
             fully_shard(
                 module,
-                mesh=split_mesh if _is_split(own) else whole_mesh,
+                mesh=split_mesh if _is_split(parameters) else whole_mesh,
                 reshard_after_forward=free,
                 mp_policy=policy if module is model else replace(policy, output_dtype=None),
                 offload_policy=offload,
             )
             taken.update(map(id, module.parameters()))
             if not free:
-                calls.watch(module)
+                resharding.watch(module)
         for name in custom_entries(unit):
             register_fsdp_forward_method(unit, name)
             if not free:
-                setattr(unit, name, calls.watched(getattr(unit, name)))
+                setattr(unit, name, resharding.wrap_entry_point(getattr(unit, name)))
 
 
-class _Calls:
-    """Frees the weights that FSDP2 keeps whole for a backward pass after a call without gradients, since none comes.
+class _ReshardWithoutGradients:
+    """Reshard the weights that FSDP2 keeps gathered for a backward pass after calls without gradients, which have none.
 
     An optimizer that is built while weights are whole would not train them: after the backward pass the model's
     parameters are the sharded ones. Where gradients are on, a call is counted and nothing else is done.
@@ -160,13 +160,13 @@ class _Calls:
         self._depth = 0
 
     def watch(self, module: FSDPModule) -> None:
-        """Take in a module whose weights stay whole after a forward."""
+        """Register a module whose weights stay gathered after a forward."""
         self._kept.append(module)
         module.register_forward_pre_hook(lambda *_: self._enter(), prepend=True)
-        # a failed forward ends, too
+        # A forward that raises must count as ended, too.
         module.register_forward_hook(lambda *_: self._leave(), always_call=True)
 
-    def watched(self, method: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_entry_point(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """Return an entry point of such a module that counts as a forward."""
 
         @functools.wraps(method)

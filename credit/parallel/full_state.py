@@ -112,11 +112,11 @@ def scatter_state(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Map
         CheckpointError: on every rank, if the state is of other parameters or not whole.
     """
     names = _names(unwrap(model), optimizer)
-    given: dict[Any, Mapping[str, Any]] = {}
+    state_on_rank0: dict[Any, Mapping[str, Any]] = {}
 
     def outline_on_main() -> tuple[dict[Any, dict[str, Any]], list[dict[str, Any]]]:
         state, groups = _plain_optimizer_state(saved, set(names.values()))
-        given.update(state)
+        state_on_rank0.update(state)
         return {name: {key: _outline(value) for key, value in entry.items()} for name, entry in state.items()}, groups
 
     entries, saved_groups = run_on_rank0(outline_on_main)
@@ -125,8 +125,8 @@ def scatter_state(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Map
     state = {}
     for index, (parameter, name) in enumerate(names.items()):
         if name in entries:
-            whole = given.get(name, {})
-            state[index] = {key: _part(value, whole.get(key), parameter) for key, value in entries[name].items()}
+            full_values = state_on_rank0.get(name, {})
+            state[index] = {key: _part(value, full_values.get(key), parameter) for key, value in entries[name].items()}
         else:
             state[index] = {key: _zero(value, parameter) for key, value in pattern.items()}
     index_of = {parameter: index for index, parameter in enumerate(names)}
@@ -144,11 +144,11 @@ def _names(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[nn.Parame
     """Return the plain names of the optimizer's parameters, in its order."""
     names = {parameter: plain_name(name) for name, parameter in model.named_parameters()}
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    strange = sum(p not in names for p in parameters)
-    if strange:
+    num_foreign = sum(p not in names for p in parameters)
+    if num_foreign:
         raise ConfigError(
-            f"optimizer: {strange} of its {len(parameters)} parameters are not the model's; build it after the model "
-            "has been sharded"
+            f"optimizer: {num_foreign} of its {len(parameters)} parameters are not the model's; build it after the "
+            "model has been sharded"
         )
     return {p: names[p] for p in parameters}
 
@@ -225,11 +225,11 @@ def _whole_on_main(value: Any) -> Any:
     return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else copy.deepcopy(value)
 
 
-def _part(outline: Any, whole: Tensor | None, parameter: nn.Parameter) -> Any:
+def _part(outline: Any, full_value: Tensor | None, parameter: nn.Parameter) -> Any:
     """Collective: return this rank's part of what rank 0 has as `whole`, cut as `parameter` is."""
     if not (isinstance(outline, Tensor) and outline.is_meta):
         return copy.deepcopy(outline)
-    return scatter_from_main(whole, parameter, outline.dtype)
+    return scatter_from_main(full_value, parameter, outline.dtype)
 
 
 def _zero(value: Any, parameter: nn.Parameter) -> Any:
@@ -285,14 +285,14 @@ def _unsendable(value: Any, source: str) -> str | None:
     return None
 
 
-def _by_plain_name(given: Any, names: Collection[str], what: str) -> dict[str, Any]:
+def _by_plain_name(given: Any, names: Collection[str], label: str) -> dict[str, Any]:
     """Return a dict by names as a model without wrappers has them."""
     if not isinstance(given, Mapping):
-        raise CheckpointError(f"{what}: {type(given).__name__} in place of a dict from names to tensors")
-    return dict(zip(_plain_names(given, names, what), given.values(), strict=True))
+        raise CheckpointError(f"{label}: {type(given).__name__} in place of a dict from names to tensors")
+    return dict(zip(_plain_names(given, names, label), given.values(), strict=True))
 
 
-def _plain_names(given: Iterable[Any], names: Collection[str], what: str) -> list[str]:
+def _plain_names(given: Iterable[Any], names: Collection[str], label: str) -> list[str]:
     """Return names without what wrappers have put into them.
 
     Args:
@@ -306,13 +306,13 @@ def _plain_names(given: Iterable[Any], names: Collection[str], what: str) -> lis
     plain_names: dict[str, str] = {}
     for name in given:
         if not isinstance(name, str):
-            raise CheckpointError(f"{what}: the key {name!r} is no name")
+            raise CheckpointError(f"{label}: the key {name!r} is no name")
         plain = plain_name(name).replace(f"{_FSDP1_WRAPPER}.", "")
         while plain not in names and plain.startswith(_DDP_WRAPPER):
             plain = plain.removeprefix(_DDP_WRAPPER)
         if plain in plain_names:
             raise CheckpointError(
-                f"{what}: {plain_names[plain]} and {name} are one parameter, {plain}, without what wrappers put into "
+                f"{label}: {plain_names[plain]} and {name} are one parameter, {plain}, without what wrappers put into "
                 "names; leave one out"
             )
         plain_names[plain] = name

@@ -96,9 +96,9 @@ def require_shardable(model: nn.Module) -> None:
     unit_of: dict[int, int] = {}
     inside: set[int] = set()
     for number, unit in enumerate(find_units(model)):
-        own = [m for m in unit.modules() if id(m) not in inside]
-        inside.update(map(id, own))
-        for parameter in (p for module in own for p in module.parameters(recurse=False)):
+        unit_modules = [m for m in unit.modules() if id(m) not in inside]
+        inside.update(map(id, unit_modules))
+        for parameter in (p for module in unit_modules for p in module.parameters(recurse=False)):
             if unit_of.setdefault(id(parameter), number) != number:
                 raise ConfigError(
                     f"{_names_of(model, parameter)}: one parameter in two units of sharding, but each must have its "
@@ -171,8 +171,8 @@ def _main_dtype(unit: nn.Module, taken: set[int]) -> torch.dtype | None:
             counts[parameter.dtype] += parameter.numel()
     inside = wrapped_modules(unit)
     # a wrapper of checkpointing or compilation has no weights; those of the block in it count as its own
-    own = (module for module in unit.modules() if module is unit or id(module) in inside)
-    own_dtype = next(filter(None, (_dtype_of(module, taken) for module in own)), None)
+    unit_modules = (module for module in unit.modules() if module is unit or id(module) in inside)
+    own_dtype = next(filter(None, (_dtype_of(module, taken) for module in unit_modules)), None)
     return own_dtype or next((dtype for dtype, _ in counts.most_common(1)), None)
 
 

@@ -52,12 +52,12 @@ def read_plan(path: str, block: nn.Module) -> list[list[PlannedLayer]]:
     modules = dict(block.named_modules())
     entries: dict[str, tuple[str, int | None]] = {}
     for name, value in block._tp_plan.items():
-        where = _where(path, block, name)
+        location = _where(path, block, name)
         if name not in modules:
-            raise ConfigError(f"{where}: there is no such submodule; it has {', '.join(filter(None, modules))}")
-        entries[name] = _read_kind(value, where)
+            raise ConfigError(f"{location}: there is no such submodule; it has {', '.join(filter(None, modules))}")
+        entries[name] = _read_kind(value, location)
         if entries[name][0] != "replicated" and not isinstance(modules[name], nn.Linear):
-            raise ConfigError(f"{where}: only Linear layers are split, this is a {type(modules[name]).__name__}")
+            raise ConfigError(f"{location}: only Linear layers are split, this is a {type(modules[name]).__name__}")
     groups = []
     for parent, names in _group_names({name: kind for name, (kind, _) in entries.items()}).items():
         groups.append(
@@ -106,13 +106,15 @@ def _where(path: str, block: nn.Module, name: str) -> str:
     return f"{type(block).__name__}._tp_plan[{name!r}] (at {plain_name(path) or 'the model'})"
 
 
-def _read_kind(value: object, where: str) -> tuple[str, int | None]:
+def _read_kind(value: object, location: str) -> tuple[str, int | None]:
     """Return the kind of an entry and its number of fused parts, None where it does not say."""
     fused = re.fullmatch(r"colwise:([1-9]\d*)", value) if isinstance(value, str) else None
     if fused:
         return "colwise", int(fused[1])
     if value not in ("colwise", "rowwise", "replicated"):
-        raise ConfigError(f"{where}: {value!r} is not one of {', '.join(KINDS)} (of N fused parts, such as colwise:2)")
+        raise ConfigError(
+            f"{location}: {value!r} is not one of {', '.join(KINDS)} (of N fused parts, such as colwise:2)"
+        )
     return value, None
 
 

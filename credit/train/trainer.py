@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TrainingComponents:
-    """What a trainer works with; built by `credit.train.build`."""
+    """Components of a trainer; built by `credit.train.build`."""
 
     config: Config
     launch: ProcessInfo

@@ -1,4 +1,4 @@
-"""Where the package is installed, under which name, and what else claims the import name ``credit``.
+"""Installation of the package: its place, its distribution, and others that claim the import name ``credit``.
 
 The distribution is called `DISTRIBUTION`, because the name ``credit`` belongs to another project on the package index.
 The import name and the commands are ``credit``.
@@ -45,9 +45,11 @@ def describe_installation(search_path: Sequence[str] | None = None) -> str:
     """
     folder = Path(__file__).resolve().parents[1]
     lines = [f"imported from {folder} ({'a checkout' if find_checkout() is not None else 'an installed wheel'})"]
-    installed = [one for one in _find_distributions(search_path) if _is_this_project(one)]
-    lines += [f"installed as {_describe(one)}" for one in installed]
-    if not installed:
+    distributions = [
+        distribution for distribution in _find_distributions(search_path) if _is_this_project(distribution)
+    ]
+    lines += [f"installed as {_describe(distribution)}" for distribution in distributions]
+    if not distributions:
         lines.append(f"no distribution named {DISTRIBUTION} is installed")
     return "\n".join(lines)
 

@@ -36,7 +36,7 @@ _EPOCH = np.datetime64(EPOCH.removeprefix("minutes since ").replace(" ", "T"), "
 
 @dataclass(frozen=True)
 class SourceVariable:
-    """What a source of a plugin says of one of its variables; only `units` must be given.
+    """Description of one variable of a plugin's source; only `units` must be given.
 
     Attributes:
         units: as in CF, ``K``.
@@ -155,7 +155,7 @@ def _axis_of(variable: SourceVariable) -> tuple[tuple[float, ...], str]:
 
 @dataclass(frozen=True)
 class _Said:
-    """What a source says of itself, checked.
+    """Checked description that a source gives of itself.
 
     Attributes:
         times: (N,) as it gives them.

@@ -109,7 +109,7 @@ class Implausible:
 
 @dataclass(frozen=True)
 class ValueRules:
-    """What the values of one variable in one file may be.
+    """Rules for the values of one variable in one file.
 
     Attributes:
         levels: (L,) of the run, or None alone.
@@ -153,11 +153,11 @@ class ValueRules:
             for extreme in (lowest, highest):
                 suspects |= (np.abs(extreme) >= _GREATEST) | self._match_fill(extreme).any(axis=-1)
         for index in np.argwhere(suspects):
-            place = tuple(int(number) for number in index)
-            cells, is_fill = self._judge(values[place], limits[place[-1] % len(limits)])
+            field_index = tuple(int(number) for number in index)
+            cells, is_fill = self._judge(values[field_index], limits[field_index[-1] % len(limits)])
             if cells.any():
-                row = place[-1] + (levels.start or 0)
-                return values, Implausible(place[:-1], row, cells, float(values[place][cells][0]), is_fill)
+                row = field_index[-1] + (levels.start or 0)
+                return values, Implausible(field_index[:-1], row, cells, float(values[field_index][cells][0]), is_fill)
         return values, None
 
     def describe(self, implausible: Implausible, place: str = "") -> str:
@@ -166,7 +166,7 @@ class ValueRules:
         count = f"{int(implausible.cells.sum())} of {implausible.cells.size} values are"
         key = f"data.fields.{self.name}"
         if implausible.is_fill:
-            found = f"{count} {value}, the first{place}: a fill value that the file does not declare as missing"
+            problem = f"{count} {value}, the first{place}: a fill value that the file does not declare as missing"
             advice = "declare it there (attribute _FillValue)"
             if self.name:
                 advice += (
@@ -175,14 +175,14 @@ class ValueRules:
                 )
         else:
             limits = self.limits[implausible.row % len(self.limits)]
-            found = f"{count} no {self.about} ({limits[0]:g} to {limits[1]:g}), the first is {value}{place}"
+            problem = f"{count} no {self.about} ({limits[0]:g} to {limits[1]:g}), the first is {value}{place}"
             advice = "correct the values or their units in the file"
             if self.name:
                 advice += (
                     f"; if they are fill values, or right as they are, set {key}.valid_range: [least, greatest]: what "
                     "is outside is missing, what is within is accepted"
                 )
-        return f"{found}; {advice}"
+        return f"{problem}; {advice}"
 
     def _match_fill(self, values: np.ndarray) -> np.ndarray:
         """Return which of the fill values each value is, (..., F) bool."""
@@ -248,9 +248,9 @@ def build_rules(
     """
     units = plain(attributes.get("units", ""))
     quantity = _quantity_of(name, attributes)
-    known = units in (_QUANTITY_LIMITS | _FRACTION_LIMITS).get(quantity, {})
+    has_limits = units in (_QUANTITY_LIMITS | _FRACTION_LIMITS).get(quantity, {})
     limits = np.array([_limits(quantity, units, _in_hpa(level, level_units)) for level in levels])
-    about = f"{quantity} in {units}" if known else f"value in {units}"
+    about = f"{quantity} in {units}" if has_limits else f"value in {units}"
     if file_range is not None:
         limits = np.stack([np.maximum(limits[:, 0], file_range[0]), np.minimum(limits[:, 1], file_range[1])], axis=1)
         about += " within the valid range that the file declares"
@@ -321,9 +321,9 @@ def find_implausible_units(fields_CHW: np.ndarray, reader: FieldReader, conf: Da
         conf: the data section.
         when: the time, for messages.
     """
-    found: dict[str, str] = {}
+    messages: dict[str, str] = {}
     for field, channel in zip(fields_CHW, reader.channels.stored, strict=True):
-        if channel.variable in found:
+        if channel.variable in messages:
             continue
         attributes = reader.attributes.get(channel.variable, {})
         valid_range = conf.field(channel.variable).valid_range
@@ -340,8 +340,8 @@ def find_implausible_units(fields_CHW: np.ndarray, reader: FieldReader, conf: Da
             if implausible is not None:
                 message = f"{channel.name} at {when}: {rules.describe(implausible)}"
         if message is not None:
-            found[channel.variable] = message
-    return list(found.values())
+            messages[channel.variable] = message
+    return list(messages.values())
 
 
 def _quantity_of(name: str, attributes: Mapping[str, str]) -> str:
@@ -353,9 +353,9 @@ def _describe_units(name: str, attributes: Mapping[str, str]) -> str | None:
     quantity, units = _quantity_of(name, attributes), plain(attributes.get("units", ""))
     if quantity not in _QUANTITY_LIMITS or units not in _UNITS_OF_QUANTITIES or units in _QUANTITY_LIMITS[quantity]:
         return None
-    called = attributes.get("standard_name") or name
+    quantity_name = attributes.get("standard_name") or name
     return (
-        f'{name}: its units are "{attributes["units"]}", but {called} is a {quantity} '
+        f'{name}: its units are "{attributes["units"]}", but {quantity_name} is a {quantity} '
         f"({' or '.join(_QUANTITY_LIMITS[quantity])}); correct units or standard_name in the files, or "
         f"data.sources.N.rename; or set data.fields.{name}.valid_range: [least, greatest] to read it as it is"
     )
@@ -382,8 +382,8 @@ def _limits(quantity: str, units: str, pressure: float | None) -> tuple[float, f
         if pressure <= _LOWEST_HPA:
             return 0.5 * height * gravity, 2.0 * height * gravity
         return (height - _HEIGHT_TOLERANCE) * gravity, (height + _HEIGHT_TOLERANCE) * gravity
-    known = (_QUANTITY_LIMITS | _FRACTION_LIMITS).get(quantity, {}).get(units)
-    return known or _UNIT_LIMITS.get(units) or (-np.inf, np.inf)
+    limits = (_QUANTITY_LIMITS | _FRACTION_LIMITS).get(quantity, {}).get(units)
+    return limits or _UNIT_LIMITS.get(units) or (-np.inf, np.inf)
 
 
 def _extremes(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

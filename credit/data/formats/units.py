@@ -53,7 +53,7 @@ def plain(units: str) -> str:
 
 
 def is_same_unit(first: str, second: str) -> bool:
-    """Whether two spellings stand for one unit; UDUNITS decides, where it is installed, what the spelling does not."""
+    """Return whether two spellings stand for one unit; UDUNITS, where installed, decides about unusual spellings."""
     if plain(first) == plain(second):
         return True
     try:
@@ -63,7 +63,7 @@ def is_same_unit(first: str, second: str) -> bool:
 
 
 def is_convertible(first: str, second: str) -> bool:
-    """Whether two units may measure one quantity; without UDUNITS they are taken to do so."""
+    """Return whether two units may measure one quantity; without UDUNITS they are taken to do so."""
     try:
         find_conversion(first, second, "", "")
     except ConfigError:

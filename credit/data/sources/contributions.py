@@ -74,23 +74,23 @@ def list_contributions(
     """
     num_idle = [sum(source == number for source, _ in scan.idle) for number in range(len(scan.files))]
     static = {channel.variable for channel in conf.channel_map().static_stored}
-    used = None if series is None else _used_paths(scan, series)
+    used_paths = None if series is None else _used_paths(scan, series)
     contributions = []
     for number, files in enumerate(scan.files):
         variables, times = [], [np.empty(0, dtype=np.int64)]
         pieces_of_path: dict[Path | str, list[FileVariable]] = {}
         for label, pieces in _labelled(conf, scan):
-            own = [piece for piece in pieces if piece.source == number]
-            for piece in own:
+            source_pieces = [piece for piece in pieces if piece.source == number]
+            for piece in source_pieces:
                 pieces_of_path.setdefault(piece.path, []).append(piece)
-            if own:
-                variables.append(_describe_variable(label, own, len(files) - num_idle[number]))
-                varying = [piece.times for piece in own if piece.times is not None and label[0] not in static]
+            if source_pieces:
+                variables.append(_describe_variable(label, source_pieces, len(files) - num_idle[number]))
+                varying = [piece.times for piece in source_pieces if piece.times is not None and label[0] not in static]
                 times += varying
         idle = {path: reason for (source, path), reason in scan.idle.items() if source == number}
-        if used is not None:
+        if used_paths is not None:
             for path, pieces in pieces_of_path.items():
-                if (number, path) not in used:
+                if (number, path) not in used_paths:
                     idle[path] = _why_unused(pieces, number)
         contributions.append(Contribution(number, len(files), variables, np.unique(np.concatenate(times)), idle))
     return contributions

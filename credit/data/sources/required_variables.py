@@ -1,4 +1,4 @@
-"""What is to be looked for in the files: variables of the channels, what they are made of, and the ground below."""
+"""Variables required from the files: those of the channels, the inputs of derived ones, and the ground below."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def variables_in_source(
 ) -> Iterator[tuple[VariableRequest, list[str]]]:
     """Yield each variable that a source is to give, with the names that it may have in the files."""
     for want in wants:
-        own = not want.serves and want.name in _ground(source).values()
-        if source.variables is None or want.name in source.variables or own:
+        is_ground = not want.serves and want.name in _ground(source).values()
+        if source.variables is None or want.name in source.variables or is_ground:
             yield want, source.names_of(want.name)
 
 
@@ -78,7 +78,7 @@ def find_names(offers: Sequence[tuple[VariableRequest, list[str]]], names: set[s
     """Return what a file gives, each with its name in the file, the first of several.
 
     Args:
-        offers: of its source, see `offered`.
+        offers: of its source, see `variables_in_source`.
         names: of the variables in the file.
     """
     in_file = {}
@@ -91,9 +91,9 @@ def find_names(offers: Sequence[tuple[VariableRequest, list[str]]], names: set[s
 
 def describe_lack(offers: Sequence[tuple[VariableRequest, list[str]]], names: set[str]) -> str:
     """Return why a file with these variables gives nothing."""
-    wanted = [name for _, names_of_want in offers for name in names_of_want]
-    have = listing(sorted(names)) if names else "no variable with two dimensions"
-    return f"it has none of the variables that are read here ({listing(wanted)}), but {have}"
+    requested_names = [name for _, names_of_want in offers for name in names_of_want]
+    present_names = listing(sorted(names)) if names else "no variable with two dimensions"
+    return f"it has none of the variables that are read here ({listing(requested_names)}), but {present_names}"
 
 
 def find_unusable(dataset: xr.Dataset, number: int) -> dict[str, str]:
@@ -133,16 +133,16 @@ def report_missing(
         unusable: of each source the variables of its files that cannot be read -> why not.
         problems: receives what is missing.
     """
-    found: set[str] = set()
+    found_names: set[str] = set()
     for number, source in enumerate(conf.sources):
         for want, names in variables_in_source(source, wants):
             if not present[number].isdisjoint(names):
-                found.add(want.name)
+                found_names.add(want.name)
             elif source.variables is not None and want.name in source.variables:
-                found.add(want.name)
+                found_names.add(want.name)
                 problems.add(f"data.sources.{number}.variables: {_describe_lack_in(number, names, present, unusable)}")
     for want in wants:
-        if want.name not in found:
+        if want.name not in found_names:
             problems.add(f"{want.key}: {_describe_missing(conf, want, present, unusable)}")
 
 

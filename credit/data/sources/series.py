@@ -89,25 +89,31 @@ class JoinedSeries(VariableSeries):
 
     Attributes:
         parts: the series of each source.
-        part: (N,) the series of each time.
-        place: (N,) the place in that series.
+        part_index: (N,) the series of each time.
+        index_in_part: (N,) the index of each time in that series.
     """
 
     parts: list[VariableSeries]
-    part: np.ndarray
-    place: np.ndarray
+    part_index: np.ndarray
+    index_in_part: np.ndarray
 
     def comes_from(self, keys: Collection[str]) -> np.ndarray:
         """Return for each time whether one of some files gives it; see `VariableSeries.comes_from`."""
-        touched = [series.comes_from(keys) for series in self.parts]
-        return np.array([touched[part][place] for part, place in zip(self.part, self.place, strict=True)], dtype=bool)
+        is_touched = np.zeros(len(self.times), dtype=bool)
+        for number, series in enumerate(self.parts):
+            is_here = self.part_index == number
+            is_touched[is_here] = series.comes_from(keys)[self.index_in_part[is_here]]
+        return is_touched
 
     def _each(self, files: OpenFiles, places: np.ndarray, raw: bool) -> Iterator[np.ndarray]:
-        part, place = self.part[places], self.place[places]
-        for run in np.split(np.arange(len(places)), np.flatnonzero(np.diff(part)) + 1):
+        part_index = self.part_index[places]
+        index_in_part = self.index_in_part[places]
+        # Neighbouring times of one series are read together.
+        for run in np.split(np.arange(len(places)), np.flatnonzero(np.diff(part_index)) + 1):
             if len(run):
-                series = self.parts[part[run[0]]]
-                yield from (series.read_raw if raw else series.read)(files, place[run])
+                series = self.parts[part_index[run[0]]]
+                read = series.read_raw if raw else series.read
+                yield from read(files, index_in_part[run])
 
 
 def by_source(pieces: list[FileVariable]) -> list[list[FileVariable]]:
@@ -131,23 +137,23 @@ def join_series(name: str, parts: list[VariableSeries], clock: Calendar) -> Vari
         return parts[0]
     times = np.concatenate([series.times for series in parts])
     order = np.argsort(times, kind="stable")
-    part = np.concatenate([np.full(len(series.times), number) for number, series in enumerate(parts)])[order]
-    place = np.concatenate([np.arange(len(series.times)) for series in parts])[order]
+    part_index = np.concatenate([np.full(len(series.times), number) for number, series in enumerate(parts)])[order]
+    index_in_part = np.concatenate([np.arange(len(series.times)) for series in parts])[order]
     times = times[order]
     again = np.flatnonzero(np.diff(times) == 0)
     if len(again):
-        raise _overlap(name, parts[part[again[0]]], parts[part[again[0] + 1]], clock)
+        raise _overlap(name, parts[part_index[again[0]]], parts[part_index[again[0] + 1]], clock)
     first_piece = np.cumsum([0, *(len(series.pieces) for series in parts)])
     pieces = [piece for series in parts for piece in series.pieces]
     piece = np.concatenate([series.piece + first for series, first in zip(parts, first_piece, strict=False)])[order]
     position = np.concatenate([series.position for series in parts])[order]
-    return JoinedSeries(pieces, times, piece, position, parts, part, place)
+    return JoinedSeries(pieces, times, piece, position, parts, part_index, index_in_part)
 
 
-def _overlap(name: str, one: VariableSeries, other: VariableSeries, clock: Calendar) -> SourceOverlap:
+def _overlap(name: str, first_series: VariableSeries, second_series: VariableSeries, clock: Calendar) -> SourceOverlap:
     """Return the error for two sources that have a time in common, with the period that would cut them apart."""
-    both = np.intersect1d(one.times, other.times)
-    early, late = sorted((one, other), key=lambda series: int(series.times[-1]))
+    shared_times = np.intersect1d(first_series.times, second_series.times)
+    early, late = sorted((first_series, second_series), key=lambda series: int(series.times[-1]))
     early_number, late_number = early.pieces[0].source, late.pieces[0].source
     way_out = "say with data.sources.N.variables which of them gives it"
     rest = late.times[late.times > early.times[-1]]
@@ -157,9 +163,9 @@ def _overlap(name: str, one: VariableSeries, other: VariableSeries, clock: Calen
         way_out = f"begin one where the other ends ({period}), or {way_out}"
     return SourceOverlap(
         [name],
-        f"in data.sources {early_number} and {late_number} at the same {len(both)} times, from "
-        f"{clock.format(both[0])} to {clock.format(both[-1])}; sources may follow each other in time, but each time "
-        f"must come from one of them: {way_out}",
+        f"in data.sources {early_number} and {late_number} at the same {len(shared_times)} times, from "
+        f"{clock.format(shared_times[0])} to {clock.format(shared_times[-1])}; sources may follow each other in time, "
+        f"but each time must come from one of them: {way_out}",
     )
 
 

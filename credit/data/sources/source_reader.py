@@ -153,8 +153,7 @@ class SourceReader:
             if isinstance(series, JoinedSeries):
                 remaining += series.parts
                 continue
-            if isinstance(series, DerivedSeries):
-                remaining += [input_series for input_series, _ in series.inputs.values()]
+            remaining += _input_series(series)
             first_times = series.times[np.unique(series.piece, return_index=True)[1]]
             chosen.update(np.minimum(np.searchsorted(self.times, first_times), len(self.times) - 1).tolist())
         return np.array(sorted(chosen))
@@ -164,7 +163,7 @@ class SourceReader:
         return {file_key(path): self._files.fingerprint(path, number) for path, number in self._paths.items()}
 
     def gives_static(self, keys: set[str]) -> bool:
-        """Whether a static field comes from one of some files; see `find_times_from`."""
+        """Return whether a static field comes from one of some files; see `find_times_from`."""
         static = {channel.variable for channel in self.channels.static_stored}
         pieces = [piece for name in static for piece in self._scan.pieces[name]]
         return any(file_key(piece.path) in keys for piece in pieces)
@@ -258,23 +257,27 @@ def _bytes(series: VariableSeries) -> int:
     """Return the memory that a time of a variable takes while it is read: float64, where it is packed."""
     if isinstance(series, JoinedSeries):
         return max(map(_bytes, series.parts))
-    inputs = [one for one, _ in series.inputs.values()] if isinstance(series, DerivedSeries) else []
-    # what a variable is made of is there at once, float32
-    return 8 * _COPIES * _values(series) + 4 * sum(map(_values, inputs))
+    # All inputs of a derived variable are held at once, as float32.
+    return 8 * _COPIES * _values(series) + 4 * sum(map(_values, _input_series(series)))
 
 
 def _between(series: VariableSeries, times: np.ndarray) -> int:
     """Return how many times of a file are read for each of `times`, as those of a chunk come with all between them."""
     if isinstance(series, JoinedSeries):
         return max(_between(part, times) for part in series.parts)
-    inputs = [one for one, _ in series.inputs.values()] if isinstance(series, DerivedSeries) else []
-    layouts = [piece.layout for one in (series, *inputs) for piece in one.pieces]
+    pieces = [piece for each in (series, *_input_series(series)) for piece in each.pieces]
+    layouts = [piece.layout for piece in pieces]
     between = 1
     for layout in layouts:
         if layout.chunk_times > 1 and layout.times is not None and min(len(times), len(layout.times)) > 1:
             apart = int(np.diff(times).min()) // int(np.diff(layout.times).min())
             between = max(between, min(apart, layout.chunk_times))
     return between
+
+
+def _input_series(series: VariableSeries) -> list[VariableSeries]:
+    """Return the series that a derived variable is computed from; none for one that is read as it is."""
+    return [input_series for input_series, _ in series.inputs.values()] if isinstance(series, DerivedSeries) else []
 
 
 def _values(series: VariableSeries) -> int:

@@ -43,37 +43,45 @@ def look_at_values(reader: SourceReader, first_minutes: int, last_minutes: int) 
     most = max(_LEAST_LOOKED_AT, _BYTES_LOOKED_AT // (4 * len(reader.channels.stored) * math.prod(reader.grid.shape)))
     # each file may have units of its own, however many there are
     rest = _spread(np.setdiff1d(inside, of_files), most - len(of_files))
-    chosen = np.union1d(of_files, rest)
+    time_indices = np.union1d(of_files, rest)
     logger.info(
-        "looking at the values of %d of %d times, %d of them to see each file", len(chosen), len(inside), len(of_files)
+        "looking at the values of %d of %d times, %d of them to see each file",
+        len(time_indices),
+        len(inside),
+        len(of_files),
     )
     bad: list[str] = []
     at_once = reader.times_at_once(_BYTES_AT_ONCE)
-    bar = tqdm(total=len(chosen), desc="looking at values", unit="time", disable=len(chosen) < _TIMES_WITH_BAR or None)
+    bar = tqdm(
+        total=len(time_indices),
+        desc="looking at values",
+        unit="time",
+        disable=len(time_indices) < _TIMES_WITH_BAR or None,
+    )
     with bar:
-        for first in range(0, len(chosen), at_once):
-            places = chosen[first : first + at_once].tolist()
+        for first in range(0, len(time_indices), at_once):
+            batch_indices = time_indices[first : first + at_once].tolist()
             try:
-                for _ in reader.read_each(places):
+                for _ in reader.read_each(batch_indices):
                     pass
             except DataError:
                 # which of them
-                bad += filter(None, (_read_problem(reader, place) for place in places))
-            bar.update(len(places))
-    return Look(len(chosen), len(inside), bad)
+                bad += filter(None, (_read_problem(reader, time_index) for time_index in batch_indices))
+            bar.update(len(batch_indices))
+    return Look(len(time_indices), len(inside), bad)
 
 
-def _spread(places: np.ndarray, most: int) -> np.ndarray:
+def _spread(time_indices: np.ndarray, most: int) -> np.ndarray:
     """Return at most so many of the places, evenly over all of them."""
-    if len(places) <= most:
-        return places
-    return places[np.linspace(0, len(places) - 1, max(0, most)).round().astype(int)]
+    if len(time_indices) <= most:
+        return time_indices
+    return time_indices[np.linspace(0, len(time_indices) - 1, max(0, most)).round().astype(int)]
 
 
-def _read_problem(reader: SourceReader, place: int) -> str | None:
+def _read_problem(reader: SourceReader, time_index: int) -> str | None:
     """Return what is wrong with the fields of a time, None where nothing is."""
     try:
-        reader.read(place)
+        reader.read(time_index)
     except DataError as error:
         return str(error)
     return None

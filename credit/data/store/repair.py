@@ -63,12 +63,12 @@ def compare_sources(before: Mapping[str, list[int]], now: Mapping[str, list[int]
 
     A file of the same name, size and time of change in another folder is the same file, which has been moved.
     """
-    known = {(Path(key).name, *state) for key, state in before.items()}
-    there = {(Path(key).name, *state) for key, state in now.items()}
+    states_before = {(Path(key).name, *state) for key, state in before.items()}
+    states_now = {(Path(key).name, *state) for key, state in now.items()}
     return SourceChanges(
         changed=[key for key, state in now.items() if key in before and before[key] != list(state)],
-        new=[key for key, state in now.items() if key not in before and (Path(key).name, *state) not in known],
-        gone=[key for key, state in before.items() if key not in now and (Path(key).name, *state) not in there],
+        new=[key for key, state in now.items() if key not in before and (Path(key).name, *state) not in states_before],
+        gone=[key for key, state in before.items() if key not in now and (Path(key).name, *state) not in states_now],
     )
 
 
@@ -213,7 +213,7 @@ def mark_outliers(path: Path, group: zarr.Group, meta: Mapping[str, Any], conf: 
     # A time that was marked as bad here has the moments of its values.
     moments_T5C[marks != WRITTEN, 0] = 0
     accepted = [name for name, field in conf.fields.items() if field.valid_range is not None]
-    transforms = {name: TransformConfig(**one) for name, one in meta.get("moments_transforms", {}).items()}
+    transforms = {name: TransformConfig(**transform) for name, transform in meta.get("moments_transforms", {}).items()}
     channels = ChannelMap.from_dict(meta["channels"]).stored
     for index, outlier in find_outliers(moments_T5C, channels, accepted, transforms).items():
         if not is_judged[index]:
@@ -238,7 +238,7 @@ def discard_climatology(path: Path) -> None:
 def _arrays_to_write(path: Path, group: zarr.Group, sources: SourceReader, times: np.ndarray) -> dict[str, np.ndarray]:
     """Return the arrays without parts that are not what the sources give."""
     masks = [sources.masks[name] for name in sorted(sources.masks)]
-    wanted = {
+    source_arrays = {
         "time": times,
         "static_fields": sources.static(),
         "masks": np.array(masks, dtype=np.uint8).reshape(-1, *sources.grid.shape),
@@ -246,11 +246,11 @@ def _arrays_to_write(path: Path, group: zarr.Group, sources: SourceReader, times
     arrays = {}
     for name in WHOLE_ARRAYS:
         try:
-            is_same = np.array_equal(open_array(path, group, name)[...], wanted[name], equal_nan=name != "time")
+            is_same = np.array_equal(open_array(path, group, name)[...], source_arrays[name], equal_nan=name != "time")
         except READ_ERRORS:
             is_same = False
         if not is_same:
-            arrays[name] = wanted[name]
+            arrays[name] = source_arrays[name]
     return arrays
 
 

@@ -47,7 +47,7 @@ class StepTrace(Protocol):
     def start(
         self, model: nn.Module, autocast: bool, rollout: int, micro_steps: int
     ) -> tuple[torch.optim.Optimizer, Callable[[Callable[[], None]], object]]:
-        """Return the optimizer of a network that has memory, and what takes a step, see `plan_trace.Start`."""
+        """Return the optimizer and the step of a network that has memory; see `credit.hpc.planner.trace.Start`."""
         ...
 
 

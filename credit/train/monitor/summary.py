@@ -147,8 +147,8 @@ def _describe_best(checkpoints: Path, step: int) -> str:
     link = checkpoints / "best"
     if step_folder(checkpoints, step).is_dir() and link.resolve() == step_folder(checkpoints, step).resolve():
         return str(link)
-    kept = f"; {link} is {link.resolve().name}, of an earlier validation" if link.is_dir() else ""
-    return f"whose checkpoint could not be saved{kept}"
+    earlier_best = f"; {link} is {link.resolve().name}, of an earlier validation" if link.is_dir() else ""
+    return f"whose checkpoint could not be saved{earlier_best}"
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
