@@ -16,7 +16,7 @@ from torch import nn
 
 from credit.data.samples.batch import Batch
 from credit.forecast.stepper import Stepper, forcing_windows
-from credit.models.wxformer import spectral_norm
+from credit.models.layers.spectral_norm import advance_power_iterations
 from credit.parallel.fsdp2 import set_gradient_sync
 from credit.parallel.reduce import gradient_norm
 from credit.train.ema import EMA
@@ -75,10 +75,6 @@ class TrainingStep:
         self._seed, self._accumulation, self._data_rank = seed, accumulation, data_rank
         self._max_norm = grad_max_norm if grad_max_norm is not None else torch.inf
         self._forecast_len, self._counted, self._recompute = forecast_len, counted_steps, recompute
-        spectral_norm.iterate_per_step(stepper.model)
-        # looked for once: going through the model takes longer than the sums of the norm
-        chains = spectral_norm.parametrizations(stepper.model)
-        self._iterated = [norm for _, norm, chain in chains if spectral_norm.trains(chain)]
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
     def __call__(self, batches: Iterator[Batch], step: int, learning_rate: float, stop: bool = False) -> StepResult:
@@ -90,8 +86,8 @@ class TrainingStep:
             learning_rate: of this step.
             stop: whether this rank wants the run to end; the sum over the ranks is in the result.
         """
-        for norm in self._iterated:
-            norm.armed = True
+        # Before the first forward, so that all micro-steps and recomputations see the same normalised weights.
+        advance_power_iterations(self._stepper.model)
         losses = []
         for micro in range(self._accumulation):
             loss = self._micro_loss(next(batches), step, micro, micro + 1 == self._accumulation)

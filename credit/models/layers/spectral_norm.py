@@ -1,59 +1,55 @@
 """Spectral normalisation of weights as a parametrization (Miyato et al. 2018, arXiv 1802.05957).
 
-The weight in use is W / sigma, sigma = u^T W v, where u and v are float32 buffers that follow W's leading singular
-vectors by power iteration. They must be the same in every forward and recomputation of one optimizer step,
-otherwise activation checkpointing and multi-step rollouts give wrong gradients without any error. So an iteration
-needs an explicit order:
+The weight in use is W / sigma, sigma = u^T W v, where u and v are float32 buffers that follow the leading singular
+vectors of W by power iteration. A forward pass only reads u and v; `advance_power_iterations` alone moves them.
 
-- `SpectralNorm.armed` is a plain flag; the next training forward with gradients iterates once and disarms.
-- A bare model orders one iteration per training forward (`arm_for_forward`, called by the model's own forward).
-  Recomputation under activation checkpointing calls blocks, not the model, so it never iterates.
-- A trainer takes over with `iterate_per_step(model)` and orders one at the start of each optimizer step, as `arm` does.
+Call it once per optimizer step, before the step's first forward. The package's trainer does; so does whoever trains by
+hand:
 
-What can be done for several weights together is done before the forward of a module that has them
-(`prepare_before_forward`). Where weights are split over ranks, sigma and the products of an iteration are sums over the
-ranks: one for all sigmas, one for their gradients, two for all iterations. On a GPU weights of one shape share their
-kernels (`alike`). A weight that is read at another time is normalised by itself.
+    model = apply_spectral_norm(model)
+    for batch in batches:
+        advance_power_iterations(model)
+        loss_of(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+All micro-steps, rollout steps and recomputations of an optimizer step then compute with the same u and v. An iteration
+between a forward and its recomputation would give wrong gradients without any error.
+
+Each weight is normalised when it is read. `normalize_together` does it for many weights in one pass, where that saves
+kernels (GPUs) or collectives (tensor parallelism).
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.func import functional_call
 from torch.nn.utils import parametrize
 
+from credit.models.kernels.autocast import without_autocast
 from credit.models.kernels.dispatch import use_cpu_kernels
-from credit.models.wxformer.spectral_norm_batched import EPS, normalize_, normalize_batched, power_iteration_batched_
+from credit.models.layers.spectral_norm_batched import batched_products, normalize_, normalize_batched
 from credit.parallel.activation_checkpoint import is_marked
-from credit.parallel.reduce import local
+from credit.parallel.reduce import local, local_bounds, num_shards, sum_over_shards
 
-SETTLE_ITERATIONS = 15  # leaves sigma of a random matrix a few per cent low
-
-
-def without_autocast(weight: Tensor) -> contextlib.AbstractContextManager:
-    """Return the context for products with `weight`: in bfloat16, as by autocast, they would lose the estimate."""
-    device = weight.device.type
-    # the meta device has no autocast
-    on = not weight.is_meta and torch.is_autocast_enabled(device)
-    return torch.autocast(device, enabled=False) if on else contextlib.nullcontext()
-
-
-def power_iteration_(matrix: Tensor, u: Tensor, v: Tensor) -> None:
-    """Take one power iteration on `matrix` (out, rest) from `u` (out,), in `u` and `v` (rest,)."""
-    normalize_(torch.mv(matrix.t(), u, out=v))
-    normalize_(torch.mv(matrix, v, out=u))
+# Leaves sigma of a random matrix a few per cent low.
+INITIAL_ITERATIONS = 15
 
 
 class SpectralNorm(nn.Module):
     """Parametrization that divides a weight by an estimate of its largest singular value.
 
-    A weight may be a part of a matrix that is split over ranks by rows (outputs) or columns, see `share`; u and v are
-    split with it, and sigma is that of the whole matrix.
+    The weight may be the part of a matrix that tensor parallelism gives to a rank, see `share`; sigma is that of the
+    whole matrix.
 
     Args:
         weight: the weight to be normalised; only its shape and device are read.
@@ -63,33 +59,19 @@ class SpectralNorm(nn.Module):
     def __init__(self, weight: Tensor, out_dim: int) -> None:
         super().__init__()
         self.out_dim = out_dim
-        self.armed = False
-        self.per_step = False
-        self.split: int | None = None
-        self.total: Callable[[Tensor], Tensor] | None = None
-        # the normalised weight for the forward that is under way, where it was prepared
-        self.prepared: Tensor | None = None
+        # sums a tensor over the tensor-parallel parts of the weight, forward and backward; None for a whole weight
+        self.sum_over_parts: Callable[[Tensor], Tensor] | None = None
         rows = weight.shape[out_dim]
-        # Any unit vector will do here: `initialise` or a state dict sets the real ones.
-        self.register_buffer("u", torch.full((rows,), rows**-0.5, device=weight.device))
         columns = weight.numel() // rows
+        # Any unit vectors will do here: `initialise` or a state dict sets the real ones.
+        self.register_buffer("u", torch.full((rows,), rows**-0.5, device=weight.device))
         self.register_buffer("v", torch.full((columns,), columns**-0.5, device=weight.device))
 
     def matrix(self, weight: Tensor) -> Tensor:
-        """Return `weight`, or this rank's part of it, as a float32 matrix (out, rest)."""
-        return self.outputs_first(local(weight)).flatten(1).float()
-
-    def outputs_first(self, weight: Tensor) -> Tensor:
-        """Return a view of `weight` whose first dimension counts outputs; of such a view, return the weight."""
-        return weight.transpose(0, self.out_dim) if self.out_dim else weight
-
-    def held(self, name: str) -> Tensor:
-        """Return `u` or `v`, or this rank's part of it, with the values of now until the backward pass.
-
-        Where nobody times the iterations, the next forward moves them in place, perhaps before the backward of this.
-        """
-        vector = local(getattr(self, name))
-        return vector if self.per_step else vector.clone()
+        """Return `weight`, or any part of it, as a float32 matrix (out, rest)."""
+        if self.out_dim:
+            weight = weight.transpose(0, self.out_dim)
+        return weight.flatten(1).float()
 
     def share(
         self, split: int, total: Callable[[Tensor], Tensor], common: Callable[[Tensor], Tensor]
@@ -104,129 +86,57 @@ class SpectralNorm(nn.Module):
         Returns:
             The dimension along which each buffer is split with the matrix, None for the one that stays whole.
         """
-        self.split, self.total = split, total
+        self.sum_over_parts = total
         return {"u": 0 if split == 0 else None, "v": 0 if split == 1 else None}
 
-    def is_ordered(self) -> bool:
-        """Whether the forward under way is to iterate."""
-        # The flag comes last: so a compiled forward depends on it in training alone, and there it is always down.
-        return self.training and torch.is_grad_enabled() and self.armed
-
     @staticmethod
-    def share_sums(block: nn.Module) -> None:
-        """Add up for all split weights of `block` together from now on, for those of a sharding unit inside apart."""
-        prepare_units_before_forward(block)
+    def share_sums(model: nn.Module) -> None:
+        """Add up over the parts of split weights once for all weights of a sharding unit, in place."""
+        normalize_together(model, by_unit=True)
 
     def initial_buffers(self, weight: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-        """Return settled u and v for a whole initial `weight`, starting from a random u drawn from `generator`."""
+        """Return u and v for a whole initial `weight`, iterated from a random u that is drawn from `generator`."""
         matrix = self.matrix(weight)
-        u = normalize_(torch.randn(matrix.shape[0], generator=generator, device="cpu"))
-        v = matrix.new_empty(matrix.shape[1])
-        for _ in range(SETTLE_ITERATIONS):
-            power_iteration_(matrix, u, v)
+        u = torch.randn(matrix.shape[0], generator=generator, device="cpu")
+        normalize_([u])
+        for _ in range(INITIAL_ITERATIONS):
+            v = torch.mv(matrix.t(), u)
+            normalize_([v])
+            u = torch.mv(matrix, v)
+            normalize_([u])
         return {"u": u, "v": v}
 
     def forward(self, weight: Tensor) -> Tensor:
-        """Return `weight` / sigma in the dtype of `weight`; iterates first if armed, training and gradients are on."""
-        if self.prepared is not None:
-            return self.prepared
-        if self.is_ordered():
-            take_ordered_iteration([(self, weight)])
-        (normalised_weight,) = normalised([(self, weight)])
-        return normalised_weight
+        """Return `weight` / sigma in the dtype of `weight`; sigma is computed in float32."""
+        # A compiled graph normalises each of its weights itself; the compiler fuses that.
+        if not torch.compiler.is_compiling():
+            normalized_weight = _normalized_together.get().get(self)
+            if normalized_weight is not None:
+                return normalized_weight
+        u, v = self.u, self.v
+        if self.sum_over_parts is not None:
+            weight, u, v = local(weight), local(u), local(v)
+        with without_autocast(weight):
+            sigma = torch.dot(u, torch.mv(self.matrix(weight), v))
+            if self.sum_over_parts is not None:
+                sigma = self.sum_over_parts(sigma)
+            # A product with 1 / sigma: the backward of a division makes several more passes over the weight.
+            return (weight.float() * sigma.reciprocal()).to(weight.dtype)
 
 
-# Parametrizations, each with the weight that it is given: a single whole one, several whole ones of one shape, or any
-# number that are split over ranks.
-Weights = Sequence[tuple[SpectralNorm, Tensor]]
-Chains = Sequence[tuple[SpectralNorm, parametrize.ParametrizationList]]
-
-
-def together(weights: Iterable[tuple[SpectralNorm, Tensor]]) -> Iterator[Weights]:
-    """Yield the whole weights, on a CPU one by one, on a GPU those of one shape together, then all that are split."""
-    split, alike = [], defaultdict(list)
-    for norm, weight in weights:
-        if norm.split is not None:
-            split.append((norm, weight))
-        elif use_cpu_kernels(weight):
-            yield [(norm, weight)]
-        else:
-            alike[weight.shape, weight.dtype, norm.out_dim].append((norm, weight))
-    yield from alike.values()
-    if split:
-        yield split
-
-
-def normalised(weights: Weights) -> Sequence[Tensor]:
-    """Return each weight, or this rank's part of it, divided by its sigma, in its dtype.
-
-    Over ranks, by one sum forward and one backward.
-    """
-    norms, parts = [norm for norm, _ in weights], [local(weight) for _, weight in weights]
-    total = norms[0].total
-    with without_autocast(parts[0]):
-        if total is None and len(weights) > 1:
-            views = [norm.outputs_first(part) for norm, part in zip(norms, parts, strict=True)]
-            found = normalize_batched(views, [norm.u for norm in norms], [norm.v for norm in norms])
-            return [norm.outputs_first(one) for norm, one in zip(norms, found, strict=True)]
-        sigmas = [
-            torch.dot(norm.held("u"), torch.mv(norm.matrix(part), norm.held("v")))
-            for norm, part in zip(norms, parts, strict=True)
-        ]
-        if total is not None:
-            sigmas = total(torch.stack(sigmas)).unbind()
-        # A product with 1 / sigma: the backward of a division makes several more passes over the weight.
-        return [(part.float() * s.reciprocal()).to(part.dtype) for part, s in zip(parts, sigmas, strict=True)]
-
-
-@torch.no_grad()
-def iterate_(weights: Weights, iterations: int = 1) -> None:
-    """Run power iterations of the weights' u and v, in place; over ranks, by two sums each."""
-    norms = [norm for norm, _ in weights]
-    with without_autocast(weights[0][1]):
-        matrices = [norm.matrix(weight) for norm, weight in weights]
-        for _ in range(iterations):
-            us, vs = [local(norm.u) for norm in norms], [local(norm.v) for norm in norms]
-            if norms[0].split is not None:
-                for vector, moved in zip((*us, *vs), _split_power_iteration(norms, matrices, us), strict=True):
-                    vector.copy_(moved)
-            elif len(norms) == 1:
-                power_iteration_(matrices[0], us[0], vs[0])
-            else:
-                power_iteration_batched_(matrices, us, vs)
-
-
-def _split_power_iteration(
-    norms: Sequence[SpectralNorm], matrices: Sequence[Tensor], us: Sequence[Tensor]
-) -> list[Tensor]:
-    """Return the new us, then vs, of one power iteration on each of several matrices of which each rank has a part."""
-    vs = _unit_vectors(norms, [torch.mv(matrix.t(), u) for matrix, u in zip(matrices, us, strict=True)], along=1)
-    us = _unit_vectors(norms, [torch.mv(matrix, v) for matrix, v in zip(matrices, vs, strict=True)], along=0)
-    return [*us, *vs]
-
-
-def _unit_vectors(norms: Sequence[SpectralNorm], products: Sequence[Tensor], along: int) -> list[Tensor]:
-    """Return products with split matrices, scaled to length 1; `along` says whether they run along rows or columns.
-
-    Of a matrix that is split along its product, a rank has a part of the product, else a summand of the whole product.
-    """
-    ours = [norm.split == along for norm in norms]
-    parts = [p.square().sum()[None] if part else p for p, part in zip(products, ours, strict=True)]
-    sums = norms[0].total(torch.cat(parts)).split([len(part) for part in parts])
-    return [
-        p / s.sqrt().clamp(min=EPS) if part else normalize_(s) for p, s, part in zip(products, sums, ours, strict=True)
-    ]
-
-
-def take_ordered_iteration(weights: Weights) -> None:
-    """Run the power iteration that was ordered of every one of `weights`, which `together` has put together."""
-    iterate_(weights)
-    for norm, _ in weights:
-        norm.armed = False
+# A normalised weight's parametrizations, of which spectral norm is the last.
+Chain = parametrize.ParametrizationList
+# The weights that the forward under way has normalised together.
+_normalized_together: ContextVar[Mapping[SpectralNorm, Tensor]] = ContextVar(
+    "normalized_together", default=MappingProxyType({})
+)
 
 
 def apply_spectral_norm(model: nn.Module) -> nn.Module:
-    """Normalise every Conv2d, ConvTranspose2d and Linear weight of `model` in place, and return the model."""
+    """Normalise every Conv2d, ConvTranspose2d and Linear weight of `model` in place, and return the model.
+
+    Who trains it calls `advance_power_iterations` once per optimizer step.
+    """
     classes: dict[type, type] = {}
     for module in list(model.modules()):
         if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)):
@@ -239,144 +149,222 @@ def apply_spectral_norm(model: nn.Module) -> nn.Module:
     return model
 
 
-def weight_chains(module: nn.Module) -> Iterator[tuple[SpectralNorm, parametrize.ParametrizationList]]:
-    """Yield (parametrization, all parametrizations of the weight) of every spectrally normalised weight, in any order.
+def normalized_weights(module: nn.Module) -> dict[SpectralNorm, Chain]:
+    """Return the spectral norm of every normalised weight in `module`, with all parametrizations of that weight.
 
-    Without names, which take longer to find than all else that a forward needs of it.
+    Without names, which take longer to build than everything else that a training step does with the result.
     """
-    left: list[nn.Module | None] = [module]
-    while left:
-        found = left.pop()
-        if isinstance(found, parametrize.ParametrizationList):
-            yield from ((link, found) for link in found if isinstance(link, SpectralNorm))
-        elif found is not None:
-            left.extend(found._modules.values())
+    chains: dict[SpectralNorm, Chain] = {}
+    stack: list[nn.Module | None] = [module]
+    while stack:
+        descendant = stack.pop()
+        if isinstance(descendant, parametrize.ParametrizationList):
+            last = descendant[-1]
+            if isinstance(last, SpectralNorm):
+                chains[last] = descendant
+        elif descendant is not None:
+            stack.extend(descendant._modules.values())
+    return chains
 
 
-def parametrizations(model: nn.Module) -> Iterator[tuple[str, SpectralNorm, parametrize.ParametrizationList]]:
-    """Yield (name, parametrization, all parametrizations of the weight) of every spectrally normalised weight."""
-    for name, module in model.named_modules():
-        if parametrize.is_parametrized(module, "weight"):
-            chain = module.parametrizations.weight
-            for i, link in enumerate(chain):
-                if isinstance(link, SpectralNorm):
-                    yield f"{name}.parametrizations.weight.{i}", link, chain
+def singular_vectors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the live u and v buffers by their names in a state dict."""
+    return {
+        f"{name}.{key}": module._buffers[key]
+        for name, module in model.named_modules()
+        if isinstance(module, SpectralNorm)
+        for key in ("u", "v")
+    }
 
 
-def unnormalised(chain: parametrize.ParametrizationList) -> Tensor:
-    """Return what spectral norm, the last of a weight's parametrizations, is given."""
-    *before, last = chain
-    assert isinstance(last, SpectralNorm), "nothing may come after spectral norm"
-    weight = chain.original
-    for link in before:
-        weight = link(weight)
-    return weight
-
-
-def trains(chain: parametrize.ParametrizationList) -> bool:
-    """Whether the weight can change: only then do its vectors move, so that a frozen layer's function stays."""
+def is_trainable(chain: Chain) -> bool:
+    """Return whether the weight can change. Vectors of others stay as they are, so a frozen layer's function does."""
     return chain.original.requires_grad or any(parameter.requires_grad for parameter in chain.parameters())
 
 
-def arm(model: nn.Module) -> None:
-    """Order one power iteration of every weight that trains, in the next forward. Called once an optimizer step."""
-    for norm, chain in weight_chains(model):
-        norm.armed = trains(chain)
+@torch.no_grad()
+def advance_power_iterations(model: nn.Module, iterations: int = 1) -> None:
+    """Collective: move u and v of every weight that trains by power iterations, v first, in place.
 
-
-def iterate_per_step(model: nn.Module) -> None:
-    """Hand the timing of power iterations to the caller, who calls `arm` at the start of each optimizer step."""
-    for _, norm, _ in parametrizations(model):
-        norm.per_step = True
-
-
-def arm_for_forward(model: nn.Module) -> None:
-    """Arm the weights of a model that nobody times: one iteration per training forward. For a model's own forward."""
-    if model.training and torch.is_grad_enabled():
-        for norm, chain in weight_chains(model):
-            if not norm.per_step:
-                norm.armed = trains(chain)
-
-
-def iterate_before_forward(module: nn.Module) -> None:
-    """Make `module`, before each forward, take the ordered iterations of the weights inside.
-
-    For one whose forward is compiled, where an iteration must not be.
-    """
-    inside = list(weight_chains(module))
-
-    def iterate(module: nn.Module, args: tuple) -> None:
-        ordered = [(norm, chain) for norm, chain in inside if norm.is_ordered()]
-        with torch.no_grad():
-            for weights in together((norm, unnormalised(chain)) for norm, chain in ordered):
-                take_ordered_iteration(weights)
-
-    module.register_forward_pre_hook(iterate)
-
-
-def prepare_before_forward(module: nn.Module, without: Iterable[nn.Module] = ()) -> None:
-    """Make `module`, before each forward, do for the weights inside what can be done for several of them together.
-
-    For blocks with split weights, and for GPUs. A sharded module's weights must be whole by then: FSDP2 puts its own
-    hook first. A whole model that orders its iterations itself does so too late for this.
+    To be called once per optimizer step, before its first forward, and with more iterations after weights have been
+    replaced. The present weights are used as they are stored, whole or sharded; where they are sharded or split over
+    ranks, an iteration takes two all-reduces for each mesh.
 
     Args:
-        module: outside of what is compiled; inside of what is checkpointed, so that a recomputation does the same.
-        without: modules inside of it whose weights are left alone.
+        model: all ranks of its meshes call this.
+        iterations: number of power iterations.
     """
-    # looked for once: it takes as long as the sums
-    apart = {norm for each in without for norm, _ in weight_chains(each)}
-    inside = [(norm, chain) for _, norm, chain in parametrizations(module) if norm not in apart]
-    module.register_forward_pre_hook(functools.partial(_prepare, inside))
-    # also after an exception, such as the one that ends a recomputation early
-    module.register_forward_hook(functools.partial(_forget, inside), always_call=True)
+    whole: dict[SpectralNorm, Chain] = {}
+    sharded: dict[SpectralNorm, Chain] = {}
+    for norm, chain in normalized_weights(model).items():
+        if is_trainable(chain):
+            is_sharded = isinstance(chain.original, DTensor) and num_shards(chain.original) > 1
+            chains = sharded if is_sharded else whole
+            chains[norm] = chain
+    if whole:
+        _advance_whole(whole, iterations)
+    if sharded:
+        _advance_sharded(sharded, iterations)
 
 
-def prepare_units_before_forward(module: nn.Module) -> None:
-    """Do the same for `module` and for every block inside that is marked as a sharding unit, each with its own weights.
+def _advance_whole(chains: Mapping[SpectralNorm, Chain], iterations: int) -> None:
+    us = [norm.u for norm in chains]
+    vs = [norm.v for norm in chains]
+    with without_autocast(us[0]):
+        matrices = [norm.matrix(_before_norm(chain)).to(norm.u.device) for norm, chain in chains.items()]
+        for _ in range(iterations):
+            torch._foreach_copy_(vs, _products(matrices, us, transposed=True))
+            normalize_(vs)
+            torch._foreach_copy_(us, _products(matrices, vs))
+            normalize_(us)
 
-    A unit's weights are whole during its own forward alone, and checkpointing may run that again without `module`.
+
+def _advance_sharded(chains: Mapping[SpectralNorm, Chain], iterations: int) -> None:
+    """Collective: iterate with the rows and columns of each matrix that this rank stores.
+
+    Every rank multiplies its parts, and the products are added up to whole vectors over all ranks. Of those a rank
+    keeps what tensor parallelism gives it.
     """
-    for unit in module.modules():
-        if unit is module or is_marked(unit):
-            inner_units = [inner for inner in unit.modules() if inner is not unit and is_marked(inner)]
-            prepare_before_forward(unit, without=inner_units)
+    originals = [chain.original for chain in chains.values()]
+    matrices, rows, columns = [], [], []
+    for norm, original in zip(chains, originals, strict=True):
+        matrices.append(norm.matrix(original.to_local()).to(norm.u.device))
+        bounds = local_bounds(original)
+        rows.append(bounds.pop(norm.out_dim))
+        # Of the dimensions that make up the columns only the first is ever cut.
+        inner_size = original.shape[2:].numel()
+        columns.append(slice(bounds[0].start * inner_size, bounds[0].stop * inner_size))
+    # Adapters are added to the original weight. They are small, and every rank takes them whole.
+    adapters = [parameter for chain in chains.values() for link in list(chain)[:-1] for parameter in link.parameters()]
+    us = [_embed(local(norm.u), local_bounds(norm.u), norm.u.shape) for norm in chains]
+    vs = [_embed(local(norm.v), local_bounds(norm.v), norm.v.shape) for norm in chains]
+    with without_autocast(us[0]):
+        for _ in range(iterations):
+            products = _products(matrices, [u[r] for u, r in zip(us, rows, strict=True)], transposed=True)
+            summands = [_embed(p, [c], v.shape) for p, c, v in zip(products, columns, vs, strict=True)]
+            summands += [_embed(local(a).to(us[0].device), local_bounds(a), a.shape) for a in adapters]
+            vs = sum_over_shards(summands, originals + adapters)
+            whole_adapters = dict(zip(adapters, vs[len(originals) :], strict=True))
+            del vs[len(originals) :]
+            for (norm, chain), u, v in zip(chains.items(), us, vs, strict=True):
+                if len(chain) > 1:
+                    v += torch.mv(norm.matrix(_adapter_sum(chain, whole_adapters)).t(), u)
+            normalize_(vs)
+            products = _products(matrices, [v[c] for v, c in zip(vs, columns, strict=True)])
+            us = sum_over_shards(
+                [_embed(p, [r], u.shape) for p, r, u in zip(products, rows, us, strict=True)], originals
+            )
+            for (norm, chain), u, v in zip(chains.items(), us, vs, strict=True):
+                if len(chain) > 1:
+                    u += torch.mv(norm.matrix(_adapter_sum(chain, whole_adapters)), v)
+            normalize_(us)
+    for norm, u, v in zip(chains, us, vs, strict=True):
+        local(norm.u).copy_(u[local_bounds(norm.u)[0]])
+        local(norm.v).copy_(v[local_bounds(norm.v)[0]])
 
 
-def _prepare(inside: Chains, module: nn.Module, args: tuple) -> None:
-    if torch.compiler.is_compiling():
-        return  # a block inside of what is compiled, which has prepared it
-    # An iteration takes the weights that the forward computes with. To form them for it alone would be a product of
-    # adapters (LoRA) that a recomputation, where none is ordered, does not repeat: selective checkpointing hands stored
-    # products back in their order, so each later one would be another's.
-    for weights in together((norm, unnormalised(chain)) for norm, chain in inside if norm.prepared is None):
-        ordered = [(norm, weight) for norm, weight in weights if norm.is_ordered()]
-        if ordered:
-            take_ordered_iteration(ordered)
-        if len(weights) > 1 or weights[0][0].split is not None:
-            for (norm, _), weight in zip(weights, normalised(weights), strict=True):
-                norm.prepared = weight
+def _products(matrices: Sequence[Tensor], vectors: Sequence[Tensor], transposed: bool = False) -> list[Tensor]:
+    """Return the product of each matrix, or of its transpose, with its vector."""
+    if not use_cpu_kernels(matrices[0]):
+        return batched_products(matrices, vectors, transposed)
+    if transposed:
+        matrices = [matrix.t() for matrix in matrices]
+    return [torch.mv(matrix, vector) for matrix, vector in zip(matrices, vectors, strict=True)]
 
 
-def _forget(inside: Chains, module: nn.Module, args: tuple, output: object) -> None:
-    if not torch.compiler.is_compiling():
-        for norm, _ in inside:
-            norm.prepared = None
+def _embed(part: Tensor, bounds: Sequence[slice], shape: torch.Size) -> Tensor:
+    """Return a tensor of `shape` with `part` at `bounds` and zeros elsewhere."""
+    if part.shape == shape:
+        return part
+    whole = part.new_zeros(shape)
+    whole[tuple(bounds)] = part
+    return whole
 
 
-def vectors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the live u and v buffers by their state-dict names. EMA stores these beside the averaged weights."""
-    return {f"{name}.{key}": getattr(norm, key) for name, norm, _ in parametrizations(model) for key in ("u", "v")}
+def _adapter_sum(chain: Chain, whole_adapters: Mapping[nn.Parameter, Tensor]) -> Tensor:
+    """Return what the adapters of a weight, with these whole parameters, add to it."""
+    update = next(iter(whole_adapters.values())).new_zeros(chain.original.shape)
+    for link in list(chain)[:-1]:
+        parameters = {name: whole_adapters[parameter] for name, parameter in link.named_parameters()}
+        update = functional_call(link, parameters, update)
+    return update
 
 
-@torch.no_grad()
-def settle_(modules: Iterable[nn.Module], iterations: int = SETTLE_ITERATIONS) -> None:
-    """Run `iterations` power iterations for the present weights of `modules` themselves, not of what is inside them.
+def _before_norm(chain: Chain) -> Tensor:
+    """Return what spectral norm, the last of a weight's parametrizations, is given."""
+    *adapters, norm = chain
+    assert isinstance(norm, SpectralNorm), "nothing may come after spectral norm"
+    weight = local(chain.original)
+    for adapter in adapters:
+        weight = adapter(weight)
+    return weight
 
-    In place, as after putting in averaged weights; of a sharded model, while the weights are whole. Weights that do
-    not train keep their vectors.
+
+def normalize_together(module: nn.Module, by_unit: bool) -> None:
+    """Let the forward of `module` normalise the weights inside it in one pass at its start; in place.
+
+    On a GPU weights of one shape share their kernels. Split weights share the sum of their sigmas over the ranks, and
+    its gradient. Other weights are normalised when they are read, as without this.
+
+    Args:
+        module: neither compiled nor to be compiled: a graph computes each of its weights itself.
+        by_unit: let each sharding unit inside take its own weights in its own forward. Sharded weights are whole, and
+            checkpointed blocks are recomputed, unit by unit.
     """
-    own = (module for module in modules if parametrize.is_parametrized(module, "weight"))
-    chains = ((norm, chain) for module in own for _, norm, chain in parametrizations(module) if trains(chain))
-    for weights in together((norm, unnormalised(chain)) for norm, chain in chains):
-        iterate_(weights, iterations)
+    units = [module]
+    if by_unit:
+        units += [unit for unit in module.modules() if is_marked(unit) and unit is not module]
+    for unit in units:
+        chains = normalized_weights(unit)
+        for inner in units:
+            if inner is not unit and inner in set(unit.modules()):
+                for norm in normalized_weights(inner):
+                    chains.pop(norm, None)
+        if chains:
+            unit.forward = functools.partial(_forward_together, unit.forward, chains)
+
+
+def _forward_together(
+    forward: Callable[..., Any], chains: Mapping[SpectralNorm, Chain], *args: Any, **kwargs: Any
+) -> Any:
+    """Call `forward` while the weights of `chains` are those that are normalised here."""
+    ready = _normalized_together.get()
+    weights = [(norm, _before_norm(chain)) for norm, chain in chains.items() if norm not in ready]
+    token = _normalized_together.set({**ready, **_normalize_groups(weights)})
+    try:
+        return forward(*args, **kwargs)
+    finally:
+        _normalized_together.reset(token)
+
+
+def _normalize_groups(weights: Iterable[tuple[SpectralNorm, Tensor]]) -> dict[SpectralNorm, Tensor]:
+    """Return the normalised weights, or this rank's parts of them, of which several are computed together."""
+    split: dict[SpectralNorm, Tensor] = {}
+    same_shape: defaultdict[tuple[Any, ...], dict[SpectralNorm, Tensor]] = defaultdict(dict)
+    for norm, weight in weights:
+        if norm.sum_over_parts is not None:
+            split[norm] = weight
+        elif not use_cpu_kernels(weight):
+            same_shape[weight.shape, weight.dtype, norm.out_dim][norm] = weight
+    normalized: dict[SpectralNorm, Tensor] = {}
+    if split:
+        normalized |= _normalize_split(split)
+    for (_, _, out_dim), group in same_shape.items():
+        if len(group) > 1:
+            outputs_first = [weight.transpose(0, out_dim) for weight in group.values()]
+            with without_autocast(outputs_first[0]):
+                results = normalize_batched(outputs_first, [norm.u for norm in group], [norm.v for norm in group])
+            normalized |= zip(group, [result.transpose(0, out_dim) for result in results], strict=True)
+    return normalized
+
+
+def _normalize_split(weights: Mapping[SpectralNorm, Tensor]) -> dict[SpectralNorm, Tensor]:
+    """Collective: return this rank's parts of split weights divided by their sigmas, by one sum over the ranks."""
+    sum_over_parts = next(iter(weights)).sum_over_parts
+    with without_autocast(next(iter(weights.values()))):
+        products = [torch.dot(local(n.u), torch.mv(n.matrix(part), local(n.v))) for n, part in weights.items()]
+        sigmas = sum_over_parts(torch.stack(products)).unbind()
+        return {
+            norm: (part.float() * sigma.reciprocal()).to(part.dtype)
+            for (norm, part), sigma in zip(weights.items(), sigmas, strict=True)
+        }

@@ -20,10 +20,10 @@ from credit.errors import ConfigError, did_you_mean
 from credit.models.initialise import initialise_
 from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
 from credit.models.layers.padding import NO_PADDING, build_padding, check_windows, stage_sizes
+from credit.models.layers.spectral_norm import apply_spectral_norm
 from credit.models.layers.up_sampling import Decoder
 from credit.models.layers.window_attention import BiasIndex, TransformerLayer
 from credit.models.registry import register_model
-from credit.models.wxformer import spectral_norm
 
 STAGES = 4
 
@@ -67,7 +67,7 @@ class WXFormer(nn.Module):
         cross_embed_strides: stride of each stage's embedding; 2 from the second stage on.
         attn_dropout: dropout of attention probabilities in training.
         ff_dropout: dropout inside the feed-forward layers in training.
-        use_spectral_norm: normalise every convolution and linear weight, see `spectral_norm`.
+        use_spectral_norm: normalise every convolution and linear weight, see `credit.models.layers.spectral_norm`.
         interp: interpolate bilinearly to the grid where strides and pads give another size.
         decoder: `transposed` (published weights) or `pixel_shuffle`.
         padding: keys `mode`, `lat`, `lon`, `pole`, see `padding.build_padding`; None for no padding.
@@ -152,7 +152,7 @@ class WXFormer(nn.Module):
             self.stages.append(EncoderStage(embed, [layer(**options) for _ in range(depth[i])]))
         self.decoder = Decoder(decoder, tuple(dim), out_channels * output_frames)
         if use_spectral_norm:
-            spectral_norm.apply_spectral_norm(self)
+            apply_spectral_norm(self)
         if not next(self.parameters()).is_meta:
             self.initialise(int(torch.randint(2**62, (), device="cpu")))
 
@@ -180,7 +180,6 @@ class WXFormer(nn.Module):
                 f"input is {tuple(x_BCTHW.shape)}, expected a batch of {self.in_shape} "
                 "(channel, time, latitude, longitude)"
             )
-        spectral_norm.arm_for_forward(self)
         x_BCHW = x_BCTHW.flatten(1, 2)
         # the meta device has no autocast
         is_autocast = not x_BCHW.is_meta and torch.is_autocast_enabled(x_BCHW.device.type)
