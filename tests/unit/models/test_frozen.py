@@ -10,8 +10,8 @@ from credit.models.kernels.dispatch import force_gpu_path
 from credit.models.layers import spectral_norm
 from credit.models.wxformer.inference import prepare_for_inference
 
+from .layers.test_spectral_norm_batched import Count
 from .small import build
-from .test_alike import Count
 
 DTYPES = [None, torch.bfloat16]
 
