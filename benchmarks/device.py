@@ -61,7 +61,6 @@ def build_step(
     from credit.data.samples.batch import Batch
     from credit.hpc.planner.gpus import reported_peaks
     from credit.models.initialise import initial_values
-    from credit.models.kernels.dispatch import retain_freed_memory
     from credit.parallel.materialise import fill_
     from credit.parallel.mesh import DeviceGrid
     from credit.train import build
@@ -70,6 +69,7 @@ def build_step(
     from credit.train.ema import EMA
     from credit.train.monitor.flops import FlopCounter
     from credit.train.optim import build_optimizer
+    from credit.utils.malloc import retain_freed_memory
 
     retain_freed_memory(device)
     conf = load_config_without_paths(config, settings)

@@ -33,7 +33,6 @@ from credit.forecast.stepper import Stepper
 from credit.losses import WeightedLoss, build_loss
 from credit.metrics import ErrorSums
 from credit.models.initialise import initial_values
-from credit.models.kernels.dispatch import retain_freed_memory
 from credit.models.wxformer.inference import prepare_for_inference
 from credit.parallel.materialise import fill_, require_filled
 from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
@@ -57,6 +56,7 @@ from credit.train.prefetch import DevicePrefetcher
 from credit.train.step import TrainingStep
 from credit.train.trainer import Trainer, TrainingComponents
 from credit.train.validate import ValidationShare, evenly_spaced, shard_cases, validate
+from credit.utils.malloc import retain_freed_memory
 
 
 def build_normalizer(config: Config, assets: ModelAssets) -> Normalizer:
