@@ -24,9 +24,9 @@ from torch import nn
 
 from credit.config.schema_trainer import ParallelismConfig, TrainerConfig
 from credit.models.initialise import initial_values
+from credit.models.layers.window_attention import Attention, FeedForward, TransformerLayer
 from credit.models.registry import build_model
 from credit.models.wxformer import spectral_norm
-from credit.models.wxformer.attention import Attention, FeedForward, TransformerLayer
 from credit.models.wxformer.model import EncoderStage
 from credit.parallel.materialise import allocate_, fill_
 from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees

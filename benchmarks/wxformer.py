@@ -93,7 +93,7 @@ def measure(who: str, mode: str, dtype: str, steps: int, size: str = "starter") 
     def loss() -> Tensor:
         if mode not in ROLLOUTS:
             return mean_square(model(x), target)
-        from credit.models.recompute_cache import recompute_contexts
+        from credit.models.kernels.recompute_cache import recompute_contexts
 
         again = mode == "rollout"
         first = checkpoint(model, x, use_reentrant=False, context_fn=recompute_contexts) if again else model(x)
@@ -131,7 +131,7 @@ def mean_square(y: Tensor, target: Tensor) -> Tensor:
 
 def prepare(model: nn.Module, mode: str, dtype: str) -> None:
     """Do what `credit train` and `credit rollout` do before the first step."""
-    from credit.models.device_paths import retain_freed_memory
+    from credit.models.kernels.dispatch import retain_freed_memory
     from credit.models.wxformer.inference import prepare_for_inference
 
     retain_freed_memory(torch.device("cpu"))

@@ -17,7 +17,7 @@ from credit.data.normalize import Normalizer
 from credit.forecast.postprocess.clamp import Clamp, bounded_channels
 from credit.forecast.postprocess.fixers import Fixers
 from credit.forecast.postprocess.hyperdiffusion import Hyperdiffusion
-from credit.models.recompute_cache import recompute_contexts
+from credit.models.kernels.recompute_cache import recompute_contexts
 
 
 class Stepper:

@@ -32,8 +32,8 @@ from credit.forecast.postprocess.hyperdiffusion import Hyperdiffusion
 from credit.forecast.stepper import Stepper
 from credit.losses import WeightedLoss, build_loss
 from credit.metrics import ErrorSums
-from credit.models.device_paths import retain_freed_memory
 from credit.models.initialise import initial_values
+from credit.models.kernels.dispatch import retain_freed_memory
 from credit.models.wxformer.inference import prepare_for_inference
 from credit.parallel.materialise import fill_, require_filled
 from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from credit.errors import ConfigError, did_you_mean
 from credit.models.initialise import initialise_
+from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
+from credit.models.layers.padding import NO_PADDING, build_padding, check_windows, stage_sizes
+from credit.models.layers.up_sampling import Decoder
+from credit.models.layers.window_attention import BiasIndex, TransformerLayer
 from credit.models.registry import register_model
 from credit.models.wxformer import spectral_norm
-from credit.models.wxformer.attention import BiasIndex, TransformerLayer
-from credit.models.wxformer.decoder import Decoder
-from credit.models.wxformer.embed import CrossScaleEmbedding
-from credit.models.wxformer.padding import NO_PADDING, build_padding, check_windows, stage_sizes
 
 STAGES = 4
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from credit.models.device_paths import use_cpu_kernels
+from credit.models.kernels.dispatch import use_cpu_kernels
 from credit.models.wxformer.spectral_norm_batched import EPS, normalize_, normalize_batched, power_iteration_batched_
 from credit.parallel.activation_checkpoint import is_marked
 from credit.parallel.reduce import local

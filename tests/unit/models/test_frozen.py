@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from credit.models.device_paths import force_gpu_path
+from credit.models.kernels.dispatch import force_gpu_path
 from credit.models.wxformer import spectral_norm
 from credit.models.wxformer.inference import prepare_for_inference
 

@@ -13,7 +13,7 @@ from torch import nn
 from credit.config.schema_trainer import LoraConfig
 from credit.errors import ConfigError
 from credit.models import lora
-from credit.models.device_paths import force_gpu_path
+from credit.models.kernels.dispatch import force_gpu_path
 from credit.models.wxformer import WXFormer, spectral_norm
 from credit.parallel.activation_checkpoint import checkpoint_blocks, plain_name
 

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from credit.errors import ConfigError
-from credit.models.device_paths import force_gpu_path
+from credit.models.kernels.dispatch import force_gpu_path
 from credit.models.wxformer import spectral_norm
 from credit.parallel.activation_checkpoint import checkpoint_blocks, plain_name
 from tests.unit.models.small import build, fields

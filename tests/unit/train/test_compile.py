@@ -15,9 +15,9 @@ from torch._dynamo.utils import counters
 
 from credit.cli.plan import build_grid
 from credit.errors import ConfigError
+from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
+from credit.models.layers.up_sampling import UpBlockPS
 from credit.models.wxformer import spectral_norm
-from credit.models.wxformer.decoder import UpBlockPS
-from credit.models.wxformer.embed import CrossScaleEmbedding
 from credit.parallel.activation_checkpoint import checkpoint_blocks
 from credit.parallel.mesh import DeviceGrid
 from credit.train import build_model

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from credit.cli.plan import build_grid
 from credit.config import Config
-from credit.models.device_paths import force_gpu_path
+from credit.models.kernels.dispatch import force_gpu_path
 from credit.train.dry_run import dummy_assets
 from credit.train.monitor import flops
 from credit.train.monitor.flops import FlopCounter

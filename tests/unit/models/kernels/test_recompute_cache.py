@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from credit.models.recompute_cache import recall, recompute_contexts
+from credit.models.kernels.recompute_cache import recall, recompute_contexts
 from credit.models.wxformer import spectral_norm
 from credit.parallel.activation_checkpoint import checkpoint_blocks
 
-from .small import build, fields
+from ..small import build, fields
 
 
 class Counted(torch.autograd.Function):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from credit.models.wxformer.head import WHOLE, Margins, SubpixelHead, TransposedHead
-from credit.models.wxformer.pixel_shuffle import SubpixelConv
+from credit.models.kernels.merged_head import WHOLE, Margins, SubpixelHead, TransposedHead
+from credit.models.layers.pixel_shuffle import SubpixelConv
 
 
 class GroupNorm(nn.GroupNorm):

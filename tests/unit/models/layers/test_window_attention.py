@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from credit.models.wxformer.attention import Attention, DynamicPositionBias
+from credit.models.layers.window_attention import Attention, DynamicPositionBias
 from credit.models.wxformer.inference import prepare_for_inference
 
 

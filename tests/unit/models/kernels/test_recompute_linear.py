@@ -10,12 +10,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from credit.models.device_paths import force_gpu_path
-from credit.models.wxformer import recompute_linear
-from credit.models.wxformer.attention import Attention, FeedForward, attend_fused, attend_on_cpu, softmax_, to_windows
-from credit.models.wxformer.decoder import GroupNorm
-from credit.models.wxformer.embed import CrossScaleEmbedding
-from credit.models.wxformer.recompute_linear import RecomputedNorm, RecomputeLinear, norm_linear
+from credit.models.kernels import recompute_linear
+from credit.models.kernels.dispatch import force_gpu_path
+from credit.models.kernels.recompute_linear import RecomputedNorm, RecomputeLinear, norm_linear
+from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
+from credit.models.layers.up_sampling import GroupNorm
+from credit.models.layers.window_attention import (
+    Attention,
+    FeedForward,
+    attend_fused,
+    attend_on_cpu,
+    softmax_,
+    to_windows,
+)
 
 
 def kept_bytes(compute: Callable[[], Tensor]) -> int:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from credit.models.wxformer.padding import SpherePadding
+from credit.models.layers.padding import SpherePadding
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from credit.models.device_paths import use_cpu_kernels
-from credit.models.wxformer.pixel_shuffle import SubpixelConv
-from credit.models.wxformer.spectral_norm import without_autocast
+from credit.models.kernels.autocast import without_autocast
+from credit.models.kernels.dispatch import use_cpu_kernels
+from credit.models.layers.pixel_shuffle import SubpixelConv
 
 # cells around those that are kept whose values the head reads: two 3x3 convolutions, one of them at twice the cells
 HALO = 2

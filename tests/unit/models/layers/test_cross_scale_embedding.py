@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from credit.models.device_paths import force_gpu_path
-from credit.models.wxformer.embed import CrossScaleEmbedding
-from credit.models.wxformer.padding import SpherePadding
+from credit.models.kernels.dispatch import force_gpu_path
+from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
+from credit.models.layers.padding import SpherePadding
 
 
 def plainly(embed: CrossScaleEmbedding, x: Tensor) -> Tensor:

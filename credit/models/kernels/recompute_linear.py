@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from credit.models.device_paths import use_cpu_kernels
-from credit.models.recompute_cache import recall
-from credit.models.wxformer.spectral_norm import without_autocast
+from credit.models.kernels.autocast import without_autocast
+from credit.models.kernels.dispatch import use_cpu_kernels
+from credit.models.kernels.recompute_cache import recall
 
 # bytes of hidden channels that a core of a CPU works on at a time, where there is a backward pass that makes them again
 IN_CACHE = 2**21

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from credit.models.wxformer.decoder import Decoder
-from credit.models.wxformer.head import Margins, SubpixelHead
+from credit.models.kernels.merged_head import Margins, SubpixelHead
+from credit.models.layers.up_sampling import Decoder
 
 MARGINS = [((3, 6), (1, 13)), ((1, 1), (1, 1)), ((8, 11), (10, 12)), ((2, 5), (5, 4))]
 AT_THE_EDGE = [((0, 1), (1, 0)), ((0, 0), (5, 5)), ((0, 0), (0, 0))]

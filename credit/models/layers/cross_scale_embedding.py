@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from credit.models.device_paths import use_cpu_kernels
-from credit.models.recompute_cache import recall
-from credit.models.wxformer.padding import NO_PADDING, SpherePadding
-from credit.models.wxformer.patch_gather import PatchGrid, fast_fir_rows
-from credit.models.wxformer.recompute_linear import outside_autocast
+from credit.models.kernels.dispatch import use_cpu_kernels
+from credit.models.kernels.patch_gather import PatchGrid, fast_fir_rows
+from credit.models.kernels.recompute_cache import recall
+from credit.models.kernels.recompute_linear import outside_autocast
+from credit.models.layers.padding import NO_PADDING, SpherePadding
 
 
 def tall_weight(weight: Tensor, stride: int) -> Tensor:

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from credit.errors import ConfigError
-from credit.models.wxformer.padding import SpherePadding, auto_padding, build_padding, window_multiple
+from credit.models.layers.padding import SpherePadding, auto_padding, build_padding, window_multiple
 
-from .small import build
+from ..small import build
 
 STRIDES = (2, 2, 2, 2)
 WINDOWS = ((8, 4), (4, 4), (2, 4), (1, 4))

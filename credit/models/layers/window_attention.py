@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from credit.models.device_paths import use_cpu_kernels
-from credit.models.wxformer.recompute_linear import (
+from credit.models.kernels.autocast import without_autocast
+from credit.models.kernels.dispatch import use_cpu_kernels
+from credit.models.kernels.recompute_linear import (
     RecomputedNorm,
     RecomputeLinear,
     norm_linear,
@@ -23,7 +24,6 @@ from credit.models.wxformer.recompute_linear import (
     outside_autocast,
     perceptron,
 )
-from credit.models.wxformer.spectral_norm import without_autocast
 
 BiasIndex = Literal["published", "exact"]
 # float32 numbers of the longest vector register
