@@ -25,7 +25,7 @@ from credit.forecast.initial_times import choose_leads, every_minutes, find_init
 from credit.forecast.io.diagnostics import OutputDiagnostics
 from credit.forecast.io.forecast_writer import require_same_format
 from credit.forecast.io.schema import build_layout
-from credit.losses import build_loss
+from credit.losses.build import build_loss, channel_weights
 from credit.train.assets import LEAST_CLIMATOLOGY_MINUTES
 from credit.train.build import require_monitor
 from credit.train.checkpoint.checkpoint import no_such_checkpoint
@@ -45,8 +45,9 @@ def check_training(config: Config, found: DataSummary, findings: CheckReport) ->
     with findings.collect():
         scale = np.ones(len(found.channels.group("prognostic")))
         with np.errstate(invalid="ignore"):
-            loss = build_loss(config.loss, found.channels, found.grid.area_weights(), scale, found.masks)
-        if not loss.share_C.min() >= 0:
+            build_loss(config.loss, found.channels, found.grid, scale, found.masks)
+            weight_C = channel_weights(config.loss, found.channels)
+        if not weight_C.min() >= 0:
             raise ConfigError(
                 f"loss.weights: {config.loss.weights}: no weight may be below 0, and one at least must be above"
             )

@@ -207,7 +207,7 @@ def _import_plugins(plugins: Any, problems: list[str]) -> None:
 
 
 def _describe(root: type[BaseModel], raw: Any, detail: Mapping[str, Any]) -> str:
-    """Turn one pydantic error of `raw`, validated as `root`, into a line with key, value, rule and nearest right key."""
+    """Return a line for one pydantic error of `raw`, validated as `root`: key, value, rule, the nearest right key."""
     location = [part for part in detail["loc"] if not (isinstance(part, str) and "[" in part)]
     owners, _ = _sections_at(root, raw, location[:-1])
     choices, parts = _sections_at(root, raw, location)
@@ -299,7 +299,7 @@ def _container_of(annotation: Any) -> type | None:
 
 
 def _sections_at(root: type[BaseModel], raw: Any, location: list) -> tuple[list[type[BaseModel]], list]:
-    """Return the section classes that may lie at `location` of `raw` below `root`, and the location as the config has it.
+    """Return the section classes that may lie at `location` of `raw`, and the location as the config has it.
 
     Where a list has sections of several kinds, pydantic puts the kind into the location. The class of a registered kind
     depends on the kind that `raw` names.

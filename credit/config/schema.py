@@ -61,12 +61,11 @@ class Config(Section):
                 wrong.append(f"{key}: {text} is not a multiple of data.timestep {self.data.timestep}")
         if wrong:
             raise ValueError("; ".join(wrong))
-        for section, entries in (("model", self.model.postprocess), ("inference", self.inference.postprocess)):
-            for number, entry in enumerate(entries or []):
-                entry.require_variables(self.data, f"{section}.postprocess.{number}")
         forecast_entries = replace_entries(self.model.postprocess_entries, self.inference.postprocess_entries)
         require_order(forecast_entries)
-        budgets = any(entry.needs_whole_columns for entry in forecast_entries)
+        for key, entry in {**self.model.postprocess_entries, **forecast_entries}.items():
+            entry.require_variables(self.data, key)
+        budgets = any(entry.needs_whole_columns for entry in forecast_entries.values())
         products = self.inference.pressure_levels is not None or bool(self.inference.derive)
         if self.data.coefficients and not (self.data.has_vertical or budgets or products):
             raise ValueError(

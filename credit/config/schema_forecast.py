@@ -15,7 +15,7 @@ from credit.config.schema_events import EventConfig
 from credit.config.schema_model import HyperdiffusionEntry
 from credit.config.schema_output import ProductConfig, require_names
 from credit.config.schema_perturbation import InitialPerturbationEntry, TendencyPerturbationEntry
-from credit.config.schema_postprocess import PostprocessEntry, PostprocessSection, require_order
+from credit.config.schema_postprocess import PostprocessEntry, PostprocessSection, keyed_entries, require_order
 from credit.config.schema_regions import DEFAULT_REGIONS, REGIONS, RegionConfig
 from credit.config.schema_source import GridConfig
 from credit.errors import did_you_mean
@@ -189,10 +189,9 @@ class InferenceConfig(Section):
         return levels
 
     @property
-    def postprocess_entries(self) -> list[PostprocessSection]:
-        """The entries that replace the model's, with `hyperdiffusion` as the first."""
-        leading = [] if self.hyperdiffusion is None else [self.hyperdiffusion]
-        return [*leading, *(self.postprocess or [])]
+    def postprocess_entries(self) -> dict[str, PostprocessSection]:
+        """The entries that replace the model's, by their config keys, with `hyperdiffusion` as the first."""
+        return keyed_entries("inference", self.hyperdiffusion, self.postprocess)
 
     @model_validator(mode="after")
     def _postprocess_in_order(self) -> InferenceConfig:

@@ -12,7 +12,7 @@ from pydantic import Field, SerializeAsAny, model_validator
 
 from credit.config.registry import MODELS, POSTPROCESSES, KindOf
 from credit.config.schema_base import Section
-from credit.config.schema_postprocess import PostprocessEntry, PostprocessSection, require_order
+from credit.config.schema_postprocess import PostprocessEntry, PostprocessSection, keyed_entries, require_order
 
 # of `model.hyperdiffusion` and `inference.hyperdiffusion`, which need not name their kind
 HyperdiffusionEntry = Annotated[
@@ -48,10 +48,9 @@ class ModelSection(Section):
         return self
 
     @property
-    def postprocess_entries(self) -> list[PostprocessSection]:
-        """The entries of the list, with `hyperdiffusion` as the first."""
-        leading = [] if self.hyperdiffusion is None else [self.hyperdiffusion]
-        return [*leading, *(self.postprocess or [])]
+    def postprocess_entries(self) -> dict[str, PostprocessSection]:
+        """The entries of the list in order, by their config keys, with `hyperdiffusion` as the first."""
+        return keyed_entries("model", self.hyperdiffusion, self.postprocess)
 
 
 ModelEntry = Annotated[SerializeAsAny[ModelSection], KindOf(MODELS, tag="type", base=ModelSection)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar
 
 from pydantic import SerializeAsAny
@@ -23,8 +23,11 @@ class PostprocessSection(Section):
 
     # whether the post-process sums over whole columns of air, which needs the layers' edges
     needs_whole_columns: ClassVar[bool] = False
-    # whether the list may have several entries of this kind
-    may_repeat: ClassVar[bool] = False
+
+    @property
+    def subject(self) -> str:
+        """What this entry is about: the list has one entry for each subject."""
+        return self.kind
 
     def require_variables(self, data: DataConfig, key: str) -> None:
         """Refuse variables that are not in the part of ``data.variables`` that this entry needs.
@@ -41,42 +44,58 @@ class PostprocessSection(Section):
 PostprocessEntry = Annotated[SerializeAsAny[PostprocessSection], KindOf(POSTPROCESSES, base=PostprocessSection)]
 
 
-def require_order(entries: Sequence[PostprocessSection]) -> None:
+def keyed_entries(
+    section: str, hyperdiffusion: PostprocessSection | None, postprocess: Sequence[PostprocessSection] | None
+) -> dict[str, PostprocessSection]:
+    """Return the entries of a section's list in order, by their config keys; the shorthand is the first."""
+    entries = {} if hyperdiffusion is None else {f"{section}.hyperdiffusion": hyperdiffusion}
+    for number, entry in enumerate(postprocess or []):
+        entries[f"{section}.postprocess.{number}"] = entry
+    return entries
+
+
+def require_order(entries: Mapping[str, PostprocessSection]) -> None:
     """Refuse a list in which a later entry undoes an earlier one, or in which an entry is repeated.
 
     Raises:
         ValueError: naming the two.
     """
-    kinds = [entry.kind for entry in entries]
+    kinds = [entry.kind for entry in entries.values()]
     ordered = [kind for kind in kinds if kind in BUILT_IN_ORDER]
     for earlier, later in zip(ordered, ordered[1:], strict=False):
         if BUILT_IN_ORDER.index(later) < BUILT_IN_ORDER.index(earlier):
             raise ValueError(
                 f"postprocess: {later} after {earlier} would undo it; the order is {', '.join(BUILT_IN_ORDER)}"
             )
-    for entry in entries:
-        if not entry.may_repeat and kinds.count(entry.kind) > 1:
-            raise ValueError(f"postprocess: {entry.kind} is listed twice; once is enough")
+    subjects = [entry.subject for entry in entries.values()]
+    for subject in subjects:
+        if subjects.count(subject) > 1:
+            raise ValueError(f"postprocess: {subject} is listed twice; give everything in one entry")
 
 
 def replace_entries(
-    entries: Sequence[PostprocessSection], replacements: Sequence[PostprocessSection]
-) -> list[PostprocessSection]:
+    entries: Mapping[str, PostprocessSection], replacements: Mapping[str, PostprocessSection]
+) -> dict[str, PostprocessSection]:
     """Return the list in which `replacements` take the place of the entries of their kinds.
 
     A replacement whose kind the list lacks is added: hyperdiffusion at the beginning, any other kind at the end.
     """
-    replaced_kinds = {entry.kind for entry in replacements}
-    present_kinds = {entry.kind for entry in entries}
-    result = [entry for entry in replacements if entry.kind == "hyperdiffusion" and entry.kind not in present_kinds]
-    inserted_kinds = {entry.kind for entry in result}
-    for entry in entries:
+    by_kind: dict[str, dict[str, PostprocessSection]] = {}
+    for key, entry in replacements.items():
+        by_kind.setdefault(entry.kind, {})[key] = entry
+    present_kinds = {entry.kind for entry in entries.values()}
+    result: dict[str, PostprocessSection] = {}
+    if "hyperdiffusion" not in present_kinds:
+        result |= by_kind.pop("hyperdiffusion", {})
+    replaced_kinds = set(by_kind)
+    for key, entry in entries.items():
         if entry.kind not in replaced_kinds:
-            result.append(entry)
-        elif entry.kind not in inserted_kinds:
-            result += [replacement for replacement in replacements if replacement.kind == entry.kind]
-            inserted_kinds.add(entry.kind)
-    result += [replacement for replacement in replacements if replacement.kind not in inserted_kinds]
+            result[key] = entry
+        else:
+            # All replacements of a kind stand where the first of that kind stood.
+            result |= by_kind.pop(entry.kind, {})
+    for added in by_kind.values():
+        result |= added
     return result
 
 

@@ -17,7 +17,7 @@ from credit.config.schema_data import DataConfig
 from credit.config.schema_forecast import EnsembleConfig, InferenceConfig, InitialTimesConfig
 from credit.data.splits import Split, describe_coverage, describe_span
 from credit.errors import ConfigError, DataError
-from credit.forecast.ensemble.perturbations import cycle_minutes, lag_minutes
+from credit.forecast.ensemble.perturbations import lag_minutes
 from credit.parallel.process_info import read_process_info
 
 logger = logging.getLogger(__name__)
@@ -226,9 +226,12 @@ def lag_offsets(conf: EnsembleConfig | None) -> list[int]:
     """Return how long before an initial time, in minutes, its ensemble's analyses lie."""
     if conf is None:
         return [0]
-    lag, cycle = lag_minutes(conf), cycle_minutes(conf)
-    cycles = range(conf.perturbation.cycles + 1 if cycle else 1)
-    return sorted({member * lag + number * cycle for member in range(conf.members) for number in cycles})
+    lag = lag_minutes(conf)
+    earlier = [0] if conf.perturbation is None else conf.perturbation.analysis_lags_minutes()
+    offsets = set()
+    for member in range(conf.members):
+        offsets.update(member * lag + minutes for minutes in earlier)
+    return sorted(offsets)
 
 
 def group(chosen: Sequence[int], members: int, batch_size: int) -> list[list[int]]:

@@ -53,8 +53,8 @@ def build_loss(
     trained = [name for name, _ in loss.named_parameters()]
     if trained:
         raise ConfigError(
-            f"loss.kind: {section.kind} has trainable parameters ({', '.join(trained)}), which no optimizer trains; make "
-            "them constants (register_constant) or keys of its section"
+            f"loss.kind: {section.kind} has trainable parameters ({', '.join(trained)}), which no optimizer trains; "
+            "make them constants (register_constant) or keys of its section"
         )
     return loss
 

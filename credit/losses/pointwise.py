@@ -31,7 +31,7 @@ class MeanAbsoluteError(PointwiseLoss):
 
 @register_loss("huber", PointwiseSection)
 class HuberLoss(PointwiseLoss):
-    """Huber's loss (1964, doi:10.1214/aoms/1177703732): squared for small errors, linear beyond ``loss.huber_delta``."""
+    """Huber's loss (doi:10.1214/aoms/1177703732): squared for small errors, linear beyond ``loss.huber_delta``."""
 
     def __init__(self, context: LossContext, section: PointwiseSection) -> None:
         super().__init__(context, section)

@@ -80,7 +80,9 @@ def register_metric(name: str) -> Callable[[MetricClass], MetricClass]:
         owner = _METRICS.setdefault(name, cls)
         # A module that is imported again brings the same class anew.
         if (owner.__module__, owner.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise ConfigError(f'metric name "{name}" of {cls.__module__} is taken by {owner.__module__}; choose another')
+            raise ConfigError(
+                f'metric name "{name}" of {cls.__module__} is taken by {owner.__module__}; choose another'
+            )
         _METRICS[name] = cls
         return cls
 

@@ -23,8 +23,6 @@ class HyperdiffusionSection(PostprocessSection):
 class ClampSection(PostprocessSection):
     """Bounds of a variable."""
 
-    may_repeat: ClassVar[bool] = True
-
     kind: Literal["clamp"] = Field(description="Values outside the bounds are set to them.")
     variable: str = Field(description="A prognostic or diagnostic variable.")
     minimum: float | None = Field(
@@ -41,6 +39,11 @@ class ClampSection(PostprocessSection):
         if self.minimum is not None and self.maximum is not None and self.minimum >= self.maximum:
             raise ValueError(f"minimum {self.minimum:g} must be below maximum {self.maximum:g}")
         return self
+
+    @property
+    def subject(self) -> str:
+        """See the base class."""
+        return f"clamp of {self.variable}"
 
     def require_variables(self, data: DataConfig, key: str) -> None:
         """See the base class; a bound must not stand in the data section as well."""
