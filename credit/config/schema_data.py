@@ -140,7 +140,7 @@ class VariableOptions(Section):
         return DERIVED_FROM[self.derive] | self.inputs if self.derive else {}
 
 
-# sections are frozen, so all variables without options have these in common
+# Sections are frozen, so all variables without options can share one object.
 _USUAL = VariableOptions()
 
 
@@ -286,8 +286,7 @@ class DataConfig(Section):
         names_3d = groups.prognostic.vars_3D + groups.diagnostic.vars_3D + groups.dynamic_forcing.vars_3D
         names_3d += groups.static.vars_3D
         for name in names_3d:
-            own = self.variable_options.get(name)
-            if not self.levels and not (own and own.levels):
+            if not self.levels and not self.field(name).levels:
                 raise ValueError(f"{name} is in vars_3D but there are no levels; set data.levels")
         every = set(names_3d)
         for group in (groups.prognostic, groups.diagnostic, groups.dynamic_forcing, groups.static):
@@ -336,7 +335,7 @@ class DataConfig(Section):
         if self.coefficients and self.level_units != "model_level":
             raise ValueError("coefficients has no effect: it is for level_units: model_level")
         for name, field in self.variable_options.items():
-            key_of_variable = f"variable_options.{name}"
+            option_key = f"variable_options.{name}"
             self._check_derived(name, field, on_levels, [*outputs, *read])
             for key, members, which in (
                 ("levels", on_levels, "variables on levels"),
@@ -349,16 +348,16 @@ class DataConfig(Section):
                 ("regrid", from_files if self.grid else (), "variables that are read from data, with data.grid"),
             ):
                 if getattr(field, key) != VariableOptions.model_fields[key].default and name not in members:
-                    raise ValueError(f"{key_of_variable}.{key} has no effect: it is for {which}")
+                    raise ValueError(f"{option_key}.{key} has no effect: it is for {which}")
             if field.minimum is not None and field.maximum is not None and field.minimum >= field.maximum:
-                raise ValueError(f"{key_of_variable}: minimum {field.minimum:g} must be below maximum {field.maximum:g}")
+                raise ValueError(f"{option_key}: minimum {field.minimum:g} must be below maximum {field.maximum:g}")
             if field.valid_range is not None and field.valid_range[0] >= field.valid_range[1]:
                 least, greatest = field.valid_range
-                raise ValueError(f"{key_of_variable}.valid_range: {least:g} must be below {greatest:g}")
+                raise ValueError(f"{option_key}.valid_range: {least:g} must be below {greatest:g}")
             if field.restarts is not None and field.temporal != "deaccumulate":
-                raise ValueError(f"{key_of_variable}.restarts has no effect without temporal: deaccumulate")
+                raise ValueError(f"{option_key}.restarts has no effect without temporal: deaccumulate")
             if field.window == "next" and field.temporal == "instant":
-                raise ValueError(f"{key_of_variable}.window has no effect with temporal: instant; set mean or accumulate")
+                raise ValueError(f"{option_key}.window has no effect with temporal: instant; set mean or accumulate")
 
     @staticmethod
     def _check_derived(name: str, field: VariableOptions, on_levels: list[str], varying: list[str]) -> None:
