@@ -43,7 +43,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
-        step, early = self.data.step_minutes, self.trainer.early_view
+        step, early = self.data.step_minutes, self.trainer.preview
         ensemble = self.inference.ensemble
         perturbation = ensemble.perturbation if ensemble is not None else None
         perturbation_steps = perturbation.step_multiples() if perturbation is not None else {}
@@ -54,7 +54,7 @@ class Config(Section):
             *(("inference.lead_times", lead) for lead in self.inference.lead_times or ()),
             ("inference.ensemble.lagged", ensemble.lagged if ensemble is not None else None),
             *((f"inference.ensemble.perturbation.{key}", text) for key, text in perturbation_steps.items()),
-            ("trainer.early_view.lead_time", early.lead_time if early is not None else None),
+            ("trainer.preview.lead_time", early.lead_time if early is not None else None),
             *(("verification.figure_leads", lead) for lead in self.verification.figure_leads),
         ):
             if text is not None and parse_duration(text) % step:

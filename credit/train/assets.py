@@ -132,7 +132,7 @@ def fit_assets(config: Config, reader: FieldReader, train: Split) -> ModelAssets
     statistics = getattr(reader, "statistics", None)
     if statistics is None:
         packing = getattr(reader, "packing_steps", None)
-        accepted = [name for name, field in config.data.fields.items() if field.valid_range is not None]
+        accepted = [name for name, field in config.data.variable_options.items() if field.valid_range is not None]
         statistics = fit_statistics(
             reader, train.first, train.last, config.data.step_minutes, packing, True, config.data.transforms, accepted
         )
@@ -250,4 +250,4 @@ def _describe_way_out(name: str, theirs: str, ours: str) -> str:
         )
     except ConfigError:
         pass  # without UDUNITS it is not known
-    return f'data.fields.{name}.units: "{ours}" converts them'
+    return f'data.variable_options.{name}.units: "{ours}" converts them'
