@@ -62,14 +62,14 @@ class PreviewPlan:
     initial: list[int]
     lead: int
 
-    def describe(self, clock: Calendar) -> str:
+    def describe(self, calendar: Calendar) -> str:
         """Return the plan in words."""
-        first, last = clock.format(self.initial[0]), clock.format(self.initial[-1])
+        first, last = calendar.format(self.initial[0]), calendar.format(self.initial[-1])
         return f"{len(self.initial)} forecasts of {self.lead / 60:g} h, {first} to {last}; {', '.join(self.channels)}"
 
 
 def plan_early_view(
-    config: Config, channels: ChannelMap, times: np.ndarray, clock: Calendar, valid: Split
+    config: Config, channels: ChannelMap, times: np.ndarray, calendar: Calendar, valid: Split
 ) -> PreviewPlan:
     """Return what ``trainer.early_view`` asks for.
 
@@ -77,7 +77,7 @@ def plan_early_view(
         config: with that section.
         channels: of the run.
         times: (N,) minutes that the data have.
-        clock: their calendar.
+        calendar: their calendar.
         valid: the validation period, in which whole forecasts lie.
 
     Raises:
@@ -89,7 +89,7 @@ def plan_early_view(
         key, wanted = "trainer.early_view.channels", conf.channels
     shown, lead = figure_channels(wanted, channels.output, key), parse_duration(conf.lead_time)
     try:
-        found = require_samples(times, valid, clock, config.data, lead // config.data.step_minutes)
+        found = require_samples(times, valid, calendar, config.data, lead // config.data.step_minutes)
     except DataError as error:
         raise DataError(f"trainer.early_view.lead_time: {conf.lead_time}: {error}; or shorten it") from error
     return PreviewPlan(shown, evenly_spaced(found, conf.cases).tolist(), lead)
@@ -214,5 +214,5 @@ def build_early_view(
     if config.trainer.early_view is None:
         return None
     reader = frames.reader
-    plan = plan_early_view(config, reader.channels, reader.times, reader.clock, valid)
+    plan = plan_early_view(config, reader.channels, reader.times, reader.calendar, valid)
     return Preview(plan, stepper, frames, config.data, weight_CHW, mesh, Path(config.save_loc), draw)

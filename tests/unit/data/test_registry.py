@@ -189,7 +189,7 @@ def test_each_field_is_that_of_its_time(times: Any) -> None:
     reader = opened(made, p3=[], levels=[], splits=splits)
     assert len(reader.times) == 4
     for index, minutes in enumerate(reader.times):
-        date = reader.clock.datetime(minutes)
+        date = reader.calendar.datetime(minutes)
         assert set(reader.read(index).ravel()) == {date.day * 24 + date.hour}
 
 
