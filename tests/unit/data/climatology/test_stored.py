@@ -243,7 +243,7 @@ def test_a_kill_loses_one_block_at_most(
     conf: DataConfig, repository: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     room = 12 * ROWS * COLUMNS * CHANNELS * 5  # five of 18 parts, four blocks
-    worker = "tests.unit.data.climatology_worker"
+    worker = "tests.unit.data.climatology.fit_until_killed"
     command = [sys.executable, "-m", worker, conf.model_dump_json(), WINDOW.model_dump_json(), str(room), "500"]
     killed = subprocess.run(command, cwd=repository, check=False)
     assert killed.returncode == -signal.SIGKILL

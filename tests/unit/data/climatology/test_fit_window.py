@@ -24,8 +24,8 @@ from credit.data.splits import build_splits
 from credit.data.store.preprocess import preprocess
 from credit.errors import ConfigError
 from tests.unit.analytic_reader import AnalyticReader, make_grid
+from tests.unit.data.climatology.test_stored import make
 from tests.unit.data.files_on_the_fly import write_file
-from tests.unit.data.test_climatology_store import make
 
 CHANNELS = ChannelMap.build({"prognostic": {"vars_3D": [], "vars_2D": ["t2m"]}}, [])
 GRID = make_grid(2, 4)

@@ -18,7 +18,7 @@ from credit.data.sources.source_reader import open_sources
 from credit.data.store.preprocess import preprocess
 from credit.errors import DataError
 from tests.unit.data.files_on_the_fly import make_config, write_file
-from tests.unit.data.grib_on_the_fly import LAT, LON, H, W, field_number, message, write_grib
+from tests.unit.data.formats.grib_on_the_fly import LAT, LON, H, W, field_number, message, write_grib
 
 # 24 bits of a range of 40
 PACKING = 40 / 2**23
