@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import shutil
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -29,7 +27,7 @@ from credit.config.schema_data import DataConfig, PreprocessConfig, TransformCon
 from credit.data.sources.source_reader import SourceReader, open_sources
 from credit.data.splits import Split, build_splits
 from credit.data.store import store_reader, store_writer
-from credit.data.store.executor import run_parts
+from credit.data.store.executor import run_until_done
 from credit.data.store.integrity import Damage, find_damage_to_mend
 from credit.data.store.repair import (
     discard_climatology,
@@ -42,12 +40,13 @@ from credit.data.store.repair import (
 from credit.data.store.statistics import Statistics, fit_statistics, summarise
 from credit.errors import DataError
 from credit.grid import LatLonGrid
+from credit.utils.atomic import atomic_folder
+from credit.utils.file_lock import file_lock
 
 logger = logging.getLogger(__name__)
 
 # room for coordinates and descriptions beside the fields
 _SPARE_BYTES = 16 * 2**20
-_SECONDS_BETWEEN_LOOKS = 2.0
 _COMPRESSORS = {"lz4": [BloscCodec(cname="lz4", clevel=1, shuffle="shuffle")], "none": []}
 _VERSIONS = ("numpy", "xarray", "netCDF4", "zarr")
 
@@ -88,7 +87,7 @@ def preprocess(
     with disk_errors_of(path):
         # Looking only reads, so the processes of a job do it side by side, before any of them holds the lock.
         damage = find_damage_to_mend(path, deep, progress) if path.exists() else Damage()
-        with _made_or_nothing(path), store_writer.lock(store_writer.lock_folder(path) / "create.lock"):
+        with _made_or_nothing(path), file_lock(store_writer.lock_folder(path) / "create.lock"):
             if not path.exists():
                 group = _create(path, conf, sources, splits, settings)
             else:
@@ -139,9 +138,8 @@ def _create(
         raise DataError(f"data.splits: no time of the sources lies in them; {_span(sources, sources.times)}")
     require_space(path, bytes_needed(sources, len(times)))
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        group = zarr.open_group(beside, mode="w", zarr_format=3)
+    with atomic_folder(path) as folder:
+        group = zarr.open_group(folder, mode="w", zarr_format=3)
         _add_arrays(group, sources, times, conf.step_minutes, settings)
         group.attrs["credit"] = {
             "format": store_reader.FORMAT,
@@ -159,9 +157,6 @@ def _create(
             "statistics_period": None,
             "moments_transforms": store_reader.describe_transforms(conf),
         }
-        os.replace(beside, path)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
     return zarr.open_group(path, mode="r+")
 
 
@@ -245,7 +240,7 @@ def _continue(
         raise DataError(f"data.store: {path} does not fit the sources: {difference}; {store_reader.WAY_OUT}")
     changed_times = find_times_to_redo(path, meta, sources, now, redo_changed)
     # another process must not declare the store complete in between
-    with store_writer.lock(store_writer.lock_folder(path) / "close.lock"):
+    with file_lock(store_writer.lock_folder(path) / "close.lock"):
         mark_for_writing(path, sources, now, damage, changed_times)
     left = int((group["done"][:] == store_writer.WANTED).sum())
     if left:
@@ -267,20 +262,17 @@ def _write_fields(
     job = store_writer.WriteTask(
         path, sources, conf.step_minutes, transforms, conf.bad_times == "skip", settings.held_bytes
     )
-    marks, length = group["done"][:], group["done"].chunks[0]
+    marks = group["done"][:]
     there = int((marks != store_writer.WANTED).sum())
     if 0 < there < len(marks):
         logger.info("%s: %d of %d times are there, going on", path, there, len(marks))
+
+    def list_pending() -> list[int]:
+        return store_writer.pending_parts(group["done"][:], group["done"].chunks[0])
+
     hidden = None if progress and there < len(marks) else True
     with tqdm(desc=f"writing {path.name}", unit="time", initial=there, total=len(marks), disable=hidden) as bar:
-        while (marks == store_writer.WANTED).any():
-            for count in run_parts(
-                partial(store_writer.write_part, job), store_writer.pending_parts(marks, length), settings
-            ):
-                bar.update(count)
-            marks = group["done"][:]
-            if (marks == store_writer.WANTED).any():
-                time.sleep(_SECONDS_BETWEEN_LOOKS)  # another process is at what is left
+        run_until_done(partial(store_writer.write_part, job), list_pending, settings, bar)
 
 
 def _close(path: Path, group: zarr.Group, conf: DataConfig, train: Split, progress: bool) -> None:
@@ -290,7 +282,7 @@ def _close(path: Path, group: zarr.Group, conf: DataConfig, train: Split, progre
         DataError: for outliers that are not to be skipped, or more bad times than may be skipped.
     """
     fitted_as = store_reader.describe_statistics(conf, train)
-    with store_writer.lock(store_writer.lock_folder(path) / "close.lock"):
+    with file_lock(store_writer.lock_folder(path) / "close.lock"):
         meta = dict(zarr.open_group(path, mode="r").attrs)["credit"]
         if meta["complete"] and store_reader.statistics_changes(meta, fitted_as) == []:
             logger.info("%s is complete", path)

@@ -16,7 +16,6 @@ import numpy as np
 import zarr
 from zarr.errors import ZarrUserWarning
 
-from credit.data.store.store_writer import lock
 from credit.errors import ConfigError, CreditError
 from credit.forecast.io.page_cache import start_writeback
 from credit.forecast.io.schema import (
@@ -39,6 +38,7 @@ from credit.forecast.io.schema import (
     take_level_dims,
     window_bounds,
 )
+from credit.utils.file_lock import file_lock
 from credit.utils.temporary import find_stale, temporary_path
 
 STORE = "forecasts.zarr"
@@ -272,7 +272,7 @@ class ZarrStore:
         """
         with ExitStack() as held:
             try:
-                held.enter_context(lock(self._path.with_name(f".{self._path.name}.lock")))
+                held.enter_context(file_lock(self._path.with_name(f".{self._path.name}.lock")))
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     raise

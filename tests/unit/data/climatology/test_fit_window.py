@@ -166,6 +166,6 @@ def test_tables_of_an_earlier_version_are_fitted_again(
     expected = "that of the store" if kept else "fitted now .*of another version .*run credit_preprocess again"
     assert re.search(expected, caplog.text), caplog.text
     preprocess_climatology(conf, settings, wanted, progress=False)
-    assert stored.difference(Path(conf.store), wanted, train) is None
+    assert stored.describe_mismatch(Path(conf.store), wanted, train) is None
     now = dict(zarr.open_group(Path(conf.store) / "climatology", mode="r").attrs)["credit"]
     assert now["format"] == 2 - kept

@@ -221,7 +221,7 @@ def test_a_killed_process_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch
 
     thread = threading.Thread(target=kill_a_child)
     thread.start()
-    with pytest.raises(DataError, match="has been killed, perhaps for want of memory; run the same command again"):
+    with pytest.raises(DataError, match="has been killed, perhaps for lack of memory; run the same command again"):
         preprocess(make(folder), PreprocessConfig(workers=2))
     thread.join()
     preprocess(make(folder), PreprocessConfig(workers=2))
