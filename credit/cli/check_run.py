@@ -15,7 +15,7 @@ from credit.cli.check_data import DataSummary
 from credit.cli.check_report import CheckReport
 from credit.config import Config
 from credit.data.climatology.fit import plan_fit
-from credit.data.climatology.stored import bytes_of, difference
+from credit.data.climatology.stored import describe_mismatch, estimate_bytes
 from credit.data.samples.loader import ResumableSampler
 from credit.data.sources.source_reader import SourceReader
 from credit.data.splits import require_no_leakage
@@ -152,7 +152,7 @@ def _require_unseen(config: Config, found: DataSummary, assets: ModelAssets, pat
     """Name a test period that the weights in `path` have seen a part of."""
     if "test" in found.splits and not config.verification.allow_seen:
         with findings.collect():
-            require_no_leakage(found.splits["test"], assets.seen, str(path), found.clock)
+            require_no_leakage(found.splits["test"], assets.seen, str(path), found.calendar)
 
 
 def _name_damaged(folder: Path, origin: Path | None, begins_anew: bool, findings: CheckReport) -> None:
@@ -329,13 +329,13 @@ def _climatology_bytes(config: Config, found: DataSummary, findings: CheckReport
     if conf.method == "file" or "train" not in found.samples:
         return 0
     train, shape = found.splits["train"], found.grid.shape
-    if path is not None and difference(Path(path), conf, train) is None:
+    if path is not None and describe_mismatch(Path(path), conf, train) is None:
         return 0
     try:
-        fit = plan_fit(found.times, found.clock, train.first, train.last, conf)
+        fit = plan_fit(found.times, found.calendar, train.first, train.last, conf)
     except ConfigError:
         return 0  # has been named
-    disk, memory = bytes_of(fit, len(stored), shape)
+    disk, memory = estimate_bytes(fit, len(stored), shape)
     if config.preprocess.climatology:
         findings.say(
             f"climatology: is to be fitted (credit_preprocess), at most {disk / 2**30:.2f} GiB in the store and "

@@ -101,7 +101,7 @@ def keep(conf: DataConfig, wanted: ClimatologyConfig, **settings: object) -> Non
 
 def opened(conf: DataConfig) -> tuple[StoreReader, Split, list[str]]:
     reader = open_reader(conf)
-    return reader, build_splits(conf, reader.clock)["train"], [c.name for c in reader.channels.stored]
+    return reader, build_splits(conf, reader.calendar)["train"], [c.name for c in reader.channels.stored]
 
 
 def forbid_reading(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_stored_is_fitted_to_the_last_bit(
     fitted = fit_climatology(reader, names, train.first, train.last, wanted)
     group = zarr.open_group(Path(conf.store) / "climatology", mode="r")
     np.testing.assert_array_equal(group["fields"][:], fitted.fields)
-    assert (len(group["done"][:]) > 1) == (room is not None or wanted.by_hour)
+    assert (len(module._list_blocks(Path(conf.store))) > 1) == (room is not None or wanted.by_hour)
     chosen = [names[3], names[0]]
     rows = [names.index(name) for name in chosen]
     forbid_reading(monkeypatch)
@@ -141,7 +141,7 @@ def test_the_table_is_the_mean_of_its_times(conf: DataConfig) -> None:
     keep(conf, BY_HOUR)
     reader, train, names = opened(conf)
     inside = np.flatnonzero((reader.times <= train.last) & (reader.times % 1440 == 720))
-    days = 365 * reader.clock.year_fraction(reader.times[inside])
+    days = 365 * reader.calendar.year_fraction(reader.times[inside])
     centre = 365 * 2 / 18 + 0.5
     distance = np.minimum(np.abs(days - centre), 365 - np.abs(days - centre))
     values = np.stack([reader.read(int(index)) for index in inside[distance <= 120.5]]).astype(np.float64)
@@ -157,7 +157,8 @@ def test_processes_share_the_blocks(conf: DataConfig, source: Path, tmp_path: Pa
     keep(other, BY_HOUR, workers=2)
     one, two = (zarr.open_group(Path(c.store) / "climatology", mode="r") for c in (conf, other))
     np.testing.assert_array_equal(one["fields"][:], two["fields"][:])
-    assert dict(one.attrs)["credit"] == dict(two.attrs)["credit"] and len(one["done"][:]) == 2
+    assert dict(one.attrs)["credit"] == dict(two.attrs)["credit"]
+    assert len(module._list_blocks(Path(conf.store))) == 2
 
 
 def test_only_what_is_asked_for_is_read(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,13 +244,13 @@ def test_a_kill_loses_one_block_at_most(
     conf: DataConfig, repository: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     room = 12 * ROWS * COLUMNS * CHANNELS * 5  # five of 18 parts, four blocks
-    worker = "tests.unit.data.climatology_worker"
+    worker = "tests.unit.data.climatology.fit_until_killed"
     command = [sys.executable, "-m", worker, conf.model_dump_json(), WINDOW.model_dump_json(), str(room), "500"]
     killed = subprocess.run(command, cwd=repository, check=False)
     assert killed.returncode == -signal.SIGKILL
     group = zarr.open_group(Path(conf.store) / "climatology", mode="r")
-    done = group["done"][:].tolist()
-    assert done == sorted(done, reverse=True) and sum(done) in (1, 2), done
+    missing = module._find_missing_blocks(Path(conf.store))
+    assert missing in ([1, 2, 3], [2, 3])
     assert dict(group.attrs)["credit"]["complete"] is False
     reader, train, names = opened(conf)
     caplog.set_level(logging.INFO)
@@ -260,7 +261,7 @@ def test_a_kill_loses_one_block_at_most(
     monkeypatch.setattr(module, "fit_fields", lambda *args: written.append(args[4]) or original(*args))
     # the blocks are those that it was begun with, whatever the room now
     keep(conf, WINDOW)
-    assert written == [slice(first, min(first + 5, 18)) for first in (5, 10, 15)][sum(done) - 1 :]
+    assert written == [slice(first, min(first + 5, 18)) for first in (0, 5, 10, 15)][missing[0] :]
     np.testing.assert_array_equal(group["fields"][:], fitted.fields)
     assert not list(Path(conf.store).parent.glob(".*"))
 
@@ -276,7 +277,7 @@ def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     reader, train, _ = opened(conf)
     monkeypatch.setattr(module, "BLOCK_BYTES", 2**22)
     fit = module.FitTask(Path(conf.store), wanted, (train.first, train.last), False).plan(reader)
-    disk, memory = module.bytes_of(fit, 1, (rows, columns))
+    disk, memory = module.estimate_bytes(fit, 1, (rows, columns))
     assert disk == 4 * math.prod(fit.shape) * rows * columns and 2**21 < memory < 2**22 + 16 * rows * columns < disk
     keep(conf, HARMONIC)  # what is loaded and compiled once is no part of it
     tracemalloc.start()
@@ -328,7 +329,7 @@ def test_scores_read_the_training_period_no_more(
     reader, train, _ = opened(conf)
     starts = [int(minutes) for minutes in reader.times[-4:-1]]
     writer = ForecastWriter(
-        tmp_path / "forecasts", reader.channels, reader.grid, reader.clock, reader.attributes, 2160,
+        tmp_path / "forecasts", reader.channels, reader.grid, reader.calendar, reader.attributes, 2160,
         lead_minutes=[2160], initial_minutes=starts, masks=reader.masks,
     )  # fmt: skip
     for start in starts:
@@ -365,7 +366,7 @@ def test_the_command(conf: DataConfig, tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_no_room(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "bytes_of", lambda *args: (2**60, 0))
+    monkeypatch.setattr(module, "estimate_bytes", lambda *args: (2**60, 0))
     with pytest.raises(DataError, match="needs up to .* more"):
         keep(conf, WINDOW)
     assert not list(Path(conf.store).parent.glob(".*")) and not (Path(conf.store) / "climatology").exists()
@@ -378,4 +379,4 @@ def test_the_disk_is_full(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.undo()
     keep(conf, WINDOW)
     reader, train, _ = opened(conf)
-    assert module.difference(reader.path, WINDOW, train) is None
+    assert module.describe_mismatch(reader.path, WINDOW, train) is None
