@@ -23,8 +23,8 @@ from credit.errors import ConfigError, CreditError
 from credit.forecast.stepper import forcing_windows
 from credit.grid import LatLonGrid
 from credit.losses.base import Loss
+from credit.models.layers.spectral_norm import advance_power_iterations
 from credit.models.lora import apply_lora, checkpoint_state_dict
-from credit.models.wxformer import spectral_norm
 from credit.parallel.activation_checkpoint import checkpoint_blocks
 from credit.parallel.mesh import ParallelDims, build_mesh
 from credit.parallel.process_info import fake_process_group
@@ -119,8 +119,7 @@ def try_step(config: Config, assets: ModelAssets) -> DryRunResult:
     build_stepper(config, assets, model, _META, amp=False)
     with np.errstate(invalid="ignore"):
         loss = build_run_loss(config, assets, _META)
-    spectral_norm.iterate_per_step(model)
-    spectral_norm.arm(model)
+    advance_power_iterations(model)
     try:
         with _blame(kind, "fails in the forward pass"):
             total = _rollout_loss(config, assets.channels, model, loss, assets.grid.shape)

@@ -15,7 +15,7 @@ import torch
 
 from credit.data.samples.batch import Batch
 from credit.forecast.objectives.base import Objective
-from credit.models.wxformer import spectral_norm
+from credit.models.layers.spectral_norm import advance_power_iterations
 from credit.parallel.reduce import gradient_norm
 from credit.train.ema import EMA
 from credit.train.monitor.nonfinite import bad_channels, first_bad_layer
@@ -73,10 +73,6 @@ class TrainingStep:
         self._max_norm = grad_max_norm if grad_max_norm is not None else torch.inf
         self._forecast_len = forecast_len
         self._counted = counted_steps
-        spectral_norm.iterate_per_step(self._model)
-        # looked for once: going through the model takes longer than the sums of the norm
-        chains = spectral_norm.parametrizations(self._model)
-        self._iterated = [norm for _, norm, chain in chains if spectral_norm.trains(chain)]
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
     def __call__(self, batches: Iterator[Batch], step: int, learning_rate: float, stop: bool = False) -> StepResult:
@@ -88,8 +84,8 @@ class TrainingStep:
             learning_rate: of this step.
             stop: whether this rank wants the run to end; the sum over the ranks is in the result.
         """
-        for norm in self._iterated:
-            norm.armed = True
+        # Before the first forward, so that all micro-steps and recomputations see the same normalised weights.
+        advance_power_iterations(self._model)
         losses = []
         for micro in range(self._accumulation):
             loss = self._micro_loss(next(batches), step, micro, micro + 1 == self._accumulation)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from credit.models.wxformer.spectral_norm import SpectralNorm
+from credit.models.layers.spectral_norm import SpectralNorm
 
 
 @torch.no_grad()

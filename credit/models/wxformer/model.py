@@ -20,10 +20,10 @@ from credit.models.base import ForecastModel, ModelSpec, require_input_shape
 from credit.models.initialise import initialise_
 from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
 from credit.models.layers.padding import NO_PADDING, build_padding, check_windows, stage_sizes
+from credit.models.layers.spectral_norm import apply_spectral_norm
 from credit.models.layers.up_sampling import Decoder
 from credit.models.layers.window_attention import TransformerLayer
 from credit.models.registry import register_model
-from credit.models.wxformer import spectral_norm
 from credit.models.wxformer.section import WXFormerSection
 
 STAGES = 4
@@ -112,7 +112,7 @@ class WXFormer(ForecastModel):
             self.stages.append(EncoderStage(embed, layers))
         self.decoder = Decoder(section.decoder, tuple(dim), spec.out_channels * spec.output_frames)
         if section.use_spectral_norm:
-            spectral_norm.apply_spectral_norm(self)
+            apply_spectral_norm(self)
         if not next(self.parameters()).is_meta:
             self.initialise(int(torch.randint(2**62, (), device="cpu")))
 
@@ -137,7 +137,6 @@ class WXFormer(ForecastModel):
             ValueError: if the input has other channels, frames, rows or columns than the model was built for.
         """
         require_input_shape(x_BCTHW, self.spec)
-        spectral_norm.arm_for_forward(self)
         x_BCHW = x_BCTHW.flatten(1, 2)
         # the meta device has no autocast
         is_autocast = not x_BCHW.is_meta and torch.is_autocast_enabled(x_BCHW.device.type)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -11,18 +12,21 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 
-from credit.models.wxformer import WXFormer, spectral_norm
+from credit.models.layers import spectral_norm
+from credit.models.wxformer import WXFormer
 from credit.parallel.activation_checkpoint import checkpoint_blocks
 
-from .small import build, fields
+from ..small import build, fields
 
 
 def snapshot(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: vector.clone() for name, vector in spectral_norm.vectors(model).items()}
+    return {name: vector.clone() for name, vector in spectral_norm.singular_vectors(model).items()}
 
 
 def moved(model: nn.Module, before: dict[str, torch.Tensor]) -> set[str]:
-    return {name for name, vector in spectral_norm.vectors(model).items() if not torch.equal(vector, before[name])}
+    return {
+        name for name, vector in spectral_norm.singular_vectors(model).items() if not torch.equal(vector, before[name])
+    }
 
 
 def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -38,7 +42,7 @@ def assert_close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor])
 def spoil_vectors(model: nn.Module) -> None:
     """Spoil the estimates, so that one more iteration changes sigma a lot."""
     generator = torch.Generator().manual_seed(3)
-    for vector in spectral_norm.vectors(model).values():
+    for vector in spectral_norm.singular_vectors(model).values():
         vector.copy_(F.normalize(torch.randn(vector.shape, generator=generator), dim=0))
 
 
@@ -56,7 +60,7 @@ def test_sigma_is_the_largest_singular_value(make: Callable[[], nn.Module]) -> N
     original = layer.weight.detach().clone()
     matrix = (original.transpose(0, 1) if isinstance(layer, nn.ConvTranspose2d) else original).flatten(1)
     model = spectral_norm.apply_spectral_norm(nn.Sequential(layer))
-    spectral_norm.settle_(model.modules(), 300)
+    spectral_norm.advance_power_iterations(model, 300)
     torch.testing.assert_close(layer.weight, original / torch.linalg.svdvals(matrix)[0], rtol=1e-5, atol=1e-7)
 
 
@@ -74,7 +78,7 @@ def test_training_agrees_with_torch_hook(make: Callable[[], nn.Module]) -> None:
     x = torch.randn(4, 7) if isinstance(ours, nn.Linear) else torch.randn(2, 3, 6, 6)
     optimizers = [torch.optim.SGD(layer.parameters(), lr=0.05) for layer in (ours, theirs)]
     for _ in range(3):
-        norm.armed = True
+        spectral_norm.advance_power_iterations(ours)
         for layer, optimizer in zip((ours, theirs), optimizers, strict=True):
             optimizer.zero_grad()
             layer(x).square().sum().backward()
@@ -87,59 +91,82 @@ def test_training_agrees_with_torch_hook(make: Callable[[], nn.Module]) -> None:
 def test_every_weight_is_normalised_and_vectors_are_float32_buffers() -> None:
     model = build()
     layers = [m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.ConvTranspose2d, nn.Linear))]
-    assert len(spectral_norm.vectors(model)) == 2 * len(layers)
-    assert spectral_norm.vectors(model).keys() == dict(model.named_buffers()).keys()
-    assert not spectral_norm.vectors(build(use_spectral_norm=False))
+    assert len(spectral_norm.singular_vectors(model)) == 2 * len(layers)
+    assert spectral_norm.singular_vectors(model).keys() == dict(model.named_buffers()).keys()
+    assert not spectral_norm.singular_vectors(build(use_spectral_norm=False))
 
 
-def test_a_bare_model_iterates_once_a_training_forward() -> None:
+def test_an_iteration_takes_v_first_then_u() -> None:
     model = build().train()
-    for _ in range(2):
-        before = snapshot(model)
-        once = {}
-        for name, norm, chain in spectral_norm.parametrizations(model):
-            u, v = norm.u.clone(), torch.empty_like(norm.v)
-            spectral_norm.power_iteration_(norm.matrix(chain.original.detach()), u, v)
-            once |= {f"{name}.u": u, f"{name}.v": v}
-        model(fields())
-        after = spectral_norm.vectors(model)
-        assert moved(model, before)
-        for name, vector in once.items():
-            torch.testing.assert_close(after[name], vector, rtol=0, atol=0)
+    spoil_vectors(model)
+    expected = {}
+    for norm, chain in spectral_norm.normalized_weights(model).items():
+        matrix = norm.matrix(chain.original.detach())
+        v = F.normalize(matrix.t() @ norm.u, dim=0)
+        expected[norm] = F.normalize(matrix @ v, dim=0), v
+    spectral_norm.advance_power_iterations(model)
+    for norm, (u, v) in expected.items():
+        torch.testing.assert_close(norm.u, u)
+        torch.testing.assert_close(norm.v, v)
 
 
-def test_eval_and_no_grad_never_iterate() -> None:
+def test_forwards_never_iterate() -> None:
     model = build()
     spoil_vectors(model)
     before = snapshot(model)
-    spectral_norm.arm(model)
     model.eval()(fields())
     with torch.no_grad():
         model.train()(fields())
-    assert not moved(model, before)
+    model(model(fields())).sum().backward()
+    checkpoint_layers(model)
+    model(fields()).sum().backward()
+    for vector, old in zip(spectral_norm.singular_vectors(model).values(), before.values(), strict=True):
+        assert torch.equal(vector, old)
 
 
-def test_a_trainer_moves_the_vectors_once_per_step() -> None:
+def test_all_vectors_move_and_those_of_frozen_weights_do_not() -> None:
     model = build().train()
     spoil_vectors(model)
-    spectral_norm.iterate_per_step(model)
+    model.stages[0].requires_grad_(False)
     before = snapshot(model)
+    spectral_norm.advance_power_iterations(model)
+    trained = {name for name in before if not name.startswith("stages.0.")}
+    assert moved(model, before) == {name for name in trained if before[name].numel() > 1}
+
+
+def test_a_layer_in_two_places_iterates_once() -> None:
+    torch.manual_seed(0)
+    layer = spectral_norm.apply_spectral_norm(nn.Linear(6, 5))
+    alone = copy.deepcopy(layer)
+    spectral_norm.advance_power_iterations(nn.Sequential(layer, nn.Sequential(layer)))
+    spectral_norm.advance_power_iterations(alone)
+    assert torch.equal(layer.parametrizations.weight[0].u, alone.parametrizations.weight[0].u)
+
+
+def test_modules_have_no_state_but_the_vectors() -> None:
+    model = build().train()
+    before = {norm: dict(vars(norm)) for norm in spectral_norm.normalized_weights(model)}
+    model(fields()).sum().backward()
+    spectral_norm.advance_power_iterations(model)
     model(fields())
-    assert not moved(model, before)
-    spectral_norm.arm(model)
-    model(fields())
-    assert moved(model, before) == {name for name, vector in before.items() if vector.numel() > 1}
-    before = snapshot(model)
-    model(model(fields())).sum().backward()  # later micro-steps and rollout steps
-    assert not moved(model, before)
+    for norm, attributes in before.items():
+        assert set(norm._buffers) == {"u", "v"}
+        assert vars(norm) == attributes
+
+
+def test_vectors_that_move_between_forward_and_backward_are_noticed() -> None:
+    model = build().train()
+    loss = model(fields()).sum()
+    spectral_norm.advance_power_iterations(model)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 def rollout_gradients(model: WXFormer, prepare: Callable[[WXFormer], None]) -> dict[str, torch.Tensor]:
     """Gradients of a two-step rollout by a trainer's rules, from spoilt vectors."""
     spoil_vectors(model)
     prepare(model)
-    spectral_norm.iterate_per_step(model)
-    spectral_norm.arm(model)
+    spectral_norm.advance_power_iterations(model)
     first = model.train()(fields())
     (first.square().mean() + model(first).square().mean()).backward()
     return gradients(model)
@@ -167,7 +194,7 @@ def test_recomputation_of_a_bare_model_gives_the_same_gradients() -> None:
 
 
 def test_several_forwards_before_one_backward() -> None:
-    """Each forward keeps its own u and v: the sum's gradient is the sum of the gradients taken one by one."""
+    """The sum's gradient is the sum of the gradients taken one by one."""
     together, apart = build().train(), build().train()
     for model in (together, apart):
         spoil_vectors(model)
@@ -182,7 +209,7 @@ def test_sigma_is_float32_under_autocast_and_for_bfloat16_weights() -> None:
     layer = nn.Linear(64, 64)
     spectral_norm.apply_spectral_norm(nn.Sequential(layer))
     norm = layer.parametrizations.weight[0]
-    spectral_norm.iterate_([(norm, layer.parametrizations.weight.original.detach())], 20)
+    spectral_norm.advance_power_iterations(layer, 20)
     weight = layer.weight
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(layer.weight, weight)
@@ -202,39 +229,38 @@ def test_settling_recovers_after_the_weights_were_replaced() -> None:
 
     def worst_error() -> float:
         errors = []
-        for _, norm, chain in spectral_norm.parametrizations(model):
+        for norm, chain in spectral_norm.normalized_weights(model).items():
             matrix = norm.matrix(chain.original.detach())
             errors.append(1 - torch.dot(norm.u, matrix @ norm.v) / torch.linalg.svdvals(matrix)[0])
         return max(errors).item()
 
     assert worst_error() > 0.5
-    spectral_norm.settle_(model.modules())
+    spectral_norm.advance_power_iterations(model, spectral_norm.INITIAL_ITERATIONS)
     assert worst_error() < 0.1
-    spectral_norm.settle_(model.modules(), 200)
+    spectral_norm.advance_power_iterations(model, 200)
     assert worst_error() < 1e-3
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # dynamo's own
-def test_a_compiled_layer_has_one_graph_with_the_iteration_and_one_without() -> None:
+def test_a_compiled_layer_has_one_graph_whatever_the_vectors() -> None:
     torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounter()
     layer = build().stages[3].layers[0].train()
     layer.compile(backend=counter, fullgraph=True)
     x_BHWC = torch.randn(1, 2, 2, 64)
     for _ in range(3):
-        spectral_norm.arm(layer)
         before = snapshot(layer)
-        layer(x_BHWC)
+        spectral_norm.advance_power_iterations(layer)
         assert moved(layer, before)
-        before = snapshot(layer)
         layer(x_BHWC)
-        assert not moved(layer, before)
-    assert counter.frame_count == 2
+        layer(x_BHWC)
+    assert counter.frame_count == 1
 
 
-def test_weight_chains_are_those_that_have_names() -> None:
+def test_normalized_weights_are_those_that_have_names() -> None:
     model = checkpoint_blocks(build())
-    assert set(spectral_norm.weight_chains(model)) == {(n, c) for _, n, c in spectral_norm.parametrizations(model)}
+    named = {module for _, module in model.named_modules() if isinstance(module, spectral_norm.SpectralNorm)}
+    assert spectral_norm.normalized_weights(model).keys() == named
 
 
 class Sums:
@@ -251,8 +277,8 @@ class Sums:
 def summed(model: WXFormer) -> tuple[nn.Module, Sums]:
     """Let the linear layers of the model's last transformer layer be split over one rank, by rows and by columns."""
     layer, sums = model.stages[3].layers[0], Sums()
-    for name, norm, _ in spectral_norm.parametrizations(layer):
-        if "position_bias" not in name:
+    for name, norm in layer.named_modules():
+        if isinstance(norm, spectral_norm.SpectralNorm) and "position_bias" not in name:
             norm.share(int("to_out" in name or "contract" in name), sums, sums)
     spectral_norm.SpectralNorm.share_sums(layer)
     return layer, sums
@@ -263,11 +289,11 @@ def test_a_block_adds_up_for_all_its_weights_at_once(prepare: Callable[[WXFormer
     plain, model = build(), build()
     layer, sums = summed(model)
     assert_close(rollout_gradients(model, prepare), rollout_gradients(plain, lambda model: None))
-    # two sums for the iterations of eight weights and their sigmas in both forwards; recomputation takes its sigmas
-    assert sums.lengths[2:] == [8] * (4 if prepare is checkpoint_layers else 2) and len(sums.lengths[:2]) == 2
-    for name, vector in spectral_norm.vectors(model).items():
+    # the sigmas of eight weights in both forwards and, with checkpointing, in both recomputations
+    assert sums.lengths == [8] * (4 if prepare is checkpoint_layers else 2)
+    for name, vector in spectral_norm.singular_vectors(model).items():
         name = name.replace("_checkpoint_wrapped_module.", "")
-        torch.testing.assert_close(vector, spectral_norm.vectors(plain)[name], msg=name)
+        torch.testing.assert_close(vector, spectral_norm.singular_vectors(plain)[name], msg=name)
 
 
 def test_what_was_added_up_for_a_forward_is_gone_after_it() -> None:
@@ -282,7 +308,7 @@ def test_what_was_added_up_for_a_forward_is_gone_after_it() -> None:
     assert sums.lengths == [8, 1]
     with pytest.raises(RuntimeError):
         layer(x_BHWC[..., 1:])
-    assert all(norm.prepared is None for _, norm, _ in spectral_norm.parametrizations(layer))
+    assert not spectral_norm._normalized_together.get()
 
 
 def sigma_of(layer: nn.Linear) -> torch.Tensor:

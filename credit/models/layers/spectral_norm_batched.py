@@ -7,6 +7,7 @@ rows (outputs), C columns of each.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
@@ -16,18 +17,28 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 EPS = 1e-12
 
 
-def normalize_(vectors: Tensor) -> Tensor:
-    """Scale a vector, or each row, to length 1 in place and return it."""
-    return vectors.div_(torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).clamp_(min=EPS))
+def normalize_(vectors: list[Tensor]) -> None:
+    """Scale each vector to length 1, in place."""
+    lengths = torch._foreach_norm(vectors)
+    torch._foreach_clamp_min_(lengths, EPS)
+    torch._foreach_div_(vectors, lengths)
 
 
-@torch.no_grad()
-def power_iteration_batched_(matrices: Sequence[Tensor], us: Sequence[Tensor], vs: Sequence[Tensor]) -> None:
-    """Take one power iteration on each of the float32 matrices (R, C) from its u (R,), in `us` and `vs` (C,)."""
-    matrices_NRC = torch.stack(list(matrices))
-    v_NC = normalize_((matrices_NRC * torch.stack(list(us))[:, :, None]).sum(1))
-    u_NR = normalize_((matrices_NRC * v_NC[:, None]).sum(2))
-    torch._foreach_copy_([*us, *vs], [*u_NR.unbind(), *v_NC.unbind()])
+def batched_products(matrices: Sequence[Tensor], vectors: Sequence[Tensor], transposed: bool) -> list[Tensor]:
+    """Return the product of each float32 matrix (R, C), or of its transpose, with its vector."""
+    indices_by_shape: defaultdict[torch.Size, list[int]] = defaultdict(list)
+    for index, matrix in enumerate(matrices):
+        indices_by_shape[matrix.shape].append(index)
+    products: dict[int, Tensor] = {}
+    for indices in indices_by_shape.values():
+        matrices_NRC = torch.stack([matrices[index] for index in indices])
+        vectors_NX = torch.stack([vectors[index] for index in indices])
+        if transposed:
+            products_NX = (matrices_NRC * vectors_NX[:, :, None]).sum(1)
+        else:
+            products_NX = (matrices_NRC * vectors_NX[:, None]).sum(2)
+        products |= zip(indices, products_NX.unbind(), strict=True)
+    return [products[index] for index in range(len(matrices))]
 
 
 def normalize_batched(weights: Sequence[Tensor], us: Sequence[Tensor], vs: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -11,11 +11,12 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from credit.models.wxformer import WXFormer, spectral_norm
+from credit.models.layers import spectral_norm
+from credit.models.wxformer import WXFormer
 from credit.parallel.activation_checkpoint import checkpoint_blocks
-from credit.train.build_model import batch_spectral_norm, compile_blocks
+from credit.train.build_model import compile_blocks
 
-from .small import build, fields
+from ..small import build, fields
 from .test_spectral_norm import assert_close, gradients, rollout_gradients, snapshot
 
 LAYERS: list[Callable[[], nn.Module]] = [
@@ -28,7 +29,7 @@ LAYERS: list[Callable[[], nn.Module]] = [
 @contextmanager
 def together(model: nn.Module, by_block: bool = False) -> Iterator[nn.Module]:
     """Let the model's weights be normalised as on a GPU, and all else be done as on a CPU."""
-    batch_spectral_norm(model, by_block)
+    spectral_norm.normalize_together(model, by_block)
     with mock.patch.object(spectral_norm, "use_cpu_kernels", lambda _: False):
         yield model
 
@@ -52,7 +53,8 @@ def test_training_agrees_with_torch_hook(make: Callable[[], nn.Module], dtype: t
     """torch's older spectral_norm: the same weights, vectors and gradients over steps; a frozen layer's stay."""
     ours, theirs = Sum(make), Sum(make)
     spectral_norm.apply_spectral_norm(ours)
-    for layer, norm in zip(theirs.layers, (n for _, n, _ in spectral_norm.parametrizations(ours)), strict=True):
+    for layer, ours_layer in zip(theirs.layers, ours.layers, strict=True):
+        norm = ours_layer.parametrizations.weight[0]
         nn.utils.spectral_norm(layer)
         layer.weight_u.copy_(norm.u)
         layer.weight_v.copy_(norm.v)
@@ -61,7 +63,6 @@ def test_training_agrees_with_torch_hook(make: Callable[[], nn.Module], dtype: t
         # as FSDP2 hands it over
         layer.parametrizations.weight.original.data = layer.parametrizations.weight.original.data.to(dtype)
         layer.bias.data = layer.bias.data.to(dtype)
-    spectral_norm.iterate_per_step(ours)
     x = torch.randn(4, 7) if isinstance(ours.layers[0], nn.Linear) else torch.randn(2, 3, 6, 6)
     optimizers = [
         torch.optim.SGD((p for p in each.parameters() if p.requires_grad), lr=0.01) for each in (ours, theirs)
@@ -69,7 +70,7 @@ def test_training_agrees_with_torch_hook(make: Callable[[], nn.Module], dtype: t
     wide = 1e-5 if dtype == torch.float32 else 0.03
     with together(ours):
         for _ in range(3 if dtype == torch.float32 else 1):
-            spectral_norm.arm(ours)
+            spectral_norm.advance_power_iterations(ours)
             for each, optimizer, kind in zip((ours, theirs), optimizers, (dtype, torch.float32), strict=True):
                 optimizer.zero_grad()
                 each(x.to(kind)).backward()
@@ -96,15 +97,14 @@ def test_a_rollout_has_the_same_gradients_and_vectors(prepare: Callable[[WXForme
         assert_close(rollout_gradients(model, lambda model: None), expected)
     for ours, theirs in zip(snapshot(model).values(), snapshot(plain).values(), strict=True):
         torch.testing.assert_close(ours, theirs)
-    assert all(norm.prepared is None for _, norm, _ in spectral_norm.parametrizations(model))
+    assert not spectral_norm._normalized_together.get()
 
 
 def test_a_rollout_that_is_computed_again_has_the_same_gradients() -> None:
     plain, model = build(), build()
     found = []
     for each in (plain, model):
-        spectral_norm.iterate_per_step(each.train())
-        spectral_norm.arm(each)
+        spectral_norm.advance_power_iterations(each.train())
         with together(each) if each is model else mock.MagicMock():
             again = torch.utils.checkpoint.checkpoint(each, fields(), use_reentrant=False)
             torch.utils.checkpoint.checkpoint(each, again, use_reentrant=False).square().mean().backward()
@@ -142,9 +142,8 @@ def test_a_deep_stage_takes_no_more_operations_than_a_shallow_one() -> None:
 
     def operations(depth: int, norm: bool) -> int:
         model = build(depth=(1, 1, depth, 1), use_spectral_norm=norm).train()
-        spectral_norm.iterate_per_step(model)
         with together(model), Count() as count:
-            spectral_norm.arm(model)
+            spectral_norm.advance_power_iterations(model)
             model(fields()).square().mean().backward()
         return count.operations
 
