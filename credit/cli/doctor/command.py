@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     from contextlib import suppress
     from pathlib import Path
 
-    from credit.cli.doctor_sections import DiagnosticContext, write_report
+    from credit.cli.doctor.sections import DiagnosticContext, write_report
     from credit.errors import ConfigError
     from credit.parallel.process_info import read_process_info
     from credit.utils.installation import find_conflicts

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from credit.cli.arguments import add_config_arguments
 
 if TYPE_CHECKING:
-    from credit.cli.check_data import DataSummary
-    from credit.cli.check_report import CheckReport
+    from credit.cli.check.data import DataSummary
+    from credit.cli.check.report import CheckReport
     from credit.config import Config
     from credit.parallel.mesh import ParallelDims
     from credit.train.dry_run import DryRunResult
@@ -83,10 +83,8 @@ def check(
         world_size: ranks that the run will have.
         deep: read every field of the store and compare checksums.
     """
-    from credit.cli.check_data import inspect_data
-    from credit.cli.check_others import open_others
-    from credit.cli.check_report import CheckReport
-    from credit.cli.check_run import (
+    from credit.cli.check.data import inspect_data
+    from credit.cli.check.job import (
         check_disk_space,
         check_folder,
         check_resume,
@@ -95,7 +93,9 @@ def check(
         plan_ranks,
         render_job,
     )
-    from credit.cli.check_settings import check_ensemble, check_forecasts, check_training
+    from credit.cli.check.other_forecasts import open_others
+    from credit.cli.check.report import CheckReport
+    from credit.cli.check.settings import check_ensemble, check_forecasts, check_training
 
     findings = CheckReport(say)
     check_folder(config, findings)
@@ -126,18 +126,18 @@ def _check_data(data: Any) -> list[str]:
     Args:
         data: the ``data`` section as it was written; nothing is checked where it is not valid.
     """
-    from credit.cli.check_data import inspect_data
-    from credit.cli.check_report import CheckReport
-    from credit.config.load import build_config
+    from credit.cli.check.data import inspect_data
+    from credit.cli.check.report import CheckReport
+    from credit.config.load import build_section
+    from credit.config.schema_data import DataConfig
     from credit.errors import ConfigError
 
-    rest = {"save_loc": ".", "model": {"type": "wxformer"}, "trainer": {"max_steps": 1}}
     try:
-        config = build_config({"data": data, **rest})
+        data_config = build_section(DataConfig, data, "data")
     except ConfigError:
         return []
     findings = CheckReport(print)
-    inspect_data(config.data, findings)
+    inspect_data(data_config, findings)
     return findings.messages
 
 
