@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from credit.cli.arguments import add_config_arguments
 
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command."""
     from contextlib import suppress
 
-    from credit.config import load_config
+    from credit.config.load import build_config, read_config
     from credit.errors import ConfigError
     from credit.parallel.process_info import read_process_info
 
@@ -54,10 +54,12 @@ def run(arguments: argparse.Namespace) -> int:
     with suppress(ConfigError):
         if not read_process_info().is_main:
             return 0
+    raw: dict[str, Any] = {}
     try:
-        config = load_config(arguments.config, arguments.overrides)
+        raw = read_config(arguments.config, arguments.overrides)
+        config = build_config(raw, origin=arguments.config)
     except ConfigError as error:
-        problems = [str(error), *_check_what_is_left(arguments.config, arguments.overrides)]
+        problems = [str(error), *_check_data(raw.get("data"))]
     else:
         problems = check(config, print, arguments.world_size, arguments.deep)
     for problem in problems:
@@ -118,17 +120,20 @@ def check(
     return findings.messages
 
 
-def _check_what_is_left(path: str, overrides: Sequence[str]) -> list[str]:
-    """Check the data of a config that has wrong keys elsewhere; those keys are known already."""
+def _check_data(data: Any) -> list[str]:
+    """Check the data of a config that has wrong keys elsewhere, which are known already.
+
+    Args:
+        data: the ``data`` section as it was written; nothing is checked where it is not valid.
+    """
     from credit.cli.check_data import inspect_data
     from credit.cli.check_report import CheckReport
-    from credit.config.load import apply_overrides, build_config, read_yaml
+    from credit.config.load import build_config
     from credit.errors import ConfigError
 
+    rest = {"save_loc": ".", "model": {"type": "wxformer"}, "trainer": {"max_steps": 1}}
     try:
-        raw = apply_overrides(read_yaml(path), overrides)
-        rest = {"save_loc": ".", "model": {"type": "wxformer"}, "trainer": {"max_steps": 1}}
-        config = build_config({"data": raw.get("data"), **rest})
+        config = build_config({"data": data, **rest})
     except ConfigError:
         return []
     findings = CheckReport(print)

@@ -188,8 +188,8 @@ def _look_at_values(
         share = f"{len(bad)} of these times are bad"
         # A bad time among a few that were looked at may be the only one of all.
         most_bad = max(MOST_BAD * look.looked_at, min(1.0, MOST_BAD * look.times))
-        if bad and conf.bad_times == "skip" and len(bad) <= most_bad:
-            findings.say(f"values: {share} and will be left out (data.bad_times: skip); the first: {bad[0]}")
+        if bad and conf.on_bad_time == "skip" and len(bad) <= most_bad:
+            findings.say(f"values: {share} and will be left out (data.on_bad_time: skip); the first: {bad[0]}")
         elif bad:
             findings.add(bad[0] if len(bad) == 1 else f"{bad[0]} ({share}; this is the first)")
     # what is wrong with the values of a file would be said again of each sample

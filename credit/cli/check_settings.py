@@ -29,7 +29,7 @@ from credit.losses import build_loss
 from credit.train.assets import LEAST_CLIMATOLOGY_MINUTES
 from credit.train.build import require_monitor
 from credit.train.checkpoint.checkpoint import no_such_checkpoint
-from credit.train.monitor.preview import plan_early_view
+from credit.train.monitor.preview import plan_preview
 from credit.train.optim import build_optimizer
 from credit.utils.installation import install_command
 from credit.verify.cases import cases_with_truth
@@ -57,16 +57,17 @@ def check_training(config: Config, found: DataSummary, findings: CheckReport) ->
             raise ConfigError(f"trainer.betas: {list(conf.betas)}: {error}; both must lie from 0 to below 1") from error
     if conf.tensorboard and importlib.util.find_spec("tensorboard") is None:
         findings.add(f"trainer.tensorboard: true needs TensorBoard; install it with: {install_command('tensorboard')}")
-    if conf.early_view is not None and "valid" in found.splits and len(found.times):
+    if conf.preview is not None and "valid" in found.splits and len(found.times):
         with findings.collect():
-            plan = plan_early_view(config, found.channels, found.times, found.clock, found.splits["valid"])
-            findings.say(f"trainer.early_view: {plan.describe(found.clock)}")
+            plan = plan_preview(config, found.channels, found.times, found.clock, found.splits["valid"])
+            findings.say(f"trainer.preview: {plan.describe(found.clock)}")
     train = found.splits.get("train")
     for channel in found.channels.group("dynamic_forcing"):
         wants = channel.source == "data" and config.data.field(channel.variable).in_forecast == "climatology"
         if wants and train is not None and train.last - train.first < LEAST_CLIMATOLOGY_MINUTES:
             findings.add(
-                f"data.fields.{channel.variable}.in_forecast: climatology cannot be fitted to data.splits.train, which "
+                f"data.variable_options.{channel.variable}.in_forecast: climatology cannot be fitted to "
+                "data.splits.train, which "
                 f"has {(train.last - train.first) / 1440:.0f} days and needs {LEAST_CLIMATOLOGY_MINUTES // 1440}; use "
                 "persist"
             )

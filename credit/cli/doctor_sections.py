@@ -24,8 +24,8 @@ import yaml
 
 from credit import __version__
 from credit.cli.redact import HIDDEN, is_secret, mask, mask_values
-from credit.config import Config, load_config
-from credit.config.load import apply_overrides, read_yaml
+from credit.config import Config, build_config
+from credit.config.load import read_config
 from credit.errors import ConfigError, CreditError
 from credit.parallel.mesh import DeviceGrid, plan_degrees
 from credit.parallel.process_info import read_process_info
@@ -67,8 +67,8 @@ class DiagnosticContext:
         """Read a config as far as it can be read."""
         raw: Mapping[str, Any] = {}
         try:
-            raw = apply_overrides(read_yaml(path), overrides)
-            config = load_config(path, overrides)
+            raw = read_config(path, overrides)
+            config = build_config(raw, origin=str(path))
             return cls(config, "", raw, Path(config.save_loc), environ)
         except Exception as error:
             # whatever a plugin raises, too: a report is wanted then more than ever

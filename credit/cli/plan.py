@@ -110,9 +110,9 @@ def gather(path: str, overrides: Sequence[str], grid: str | None) -> tuple[Confi
 
 def load_config_without_paths(path: str, overrides: Sequence[str]) -> Config:
     """Return a config whose paths need not exist, nor the environment variables in them: none is opened."""
-    from credit.config.load import apply_overrides, build_config, read_yaml
+    from credit.config.load import build_config, read_config
 
-    raw = apply_overrides(read_yaml(path), overrides)
+    raw = read_config(path, overrides)
     raw = {key: value for key, value in raw.items() if key not in ("pbs", "slurm")} | {"save_loc": "."}
     data = raw.get("data")
     if isinstance(data, dict) and isinstance(data.get("sources"), list):
@@ -126,7 +126,7 @@ def load_config_without_paths(path: str, overrides: Sequence[str]) -> Config:
     model = raw.get("model")
     if isinstance(model, dict):
         # what budgets need of the data, units and coefficients, is not there
-        raw["model"] = {key: value for key, value in model.items() if key != "post"}
+        raw["model"] = {key: value for key, value in model.items() if key != "postprocess"}
     return build_config(raw, origin=path)
 
 

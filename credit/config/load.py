@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import re
 import traceback
@@ -14,9 +15,12 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from credit.config.migration import find_replacement
+from credit.config.renamed_keys import describe_renamed, find_old_key, rename_dotted_key, rename_keys
 from credit.config.schema import Config
 from credit.config.schema_model import ModelSection, model_section, model_section_names
 from credit.errors import ConfigError, did_you_mean, find_nearest
+
+logger = logging.getLogger(__name__)
 
 S = TypeVar("S", bound=BaseModel)
 # of sections that have a key of one name, in a message
@@ -33,7 +37,42 @@ def load_config(path: str | os.PathLike, overrides: Iterable[str] = ()) -> Confi
     Raises:
         ConfigError: naming every problem, each with key, value, rule and, for an unknown key, the nearest right one.
     """
-    return build_config(apply_overrides(read_yaml(path), overrides), origin=str(path))
+    return build_config(read_config(path, overrides), origin=str(path))
+
+
+def read_config(path: str | os.PathLike, overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """Read a YAML file and apply ``section.key=value`` overrides, without validating the result.
+
+    Old names of keys are replaced by the new ones, with one warning for each. The config that a run has saved in its
+    folder gives no warning: nobody wrote it by hand.
+
+    Raises:
+        ConfigError: if the file cannot be read, an override cannot be applied, or a key is given under both names.
+    """
+    # Old key -> the first place where it stands.
+    origins: dict[str, str] = {}
+    raw, old_keys = rename_keys(read_yaml(path), origin=str(path))
+    if not _is_saved_by_run(Path(path)):
+        origins = dict.fromkeys(old_keys, str(path))
+    renamed_overrides = []
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        old_key = find_old_key(key)
+        if old_key is not None:
+            origins.setdefault(old_key, f'override "{text}"')
+        renamed_overrides.append(f"{rename_dotted_key(key)}{equals}{value}")
+    # The value of an override may be a section with old keys: trainer={max_steps: 5, early_view: {}}
+    raw, old_keys = rename_keys(apply_overrides(raw, renamed_overrides), origin="overrides")
+    for old_key in old_keys:
+        origins.setdefault(old_key, "overrides")
+    for old_key, origin in origins.items():
+        logger.warning("%s", describe_renamed(old_key, origin))
+    return raw
+
+
+def _is_saved_by_run(path: Path) -> bool:
+    """Return whether a config file is the one that training keeps beside the checkpoints of a run."""
+    return path.name == "config.yml" and (path.expanduser().parent / "checkpoints").is_dir()
 
 
 def read_yaml(path: str | os.PathLike) -> dict[str, Any]:
@@ -80,9 +119,13 @@ def referenced_env_vars(raw: Mapping[str, Any]) -> set[str]:
 
 
 def build_config(raw: Mapping[str, Any], origin: str = "config") -> Config:
-    """Validate a plain mapping; see `load_config`."""
+    """Validate a plain mapping; see `load_config`.
+
+    Old names of keys are accepted silently, so that saved files of earlier versions can be read.
+    """
     problems: list[str] = []
-    expanded = _expand(raw, "", problems)
+    renamed, _ = rename_keys(raw, origin)
+    expanded = _expand(renamed, "", problems)
     _import_plugins(expanded.get("plugins"), problems)
     model = _build_model_section(expanded.get("model"), problems)
     try:
@@ -326,7 +369,7 @@ def _sections_at(root: type[BaseModel], location: list) -> tuple[list[type[BaseM
             choices = [one for one in choices if part in _kinds_of([one])]
             continue
         passed.append(part)
-        # a number, or a key of a mapping of sections, such as data.fields.NAME, leads to no other section
+        # a number, or a key of a mapping of sections, such as data.variable_options.NAME, leads to no other section
         if choices and part in choices[0].model_fields:
             found = _classes_in(choices[0].model_fields[part].annotation)
             choices = [item for item in found if issubclass(item, BaseModel)]

@@ -77,8 +77,8 @@ _DATA = (
     Row(
         "",
         "preblocks postblocks",
-        "none: statistics are fitted by `credit preprocess`, transforms are `data.transforms`, fixers `model.post`, "
-        "and the order of the input `data.input_order`",
+        "none: statistics are fitted by `credit preprocess`, transforms are `data.transforms`, fixers "
+        "`model.postprocess`, and the order of the input `data.input_order`",
     ),
     Row(
         "data.train_years data.valid_years",
@@ -137,17 +137,17 @@ _MODEL = (
         "`model.padding.pole: published` and `model.position_bias_index: published` compute what published weights "
         "expect",
     ),
-    Row("model.post_conf", "", "`model.post`, a list; see [](constraints.md)"),
+    Row("model.post_conf", "", "`model.postprocess`, a list; see [](constraints.md)"),
     Row(
         "model.post_conf.tracer_fixer",
         "postblocks",
-        "`data.fields.NAME.minimum`, or `clamp` in `model.post`",
+        "`data.variable_options.NAME.minimum`, or `clamp` in `model.postprocess`",
     ),
     Row(
         "model.post_conf.global_mass_fixer model.post_conf.global_water_fixer model.post_conf.global_energy_fixer",
         "postblocks",
-        "`dry_mass`, `water`, `energy` in `model.post`, see [](constraints.md); on whole columns, in float64; `energy` "
-        "scales temperature alone; on pressure levels `dry_mass` corrects surface pressure, not humidity",
+        "`dry_mass`, `water`, `energy` in `model.postprocess`, see [](constraints.md); on whole columns, in float64; "
+        "`energy` scales temperature alone; on pressure levels `dry_mass` corrects surface pressure, not humidity",
     ),
 )
 

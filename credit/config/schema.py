@@ -42,7 +42,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
-        step, early = self.data.step_minutes, self.trainer.early_view
+        step, early = self.data.step_minutes, self.trainer.preview
         ensemble = self.inference.ensemble
         bred = ensemble.perturbation if ensemble is not None else None
         wrong = []
@@ -52,20 +52,20 @@ class Config(Section):
             *(("inference.lead_times", lead) for lead in self.inference.lead_times or ()),
             ("inference.ensemble.lagged", ensemble.lagged if ensemble is not None else None),
             ("inference.ensemble.perturbation.cycle", bred.cycle if bred is not None and bred.kind == "bred" else None),
-            ("trainer.early_view.lead_time", early.lead_time if early is not None else None),
+            ("trainer.preview.lead_time", early.lead_time if early is not None else None),
             *(("verification.figure_leads", lead) for lead in self.verification.figure_leads),
         ):
             if text is not None and parse_duration(text) % step:
                 wrong.append(f"{key}: {text} is not a multiple of data.timestep {self.data.timestep}")
         if wrong:
             raise ValueError("; ".join(wrong))
-        post = self.model.post or []
+        post = self.model.postprocess or []
         check_variables(post, self.data)
         budgets = any(one.kind != "clamp" for one in post)
         products = self.inference.pressure_levels is not None or bool(self.inference.derive)
         if self.data.coefficients and not (self.data.has_vertical or budgets or products):
             raise ValueError(
-                "data.coefficients has no effect without sources with vertical, budgets in model.post, "
+                "data.coefficients has no effect without sources with vertical, budgets in model.postprocess, "
                 "inference.pressure_levels or inference.derive"
             )
         output_every = self.inference.output_every

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from credit.config.schema_base import Section
 from credit.config.schema_data import Duration
-from credit.config.schema_postprocess import PostConfig, check_order
+from credit.config.schema_postprocess import PostprocessConfig, check_order
 
 
 class HyperdiffusionConfig(Section):
@@ -32,7 +32,7 @@ class ModelSection(Section):
     hyperdiffusion: HyperdiffusionConfig | None = Field(
         None, description="Damp the shortest waves of prognostic channels at every step, for runs of weeks."
     )
-    post: list[PostConfig] | None = Field(
+    postprocess: list[PostprocessConfig] | None = Field(
         None,
         min_length=1,
         description="What the output of every step is made to keep to, in training and in forecasts, in this order: "
@@ -40,8 +40,8 @@ class ModelSection(Section):
     )
 
     @model_validator(mode="after")
-    def _post_in_order(self) -> ModelSection:
-        check_order(self.post or [])
+    def _postprocess_in_order(self) -> ModelSection:
+        check_order(self.postprocess or [])
         return self
 
 

@@ -1,4 +1,4 @@
-"""Entries of ``model.post``: what the output of every step is made to keep to, in training and in forecasts."""
+"""Entries of ``model.postprocess``: what the output of every step is made to keep to, in training and in forecasts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class ClampConfig(Section):
 
     kind: Literal["clamp"] = Field(description="Values outside the bounds are set to them.")
     variable: str = Field(description="A prognostic or diagnostic variable.")
-    minimum: float | None = Field(None, description="In its units; `data.fields.NAME.minimum` is the same.")
-    maximum: float | None = Field(None, description="In its units; `data.fields.NAME.maximum` is the same.")
+    minimum: float | None = Field(None, description="In its units; `data.variable_options.NAME.minimum` is the same.")
+    maximum: float | None = Field(None, description="In its units; `data.variable_options.NAME.maximum` is the same.")
 
     @model_validator(mode="after")
     def _some_bound(self) -> ClampConfig:
@@ -101,7 +101,7 @@ class EnergyConfig(BudgetConfig):
         return [*self.top_down, *self.top_up, *self.surface_down, *self.surface_up]
 
 
-PostConfig = Annotated[ClampConfig | DryMassConfig | WaterConfig | EnergyConfig, Field(discriminator="kind")]
+PostprocessConfig = Annotated[ClampConfig | DryMassConfig | WaterConfig | EnergyConfig, Field(discriminator="kind")]
 # what closes a budget must not be changed after it
 _ORDER = ("clamp", "dry_mass", "water", "energy")
 
@@ -116,15 +116,17 @@ def check_order(post: Sequence[ClampConfig | BudgetConfig]) -> None:
     for before, after in zip(kinds, kinds[1:], strict=False):
         if _ORDER.index(after) < _ORDER.index(before):
             raise ValueError(
-                f"post: {after} after {before} would open its budget again; the order is {', '.join(_ORDER)}"
+                f"postprocess: {after} after {before} would open its budget again; the order is {', '.join(_ORDER)}"
             )
     for kind in _ORDER[1:]:
         if kinds.count(kind) > 1:
-            raise ValueError(f"post: {kind} is listed twice; once is enough")
+            raise ValueError(f"postprocess: {kind} is listed twice; once is enough")
     clamped = [one.variable for one in post if one.kind == "clamp"]
     twice = sorted({name for name in clamped if clamped.count(name) > 1})
     if twice:
-        raise ValueError(f"post: clamp of {', '.join(twice)} is listed twice; give minimum and maximum in one entry")
+        raise ValueError(
+            f"postprocess: clamp of {', '.join(twice)} is listed twice; give minimum and maximum in one entry"
+        )
 
 
 def check_variables(post: Sequence[ClampConfig | BudgetConfig], data: DataConfig) -> None:
@@ -144,7 +146,8 @@ def check_variables(post: Sequence[ClampConfig | BudgetConfig], data: DataConfig
             for key in ("minimum", "maximum"):
                 if getattr(one, key) is not None and getattr(data.field(one.variable), key) is not None:
                     raise ValueError(
-                        f"model.post.{number}.{key}: data.fields.{one.variable}.{key} says it already; leave one out"
+                        f"model.postprocess.{number}.{key}: data.variable_options.{one.variable}.{key} says it "
+                        "already; leave one out"
                     )
         else:
             wanted = [
@@ -167,6 +170,6 @@ def check_variables(post: Sequence[ClampConfig | BudgetConfig], data: DataConfig
             for name in names:
                 if name not in known:
                     raise ValueError(
-                        f'model.post.{number}.{key}: "{name}" must be {where} of data.variables; these are '
+                        f'model.postprocess.{number}.{key}: "{name}" must be {where} of data.variables; these are '
                         f"{', '.join(sorted(known)) or 'none'}"
                     )

@@ -113,7 +113,7 @@ class LoraConfig(Section):
     )
 
 
-class EarlyViewConfig(Section):
+class PreviewConfig(Section):
     """Forecasts that a training run makes, scores and draws, so that one sees early what it comes to."""
 
     every: int = Field(1, ge=1, description="A view every so many validations, and one at the end.")
@@ -215,7 +215,7 @@ class TrainerConfig(Section):
     )
     deterministic: bool = Field(False, description="Only deterministic kernels.")
     tensorboard: bool = Field(False, description="Also write TensorBoard files (extra `tensorboard`).")
-    early_view: EarlyViewConfig | None = Field(
+    preview: PreviewConfig | None = Field(
         None, description="Forecasts during training: RMSE curves and a map in `figures/`. Default: none."
     )
     parallelism: ParallelismConfig = Field(ParallelismConfig(), description="Degrees of parallelism.")

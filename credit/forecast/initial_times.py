@@ -313,5 +313,5 @@ def _require_observed(
                     f"inference.initial_times: the forecast from {clock.format(initial)} needs {channel.variable} "
                     f"(in_forecast: observed) at {clock.format(initial + lead)}, which the data do not have; "
                     f"{describe_span(times, clock)}; shorten inference.lead_time, name other times, or set "
-                    f"data.fields.{channel.variable}.in_forecast: persist"
+                    f"data.variable_options.{channel.variable}.in_forecast: persist"
                 )

@@ -131,7 +131,7 @@ def fit_assets(config: Config, reader: FieldReader, train: Split) -> ModelAssets
     statistics = getattr(reader, "statistics", None)
     if statistics is None:
         packing = getattr(reader, "packing_steps", None)
-        accepted = [name for name, field in config.data.fields.items() if field.valid_range is not None]
+        accepted = [name for name, field in config.data.variable_options.items() if field.valid_range is not None]
         statistics = fit_statistics(
             reader, train.first, train.last, config.data.step_minutes, packing, True, config.data.transforms, accepted
         )
@@ -162,12 +162,12 @@ def fit_assets(config: Config, reader: FieldReader, train: Split) -> ModelAssets
 
 
 def find_run_layers(config: Config) -> VerticalLayers | None:
-    """Return the layers that the budgets of ``model.post`` are summed over, None where it has none.
+    """Return the layers that the budgets of ``model.postprocess`` are summed over, None where it has none.
 
     Raises:
         ConfigError: if the run's levels do not make up whole columns.
     """
-    return build_layers(config.data) if any(one.kind != "clamp" for one in config.model.post or []) else None
+    return build_layers(config.data) if any(one.kind != "clamp" for one in config.model.postprocess or []) else None
 
 
 def zero_mean_vectors(statistics: Statistics, conf: DataConfig, reader: FieldReader) -> Statistics:
@@ -220,4 +220,4 @@ def _describe_way_out(name: str, theirs: str, ours: str) -> str:
         )
     except ConfigError:
         pass  # without UDUNITS it is not known
-    return f'data.fields.{name}.units: "{ours}" converts them'
+    return f'data.variable_options.{name}.units: "{ours}" converts them'

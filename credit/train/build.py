@@ -49,7 +49,7 @@ from credit.train.checkpoint.resume import choose_start, find_initial_weights, l
 from credit.train.ema import EMA
 from credit.train.fine_tuning import describe_base, find_base, load_base, load_forecast_network
 from credit.train.initial_condition_checks import find_masked_cells
-from credit.train.monitor.preview import DrawEarlyView, build_early_view
+from credit.train.monitor.preview import DrawPreview, build_preview
 from credit.train.monitor.usage import build_meter
 from credit.train.open_data import open_training_fields
 from credit.train.optim import build_optimizer, forecast_len_at
@@ -194,14 +194,17 @@ def build_products(made: Forecaster, last_lead: int) -> OutputDiagnostics:
 
 def with_trained_settings(config: Config, trained: Config) -> Config:
     """Return `config` with everything that the weights were trained with; sources and forecasting are its own."""
-    fields = {name: trained.data.field(name) for name in trained.data.fields.keys() | config.data.fields.keys()}
+    fields = {
+        name: trained.data.field(name)
+        for name in trained.data.variable_options.keys() | config.data.variable_options.keys()
+    }
     forcing = config.data.variables.dynamic_forcing
     for name in fields.keys() & {*forcing.vars_3D, *forcing.vars_2D}:
         own = config.data.field(name)
         update = {"in_forecast": own.in_forecast, "minimum": own.minimum, "maximum": own.maximum}
         fields[name] = fields[name].model_copy(update=update)
     kept = {"solar": trained.data.solar, "transforms": trained.data.transforms}
-    data = config.data.model_copy(update={"fields": fields, **kept})
+    data = config.data.model_copy(update={"variable_options": fields, **kept})
     damping = config.inference.hyperdiffusion or trained.model.hyperdiffusion
     model = trained.model.model_copy(update={"hyperdiffusion": damping})
     return config.model_copy(update={"model": model, "data": data})
@@ -214,7 +217,7 @@ def describe_run(made: Forecaster) -> dict[str, str | int]:
         how = _describe_held(made.config.data.field(channel.variable)) if channel.source == "data" else "computed"
         forcing.append(f"{channel.name}: {how}")
     damping = made.config.model.hyperdiffusion
-    post = made.config.model.post
+    post = made.config.model.postprocess
     ensemble = made.config.inference.ensemble
     described = {} if ensemble is None else {"ensemble": describe_ensemble(ensemble)}
     described |= {"precision": "bfloat16"} if made.config.inference.amp else {}
@@ -245,7 +248,7 @@ def assemble_training(
     launch: ProcessInfo,
     device: torch.device,
     watchdog: Watchdog,
-    draw: DrawEarlyView,
+    draw: DrawPreview,
     began: float | None = None,
     peaks: Mapping[str, float] | None = None,
 ) -> Trainer:
@@ -308,7 +311,7 @@ def assemble_training(
             watchdog=watchdog,
             meter=build_meter(config, assets, device, mesh, order.samples_a_step, peaks or {}, began),
             validate=run_validation,
-            early_view=build_early_view(config, frames, splits["valid"], stepper, weight_CHW, mesh, draw),
+            preview=build_preview(config, frames, splits["valid"], stepper, weight_CHW, mesh, draw),
             base=describe_base(base) if base is not None else None,
         )
     )

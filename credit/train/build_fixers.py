@@ -1,4 +1,4 @@
-"""From the entries of ``model.post`` to what the stepper applies: channels, units, directions, layers."""
+"""From the entries of ``model.postprocess`` to what the stepper applies: channels, units, directions, layers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _SOLAR = "toa_incident_solar_radiation"
 
 def output_bounds(config: Config, assets: ModelAssets) -> tuple[list[float], list[float]]:
     """Return least and largest physical value of each output channel, -inf and inf where there is none."""
-    clamps = {one.variable: one for one in config.model.post or [] if isinstance(one, ClampConfig)}
+    clamps = {one.variable: one for one in config.model.postprocess or [] if isinstance(one, ClampConfig)}
     least, most = [], []
     for channel in assets.channels.output:
         # each bound is in one of them at most
@@ -63,7 +63,7 @@ def output_bounds(config: Config, assets: ModelAssets) -> tuple[list[float], lis
 def build_constraints(
     config: Config, assets: ModelAssets, normalizer: Normalizer, device: torch.device
 ) -> Fixers | None:
-    """Return the run's budgets on `device`, None where ``model.post`` has none.
+    """Return the run's budgets on `device`, None where ``model.postprocess`` has none.
 
     Raises:
         ConfigError: for a variable whose levels, units, temporal meaning or mask do not fit.
@@ -78,7 +78,7 @@ def build_constraints(
 
 
 def _budgets(config: Config) -> list[tuple[int, BudgetConfig]]:
-    return [(number, one) for number, one in enumerate(config.model.post or []) if isinstance(one, BudgetConfig)]
+    return [(number, one) for number, one in enumerate(config.model.postprocess or []) if isinstance(one, BudgetConfig)]
 
 
 class _Builder:
@@ -90,7 +90,7 @@ class _Builder:
 
     def build(self, number: int, one: BudgetConfig) -> Fixer:
         """Return the budget of entry `number`."""
-        here = f"model.post.{number}"
+        here = f"model.postprocess.{number}"
         air = AirMass(
             self._field(f"{here}.surface_pressure", one.surface_pressure, "pressure"),
             tuple(self._field(f"{here}.specific_humidity", name, "mass fraction of water") for name in one.water),
@@ -122,8 +122,8 @@ class _Builder:
         levels = tuple(channels[row].level for row in rows)
         if levels != (None,) and levels != self._assets.layers.levels:
             raise ConfigError(
-                f"{key}: {name} has levels of its own (data.fields.{name}.levels), and a budget needs it on all of "
-                "data.levels; leave them out"
+                f"{key}: {name} has levels of its own (data.variable_options.{name}.levels), and a budget needs it on "
+                "all of data.levels; leave them out"
             )
         self._require_whole(key, name)
         return ChannelSlice("output", rows, self._factor(key, name, _UNITS[quantity], quantity))
@@ -142,12 +142,12 @@ class _Builder:
             return ChannelSlice(group, (row,), sign)
         own = self._data.field(name)
         if group == "dynamic_forcing":
-            self._require_next(key, name, own.window, f"data.fields.{name}.window")
+            self._require_next(key, name, own.window, f"data.variable_options.{name}.window")
         meaning = "accumulate" if own.temporal == "deaccumulate" else own.temporal
         if meaning == "instant":
             raise ConfigError(
-                f"{key}: data.fields.{name}.temporal: {name} is instantaneous, and a budget needs what passes during "
-                "the step; set accumulate or mean, if that is what the data are"
+                f"{key}: data.variable_options.{name}.temporal: {name} is instantaneous, and a budget needs what "
+                "passes during the step; set accumulate or mean, if that is what the data are"
             )
         factor = self._factor(key, name, _AMOUNTS[kind][meaning], f"flux of {kind}, {meaning}")
         return ChannelSlice(group, (row,), sign * factor * (self._seconds if meaning == "mean" else 1.0))
@@ -168,15 +168,15 @@ class _Builder:
             said = f'in "{units}"' if units else "without units"
             raise ConfigError(
                 f"{key}: {name} is {said}; a budget takes {quantity} in {', '.join(known)}; correct the variable, "
-                f"its units in the files, or convert them: data.fields.{name}.units"
+                f"its units in the files, or convert them: data.variable_options.{name}.units"
             )
         return known[plain(units)]
 
     def _require_whole(self, key: str, name: str) -> None:
         if name in self._assets.masks:
             raise ConfigError(
-                f"{key}: {name} has missing cells (data.fields.{name}.missing: fill_mean), and a budget is a sum over "
-                "all; name another variable, or take the budget out"
+                f"{key}: {name} has missing cells (data.variable_options.{name}.missing: fill_mean), and a budget is a "
+                "sum over all; name another variable, or take the budget out"
             )
 
     @staticmethod
@@ -191,5 +191,6 @@ class _Builder:
         least, _ = output_bounds(self._config, self._assets)
         if least[place.rows[0]] < 0:
             raise ConfigError(
-                f"{key}: {name} may be negative, and a factor cannot mend that; set data.fields.{name}.minimum: 0"
+                f"{key}: {name} may be negative, and a factor cannot mend that; set "
+                f"data.variable_options.{name}.minimum: 0"
             )

@@ -64,7 +64,7 @@ class TrainingComponents:
     mesh: DeviceGrid
     # step, whether to stop -> metrics of the weights now in the model, None where it stopped
     validate: Callable[[int, Callable[[], bool]], dict[str, float] | None]
-    early_view: Preview | None  # of the weights that validation scored
+    preview: Preview | None  # of the weights that validation scored
     watchdog: Watchdog
     meter: UsageMeter
     base: dict[str, str] | None  # what adapters adapt, where only they train
@@ -85,7 +85,7 @@ class Trainer:
         self._presence: RunLock | None = None
         self._status_before: dict[str, Any] = {}
         self._validate_every = self._conf.validate_every or parts.order.steps_per_epoch
-        self._view_every = self._validate_every * (self._conf.early_view.every if self._conf.early_view else 1)
+        self._view_every = self._validate_every * (self._conf.preview.every if self._conf.preview else 1)
         self._checkpoint_every = self._conf.checkpoint_every or parts.order.steps_per_epoch
 
     def load(self, path: Path) -> None:
@@ -319,9 +319,9 @@ class Trainer:
         average = parts.average.applied() if parts.average is not None else nullcontext()
         with parts.meter.timed("validation_s"), average:
             metrics = parts.validate(at.step, asked)
-            if metrics is not None and parts.early_view is not None and self._due(at.step, self._view_every):
+            if metrics is not None and parts.preview is not None and self._due(at.step, self._view_every):
                 self._note(f"early view at step {at.step}")
-                if not parts.early_view(at.step, log, asked):
+                if not parts.preview(at.step, log, asked):
                     metrics = None  # the validation is made up for, and the view with it
         if metrics is None:
             return self._agree(stop.reason(self._save_seconds()))

@@ -106,7 +106,7 @@ def test_a_time_that_cannot_be_read(own_run: Path, command) -> None:
     call = "data.sources.0 (npz_archive): read('z', 2000-01-10 06:00:00, (850.0, 500.0)) fails"
     for word in (call, "data.sources.0.options", "lab_archive.py, line"):
         assert word in said, said
-    done = command(*arguments, "data.bad_times=skip", "preprocess.workers=2")
+    done = command(*arguments, "data.on_bad_time=skip", "preprocess.workers=2")
     assert done.returncode == 0, done.stderr
     described = json.loads(Path("own.zarr/zarr.json").read_text())["attributes"]["credit"]
     assert list(described["bad_times"]) == ["2000-01-10T06:00"]

@@ -311,7 +311,8 @@ def role_of(name: str, variable: xr.Variable) -> str | None:
 
 
 def is_vector_component(choice: str, standard_name: str) -> bool:
-    """Whether a variable is a component of a vector, by ``data.fields.NAME.vector`` and, for ``auto``, by its name."""
+    """Whether a variable is a component of a vector, by ``data.variable_options.NAME.vector`` and, for ``auto``, by "
+    "its name."""
     return choice == "yes" or (choice == "auto" and ("eastward" in standard_name or "northward" in standard_name))
 
 
@@ -356,6 +357,7 @@ def match_levels(have: np.ndarray, wanted: Sequence[float], variable: str, units
     if missing:
         raise DataError(
             f"{where}: {variable} has no level {', '.join(f'{level:g}' for level in missing)} {units}; it has "
-            f"{', '.join(f'{level:g}' for level in have)} {units}; change data.levels or data.fields.{variable}.levels"
+            f"{', '.join(f'{level:g}' for level in have)} {units}; change data.levels or "
+            f"data.variable_options.{variable}.levels"
         )
     return tuple(rows)

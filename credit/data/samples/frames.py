@@ -180,8 +180,8 @@ class FrameReader:
         if field.in_forecast == "climatology":
             if self._climatology is None:
                 raise DataError(
-                    f"data.fields.{channel.variable}.in_forecast is climatology, but the training period is too short "
-                    "to fit one; use persist"
+                    f"data.variable_options.{channel.variable}.in_forecast is climatology, but the training period is "
+                    "too short to fit one; use persist"
                 )
             return _within(field, self._climatology.sum_at(label)[number])
         held = self._stored(initial)[self._rows[channel.name]]

@@ -55,7 +55,9 @@ def build_windows(name: str, series: VariableSeries, conf: DataConfig, clock: Ca
         for piece in series.pieces:
             methods = piece.layout.attributes.get("cell_methods", "")
             if "time: mean" in methods or "time: sum" in methods:
-                logger.warning('%s is taken as instantaneous; its cell_methods say "%s" (data.fields)', name, methods)
+                logger.warning(
+                    '%s is taken as instantaneous; its cell_methods say "%s" (data.variable_options)', name, methods
+                )
                 break
         return TimeAggregation(series.times, [(whole, np.arange(len(series.times)))])
     begins = _begins(name, series, clock)
@@ -94,7 +96,10 @@ def _pieces(
     lengths = np.unique(np.diff(times) if begins is None else times - begins)
     length = int(lengths[0]) if len(lengths) else step
     path = series.pieces[0].path
-    rule = f"data.fields.{name}.temporal is {conf.field(name).temporal}, so its values must make up data.timestep"
+    rule = (
+        f"data.variable_options.{name}.temporal is {conf.field(name).temporal}, so its values must make up "
+        "data.timestep"
+    )
     if begins is not None and len(lengths) > 1:
         spans = " and ".join(format_duration(int(one)) for one in lengths[:2])
         raise DataError(
@@ -140,8 +145,10 @@ def _running(name: str, series: VariableSeries, conf: DataConfig, begins: np.nda
     if begins is None:
         if restarts is None:
             raise DataError(
-                f"{series.pieces[0].path}: data.fields.{name}.temporal is deaccumulate, but neither time bounds nor "
-                f"data.fields.{name}.restarts say where an accumulation begins; name the hours (UTC), such as [0, 12]"
+                f"{series.pieces[0].path}: data.variable_options.{name}.temporal is deaccumulate, but neither time "
+                "bounds nor "
+                f"data.variable_options.{name}.restarts say where an accumulation begins; name the hours (UTC), such "
+                "as [0, 12]"
             )
         begins = _last_restart(times, restarts)
     begin_of = dict(zip(times.tolist(), begins.tolist(), strict=True))

@@ -276,7 +276,7 @@ def shared_attributes(name: str, pieces: list[FileVariable], temporal: str) -> d
     for piece in pieces[1:]:
         units, first_units = (attributes.get("units", "") for attributes in (piece.layout.attributes, first))
         if not is_same_unit(units, first_units):
-            way_out = f"set data.fields.{name}.units to what all are to be converted to"
+            way_out = f"set data.variable_options.{name}.units to what all are to be converted to"
             if not is_convertible(units, first_units):
                 way_out = (
                     "these are no units of one quantity: name the variable with this quantity (data.sources.N.rename), "

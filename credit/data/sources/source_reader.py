@@ -332,7 +332,7 @@ def open_sources(conf: DataConfig) -> SourceReader:
         problems.add(str(SourceOverlap(names, rest)))
     warn_of_idle_files(list_contributions(conf, scan, None if problems.messages else series))
     problems.raise_any()
-    declared = [name for name, field in conf.fields.items() if field.missing == "fill_mean"]
+    declared = [name for name, field in conf.variable_options.items() if field.missing == "fill_mean"]
     return SourceReader(channels, scan, series, windows, policies, attributes, files, declared)
 
 

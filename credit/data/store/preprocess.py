@@ -265,7 +265,7 @@ def _write_fields(
     begun_with = dict(group.attrs)["credit"].get("moments_transforms", {})
     transforms = {name: TransformConfig.model_validate(one) for name, one in begun_with.items()}
     job = store_writer.WriteTask(
-        path, sources, conf.step_minutes, transforms, conf.bad_times == "skip", settings.held_bytes
+        path, sources, conf.step_minutes, transforms, conf.on_bad_time == "skip", settings.held_bytes
     )
     marks, length = group["done"][:], group["done"].chunks[0]
     there = int((marks != store_writer.WANTED).sum())

@@ -212,18 +212,18 @@ def mark_outliers(path: Path, group: zarr.Group, meta: Mapping[str, Any], conf: 
     moments_T5C = group["moments"][:, : MOMENTS // 2]
     # A time that was marked as bad here has the moments of its values.
     moments_T5C[marks != WRITTEN, 0] = 0
-    accepted = [name for name, field in conf.fields.items() if field.valid_range is not None]
+    accepted = [name for name, field in conf.variable_options.items() if field.valid_range is not None]
     transforms = {name: TransformConfig(**transform) for name, transform in meta.get("moments_transforms", {}).items()}
     channels = ChannelMap.from_dict(meta["channels"]).stored
     for index, outlier in find_outliers(moments_T5C, channels, accepted, transforms).items():
         if not is_judged[index]:
             continue
         message = f"{clock.format(times[index])}: {outlier}"
-        if conf.bad_times != "skip":
+        if conf.on_bad_time != "skip":
             raise DataError(
                 f"data.store: {path}: {message}; correct the file and run credit_preprocess CONFIG --redo-changed, or "
-                "leave such times out with data.bad_times: skip, or, to accept the value, set "
-                f"data.fields.{outlier.variable}.valid_range: [least, greatest] and name another data.store"
+                "leave such times out with data.on_bad_time: skip, or, to accept the value, set "
+                f"data.variable_options.{outlier.variable}.valid_range: [least, greatest] and name another data.store"
             )
         mark_bad(path, group, index // length, index, int(times[index]), message)
 
@@ -276,6 +276,6 @@ def require_few_bad(path: Path, marks: np.ndarray) -> None:
     if bad > MOST_BAD * len(marks):
         first = next(iter(read_notes(path).values()), "")
         raise DataError(
-            f"data.store: {path}: {bad} of {len(marks)} times are bad; data.bad_times: skip is for at most one in "
+            f"data.store: {path}: {bad} of {len(marks)} times are bad; data.on_bad_time: skip is for at most one in "
             f"{1 / MOST_BAD:.0f}: correct the files and run the same command with --redo-changed. The first: {first}"
         )

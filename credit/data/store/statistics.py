@@ -180,8 +180,8 @@ def fit_statistics(
     for time, outlier in outliers.items():
         raise DataError(
             f"{reader.clock.format(reader.times[chosen[time]])}: {outlier}; correct the file, or set "
-            f"data.fields.{outlier.variable}.valid_range: [least, greatest]: what is outside is missing, what is "
-            "within is accepted"
+            f"data.variable_options.{outlier.variable}.valid_range: [least, greatest]: what is outside is missing, "
+            "what is within is accepted"
         )
     return summarise(reader, state, tendency, (first_minutes, last_minutes), step_minutes, packing_steps, transforms)
 

@@ -1,4 +1,4 @@
-"""What the output of a step is made to keep to: bounds of variables and the budgets of ``model.post``.
+"""What the output of a step is made to keep to: bounds of variables and the budgets of ``model.postprocess``.
 
 Budgets are closed on physical fields in float64, between the last input frame and the output; only the channels that a
 budget corrects are normalised again, all others keep every bit. A sample is whole on its rank, so ranks agree.

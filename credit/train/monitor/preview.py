@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 # the run's folder; its data; step -> scores of the views so far; channel -> (truth, forecast), (H, W), at the last lead
 # time of the first case; initial times; lead time in minutes -> the files that were written
-DrawEarlyView = Callable[
+DrawPreview = Callable[
     [
         Path,
         FieldReader,
@@ -68,10 +68,8 @@ class PreviewPlan:
         return f"{len(self.initial)} forecasts of {self.lead / 60:g} h, {first} to {last}; {', '.join(self.channels)}"
 
 
-def plan_early_view(
-    config: Config, channels: ChannelMap, times: np.ndarray, clock: Calendar, valid: Split
-) -> PreviewPlan:
-    """Return what ``trainer.early_view`` asks for.
+def plan_preview(config: Config, channels: ChannelMap, times: np.ndarray, clock: Calendar, valid: Split) -> PreviewPlan:
+    """Return what ``trainer.preview`` asks for.
 
     Args:
         config: with that section.
@@ -84,14 +82,14 @@ def plan_early_view(
         ConfigError: if a channel is not predicted.
         DataError: if no forecast fits into the period.
     """
-    conf, key, wanted = config.trainer.early_view, "verification.figure_channels", config.verification.figure_channels
+    conf, key, wanted = config.trainer.preview, "verification.figure_channels", config.verification.figure_channels
     if conf.channels is not None:
-        key, wanted = "trainer.early_view.channels", conf.channels
+        key, wanted = "trainer.preview.channels", conf.channels
     shown, lead = figure_channels(wanted, channels.output, key), parse_duration(conf.lead_time)
     try:
         found = require_samples(times, valid, clock, config.data, lead // config.data.step_minutes)
     except DataError as error:
-        raise DataError(f"trainer.early_view.lead_time: {conf.lead_time}: {error}; or shorten it") from error
+        raise DataError(f"trainer.preview.lead_time: {conf.lead_time}: {error}; or shorten it") from error
     return PreviewPlan(shown, evenly_spaced(found, conf.cases).tolist(), lead)
 
 
@@ -113,7 +111,7 @@ class Preview:
 
     def __init__(
         self, plan: PreviewPlan, stepper: Stepper, frames: FrameReader, conf: DataConfig, weight_CHW: torch.Tensor,
-        mesh: DeviceGrid, folder: Path, draw: DrawEarlyView,
+        mesh: DeviceGrid, folder: Path, draw: DrawPreview,
     ) -> None:  # fmt: skip
         names = [channel.name for channel in stepper.channels.output]
         self._rows = [names.index(name) for name in plan.channels]
@@ -206,13 +204,13 @@ class Preview:
             logger.warning("early view at step %d: not drawn (%s)", step, error or repr(error))
 
 
-def build_early_view(
+def build_preview(
     config: Config, frames: FrameReader, valid: Split, stepper: Stepper, weight_CHW: torch.Tensor, mesh: DeviceGrid,
-    draw: DrawEarlyView,
+    draw: DrawPreview,
 ) -> Preview | None:  # fmt: skip
     """Return the run's early view, None where the config asks for none."""
-    if config.trainer.early_view is None:
+    if config.trainer.preview is None:
         return None
     reader = frames.reader
-    plan = plan_early_view(config, reader.channels, reader.times, reader.clock, valid)
+    plan = plan_preview(config, reader.channels, reader.times, reader.clock, valid)
     return Preview(plan, stepper, frames, config.data, weight_CHW, mesh, Path(config.save_loc), draw)

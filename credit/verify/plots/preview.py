@@ -20,7 +20,7 @@ _MOST_EARLIER = 6  # curves of a panel that can be told apart
 _ROOM, _MOST_ROOM = 1.3, 2.5
 
 
-def draw_early_view(
+def draw_preview(
     folder: Path, reader: FieldReader, history: Mapping[int, Scores], fields: Mapping[str, Sequence[np.ndarray]],
     initial: Sequence[int], lead: int,
 ) -> list[Path]:  # fmt: skip

@@ -122,13 +122,14 @@ def find_precipitation(
             continue
         elif not is_sum:
             raise ConfigError(
-                f"verification.seeps: {channel.name} is no sum over the step (data.fields.{channel.variable}.temporal: "
+                f"verification.seeps: {channel.name} is no sum over the step "
+                f"(data.variable_options.{channel.variable}.temporal: "
                 "accumulate or deaccumulate), and SEEPS is not for rates at a time; leave it out"
             )
         elif units not in _MM:
             raise ConfigError(
                 f'verification.seeps: {channel.name} is in "{units}", but SEEPS needs one of {", ".join(_MM)}; set '
-                f"data.fields.{channel.variable}.units"
+                f"data.variable_options.{channel.variable}.units"
             )
         found.append(Precipitation(number, _MM[units]))
     return found

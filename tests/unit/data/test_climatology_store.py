@@ -71,7 +71,7 @@ def make(source: Path, folder: Path, **changes: object) -> DataConfig:
             "prognostic": {"vars_3D": ["t"], "vars_2D": ["t2m"]},
             "dynamic_forcing": {"vars_2D": ["sst"]},
         },
-        "fields": {"sst": {"missing": "fill_mean"}},
+        "variable_options": {"sst": {"missing": "fill_mean"}},
         "timestep": "36h",
         "splits": {
             "train": ["2000-01-01", "2001-01-20"],
@@ -270,7 +270,7 @@ def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     rows, columns, count = 64, 128, 420
     fields = {"t2m": np.random.default_rng(0).normal(280, 9, (count, rows, columns)).astype(np.float32)}
     file = write_file(tmp_path / "b.nc", fields, np.arange(count) * 24)
-    conf = make(file, tmp_path, timestep="24h", variables={"prognostic": {"vars_2D": ["t2m"]}}, fields={})
+    conf = make(file, tmp_path, timestep="24h", variables={"prognostic": {"vars_2D": ["t2m"]}}, variable_options={})
     preprocess(conf, progress=False)
     wanted = ClimatologyConfig(method="window", window_days=31)
     reader, train, _ = opened(conf)

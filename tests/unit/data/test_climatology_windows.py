@@ -146,7 +146,7 @@ def test_tables_of_an_earlier_version_are_fitted_again(
     rng = np.random.default_rng(0)
     fields = {"t2m": rng.normal(280, 9, (304, 4, 8)).astype(np.float32)}
     source = write_file(tmp_path / "a.nc", fields, np.arange(304) * 36)
-    conf = make(source, tmp_path, variables={"prognostic": {"vars_2D": ["t2m"]}}, fields={})
+    conf = make(source, tmp_path, variables={"prognostic": {"vars_2D": ["t2m"]}}, variable_options={})
     preprocess(conf, progress=False)
     wanted = ClimatologyConfig(method=method)
     settings = PreprocessConfig(climatology=True)

@@ -34,7 +34,7 @@ def conf(**fields: object) -> DataConfig:
                 "dynamic_forcing": {"vars_2D": ["f"]},
             },
             "splits": SPLITS,
-            "fields": {"f": fields},
+            "variable_options": {"f": fields},
         }
     )
 

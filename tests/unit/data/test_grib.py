@@ -191,13 +191,13 @@ def test_one_message_twice(tmp_path: Path) -> None:
 def test_accumulations_know_their_window(tmp_path: Path) -> None:
     keys = {"productDefinitionTemplateNumber": 8, "stepType": "accum"}
     messages = [message(field_number(n), **keys, stepRange=f"{6 * n}-{6 * n + 6}") for n in range(2)]
-    summed = {"p2": ["t"], "fields": {"t": {"temporal": "accumulate"}}}
+    summed = {"p2": ["t"], "variable_options": {"t": {"temporal": "accumulate"}}}
     reader = open_sources(config(write_grib(tmp_path / "a.grib", *messages), **summed))
     assert [reader.clock.format(time)[11:] for time in reader.times] == ["06:00", "12:00"]
     from_begin = write_grib(tmp_path / "b.grib", messages[0], message(field_number(1), **keys, stepRange="0-12"))
     with pytest.raises(DataError, match="intervals of 6h and 12h; .*set temporal: deaccumulate"):
         open_sources(config(from_begin, **summed))
-    running = open_sources(config(from_begin, p2=["t"], fields={"t": {"temporal": "deaccumulate"}}))
+    running = open_sources(config(from_begin, p2=["t"], variable_options={"t": {"temporal": "deaccumulate"}}))
     np.testing.assert_allclose(running.read(0), reader.read(0))
     np.testing.assert_allclose(running.read(1), reader.read(1) - reader.read(0), atol=1e-4)
     mixed = write_grib(tmp_path / "c.grib", messages[0], message(field_number(1)))
@@ -212,8 +212,10 @@ def test_missing_values(tmp_path: Path, edition: int) -> None:
     values[0, 0] = 9999.0  # ecCodes' usual mark is a value here
     path = write_grib(tmp_path / "a.grib", message(values, edition=edition))
     with pytest.raises(DataError, match="t at 2000-01-01T00:00: 6 of 144 values are missing"):
-        open_sources(config(path, p2=["t"], fields={"t": {"valid_range": [0, 1e5]}})).read(0)
-    reader = open_sources(config(path, p2=["t"], fields={"t": {"missing": "fill_mean", "valid_range": [0, 1e5]}}))
+        open_sources(config(path, p2=["t"], variable_options={"t": {"valid_range": [0, 1e5]}})).read(0)
+    reader = open_sources(
+        config(path, p2=["t"], variable_options={"t": {"missing": "fill_mean", "valid_range": [0, 1e5]}})
+    )
     np.testing.assert_array_equal(reader.masks["t"], np.isnan(values))
     np.testing.assert_allclose(reader.read(0)[0], values, atol=1e-2)
 

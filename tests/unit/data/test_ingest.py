@@ -94,7 +94,7 @@ def test_a_climate_model_on_one_degree(ingest: Path) -> None:
 def test_celsius_to_kelvin_and_from_gaussian_to_equiangular(ingest: Path) -> None:
     path = ingest / "t_in_Celsius_1.nc"
     grid = {"rows": 32, "columns": 64, "poles": False}
-    reader = open_sources(make_config(path, p2=["tC"], grid=grid, fields={"tC": {"units": "K"}}))
+    reader = open_sources(make_config(path, p2=["tC"], grid=grid, variable_options={"tC": {"units": "K"}}))
     assert reader.attributes["tC"]["units"] == "K" and reader.grid.shape == (32, 64)
     values = values_of(path, "tC")[7]
     assert values.min() + 273.1 < reader.read(7)[0].min() < reader.read(7)[0].max() < values.max() + 273.2
@@ -102,7 +102,7 @@ def test_celsius_to_kelvin_and_from_gaussian_to_equiangular(ingest: Path) -> Non
 
 ON_MODEL_LEVELS = {"level_units": "model_level"}
 MEMBER = {"select": {"number": 3}}
-MASKED = {"p2": ["t2m"], "fields": {"t2m": {"missing": "fill_mean"}}}
+MASKED = {"p2": ["t2m"], "variable_options": {"t2m": {"missing": "fill_mean"}}}
 # file -> variables of it by number of dimensions, and options; each variable is compared at every time
 READ = [
     ("2t.nc", {"p2": ["t2m"]}),
@@ -200,7 +200,7 @@ def test_a_file_without_time_serves_static_fields(ingest: Path, shared_data: Pat
 
 def test_long_series_with_a_mask(shared_data: Path) -> None:
     path = shared_data / "cobe_sst" / "cobe_sst_monthly_5.625deg_1950-2009.nc"
-    reader = open_sources(make_config(path, p2=["sst"], fields={"sst": {"missing": "fill_mean"}}))
+    reader = open_sources(make_config(path, p2=["sst"], variable_options={"sst": {"missing": "fill_mean"}}))
     np.testing.assert_array_equal(reader.read(719)[0], values_of(path, "sst")[719, ::-1])
     assert 0.2 < reader.masks["sst"].mean() < 0.5
 

@@ -76,7 +76,7 @@ def test_what_a_checkpoint_keeps() -> None:
         ([50, 200, 400, 600, 800, 925], "lowest at least 1000"),
         ([50, 300, 400, 600, 800, 1000], "neighbours at most 200 apart"),
         ([850, 700, 500, 250], r"data\.levels: 850, 700, 500, 250 hPa do not stand for whole columns"),
-        ([1000], "take budgets out of model.post"),
+        ([1000], "take budgets out of model.postprocess"),
     ],
 )
 def test_pressure_levels_that_are_no_column(levels: list[float], says: str) -> None:

@@ -45,7 +45,7 @@ def write_bad_times(folder: Path, bad: list[int]) -> DataConfig:
     values = random_fields(NUM_TIMES, H, W)
     values[bad, 2, 3] = -999.0
     path = write_file(folder / "a.nc", {"t2m": values}, np.arange(NUM_TIMES) * 6)
-    return make_config(path, p2=["t2m"], store=str(folder / "store.zarr"), bad_times="skip")
+    return make_config(path, p2=["t2m"], store=str(folder / "store.zarr"), on_bad_time="skip")
 
 
 def test_one_bad_time_of_eight_may_be_the_only_one(tmp_path: Path) -> None:

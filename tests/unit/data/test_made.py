@@ -62,7 +62,7 @@ def test_every_dialect_gives_the_same(tmp_path: Path, everything: Path, kind: st
         "rename": names | ({"sp": "lnsp"} if kind == "grib" else {}),
         "format": "grib" if kind == "grib" else "netcdf",
     }
-    options = {"p3": ["t", "q", "z"], "p2": ["msl"], "fields": {name: DERIVED[name] for name in ("z", "msl")}}
+    options = {"p3": ["t", "q", "z"], "p2": ["msl"], "variable_options": {name: DERIVED[name] for name in ("z", "msl")}}
     found, expected = (
         open_sources(c).read(2) for c in (config(path, source=source, **options), config(everything, **options))
     )
@@ -93,7 +93,7 @@ def test_coefficients_from_a_file(tmp_path: Path, everything: Path) -> None:
 
 
 def test_derived_fields_by_hand(everything: Path) -> None:
-    reader = open_sources(config(everything, p3=["t", "z", "r", "ws"], p2=["msl"], fields=DERIVED))
+    reader = open_sources(config(everything, p3=["t", "z", "r", "ws"], p2=["msl"], variable_options=DERIVED))
     assert reader.attributes["z"]["units"] == "m2 s-2" and reader.attributes["msl"]["units"] == "Pa"
     t, z, r, ws = np.split(reader.read(5)[:-1], 4)
     speed = np.hypot(ATMOSPHERE["u"][5], ATMOSPHERE["v"][5])
@@ -112,7 +112,7 @@ def test_derived_fields_by_hand(everything: Path) -> None:
 
 
 def test_a_store_has_the_same_numbers_and_knows_how_they_were_made(tmp_path: Path, everything: Path) -> None:
-    options = {"p3": ["t", "q", "z"], "p2": ["msl"], "fields": {n: DERIVED[n] for n in ("z", "msl")}}
+    options = {"p3": ["t", "q", "z"], "p2": ["msl"], "variable_options": {n: DERIVED[n] for n in ("z", "msl")}}
     store = {"store": str(tmp_path / "store.zarr"), "grid": {"rows": 5, "columns": 8, "poles": True}}
     conf = config(everything, **options, **store)
     preprocess(conf, progress=False)
@@ -120,11 +120,11 @@ def test_a_store_has_the_same_numbers_and_knows_how_they_were_made(tmp_path: Pat
     for index in (0, 11):
         np.testing.assert_array_equal(stored.read(index), sources.read(index))
     assert stored.attributes == sources.attributes
-    with pytest.raises(DataError, match=r"data\.fields\.r\.derive|channels"):
+    with pytest.raises(DataError, match=r"data\.variable_options\.r\.derive|channels"):
         open_reader(
             config(
                 everything,
-                **options | {"p3": ["t", "q", "r"], "fields": {n: DERIVED[n] for n in ("r", "msl")}},
+                **options | {"p3": ["t", "q", "r"], "variable_options": {n: DERIVED[n] for n in ("r", "msl")}},
                 **store,
             )
         )
@@ -164,7 +164,7 @@ def test_the_way_back_to_hybrid_levels(tmp_path: Path, everything: Path) -> None
 def test_a_run_on_the_sources_own_levels(everything: Path) -> None:
     """Without data.coefficients nothing is interpolated; derived fields are there."""
     options = {"level_units": "model_level", "levels": [10, 24]}
-    reader = open_sources(config(everything, p3=["t", "z"], fields={"z": DERIVED["z"]}, **options))
+    reader = open_sources(config(everything, p3=["t", "z"], variable_options={"z": DERIVED["z"]}, **options))
     t, z = np.split(reader.read(4), 2)
     np.testing.assert_array_equal(t, ATMOSPHERE["t"][4][[9, 23]])
     bottom = world.levels().take([23])
@@ -180,7 +180,7 @@ def test_humidity_on_pressure_levels_needs_no_more(tmp_path: Path) -> None:
     kinds = {"q": {"units": "g kg-1"}}
     path = write_file(tmp_path / "pl.nc", fields, levels=[500, 1000], attributes=kinds)
     for kind in ("relative_humidity", "relative_humidity_water"):
-        reader = open_sources(make_config(path, p3=["r"], levels=[1000], fields={"r": {"derive": kind}}))
+        reader = open_sources(make_config(path, p3=["r"], levels=[1000], variable_options={"r": {"derive": kind}}))
         np.testing.assert_allclose(reader.read(0), 50.0, atol=0.4)
 
 
@@ -189,13 +189,13 @@ def test_wind_speed_without_levels(tmp_path: Path) -> None:
     path = write_file(tmp_path / "sfc.nc", fields, attributes={name: {"units": "m s-1"} for name in fields})
     wind = {"derive": "wind_speed", "inputs": {"eastward_wind": "u10", "northward_wind": "v10"}}
     sources = [{"path": str(path), "rename": {"u10": "10u"}}]
-    reader = open_sources(make_config("", sources=sources, p2=["si10"], fields={"si10": wind}))
+    reader = open_sources(make_config("", sources=sources, p2=["si10"], variable_options={"si10": wind}))
     np.testing.assert_array_equal(reader.read(0), 5.0)
     assert reader.attributes["si10"]["standard_name"] == "wind_speed"
 
 
 def test_blocks_of_rows_do_not_matter(everything: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    conf = config(everything, p3=["t", "z"], p2=["msl"], fields={n: DERIVED[n] for n in ("z", "msl")})
+    conf = config(everything, p3=["t", "z"], p2=["msl"], variable_options={n: DERIVED[n] for n in ("z", "msl")})
     whole = open_sources(conf).read(0)
     monkeypatch.setattr(derived_variables, "_BLOCK_VALUES", 2 * world.K * world.W)
     np.testing.assert_array_equal(open_sources(conf).read(0), whole)
@@ -225,7 +225,7 @@ def test_units_of_the_files(tmp_path: Path, everything: Path) -> None:
     with netCDF4.Dataset(path, "a") as file:
         for name, units in (("t", "degC"), ("q", "g kg-1"), ("sp", "hPa"), ("zs", "m")):
             file[name].units = units
-    options = {"p3": ["t", "z"], "p2": ["msl"], "fields": {n: DERIVED[n] for n in ("z", "msl")}}
+    options = {"p3": ["t", "z"], "p2": ["msl"], "variable_options": {n: DERIVED[n] for n in ("z", "msl")}}
     found, expected = open_sources(config(path, **options)).read(0), open_sources(config(everything, **options)).read(0)
     np.testing.assert_allclose(found[:5] + 273.15, expected[:5], atol=1e-3)
     np.testing.assert_allclose(found[5:], expected[5:], rtol=1e-5, atol=0.5)
@@ -261,10 +261,11 @@ def test_surface_pressure_in_other_files(tmp_path: Path, everything: Path) -> No
         ({"vertical": {"surface_pressure": "ps"}}, r'data\.sources\.0\.vertical\.surface_pressure: "ps" is in no file'),
         ({"vertical": {"surface_pressure": "sp"}}, "level 850, 1000 is below the ground.*surface_geopotential"),
         ({"levels": [0.1, 500]}, r"t: level 0\.1 \(0\.1 hPa\) lies above the uppermost level"),
-        ({"fields": {"z": {"derive": "geopotential", "inputs": {"temperature": "ta"}}}, "p3": ["t", "z"]},
-         r'data\.fields\.z\.inputs: "ta" is in no file'),
-        ({"fields": {"z": DERIVED["z"]}, "p3": ["t", "z"], "vertical": {"surface_pressure": "sp"}},
-         r"data\.fields\.z\.derive: geopotential is computed on hybrid levels.*set both in data\.sources\.0\.vertical"),
+        ({"variable_options": {"z": {"derive": "geopotential", "inputs": {"temperature": "ta"}}}, "p3": ["t", "z"]},
+         r'data\.variable_options\.z\.inputs: "ta" is in no file'),
+        ({"variable_options": {"z": DERIVED["z"]}, "p3": ["t", "z"], "vertical": {"surface_pressure": "sp"}},
+         r"data\.variable_options\.z\.derive: geopotential is computed on hybrid levels.*"
+         r"set both in data\.sources\.0\.vertical"),
     ],
 )  # fmt: skip
 def test_what_check_says(
@@ -284,14 +285,14 @@ def test_what_check_says(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"fields": {"z": {"inputs": {"temperature": "t"}}}, "p3": ["t", "z"]}, "no effect without derive"),
+        ({"variable_options": {"z": {"inputs": {"temperature": "t"}}}, "p3": ["t", "z"]}, "no effect without derive"),
         (
-            {"fields": {"z": {"derive": "geopotential", "inputs": {"pressure": "t"}}}, "p3": ["t", "z"]},
+            {"variable_options": {"z": {"derive": "geopotential", "inputs": {"pressure": "t"}}}, "p3": ["t", "z"]},
             'no input "pressure"',
         ),
-        ({"fields": {"z": DERIVED["z"]}, "p2": ["z"]}, "list z in vars_3D"),
-        ({"fields": {"msl": DERIVED["msl"]}, "p3": ["msl"]}, "list msl in vars_2D"),
-        ({"fields": {"z": DERIVED["ws"]}, "static": ["z"]}, "is for prognostic, diagnostic and forcing"),
+        ({"variable_options": {"z": DERIVED["z"]}, "p2": ["z"]}, "list z in vars_3D"),
+        ({"variable_options": {"msl": DERIVED["msl"]}, "p3": ["msl"]}, "list msl in vars_2D"),
+        ({"variable_options": {"z": DERIVED["ws"]}, "static": ["z"]}, "is for prognostic, diagnostic and forcing"),
         ({"coefficients": "a.nc"}, "coefficients has no effect"),
     ],
 )
@@ -315,12 +316,12 @@ def test_inputs_must_be_on_the_same_levels(tmp_path: Path) -> None:
         file.isel(lev=slice(4, None)).to_netcdf(tmp_path / "low.nc")
     sources = [{"path": str(column), "vertical": GROUND}, {"path": str(tmp_path / "low.nc"), "vertical": GROUND}]
     with pytest.raises(DataError, match=r"z is made of what is on 24 levels in .*ml\.nc and on 20 others in .*low\.nc"):
-        open_sources(make_config("", sources=sources, p3=["z"], levels=[500], fields={"z": DERIVED["z"]}))
+        open_sources(make_config("", sources=sources, p3=["z"], levels=[500], variable_options={"z": DERIVED["z"]}))
     sources[0]["path"] = str(tmp_path / "gap.nc")
     with xr.open_dataset(column, decode_times=False) as file:
         file.isel(lev=slice(0, 20)).to_netcdf(tmp_path / "gap.nc")
     with pytest.raises(DataError, match=r"t has 20 levels \(1 to 20\) without those down to the ground"):
-        open_sources(make_config("", sources=sources, p3=["z"], levels=[500], fields={"z": DERIVED["z"]}))
+        open_sources(make_config("", sources=sources, p3=["z"], levels=[500], variable_options={"z": DERIVED["z"]}))
 
 
 def test_levels_of_the_ifs(shared_data: Path) -> None:

@@ -41,7 +41,7 @@ def test_what_cdo_writes_as_netcdf(by_cdo: Path) -> None:
     command = ["cdo", "-s", "-f", "nc4", "copy", by_cdo / "ml.grib", by_cdo / "ml.nc"]
     subprocess.run(command, check=True, capture_output=True)
     ground = {"surface_pressure": "lnsp", "surface_geopotential": "zs"}
-    options = {"p3": ["t", "z"], "fields": {"z": DERIVED["z"]}}
+    options = {"p3": ["t", "z"], "variable_options": {"z": DERIVED["z"]}}
     found = open_sources(config(by_cdo / "ml.nc", ground, {"rename": {"zs": "z"}}, **options)).read(1)
     np.testing.assert_allclose(found, read_beside(by_cdo, 1, **options), rtol=1e-6, atol=0.05)
 
@@ -55,14 +55,14 @@ def at_the_ground(time: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def test_geopotential_as_cdo_has_it(by_cdo: Path) -> None:
-    options = {"levels": list(range(1, 25)), "level_units": "model_level", "fields": {"z": DERIVED["z"]}}
+    options = {"levels": list(range(1, 25)), "level_units": "model_level", "variable_options": {"z": DERIVED["z"]}}
     theirs = xr.load_dataset(by_cdo / "gheight.nc", decode_times=False).zh.values[1] * world.G
     np.testing.assert_allclose(read_beside(by_cdo, 1, p3=["z"], **options), theirs, rtol=1e-6)
 
 
 def test_sea_level_pressure_as_cdo_has_it(by_cdo: Path) -> None:
     theirs = xr.load_dataset(by_cdo / "sealevelpressure.nc", decode_times=False).psl.values[1]
-    ours = read_beside(by_cdo, 1, p3=["t"], p2=["msl"], fields={"msl": DERIVED["msl"]})[-1]
+    ours = read_beside(by_cdo, 1, p3=["t"], p2=["msl"], variable_options={"msl": DERIVED["msl"]})[-1]
     _, ground, sea_level = at_the_ground(1)
     # there Trenberth et al. hold the temperature at sea level at 290.5 K, CDO does not
     same = (ground > 290.5) | (sea_level <= 290.5)

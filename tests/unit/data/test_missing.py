@@ -12,7 +12,7 @@ from credit.errors import DataError
 from tests.unit.data.files_on_the_fly import make_config, random_fields, write_file
 
 H, W = 8, 16
-DECLARED = {"fields": {"sst": {"missing": "fill_mean"}}}
+DECLARED = {"variable_options": {"sst": {"missing": "fill_mean"}}}
 
 
 def with_land(fields: np.ndarray) -> np.ndarray:
@@ -54,7 +54,7 @@ def test_a_field_without_any_value_cannot_be_filled(tmp_path: Path, declared: bo
     reader = open_sources(
         make_config(write_file(tmp_path / "a.nc", {"sst": sst}), p2=["sst"], **(DECLARED if declared else {}))
     )
-    with pytest.raises(DataError, match=r"sst at 2000-01-01T06:00: the whole field is missing .*bad_times") as caught:
+    with pytest.raises(DataError, match=r"sst at 2000-01-01T06:00: the whole field is missing .*on_bad_time") as caught:
         reader.read(1)
     assert "fill" not in str(caught.value)
 
@@ -104,7 +104,7 @@ def test_a_hole_in_a_static_field(tmp_path: Path) -> None:
     path = write_file(tmp_path / "a.nc", {"t2m": random_fields(4, H, W), "ground": with_land(random_fields(H, W))})
     with pytest.raises(DataError, match="ground at any time: 8 of 128 values are missing"):
         open_sources(make_config(path, p2=["t2m"], static=["ground"]))
-    declared = {"fields": {"ground": {"missing": "fill_mean"}}}
+    declared = {"variable_options": {"ground": {"missing": "fill_mean"}}}
     reader = open_sources(make_config(path, p2=["t2m"], static=["ground"], **declared))
     assert reader.masks["ground"].sum() == 8
 

@@ -45,11 +45,11 @@ def test_each_way_out_that_the_message_names_works(tmp_path: Path) -> None:
     for name in ("corrected.zarr", "skipped.zarr"):
         with pytest.raises(DataError, match=f"{WHEN}: rain: a value of 1e[+]07 is") as caught:
             preprocess(make(tmp_path, name))
-    for advice in ("--redo-changed", "data.bad_times: skip", "rain.valid_range", "and name another data.store"):
+    for advice in ("--redo-changed", "data.on_bad_time: skip", "rain.valid_range", "and name another data.store"):
         assert advice in str(caught.value)
-    preprocess(make(tmp_path, "skipped.zarr", bad_times="skip"))
+    preprocess(make(tmp_path, "skipped.zarr", on_bad_time="skip"))
     assert list(read_description(tmp_path / "skipped.zarr")["bad_times"]) == [WHEN]
-    accepted = make(tmp_path, "accepted.zarr", fields={"rain": {"valid_range": [0.0, 1e8]}})
+    accepted = make(tmp_path, "accepted.zarr", variable_options={"rain": {"valid_range": [0.0, 1e8]}})
     assert open_store(preprocess(accepted)).statistics.maximum[0] == 1e7
     write_rain(tmp_path, spoilt=None)
     corrected = preprocess(make(tmp_path, "corrected.zarr"), redo_changed=True)
@@ -80,13 +80,13 @@ def test_what_changed_files_give_is_judged(tmp_path: Path) -> None:
     # Still so when the command is run again.
     with pytest.raises(DataError, match=f"{WHEN}: rain: a value of"):
         preprocess(make(tmp_path))
-    preprocess(make(tmp_path, bad_times="skip"))
+    preprocess(make(tmp_path, on_bad_time="skip"))
     assert list(read_description(path)["bad_times"]) == [WHEN]
 
 
 def test_an_outlier_stays_bad_when_its_part_is_mended(tmp_path: Path) -> None:
     write_rain(tmp_path)
-    conf = make(tmp_path, bad_times="skip")
+    conf = make(tmp_path, on_bad_time="skip")
     path = preprocess(conf)
     before = read_description(path)
     lose_chunk(path, SPOILT + 1)

@@ -230,7 +230,7 @@ def test_bad_times(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_files(folder, {10: np.nan, 30: np.inf})
     with pytest.raises(DataError, match=r"t2m at 2000-01-03T12:00.*missing \(NaN\), the first at latitude"):
         preprocess(make(folder))
-    conf = make(folder, "skipped.zarr", bad_times="skip")
+    conf = make(folder, "skipped.zarr", on_bad_time="skip")
     preprocess(conf)
     assert "2000-01-03T12:00 is left out: t2m" in caplog.text
     reader = open_reader(conf)
@@ -246,10 +246,10 @@ def test_bad_times(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     worse = folder / "worse"
     worse.mkdir()
     write_files(worse, dict.fromkeys(range(10, 14), np.nan))
-    with pytest.raises(DataError, match=r"4 of 48 times are bad; data.bad_times: skip is for at most one in 20"):
-        preprocess(make(worse, bad_times="skip"))
+    with pytest.raises(DataError, match=r"4 of 48 times are bad; data.on_bad_time: skip is for at most one in 20"):
+        preprocess(make(worse, on_bad_time="skip"))
     with pytest.raises(ValueError, match="skip needs a data.store"):
-        make(folder, bad_times="skip", store=None)
+        make(folder, on_bad_time="skip", store=None)
 
 
 @pytest.mark.parametrize("compression", ["lz4", "none"])

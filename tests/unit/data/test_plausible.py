@@ -103,7 +103,7 @@ def test_what_cannot(name: str, units: str, mean: float, level: float | None, st
 def test_fill_values_stand_apart(fill: float, others: list[float]) -> None:
     said = look("x", "", [*others, fill])
     assert said.startswith(f"1 of 4 values are {np.float32(fill):.6g}, the first: a fill value")
-    assert "data.fields.x.valid_range" in said
+    assert "data.variable_options.x.valid_range" in said
     assert look("x", "", [fill] * 4).startswith("4 of 4 values are")
 
 
@@ -233,9 +233,11 @@ def test_a_declared_range_accepts_units_of_another_quantity(tmp_path: Path) -> N
     heights = np.random.default_rng(0).normal(5500.0, 100.0, (4, 1, 8, 16))
     path = write_file(tmp_path / "a.nc", {"z": heights}, levels=[500.0], attributes={"z": {"units": "gpm"}})
     options = {"p3": ["z"], "levels": [500.0]}
-    with pytest.raises(DataError, match=r'units are "gpm", but z is a geopotential.*data\.fields\.z\.valid_range'):
+    with pytest.raises(
+        DataError, match=r'units are "gpm", but z is a geopotential.*data\.variable_options\.z\.valid_range'
+    ):
         open_sources(make_config(path, **options))
-    conf = make_config(path, **options, fields={"z": {"valid_range": [4000.0, 7000.0]}})
+    conf = make_config(path, **options, variable_options={"z": {"valid_range": [4000.0, 7000.0]}})
     reader = open_sources(conf)
     np.testing.assert_allclose(reader.read(2)[0], heights[2, 0], rtol=1e-6)
     assert find_implausible_units(reader.read(2), reader, conf, "then") == []

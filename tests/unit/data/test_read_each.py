@@ -32,7 +32,9 @@ def reader(tmp_path: Path) -> SourceReader:
     write_file(tmp_path / "sst.nc", {"sst": sst}, hours=range(0, 60, 6))
     paths = [tmp_path / name for name in ("t_a.nc", "t_b.nc", "tp.nc", "sst.nc")]
     fields = {"tp": {"temporal": "accumulate"}, "sst": {"missing": "fill_mean"}}
-    return open_sources(make_config(paths, p3=["t"], p2=["tp", "sst"], levels=[850, 250], fields=fields, timestep="6h"))
+    return open_sources(
+        make_config(paths, p3=["t"], p2=["tp", "sst"], levels=[850, 250], variable_options=fields, timestep="6h")
+    )
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 1000])
@@ -139,7 +141,11 @@ def on_hybrid_levels(folder: Path, levels_a_chunk: int) -> SourceReader:
         encoding["lnsp"] = {"chunksizes": (12, *shape[2:])}
         data.to_netcdf(folder / "chunks.nc", encoding=encoding)
     ground = GROUND | {"surface_pressure": "lnsp"}
-    options = {"p3": ["t", "q", "z", "ws"], "p2": ["msl"], "fields": {n: DERIVED[n] for n in ("z", "ws", "msl")}}
+    options = {
+        "p3": ["t", "q", "z", "ws"],
+        "p2": ["msl"],
+        "variable_options": {n: DERIVED[n] for n in ("z", "ws", "msl")},
+    }
     return open_sources(hybrid_on_the_fly.config(folder / "chunks.nc", ground, **options))
 
 

@@ -49,7 +49,7 @@ def make(tmp_path: Path, **options: object) -> DataConfig:
         "static": ["land"],
         "levels": [850, 500],
         "grid": RUN,
-        "fields": {"t": {"regrid": "conservative"}, "land": {"regrid": "nearest"}},
+        "variable_options": {"t": {"regrid": "conservative"}, "land": {"regrid": "nearest"}},
         "store": str(tmp_path / "store.zarr"),
     }
     return make_config([tmp_path / "t.nc", tmp_path / "u.nc"], **(settings | options))
@@ -110,7 +110,7 @@ def test_a_mask_is_brought_along(tmp_path: Path) -> None:
     sst[:, 10:20, 30:50] = np.nan
     path = write_file(tmp_path / "a.nc", {"sst": sst}, HOURS, lat=FINE.lat)
     options = {"p2": ["sst"], "grid": RUN, "regrid": "conservative"}
-    reader = open_sources(make_config(path, fields={"sst": {"missing": "fill_mean"}}, **options))
+    reader = open_sources(make_config(path, variable_options={"sst": {"missing": "fill_mean"}}, **options))
     assert np.isnan(reader.read(5)[0]).tolist() == reader.masks["sst"].tolist()
     assert reader.masks["sst"].sum() == pytest.approx(200 / 4, abs=10)
     with pytest.raises(DataError, match="values are missing"):
@@ -134,12 +134,21 @@ def test_the_way_through_preprocess(tmp_path: Path, conf: DataConfig) -> None:
     ("change", "named"),
     [
         ({"grid": RUN | {"rows": 18, "poles": False}}, "data.grid: .*19.* in the store, .*18.* in the config"),
-        ({"grid": None, "fields": {}}, "data.grid: .* in the store, None in the config"),
+        ({"grid": None, "variable_options": {}}, "data.grid: .* in the store, None in the config"),
         ({"regrid": "conservative"}, "data.regrid: bilinear in the store, conservative in the config"),
-        ({"fields": {"land": {"regrid": "nearest"}}}, "data.fields.t.regrid: conservative in the store, None"),
         (
-            {"fields": {"t": {"regrid": "conservative"}, "land": {"regrid": "nearest"}, "u": {"vector": "no"}}},
-            "data.fields.u.vector: auto in the store, no in the config",
+            {"variable_options": {"land": {"regrid": "nearest"}}},
+            "data.variable_options.t.regrid: conservative in the store, None",
+        ),
+        (
+            {
+                "variable_options": {
+                    "t": {"regrid": "conservative"},
+                    "land": {"regrid": "nearest"},
+                    "u": {"vector": "no"},
+                }
+            },
+            "data.variable_options.u.vector: auto in the store, no in the config",
         ),
     ],
 )
@@ -152,7 +161,7 @@ def test_a_store_made_otherwise_is_refused(tmp_path: Path, conf: DataConfig, cha
 
 def test_a_store_of_before_is_that_of_the_files_grid(tmp_path: Path, conf: DataConfig) -> None:
     """An earlier version wrote nothing of grids into the identity."""
-    one_grid = {"p2": [], "static": [], "fields": {}}
+    one_grid = {"p2": [], "static": [], "variable_options": {}}
     path = preprocess(make(tmp_path, grid=None, **one_grid))
     assert not [key for key in read_description(path)["identity"] if "grid" in key or "vector" in key]
     assert open_store(path).grid.difference(FINE) is None
@@ -162,7 +171,7 @@ def test_a_store_of_before_is_that_of_the_files_grid(tmp_path: Path, conf: DataC
 
 def test_without_a_grid_all_must_share_one(tmp_path: Path, conf: DataConfig) -> None:
     with pytest.raises(DataError, match=r"different grids: 37 x 72 cells against 24 x 40; set data\.grid"):
-        open_sources(make(tmp_path, grid=None, fields={}))
+        open_sources(make(tmp_path, grid=None, variable_options={}))
 
 
 def test_regional_grids_are_refused(tmp_path: Path) -> None:
@@ -190,9 +199,9 @@ def test_a_grid_like_nothing(tmp_path: Path, conf: DataConfig) -> None:
         ({"grid": RUN | {"like": "a.nc"}}, "name rows, columns and poles, or like"),
         ({"grid": {}}, "name rows, columns and poles, or like"),
         ({"grid": RUN | {"pole": True}}, "pole"),
-        ({"grid": None, "fields": {}, "regrid": "conservative"}, "regrid has no effect without grid"),
+        ({"grid": None, "variable_options": {}, "regrid": "conservative"}, "regrid has no effect without grid"),
         ({"grid": None}, "fields.t.regrid has no effect"),
-        ({"static": ["sin_latitude"], "fields": {"sin_latitude": {"regrid": "nearest"}}}, "has no effect"),
+        ({"static": ["sin_latitude"], "variable_options": {"sin_latitude": {"regrid": "nearest"}}}, "has no effect"),
         ({"regrid": "nearest"}, "bilinear"),
     ],
 )

@@ -49,7 +49,7 @@ def conf(tmp_path: Path) -> DataConfig:
         p2=["t"],
         forcing=["sst"],
         static=["ground"],
-        fields={"sst": {"missing": "fill_mean"}},
+        variable_options={"sst": {"missing": "fill_mean"}},
         store=str(tmp_path / "store.zarr"),
     )
 
@@ -170,7 +170,7 @@ def test_chunks_that_zarr_does_not_write_are_no_damage(tmp_path: Path) -> None:
         p2=["t"],
         forcing=["sst"],
         static=["ground"],
-        fields={"sst": {"missing": "fill_mean"}},
+        variable_options={"sst": {"missing": "fill_mean"}},
         store=str(tmp_path / "store.zarr"),
     )
     path = preprocess(conf)
@@ -182,7 +182,7 @@ def test_bad_times_have_no_chunk_and_stay_bad(tmp_path: Path) -> None:
     t = random_fields(40, H, W)
     t[20, 0, 0] = np.nan
     write_file(tmp_path / "a.nc", {"t": t}, HOURS)
-    conf = make_config(tmp_path / "a.nc", p2=["t"], store=str(tmp_path / "store.zarr"), bad_times="skip")
+    conf = make_config(tmp_path / "a.nc", p2=["t"], store=str(tmp_path / "store.zarr"), on_bad_time="skip")
     path = preprocess(conf)
     assert not chunk(conf, 20).exists() and not find_damage(path, deep=True)
     meta = read_description(path)

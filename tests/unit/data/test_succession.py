@@ -109,9 +109,11 @@ def test_other_units_are_refused_or_converted(tmp_path: Path) -> None:
     one = write_file(tmp_path / "a.nc", {"t": T[:4, 0]}, OLD_HOURS)
     two = write_file(tmp_path / "b.nc", {"t": T[4:, 0] - 273.15}, NEW_HOURS, attributes={"t": {"units": "degC"}})
     sources = [{"path": str(one)}, {"path": str(two)}]
-    with pytest.raises(DataError, match='t is in "K" in .*a.nc and in "degC" in .*b.nc; set data.fields.t.units'):
+    with pytest.raises(
+        DataError, match='t is in "K" in .*a.nc and in "degC" in .*b.nc; set data.variable_options.t.units'
+    ):
         open_sources(make_config("", sources=sources, p2=["t"]))
-    reader = open_sources(make_config("", sources=sources, p2=["t"], fields={"t": {"units": "K"}}))
+    reader = open_sources(make_config("", sources=sources, p2=["t"], variable_options={"t": {"units": "K"}}))
     np.testing.assert_allclose(read_all(reader)[:, 0], T[:, 0], atol=5e-5)
 
 
@@ -165,7 +167,7 @@ def test_sums_over_other_intervals_are_refused(tmp_path: Path) -> None:
     two = write_file(tmp_path / "b.nc", {"tp": T[4:, 0]}, range(24, 28))
     conf = {
         "sources": [{"path": str(one)}, {"path": str(two)}],
-        "fields": {"tp": {"temporal": "accumulate"}},
+        "variable_options": {"tp": {"temporal": "accumulate"}},
         "p2": ["tp"],
     }
     with pytest.raises(DataError, match=r"tp: its sources .*data.sources.0: 6h, data.sources.1: 1h.* no time bounds"):

@@ -57,12 +57,12 @@ def test_another_spelling_changes_nothing(units: str) -> None:
 @pytest.mark.parametrize(
     ("have", "wanted", "kind", "message"),
     [
-        ("m2 s-2", "m", DataError, 'a.nc: z is in "m2 s-2".*"m".*data.fields.z.units.*different quantities'),
+        ("m2 s-2", "m", DataError, 'a.nc: z is in "m2 s-2".*"m".*data.variable_options.z.units.*different quantities'),
         ("kg m-2", "mm", DataError, "different quantities"),
         ("furlong K", "K", DataError, "different quantities"),
         ("bananas", "K", DataError, '"bananas" is no unit'),
         ("(0 - 1", "1", DataError, "is no unit"),
-        ("m", "bananas", ConfigError, 'data.fields.z.units: "bananas" is no unit'),
+        ("m", "bananas", ConfigError, 'data.variable_options.z.units: "bananas" is no unit'),
         ("", "K", DataError, 'a.nc: z has no units.*"K"'),
         (" ", "K", DataError, "z has no units"),
         ("lg(re 1 mW)", "W", DataError, "not proportional"),
@@ -79,7 +79,9 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_conversion("K", "K", "t", "a.nc") is None
     # docs/data.md says which spellings need it
     assert is_same_unit("m2 s-2", "J kg-1") and not is_same_unit("m2 s-2", "N m kg-1")
-    with pytest.raises(ConfigError, match=r"a.nc: t is in .*data.fields.t.units.*cf-units.*pip install .*\[units\]"):
+    with pytest.raises(
+        ConfigError, match=r"a.nc: t is in .*data.variable_options.t.units.*cf-units.*pip install .*\[units\]"
+    ):
         find_conversion("degC", "K", "t", "a.nc")
 
 
@@ -88,16 +90,16 @@ def test_files_in_different_units(tmp_path: Path) -> None:
     one = write_file(tmp_path / "a.nc", {"t2m": t[:4]})
     celsius = {"t2m": {"units": "degC", "standard_name": "air_temperature"}}
     two = write_file(tmp_path / "b.nc", {"t2m": t[4:] - 273.15}, hours=[24, 30, 36, 42], attributes=celsius)
-    with pytest.raises(DataError, match=r"b\.nc; set data\.fields\.t2m\.units"):
+    with pytest.raises(DataError, match=r"b\.nc; set data\.variable_options\.t2m\.units"):
         open_sources(make_config([one, two], p2=["t2m"]))
-    reader = open_sources(make_config([one, two], p2=["t2m"], fields=IN_KELVIN))
+    reader = open_sources(make_config([one, two], p2=["t2m"], variable_options=IN_KELVIN))
     np.testing.assert_array_equal(reader.read(1)[0], t[1])
     np.testing.assert_allclose(reader.read(6)[0], t[6], atol=5e-5)
     assert reader.attributes["t2m"]["units"] == "K"
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(reader)).read(6), reader.read(6))
     no_units = write_file(tmp_path / "c.nc", {"t2m": t[:4]}, attributes={"t2m": {"units": ""}})
     with pytest.raises(DataError, match=r"c\.nc: t2m has no units"):
-        open_sources(make_config(no_units, p2=["t2m"], fields=IN_KELVIN))
+        open_sources(make_config(no_units, p2=["t2m"], variable_options=IN_KELVIN))
 
 
 @pytest.mark.parametrize(
@@ -157,7 +159,7 @@ def test_steps_of_packed_values_are_converted(tmp_path: Path) -> None:
     pressure = np.round(random_fields(4, H, W) * 2) / 2
     options = {"attributes": {"sp": {"units": "hPa"}}, "packed": {"sp": 0.5}}
     path = write_file(tmp_path / "a.nc", {"sp": pressure}, **options)
-    reader = open_sources(make_config(path, p2=["sp"], fields={"sp": {"units": "Pa"}}))
+    reader = open_sources(make_config(path, p2=["sp"], variable_options={"sp": {"units": "Pa"}}))
     assert reader.packing_steps == {"sp": 50.0}
     np.testing.assert_array_equal(reader.read(2)[0], pressure[2] * 100)
 
@@ -168,31 +170,31 @@ def test_static_fields_masks_and_plausibility(tmp_path: Path) -> None:
     units = {"t2m": {"units": "degC"}, "height": {"units": "km"}}
     path = write_file(tmp_path / "a.nc", {"t2m": t - 273.15, "height": height}, attributes=units)
     fields = {"t2m": {"units": "K", "missing": "fill_mean"}, "height": {"units": "m"}}
-    reader = open_sources(make_config(path, p2=["t2m"], static=["height"], fields=fields))
+    reader = open_sources(make_config(path, p2=["t2m"], static=["height"], variable_options=fields))
     np.testing.assert_allclose(reader.static()[0], 1000 * height, rtol=1e-6)
     assert reader.masks["t2m"].sum() == 1
     np.testing.assert_allclose(reader.read(0)[0], t[0], atol=1e-3)
     # a file that says Celsius and holds Kelvin is far too warm
     wrong = write_file(tmp_path / "b.nc", {"t2m": t, "height": height}, attributes=units)
     with pytest.raises(DataError, match="b.nc: t2m at .* 127 of 128 values are no temperature in degC"):
-        open_sources(make_config(wrong, p2=["t2m"], static=["height"], fields=fields))
+        open_sources(make_config(wrong, p2=["t2m"], static=["height"], variable_options=fields))
 
 
 def test_a_store_in_other_units_is_refused(tmp_path: Path) -> None:
     t = random_fields(40, H, W)
     path = write_file(tmp_path / "a.nc", {"t2m": t - 273.15}, HOURS, attributes={"t2m": {"units": "degC"}})
     options = {"p2": ["t2m"], "store": str(tmp_path / "store.zarr")}
-    conf = make_config(path, fields=IN_KELVIN, **options)
+    conf = make_config(path, variable_options=IN_KELVIN, **options)
     preprocess(conf)
     stored = open_reader(conf)
     assert stored.attributes["t2m"]["units"] == "K"
     np.testing.assert_allclose(stored.read(3)[0], t[3], atol=5e-5)
     assert stored.statistics.mean[0] == pytest.approx(float(t[:16].mean()), abs=1e-3)
-    with pytest.raises(DataError, match="data.fields.t2m.units: K in the store, None in the config"):
+    with pytest.raises(DataError, match="data.variable_options.t2m.units: K in the store, None in the config"):
         open_reader(make_config(path, **options))
 
 
 @pytest.mark.parametrize("fields", [{"sin_latitude": {"units": "1"}}, {"t2m": {"units": ""}}, {"t2m": {"units": 1}}])
 def test_settings_that_mean_nothing(fields: dict) -> None:
     with pytest.raises(ValidationError, match="units"):
-        make_config("a.nc", p2=["t2m"], static=["sin_latitude"], fields=fields)
+        make_config("a.nc", p2=["t2m"], static=["sin_latitude"], variable_options=fields)

@@ -23,7 +23,7 @@ def total(first: int, last: int) -> np.ndarray:
 
 def open_file(path: Path, temporal: str, timestep: str = "6h", **options: object) -> SourceReader:
     fields = {"tp": {"temporal": temporal, **options}}
-    return open_sources(make_config(path, p2=["tp"], fields=fields, timestep=timestep))
+    return open_sources(make_config(path, p2=["tp"], variable_options=fields, timestep=timestep))
 
 
 def require_totals(reader: SourceReader, hours: int, ends: list[int], share: float = 1.0) -> None:
@@ -85,7 +85,9 @@ def test_what_makes_up_no_step_is_refused(tmp_path: Path) -> None:
     fields = {"tp": RATES[:4].astype(np.float32)}
     ends = np.array([0, 6, 12, 18])
     path = write_file(tmp_path / "a.nc", fields, hours=[0, 4, 8, 12])
-    with pytest.raises(DataError, match="a.nc: data.fields.tp.temporal is accumulate, .* 6h, but they cover 4h each"):
+    with pytest.raises(
+        DataError, match="a.nc: data.variable_options.tp.temporal is accumulate, .* 6h, but they cover 4h each"
+    ):
         open_file(path, "accumulate")
     path = write_file(tmp_path / "b.nc", fields, time_bounds=np.stack([0 * ends, ends], axis=1))
     with pytest.raises(DataError, match="intervals of .* and 6h; .* set temporal: deaccumulate"):
@@ -94,7 +96,9 @@ def test_what_makes_up_no_step_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="at 2000-01-01T00:00 covers 1999-12-31T21:00 to 2000-01-01T03:00"):
         open_file(path, "mean")
     path = write_file(tmp_path / "d.nc", fields)
-    with pytest.raises(DataError, match=r"neither time bounds nor data.fields.tp.restarts .* such as \[0, 12\]"):
+    with pytest.raises(
+        DataError, match=r"neither time bounds nor data.variable_options.tp.restarts .* such as \[0, 12\]"
+    ):
         open_file(path, "deaccumulate")
     path = write_file(tmp_path / "e.nc", fields, hours=[0, 1, 2, 3])
     with pytest.raises(DataError, match="tp has 4 times, which make up no whole window"):

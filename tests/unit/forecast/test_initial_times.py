@@ -69,7 +69,7 @@ def _data(history_len: int = 1, **sst: str) -> DataConfig:
     return DataConfig(
         sources=[{"path": "none.nc"}],
         variables={"prognostic": {"vars_2D": ["t2m"]}, "dynamic_forcing": {"vars_2D": ["sst"]}},
-        fields={"sst": sst} if sst else {},
+        variable_options={"sst": sst} if sst else {},
         history_len=history_len,
         splits={name: [f"{year}-01-01", f"{year}-01-10"] for name, year in SPLIT_YEARS.items()},
     )
@@ -210,7 +210,7 @@ def test_observed_forcing_must_be_in_the_data(forcing: dict, lead_time: str) -> 
         conf = InferenceConfig(initial_times=wanted, lead_time=lead)
         assert _choose(conf, in_forecast="persist", **forcing)
         with pytest.raises(DataError, match=r"initial_times: the forecast from .* needs sst \(in_forecast: observed\)"
-                           " at 2001-01-10T06:00.* data.fields.sst.in_forecast: persist"):  # fmt: skip
+                           " at 2001-01-10T06:00.* data.variable_options.sst.in_forecast: persist"):  # fmt: skip
             _choose(conf, in_forecast="observed", **forcing)
 
 

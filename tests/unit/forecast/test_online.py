@@ -99,7 +99,7 @@ def test_sums_are_of_all_steps(batch_size: int) -> None:
     """Also of lagged members, whose first steps lie before the initial time, and of those that nobody reads."""
     data = DataConfig.model_validate({
         "sources": [{"path": "x.nc"}], "levels": [],
-        "variables": {"prognostic": {"vars_2D": ["t2m", "tp"]}}, "fields": {"tp": {"temporal": "accumulate"}},
+        "variables": {"prognostic": {"vars_2D": ["t2m", "tp"]}}, "variable_options": {"tp": {"temporal": "accumulate"}},
         "splits": {name: ["2000-01-01", "2000-02-01"] for name in ("train", "valid", "test")},
     })  # fmt: skip
     conf = InferenceConfig(derive={"total": {"kind": "accumulation", "of": "tp"}})

@@ -31,7 +31,7 @@ RAW = {
             "dynamic_forcing": {"vars_2D": ["sst"]},
             "static": {"vars_2D": ["sin_latitude"]},
         },
-        "fields": {"sst": {"missing": "fill_mean"}},
+        "variable_options": {"sst": {"missing": "fill_mean"}},
         "splits": {
             "train": ["2000-01-01", "2000-12-31"],
             "valid": ["2001-01-11", "2001-01-31"],
@@ -92,7 +92,9 @@ def test_other_data_are_refused(fitted: tuple[AnalyticReader, ModelAssets]) -> N
     with pytest.raises(DataError, match="16 x 32 cells against 8 x 16"):
         require_same_fields(replace(assets, grid=make_grid(16, 32)), reader, Path("step"))
     celsius = {**assets.attributes, "t2m": {"units": "degC"}}
-    with pytest.raises(DataError, match='t2m: the data are in K.*trained on degC; data.fields.t2m.units: "degC"'):
+    with pytest.raises(
+        DataError, match='t2m: the data are in K.*trained on degC; data.variable_options.t2m.units: "degC"'
+    ):
         require_same_fields(replace(assets, attributes=celsius), reader, Path("step"))
     heights = {**assets.attributes, "t2m": {"units": "m"}}
     with pytest.raises(DataError, match="trained on m; these units measure different quantities: correct the units"):

@@ -35,7 +35,7 @@ def make_config(save_loc: Path, **verification: object) -> Config:
                 "sources": [{"path": "none.nc"}],
                 "levels": [500],
                 "variables": VARIABLES,
-                "fields": {"sst": {"missing": "fill_mean"}},
+                "variable_options": {"sst": {"missing": "fill_mean"}},
                 "splits": {
                     "train": ["2000-01-01", "2000-12-31"],
                     "valid": ["2001-02-01", "2001-02-10"],

@@ -41,7 +41,7 @@ def config_of(folder: Path, year: str, **verification: object) -> Config:
                 "sources": [{"path": "sample:speedy"}],
                 "levels": [850, 500],
                 "variables": {"prognostic": {"vars_3D": ["z", "t"], "vars_2D": ["t2m"]}},
-                "fields": {"t": {"levels": [850]}},
+                "variable_options": {"t": {"levels": [850]}},
                 "splits": splits,
             },
             "model": {"type": "wxformer"},

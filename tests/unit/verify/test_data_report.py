@@ -47,7 +47,7 @@ def conf(tmp_path: Path) -> DataConfig:
             "splits": {"train": ["2000-01-01", "2000-01-08"], "valid": ["2000-01-10"] * 2, "test": ["2000-01-12"] * 2},
             "split_gap": "1d",
             "store": str(tmp_path / "store.zarr"),
-            "bad_times": "skip",
+            "on_bad_time": "skip",
         }
     )
 

@@ -24,7 +24,7 @@ from credit.parallel.mesh import DeviceGrid, ParallelDims
 from credit.train.monitor.metrics_log import MetricsLog
 from credit.train.monitor.preview import Preview, PreviewPlan
 from credit.train.monitor.run_files import early_rows
-from credit.verify.plots.preview import draw_early_view
+from credit.verify.plots.preview import draw_preview
 from tests.unit.analytic_reader import AnalyticReader, make_grid
 
 STEP, LEAD = 360, 1440
@@ -161,7 +161,7 @@ def test_figures_are_replaced_and_begin_anew_after_a_rewind(tmp_path: Path) -> N
 
     def draw(folder: Path, reader: object, history: dict, *rest: object) -> list[Path]:
         seen.append(sorted(history))
-        return draw_early_view(folder, reader, history, *rest)
+        return draw_preview(folder, reader, history, *rest)
 
     network = Network()
     view = make(network, DeviceGrid(), tmp_path, draw)
@@ -183,7 +183,7 @@ def test_figures_are_replaced_and_begin_anew_after_a_rewind(tmp_path: Path) -> N
 
 def test_a_network_that_runs_away_has_curves_and_no_map(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     log = MetricsLog(tmp_path, 0, enabled=True, tensorboard=False)
-    view = make(Network(torch.inf), DeviceGrid(), tmp_path, draw_early_view)
+    view = make(Network(torch.inf), DeviceGrid(), tmp_path, draw_preview)
     assert view(5, log, lambda: False)
     log.close()
     row = json.loads((tmp_path / "metrics.jsonl").read_text())
@@ -195,20 +195,20 @@ def test_a_network_that_runs_away_has_curves_and_no_map(tmp_path: Path, caplog: 
 @pytest.mark.parametrize(
     ("early", "error", "says"),
     [
-        ({"channels": ["z50"]}, ConfigError, 'trainer.early_view.channels: "z50" is not scored; did you mean "z500"'),
-        ({"lead_time": "30d"}, DataError, "trainer.early_view.lead_time: 720h: data.splits.valid"),
+        ({"channels": ["z50"]}, ConfigError, 'trainer.preview.channels: "z50" is not scored; did you mean "z500"'),
+        ({"lead_time": "30d"}, DataError, "trainer.preview.lead_time: 720h: data.splits.valid"),
     ],
 )
 def test_what_cannot_be_forecast_is_refused(early: dict, error: type[Exception], says: str) -> None:
     from credit.config import build_config
     from credit.data.splits import build_splits
-    from credit.train.monitor.preview import plan_early_view
+    from credit.train.monitor.preview import plan_preview
     from tests.unit.verify.conftest import make_config, make_reader
 
     reader, raw = make_reader(), make_config(Path("run")).model_dump()
-    raw["trainer"]["early_view"] = early
+    raw["trainer"]["preview"] = early
     config = build_config(raw)
     with pytest.raises(error, match=says):
-        plan_early_view(
+        plan_preview(
             config, reader.channels, reader.times, reader.clock, build_splits(config.data, reader.clock)["valid"]
         )

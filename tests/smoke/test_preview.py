@@ -1,4 +1,4 @@
-"""credit_train with trainer.early_view: the same run, with rows and figures beside it."""
+"""credit_train with trainer.preview: the same run, with rows and figures beside it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from credit.train.monitor.run_files import early_rows
 from tests.smoke.test_train import rows
 
 SHORT = ("trainer.max_steps=12", "trainer.validate_every=4", "trainer.checkpoint_every=2")
-VIEW = "trainer.early_view={lead_time: 24h, cases: 3, channels: [t2m, rain]}"
+VIEW = "trainer.preview={lead_time: 24h, cases: 3, channels: [t2m, rain]}"
 
 
 class Asked:
@@ -112,14 +112,14 @@ def test_a_run_that_is_stopped_in_a_view_makes_up_for_it(runs: Path) -> None:
 def test_wrong_keys_are_named_before_training(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = str(runs / "config.yml")
     for override, says in (
-        ("trainer.early_view={lead_time: 7h}", "trainer.early_view.lead_time: 7h is not a multiple of data.timestep"),
-        ("trainer.early_view={lead_time: 10d}", "trainer.early_view.lead_time: 240h: data.splits.valid"),
-        ("trainer.early_view={channels: [t2n]}", 'trainer.early_view.channels: "t2n" is not scored; did you mean'),
-        ("trainer.early_view={case: 3}", 'did you mean "cases"'),
+        ("trainer.preview={lead_time: 7h}", "trainer.preview.lead_time: 7h is not a multiple of data.timestep"),
+        ("trainer.preview={lead_time: 10d}", "trainer.preview.lead_time: 240h: data.splits.valid"),
+        ("trainer.preview={channels: [t2n]}", 'trainer.preview.channels: "t2n" is not scored; did you mean'),
+        ("trainer.preview={case: 3}", 'did you mean "cases"'),
     ):
         for name in ("check", "train"):
             assert main([name, config, f"save_loc={runs}/wrong", *SHORT, override]) == 2, (name, override)
             said = capsys.readouterr()
             assert says in said.out + said.err, (name, override)
     assert main(["check", config, f"save_loc={runs}/right", *SHORT, VIEW]) == 0
-    assert "trainer.early_view: 3 forecasts of 24 h, 2000-02-01T00:00 to" in capsys.readouterr().out
+    assert "trainer.preview: 3 forecasts of 24 h, 2000-02-01T00:00 to" in capsys.readouterr().out
