@@ -34,11 +34,11 @@ def run(arguments: argparse.Namespace) -> int:
     from credit.config import load_config
     from credit.parallel.process_info import read_process_info
 
-    config = load_config(arguments.config, arguments.overrides)
     launch = read_process_info()
     if not launch.is_main:
         for handler in logging.getLogger().handlers:
             handler.setLevel(logging.ERROR)
+    config = load_config(arguments.config, arguments.overrides)
     outcome = _train(config, launch)
     if launch.is_main:
         print(f"{outcome}: {config.save_loc}")
@@ -79,7 +79,7 @@ def _train(config: Config, launch: ProcessInfo) -> str:
         watchdog = held.enter_context(Watchdog(store, launch.rank, launch.world, patience=timeout * 60.0 / 4))
         peaks = reported_peaks(torch.cuda.get_device_name(device)) if device.type == "cuda" else {}
         try:
-            trainer = assemble_training(config, launch, device, watchdog, _draw_early_view, began, peaks)
+            trainer = assemble_training(config, launch, device, watchdog, _draw_preview, began, peaks)
         except Exception as error:
             # a run that is done stays so: what was asked of it now is wrong
             before = read_status(folder) if launch.is_main else {}
@@ -89,11 +89,11 @@ def _train(config: Config, launch: ProcessInfo) -> str:
         return trainer.run(stop, presence)
 
 
-def _draw_early_view(*arguments: Any) -> list[Path]:
+def _draw_preview(*arguments: Any) -> list[Path]:
     """Draw; matplotlib is slow to import, and most runs draw nothing."""
-    from credit.verify.plots.preview import draw_early_view
+    from credit.verify.plots.preview import draw_preview
 
-    return draw_early_view(*arguments)
+    return draw_preview(*arguments)
 
 
 def _hold(held: ExitStack, presence: RunLock | None) -> None:

@@ -140,7 +140,7 @@ class VariableOptions(Section):
         return DERIVED_FROM[self.derive] | self.inputs if self.derive else {}
 
 
-# sections are frozen, so all variables without options have these in common
+# Sections are frozen, so all variables without options can share one object.
 _USUAL = VariableOptions()
 
 
@@ -234,9 +234,9 @@ class DataConfig(Section):
     coefficients: PathText | None = Field(
         None,
         description="A file with the coefficients of the run's model levels, to bring sources with `vertical` to them, "
-        "for the budgets of `model.post`, and for `inference.pressure_levels` and `inference.derive`.",
+        "for the budgets of `model.postprocess`, and for `inference.pressure_levels` and `inference.derive`.",
     )
-    fields: dict[str, VariableOptions] = Field({}, description="Options of single variables, by name.")
+    variable_options: dict[str, VariableOptions] = Field({}, description="Options of single variables, by name.")
     transforms: dict[str, TransformConfig] = Field(
         {}, description="Transforms of single variables, by name, for skewed ones: tp: {kind: log1p, unit: 0.001}."
     )
@@ -260,7 +260,7 @@ class DataConfig(Section):
     store: PathText | None = Field(
         None, description="The training store that credit_preprocess writes; none: train from the sources."
     )
-    bad_times: Literal["fail", "skip"] = Field(
+    on_bad_time: Literal["fail", "skip"] = Field(
         "fail",
         description="A time whose fields have missing, infinite or impossible values or cannot be read: stop, or leave "
         "it out of the store and list it (at most one in twenty).",
@@ -286,19 +286,20 @@ class DataConfig(Section):
         names_3d = groups.prognostic.vars_3D + groups.diagnostic.vars_3D + groups.dynamic_forcing.vars_3D
         names_3d += groups.static.vars_3D
         for name in names_3d:
-            own = self.fields.get(name)
-            if not self.levels and not (own and own.levels):
+            if not self.levels and not self.field(name).levels:
                 raise ValueError(f"{name} is in vars_3D but there are no levels; set data.levels")
         every = set(names_3d)
         for group in (groups.prognostic, groups.diagnostic, groups.dynamic_forcing, groups.static):
             every |= set(group.vars_2D)
-        for name in self.fields:
+        for name in self.variable_options:
             if name not in every:
-                raise ValueError(f'fields names "{name}", which is not in data.variables ({", ".join(sorted(every))})')
+                raise ValueError(
+                    f'variable_options names "{name}", which is not in data.variables ({", ".join(sorted(every))})'
+                )
         self._refuse_options_without_effect()
-        if self.bad_times == "skip" and self.store is None:
+        if self.on_bad_time == "skip" and self.store is None:
             raise ValueError(
-                "bad_times: skip needs a data.store, in which the bad times are noted; or correct the files"
+                "on_bad_time: skip needs a data.store, in which the bad times are noted; or correct the files"
             )
         if self.cache == "disk" and self.store is None:
             raise ValueError("cache: disk copies the chunks of a training store; set data.store")
@@ -333,7 +334,8 @@ class DataConfig(Section):
             raise ValueError("regrid has no effect without grid; set data.grid")
         if self.coefficients and self.level_units != "model_level":
             raise ValueError("coefficients has no effect: it is for level_units: model_level")
-        for name, field in self.fields.items():
+        for name, field in self.variable_options.items():
+            option_key = f"variable_options.{name}"
             self._check_derived(name, field, on_levels, [*outputs, *read])
             for key, members, which in (
                 ("levels", on_levels, "variables on levels"),
@@ -346,24 +348,24 @@ class DataConfig(Section):
                 ("regrid", from_files if self.grid else (), "variables that are read from data, with data.grid"),
             ):
                 if getattr(field, key) != VariableOptions.model_fields[key].default and name not in members:
-                    raise ValueError(f"fields.{name}.{key} has no effect: it is for {which}")
+                    raise ValueError(f"{option_key}.{key} has no effect: it is for {which}")
             if field.minimum is not None and field.maximum is not None and field.minimum >= field.maximum:
-                raise ValueError(f"fields.{name}: minimum {field.minimum:g} must be below maximum {field.maximum:g}")
+                raise ValueError(f"{option_key}: minimum {field.minimum:g} must be below maximum {field.maximum:g}")
             if field.valid_range is not None and field.valid_range[0] >= field.valid_range[1]:
                 least, greatest = field.valid_range
-                raise ValueError(f"fields.{name}.valid_range: {least:g} must be below {greatest:g}")
+                raise ValueError(f"{option_key}.valid_range: {least:g} must be below {greatest:g}")
             if field.restarts is not None and field.temporal != "deaccumulate":
-                raise ValueError(f"fields.{name}.restarts has no effect without temporal: deaccumulate")
+                raise ValueError(f"{option_key}.restarts has no effect without temporal: deaccumulate")
             if field.window == "next" and field.temporal == "instant":
-                raise ValueError(f"fields.{name}.window has no effect with temporal: instant; set mean or accumulate")
+                raise ValueError(f"{option_key}.window has no effect with temporal: instant; set mean or accumulate")
 
     @staticmethod
     def _check_derived(name: str, field: VariableOptions, on_levels: list[str], varying: list[str]) -> None:
         if field.derive is None:
             if field.inputs:
-                raise ValueError(f"fields.{name}.inputs has no effect without derive")
+                raise ValueError(f"variable_options.{name}.inputs has no effect without derive")
             return
-        here = f"fields.{name}.derive: {field.derive}"
+        here = f"variable_options.{name}.derive: {field.derive}"
         for role in field.inputs:
             if role not in DERIVED_FROM[field.derive]:
                 raise ValueError(f'{here} has no input "{role}"; it is made of {", ".join(DERIVED_FROM[field.derive])}')
@@ -378,13 +380,13 @@ class DataConfig(Section):
 
     def field(self, name: str) -> VariableOptions:
         """Return the options of variable `name`."""
-        return self.fields.get(name, _USUAL)
+        return self.variable_options.get(name, _USUAL)
 
     def channel_map(self) -> ChannelMap:
         """Return the channels that this section describes."""
         variables = self.variables.model_dump()
-        levels_of = {name: field.levels for name, field in self.fields.items() if field.levels}
-        masked = [name for name, field in self.fields.items() if field.missing == "fill_mean"]
+        levels_of = {name: field.levels for name, field in self.variable_options.items() if field.levels}
+        masked = [name for name, field in self.variable_options.items() if field.missing == "fill_mean"]
         return ChannelMap.build(variables, self.levels, levels_of, masked, self.input_order, self.level_units)
 
     @property

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from credit.calendar import format_duration, parse_duration
+from credit.config.registry import PERTURBATIONS
 from credit.config.schema_data import DataConfig
-from credit.config.schema_forecast import InferenceConfig, InitialTimesConfig, PerturbationConfig, VerificationConfig
-from credit.config.schema_trainer import EarlyViewConfig
+from credit.config.schema_forecast import InferenceConfig, InitialTimesConfig, VerificationConfig
+from credit.config.schema_trainer import PreviewConfig
 from credit.errors import ConfigError
 
 
@@ -36,12 +37,12 @@ def fill_step_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
         perturbation = ensemble.get("perturbation") if isinstance(ensemble, Mapping) else None
         if isinstance(perturbation, Mapping) and perturbation.get("kind") == "bred":
             inference["ensemble"] = dict(ensemble)
-            cycle = _round_up(PerturbationConfig.model_fields["cycle"].default, step)
+            cycle = _round_up(PERTURBATIONS.find_section("bred").model_fields["cycle"].default, step)
             _fill(inference["ensemble"], "perturbation", {"cycle": cycle})
-    if isinstance(trainer, Mapping) and isinstance(trainer.get("early_view"), Mapping):
+    if isinstance(trainer, Mapping) and isinstance(trainer.get("preview"), Mapping):
         filled["trainer"] = dict(trainer)
-        lead_time = _round_up(EarlyViewConfig.model_fields["lead_time"].default, step)
-        _fill(filled["trainer"], "early_view", {"lead_time": lead_time})
+        lead_time = _round_up(PreviewConfig.model_fields["lead_time"].default, step)
+        _fill(filled["trainer"], "preview", {"lead_time": lead_time})
     return filled
 
 

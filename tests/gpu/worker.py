@@ -63,7 +63,7 @@ TRAINING = {
         "trainer.resume=somewhere",
         "trainer.activation_checkpoint=selective",
     ],
-    "bounds, transforms": ["data.fields.t2m={minimum: 200}", "data.transforms={msl: {kind: log1p, unit: 1}}"],
+    "bounds, transforms": ["data.variable_options.t2m={minimum: 200}", "data.transforms={msl: {kind: log1p, unit: 1}}"],
 }
 SPLIT = "split over two ranks"
 # name -> inference.amp, ensemble

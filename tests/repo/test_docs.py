@@ -15,6 +15,7 @@ from credit.cli.main import COMMANDS, main
 from credit.cli.reference import render_cli_reference
 from credit.config import schema_model
 from credit.config.docs_page import describe
+from credit.config.renamed_keys import find_old_key
 from credit.models import registry
 
 REPOSITORY = Path(__file__).parents[2]
@@ -84,6 +85,9 @@ def test_config_keys_exist(page: Path) -> None:
     known = config_keys()
     named = re.findall(rf"`((?:{SECTIONS})(?:\.\w+)+)(?:[=:][^`]*)?`", text)
     wrong = [key for key in named if not known.fullmatch(key) and key not in ABSENT_KEYS]
+    if page.name == "CHANGELOG.md":
+        # Entries of earlier versions have the names of those versions.
+        wrong = [key for key in wrong if find_old_key(key) is None]
     assert wrong == []
 
 

@@ -1,4 +1,4 @@
-"""The example of docs/data.md: a source that a plugin registers goes through every command as a file does."""
+"""The example of docs/own_source.md: a source that a plugin registers goes through every command as a file does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from credit.config import schema_source
 from credit.data.formats import plugin_source
 from tests.smoke.test_train import rows
 
-PAGE = Path(__file__).parents[2] / "docs" / "data.md"
+PAGE = Path(__file__).parents[2] / "docs" / "own_source.md"
 SHORT = ("trainer.max_steps=3", "trainer.validate_every=3", "trainer.checkpoint_every=3", "trainer.log_every=1",
          "inference.initial_times=['2000-02-08', '2000-02-09']", "model.attn_dropout=0")  # fmt: skip
 
@@ -31,8 +31,8 @@ def write_archive(folder: Path) -> None:
         for place, time in enumerate(data.time.values):
             name = np.datetime_as_string(time, "h").translate(str.maketrans("", "", "-T"))
             np.savez(archive / f"{name}.npz", **{one: data[one][place] for one in ("z", "t2m", "rain", "sst")})
-    section = PAGE.read_text(encoding="utf-8").split("### Sources of your own")[1]
-    blocks = dict(re.findall(r"```(python|yaml)\n(.*?)```", section, re.DOTALL))
+    page = PAGE.read_text(encoding="utf-8")
+    blocks = dict(re.findall(r"```(python|yaml)\n(.*?)```", page, re.DOTALL))
     (folder / "lab_archive.py").write_text(blocks["python"])
     raw, own = yaml.safe_load((folder / "config.yml").read_text()), yaml.safe_load(blocks["yaml"])
     raw |= {"plugins": own["plugins"], "data": raw["data"] | own["data"]}
@@ -106,7 +106,7 @@ def test_a_time_that_cannot_be_read(own_run: Path, command) -> None:
     call = "data.sources.0 (npz_archive): read('z', 2000-01-10 06:00:00, (850.0, 500.0)) fails"
     for word in (call, "data.sources.0.options", "lab_archive.py, line"):
         assert word in said, said
-    done = command(*arguments, "data.bad_times=skip", "preprocess.workers=2")
+    done = command(*arguments, "data.on_bad_time=skip", "preprocess.workers=2")
     assert done.returncode == 0, done.stderr
     described = json.loads(Path("own.zarr/zarr.json").read_text())["attributes"]["credit"]
     assert list(described["bad_times"]) == ["2000-01-10T06:00"]

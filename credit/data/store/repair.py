@@ -199,31 +199,31 @@ def mark_outliers(path: Path, group: zarr.Group, meta: Mapping[str, Any], conf: 
         DataError: for such a value where bad times are not skipped.
     """
     times, marks, length = group["time"][:], group["done"][:], group["done"].chunks[0]
-    clock = Calendar(meta["calendar"])
+    calendar = Calendar(meta["calendar"])
     is_judged = np.ones(len(times), dtype=bool)
     # The checksum of the whole is written when a store is complete for the first time.
     if "content" in meta:
         was_bad = set(meta.get("bad_times", {}))
         is_judged = np.isin(np.arange(len(times)) // length, meta.get("parts_to_judge", []))
-        is_judged |= np.array([clock.format(minutes) in was_bad for minutes in times])
+        is_judged |= np.array([calendar.format(minutes) in was_bad for minutes in times])
     is_judged &= marks == WRITTEN
     if not is_judged.any():
         return
     moments_T5C = group["moments"][:, : MOMENTS // 2]
     # A time that was marked as bad here has the moments of its values.
     moments_T5C[marks != WRITTEN, 0] = 0
-    accepted = [name for name, field in conf.fields.items() if field.valid_range is not None]
+    accepted = [name for name, field in conf.variable_options.items() if field.valid_range is not None]
     transforms = {name: TransformConfig(**transform) for name, transform in meta.get("moments_transforms", {}).items()}
     channels = ChannelMap.from_dict(meta["channels"]).stored
     for index, outlier in find_outliers(moments_T5C, channels, accepted, transforms).items():
         if not is_judged[index]:
             continue
-        message = f"{clock.format(times[index])}: {outlier}"
-        if conf.bad_times != "skip":
+        message = f"{calendar.format(times[index])}: {outlier}"
+        if conf.on_bad_time != "skip":
             raise DataError(
                 f"data.store: {path}: {message}; correct the file and run credit_preprocess CONFIG --redo-changed, or "
-                "leave such times out with data.bad_times: skip, or, to accept the value, set "
-                f"data.fields.{outlier.variable}.valid_range: [least, greatest] and name another data.store"
+                "leave such times out with data.on_bad_time: skip, or, to accept the value, set "
+                f"data.variable_options.{outlier.variable}.valid_range: [least, greatest] and name another data.store"
             )
         mark_bad(path, group, index // length, index, int(times[index]), message)
 
@@ -276,6 +276,6 @@ def require_few_bad(path: Path, marks: np.ndarray) -> None:
     if bad > MOST_BAD * len(marks):
         first = next(iter(read_notes(path).values()), "")
         raise DataError(
-            f"data.store: {path}: {bad} of {len(marks)} times are bad; data.bad_times: skip is for at most one in "
+            f"data.store: {path}: {bad} of {len(marks)} times are bad; data.on_bad_time: skip is for at most one in "
             f"{1 / MOST_BAD:.0f}: correct the files and run the same command with --redo-changed. The first: {first}"
         )

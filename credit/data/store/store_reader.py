@@ -38,6 +38,7 @@ import zarr
 
 from credit.calendar import Calendar
 from credit.channels import ChannelMap
+from credit.config.renamed_keys import rename_dotted_key
 from credit.config.schema_data import DataConfig, VariableOptions
 from credit.config.schema_source import SourceConfig
 from credit.data.splits import Split, build_splits
@@ -78,7 +79,7 @@ class StoreReader:
         self.path, self._content = path, meta.get("content")
         self.channels = channels or ChannelMap.from_dict(meta["channels"])
         self.grid = LatLonGrid.from_dict(meta["grid"])
-        self.clock = Calendar(meta["calendar"])
+        self.calendar = Calendar(meta["calendar"])
         self.attributes: dict[str, dict] = meta["attributes"]
         self.statistics = Statistics.from_dict(meta["statistics"]) if meta["complete"] else None
         group = zarr.open_group(path, mode="r")
@@ -138,7 +139,7 @@ class StoreReader:
             self._fields.read(int(self._places[index]), places)
         except (OSError, ValueError, RuntimeError) as error:
             lost = isinstance(error, FileNotFoundError)
-            when = self.clock.format(self.times[index])
+            when = self.calendar.format(self.times[index])
             reason = "its chunk is lost" if lost else str(error)
             # without --deep a chunk whose size is right is taken to be whole
             command = "credit_preprocess CONFIG" + ("" if lost else " --deep")
@@ -290,17 +291,19 @@ def identity(conf: DataConfig) -> dict[str, Any]:
         "data.timestep": f"{conf.step_minutes} min",
         "data.level_units": conf.level_units,
         "data.sources": [_identity_of(source) for source in conf.sources],
-        **{f"data.fields.{name}.missing": field.missing for name, field in fields.items()},
-        **{f"data.fields.{name}.temporal": field.temporal for name, field in fields.items()},
-        **{f"data.fields.{name}.restarts": field.restarts for name, field in fields.items() if field.restarts},
-        **{f"data.fields.{name}.units": field.units for name, field in fields.items() if field.units},
+        **{f"data.variable_options.{name}.missing": field.missing for name, field in fields.items()},
+        **{f"data.variable_options.{name}.temporal": field.temporal for name, field in fields.items()},
         **{
-            f"data.fields.{name}.valid_range": list(field.valid_range)
+            f"data.variable_options.{name}.restarts": field.restarts for name, field in fields.items() if field.restarts
+        },
+        **{f"data.variable_options.{name}.units": field.units for name, field in fields.items() if field.units},
+        **{
+            f"data.variable_options.{name}.valid_range": list(field.valid_range)
             for name, field in fields.items()
             if field.valid_range is not None
         },
-        **{f"data.fields.{name}.derive": field.derive for name, field in fields.items() if field.derive},
-        **{f"data.fields.{name}.inputs": field.inputs for name, field in fields.items() if field.inputs},
+        **{f"data.variable_options.{name}.derive": field.derive for name, field in fields.items() if field.derive},
+        **{f"data.variable_options.{name}.inputs": field.inputs for name, field in fields.items() if field.inputs},
         # without a source that is brought to them, the fields do not depend on the coefficients
         **({"data.coefficients": conf.coefficients} if conf.coefficients and conf.has_vertical else {}),
         **(_regridding(conf, fields) if conf.grid else {}),
@@ -311,8 +314,8 @@ def _regridding(conf: DataConfig, fields: Mapping[str, VariableOptions]) -> dict
     return {
         "data.grid": conf.grid.model_dump(mode="json", exclude_none=True),
         "data.regrid": conf.regrid,
-        **{f"data.fields.{name}.regrid": field.regrid for name, field in fields.items()},
-        **{f"data.fields.{name}.vector": field.vector for name, field in fields.items()},
+        **{f"data.variable_options.{name}.regrid": field.regrid for name, field in fields.items()},
+        **{f"data.variable_options.{name}.vector": field.vector for name, field in fields.items()},
     }
 
 
@@ -336,8 +339,9 @@ def require_same_identity(path: Path, meta: Mapping[str, Any], conf: DataConfig)
     theirs, ours = ChannelMap.from_dict(meta["channels"]), conf.channel_map()
     if theirs.stored != ours.stored or theirs.static_stored != ours.static_stored:
         differences.append(f"channels: {theirs.difference(ours)}")
-    # earlier versions kept `~` in the paths of the config
-    before, now = _with_homes(meta["identity"]), identity(conf)
+    # Earlier versions kept `~` in the paths of the config, and had other names for some of its keys.
+    saved = {rename_dotted_key(key): value for key, value in meta["identity"].items()}
+    before, now = _with_homes(saved), identity(conf)
     # of other channels other keys are known; of the same ones a key that is not known was not given
     for key in sorted(set(before) & set(now) if differences else set(before) | set(now)):
         if before.get(key) != now.get(key):
@@ -379,5 +383,5 @@ def _brief(value: object) -> str:
 
 
 def _span(meta: Mapping[str, Any], ends: tuple[int, int] | list[int]) -> str:
-    clock = Calendar(meta["calendar"])
-    return f"{clock.format(ends[0])}..{clock.format(ends[1])}"
+    calendar = Calendar(meta["calendar"])
+    return f"{calendar.format(ends[0])}..{calendar.format(ends[1])}"

@@ -267,7 +267,7 @@ class OutputDiagnostics:
         rows, known = self._rows(own.of), self._known.get(own.of, {})
         if known.get("temporal") != "accumulate":
             raise ConfigError(
-                f"{here}.of: {own.of} is no sum over the step (data.fields.{own.of}.temporal: accumulate or "
+                f"{here}.of: {own.of} is no sum over the step (data.variable_options.{own.of}.temporal: accumulate or "
                 "deaccumulate); only such can be added up"
             )
         if len(rows) > 1:

@@ -51,7 +51,7 @@ def products(
     data = {
         "sources": [{"path": "x.nc"}],
         "variables": VARIABLES,
-        "fields": {"tp": {"temporal": "accumulate"}},
+        "variable_options": {"tp": {"temporal": "accumulate"}},
         "splits": {name: ["2000-01-01", "2000-02-01"] for name in ("train", "valid", "test")},
         **(levels if hybrid else {"levels": PRESSURES}),
     }

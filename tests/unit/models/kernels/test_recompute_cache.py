@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from credit.models.kernels.recompute_cache import cache_across_recompute, recompute_contexts
-from credit.models.wxformer import spectral_norm
+from credit.models.layers import spectral_norm
 from credit.parallel.activation_checkpoint import checkpoint_blocks
 
 from ..small import build, fields
@@ -63,8 +63,7 @@ def test_a_rollout_has_the_same_gradients_for_fewer_operations(
         model.stages[0].requires_grad_(not frozen)
         if blocks:
             checkpoint_blocks(model, blocks)
-        spectral_norm.iterate_per_step(model)
-        spectral_norm.arm(model)
+        spectral_norm.advance_power_iterations(model)
 
         def step(x: Tensor) -> Tensor:
             with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
