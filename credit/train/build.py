@@ -34,8 +34,8 @@ from credit.forecast.stepper import Stepper
 from credit.losses.base import Loss
 from credit.losses.build import build_loss
 from credit.metrics import Metric, MetricContext, metric_class
+from credit.models.inference import prepare_for_inference
 from credit.models.initialise import initial_values
-from credit.models.wxformer.inference import prepare_for_inference
 from credit.parallel.materialise import fill_, require_filled
 from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
 from credit.parallel.object_collectives import run_on_rank0

@@ -27,7 +27,7 @@ from credit.forecast.ensemble.perturbations import build_perturbation
 from credit.forecast.ensemble.sppt import build_stochastic
 from credit.forecast.rollout import forecast, inference_mode, make_starts
 from credit.forecast.stepper import Stepper
-from credit.models.wxformer.inference import prepare_for_inference
+from credit.models.inference import prepare_for_inference
 from credit.parallel.host_copy import AsyncHostCopy
 from credit.parallel.materialise import allocate_
 from credit.parallel.mesh import DeviceGrid, ParallelDims, build_mesh

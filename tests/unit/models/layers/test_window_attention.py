@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 import torch
 
+from credit.models.inference import prepare_for_inference
 from credit.models.layers.window_attention import DynamicPositionBias, WindowAttention
-from credit.models.wxformer.inference import prepare_for_inference
 
 
 def plain_attention(attention: WindowAttention, x_BHWC: torch.Tensor) -> torch.Tensor:
