@@ -26,7 +26,7 @@ from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
 from credit.models.layers.spectral_norm import SpectralNorm
 from credit.models.layers.transformer_layer import TransformerLayer
 from credit.models.registry import build_model
-from credit.models.wxformer.decoder import Decoder
+from credit.models.wxformer.model import Decoder
 from credit.parallel.activation_checkpoint import checkpoint_blocks
 from credit.parallel.reduce import local_shard
 from credit.parallel.tensor_parallel import apply_tensor_parallel

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from credit.models.kernels.merged_head import Margins
 from credit.models.layers.up_sampling import SubpixelHead
-from credit.models.wxformer.decoder import Decoder
+from credit.models.wxformer.model import Decoder
 
 MARGINS = [((3, 6), (1, 13)), ((1, 1), (1, 1)), ((8, 11), (10, 12)), ((2, 5), (5, 4))]
 AT_THE_EDGE = [((0, 1), (1, 0)), ((0, 0), (5, 5)), ((0, 0), (0, 0))]
