@@ -19,7 +19,7 @@ from credit.config.schema_trainer import LoraConfig
 from credit.errors import ConfigError, did_you_mean
 from credit.models.initialise import generator_for
 from credit.models.wxformer.spectral_norm import without_autocast
-from credit.parallel.activation_checkpoint import plain_name
+from credit.parallel.blocks.activation_checkpoint import plain_name
 from credit.parallel.reduce import local
 
 LAYERS = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)

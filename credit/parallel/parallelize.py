@@ -10,11 +10,11 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from credit.errors import ConfigError
-from credit.parallel.activation_checkpoint import checkpoint_blocks
-from credit.parallel.compiled_blocks import keep_dtensors_outside
+from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
+from credit.parallel.blocks.compilation import keep_dtensors_outside
 from credit.parallel.fsdp2 import shard_units
 from credit.parallel.mesh import DeviceGrid
-from credit.parallel.tensor_parallel import apply_tensor_parallel, has_dropout
+from credit.parallel.tensor.tensor_parallel import apply_tensor_parallel, has_dropout
 
 logger = logging.getLogger(__name__)
 

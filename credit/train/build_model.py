@@ -25,10 +25,10 @@ from credit.models.lora import apply_lora
 from credit.models.registry import build_model, model_class
 from credit.models.wxformer import spectral_norm
 from credit.parallel.fsdp2 import _build_mp_policy
-from credit.parallel.materialise import allocate_
 from credit.parallel.mesh import DeviceGrid, ParallelDims, build_mesh
 from credit.parallel.parallelize import parallelize
 from credit.parallel.process_info import ProcessInfo
+from credit.parallel.state.materialise import allocate_
 from credit.train.assets import ModelAssets, is_vector_component
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from credit.models.wxformer import spectral_norm
-from credit.parallel.activation_checkpoint import plain_name
+from credit.parallel.blocks.activation_checkpoint import plain_name
 from credit.parallel.fsdp2 import iter_unsharded_units, reshard
 from credit.parallel.reduce import local
 

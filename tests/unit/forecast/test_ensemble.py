@@ -15,10 +15,10 @@ from credit.forecast.rollout import ForecastStart, forecast, make_starts
 from credit.forecast.stepper import Stepper
 from credit.grid import LatLonGrid
 from credit.models import build_model
-from credit.parallel import tensor_parallel
 from credit.parallel.mesh import build_mesh, plan_degrees
 from credit.parallel.parallelize import parallelize
 from credit.parallel.process_info import fake_process_group
+from credit.parallel.tensor import tensor_parallel
 from tests.unit.analytic_reader import make_grid
 from tests.unit.forecast.test_step import CHANNELS, TENDENCY, normalizer
 

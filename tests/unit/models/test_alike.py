@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from credit.models.wxformer import WXFormer, spectral_norm
-from credit.parallel.activation_checkpoint import checkpoint_blocks
+from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
 from credit.train.build_model import batch_spectral_norm, compile_blocks
 
 from .small import build, fields

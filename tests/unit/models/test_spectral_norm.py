@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 
 from credit.models.wxformer import WXFormer, spectral_norm
-from credit.parallel.activation_checkpoint import checkpoint_blocks
+from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
 
 from .small import build, fields
 

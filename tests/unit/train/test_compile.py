@@ -18,7 +18,7 @@ from credit.errors import ConfigError
 from credit.models.wxformer import spectral_norm
 from credit.models.wxformer.decoder import UpBlockPS
 from credit.models.wxformer.embed import CrossScaleEmbedding
-from credit.parallel.activation_checkpoint import checkpoint_blocks
+from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
 from credit.parallel.mesh import DeviceGrid
 from credit.train import build_model
 from credit.train.build_model import compile_blocks
