@@ -28,7 +28,7 @@ from credit.models.wxformer.decoder import Decoder
 from credit.models.wxformer.embed import CrossScaleEmbedding
 from credit.models.wxformer.spectral_norm import SpectralNorm
 from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
-from credit.parallel.reduce import local_shard
+from credit.parallel.dtensor import local_shard
 from credit.parallel.tensor.tensor_parallel import apply_tensor_parallel
 
 PARTS = {TransformerLayer: "layers", CrossScaleEmbedding: "embeddings", Decoder: "decoder", SpectralNorm: "weights"}

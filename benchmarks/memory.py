@@ -18,10 +18,10 @@ from networks import PUBLISHED
 from credit.config.schema_trainer import ParallelismConfig, TrainerConfig
 from credit.models.initialise import initial_values
 from credit.models.registry import build_model
+from credit.parallel.dtensor import local_shard
 from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
 from credit.parallel.parallelize import parallelize
 from credit.parallel.process_info import process_group, read_process_info
-from credit.parallel.reduce import local_shard
 from credit.parallel.state.materialise import allocate_, fill_, require_filled
 from credit.train.optim import build_optimizer
 

@@ -28,10 +28,11 @@ from credit.models.registry import build_model
 from credit.models.wxformer import spectral_norm
 from credit.models.wxformer.attention import Attention, FeedForward, TransformerLayer
 from credit.models.wxformer.model import EncoderStage
+from credit.parallel.dtensor import local_shard
 from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
 from credit.parallel.parallelize import parallelize
 from credit.parallel.process_info import process_group, read_process_info
-from credit.parallel.reduce import gradient_norm, local_shard
+from credit.parallel.reduce import gradient_norm
 from credit.parallel.state.materialise import allocate_, fill_
 from credit.train.optim import build_optimizer
 

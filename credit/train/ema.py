@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from credit.models.wxformer import spectral_norm
-from credit.parallel.blocks.activation_checkpoint import plain_name
+from credit.parallel.blocks.marks import plain_name
+from credit.parallel.dtensor import local
 from credit.parallel.fsdp2 import iter_unsharded_units, reshard
-from credit.parallel.reduce import local
 
 AVERAGE_ITERATIONS = 5
 

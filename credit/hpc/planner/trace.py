@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from credit.models.device_paths import force_gpu_path
-from credit.parallel.reduce import local
+from credit.parallel.dtensor import local
 from credit.parallel.state.materialise import allocate_
 
 # torch names collectives differently from release to release

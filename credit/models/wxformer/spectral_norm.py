@@ -29,8 +29,8 @@ from torch.nn.utils import parametrize
 
 from credit.models.device_paths import use_cpu_kernels
 from credit.models.wxformer.spectral_norm_batched import EPS, normalize_, normalize_batched, power_iteration_batched_
-from credit.parallel.blocks.activation_checkpoint import is_marked
-from credit.parallel.reduce import local
+from credit.parallel.blocks.marks import is_marked
+from credit.parallel.dtensor import local
 
 SETTLE_ITERATIONS = 15  # leaves sigma of a random matrix a few per cent low
 

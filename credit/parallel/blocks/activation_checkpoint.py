@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 from torch import nn
@@ -14,37 +14,40 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     checkpoint_wrapper,
 )
 from torch.distributed.fsdp import FSDPModule
-from torch.nn.utils.parametrizations import _SpectralNorm
-from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from credit.errors import ConfigError
 from credit.parallel.blocks.entry_points import custom_entries
+from credit.parallel.blocks.marks import is_marked, wrapped_modules
+from credit.parallel.blocks.spectral_norm_replay import NormalizedWeight, RecordedForward, find_normalized_weights
 
-# put into module names by wrappers; a weight's name in a checkpoint does not have them
-_WRAPPERS = ("_checkpoint_wrapped_module", "_orig_mod")
-# dear to compute and small against what they save: matrix products and attention
-_KEPT = ("mm", "addmm", "bmm", "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
-         "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_cudnn_attention")  # fmt: skip
+# Matrix products and attention: expensive to compute, and their results are small against what else a block saves.
+_SAVED_OPERATIONS = (
+    "mm",
+    "addmm",
+    "bmm",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_cudnn_attention",
+)
 
-
-def is_marked(module: nn.Module) -> bool:
-    """Whether a module opted in as a unit of sharding and checkpointing, as an instance or as a class."""
-    return bool(getattr(module, "_fsdp2_shard", False)) and not isinstance(module, CheckpointWrapper)
+# Contexts of a block's first pass and of its recomputation.
+_Contexts = tuple[AbstractContextManager, AbstractContextManager]
 
 
 def checkpoint_blocks(model: nn.Module, mode: Literal[True, "selective"] = True) -> nn.Module:
-    """Make every marked block run again in the backward pass; in place, returns the model.
+    """Recompute every marked block in the backward pass; changes `model` in place and returns it.
 
-    That holds for its forward and for the entry points that it names in ``_fsdp2_forward_methods``.
+    Both the forward of a block and the entry points in its ``_fsdp2_forward_methods`` are checkpointed. Blocks that
+    are wrapped already stay as they are.
 
-    What a module inside computes again by itself while its attribute ``saves_memory`` is true, it then keeps: the block
-    frees it, and would have it computed twice. torch's own spectral norm iterates in every forward in training; a block
-    that runs again finds the vectors that it had at each of its calls, and leaves the present ones alone.
+    A module inside a block that recomputes something by itself while its attribute ``saves_memory`` is true has it set
+    to false: the block frees those results anyway, and they would be computed three times.
 
     Args:
-        model: its marked blocks are wrapped; those that are wrapped already stay as they are.
-        mode: True keeps a block's input alone, ``selective`` also the results of matrix products and attention.
+        model: has marked blocks.
+        mode: True keeps only the inputs of a block, ``"selective"`` also the results of matrix products and attention.
 
     Raises:
         ConfigError: for another mode, or if the model marks no block.
@@ -55,135 +58,67 @@ def checkpoint_blocks(model: nn.Module, mode: Literal[True, "selective"] = True)
         raise ConfigError(
             f"trainer.activation_checkpoint: {type(model).__name__} marks no block with _fsdp2_shard; set it to false"
         )
-    inside = wrapped_modules(model)
+    inside_wrapper = wrapped_modules(model)
+    # A block that is used in two places gets one wrapper.
     wrappers: dict[nn.Module, CheckpointWrapper] = {}
     for parent in list(model.modules()):
-        # a block that is used in two places gets one wrapper
         for name, child in parent._modules.items():
-            if child is not None and is_marked(child) and id(child) not in inside:
-                if child not in wrappers:
-                    for module in child.modules():
-                        if hasattr(module, "saves_memory"):
-                            module.saves_memory = False
-                    wrappers[child] = _wrapped(child, mode)
-                parent._modules[name] = wrappers[child]
+            if child is None or not is_marked(child) or id(child) in inside_wrapper:
+                continue
+            if child not in wrappers:
+                for module in child.modules():
+                    if hasattr(module, "saves_memory"):
+                        module.saves_memory = False
+                wrappers[child] = _wrap_block(child, mode)
+            parent._modules[name] = wrappers[child]
     return model
 
 
-def _wrapped(block: nn.Module, mode: Literal[True, "selective"]) -> CheckpointWrapper:
-    """Return the wrapper that checkpoints every entry point of a block.
-
-    torch's wrapper does so for forward; other attributes it takes from the block as they are.
-    """
-    wrapper = checkpoint_wrapper(block, CheckpointImpl.NO_REENTRANT, **_options(mode, block))
+def _wrap_block(block: nn.Module, mode: Literal[True, "selective"]) -> CheckpointWrapper:
+    """Return a wrapper that checkpoints every entry point of a block."""
+    selective = functools.partial(_selective_contexts, block) if mode == "selective" else None
+    normalized_weights = find_normalized_weights(block)
+    options: dict[str, Any] = {}
+    if normalized_weights:
+        options["context_fn"] = functools.partial(_replay_contexts, normalized_weights, selective)
+    elif selective is not None:
+        options["context_fn"] = selective
+    wrapper = checkpoint_wrapper(block, CheckpointImpl.NO_REENTRANT, **options)
+    # torch's wrapper checkpoints forward only and hands other attributes of the block on as they are.
     for name in custom_entries(block):
         setattr(wrapper, name, functools.partial(wrapper.checkpoint_fn, getattr(block, name)))
     return wrapper
 
 
-def wrapped_modules(model: nn.Module) -> set[int]:
-    """Return the ids of the modules inside a wrapper, of checkpointing or torch.compile, that stands for them."""
-    return {id(m._modules[name]) for m in model.modules() for name in _WRAPPERS if name in m._modules}
+def _selective_contexts(block: nn.Module) -> _Contexts:
+    """Return contexts that save the results of `_SAVED_OPERATIONS` and recompute all others.
 
-
-def plain_name(name: str) -> str:
-    """Return a parameter's or module's name without what wrappers put into it."""
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
-
-
-def _options(mode: Literal[True, "selective"], block: nn.Module) -> dict[str, Any]:
-    """Return what makes the contexts of a block's forward and of its recomputation, if there are any."""
-    selective = functools.partial(_selective_contexts, block) if mode == "selective" else None
-    iterated = _iterated_by_torch(block)
-    if iterated:
-        return {"context_fn": functools.partial(_with_vectors, iterated, selective)}
-    return {} if selective is None else {"context_fn": selective}
-
-
-def _selective_contexts(block: nn.Module) -> tuple[AbstractContextManager, AbstractContextManager]:
-    """Return the contexts of one forward of `block` and of its recomputation that keep what `_policy` says.
-
-    Sharding units inside gather their weights in both, but with other operations, whose results cannot be matched. So a
-    block that has some is computed again as a whole.
+    Sharding units inside a block gather their weights in both passes, but with different operations, whose results
+    cannot be matched. Such a block is recomputed as a whole.
     """
-    if any(isinstance(module, FSDPModule) for module in block.modules() if module is not block):
+    has_inner_units = any(isinstance(module, FSDPModule) for module in block.modules() if module is not block)
+    if has_inner_units:
         return nullcontext(), nullcontext()
-    return create_selective_checkpoint_contexts(_policy)
+    return create_selective_checkpoint_contexts(_selective_policy)
 
 
-def _with_vectors(
-    iterated: list[_Iterated], others: Callable[[], tuple[AbstractContextManager, AbstractContextManager]] | None
-) -> tuple[AbstractContextManager, AbstractContextManager]:
-    """Return the contexts of one forward, and those of `others`, in one."""
-    vectors: list[_Calls] = [[] for _ in iterated]
-    first, again = (nullcontext(), nullcontext()) if others is None else others()
-    return _both(_remembered(iterated, vectors), first), _both(_recalled(iterated, vectors), again)
+def _selective_policy(context, op, *args, **kwargs) -> CheckpointPolicy:
+    operation = op._schema.name.removeprefix("aten::")
+    if op.namespace == "aten" and operation in _SAVED_OPERATIONS:
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _replay_contexts(
+    normalized_weights: list[NormalizedWeight], other_contexts: Callable[[], _Contexts] | None
+) -> _Contexts:
+    """Return contexts that record and replay torch's spectral norm, each combined with one of `other_contexts`."""
+    recorded = RecordedForward(normalized_weights)
+    first_pass, recomputation = (nullcontext(), nullcontext()) if other_contexts is None else other_contexts()
+    return _combined(recorded.record(), first_pass), _combined(recorded.replay(), recomputation)
 
 
 @contextmanager
-def _both(one: AbstractContextManager, other: AbstractContextManager) -> Iterator[None]:
-    with one, other:
+def _combined(outer: AbstractContextManager, inner: AbstractContextManager) -> Iterator[None]:
+    with outer, inner:
         yield
-
-
-# what holds n_power_iterations, the module with the vectors, their names
-_Iterated = tuple[Any, nn.Module, tuple[str, str]]
-# the vectors of one call after the other, by name
-_Calls = list[dict[str, Any]]
-
-
-def _iterated_by_torch(block: nn.Module) -> list[_Iterated]:
-    """Return the weights below `block` that torch's own spectral norm, by hooks or as a parametrization, normalises."""
-    hooked = [
-        (hook, module, (f"{hook.name}_u", f"{hook.name}_v"))
-        for module in block.modules()
-        for hook in module._forward_pre_hooks.values()
-        if isinstance(hook, SpectralNorm)
-    ]
-    return hooked + [(m, m, ("_u", "_v")) for m in block.modules() if isinstance(m, _SpectralNorm) and hasattr(m, "_u")]
-
-
-@contextmanager
-def _remembered(iterated: list[_Iterated], vectors: list[_Calls]) -> Iterator[None]:
-    """Keep the vectors that each call in a forward computes with; where there is none, those that it ends with."""
-
-    def keep(kept: _Calls, names: tuple[str, str], module: nn.Module, *_: Any) -> None:
-        kept.append({name: module._buffers[name].clone() for name in names})
-
-    with ExitStack() as hooks:
-        for (one, module, names), kept in zip(iterated, vectors, strict=True):
-            # a hook of torch iterates before the layer's forward and before hooks that come later
-            register = module.register_forward_hook if one is module else module.register_forward_pre_hook
-            hooks.enter_context(register(functools.partial(keep, kept, names)))
-        yield
-    for (_, module, names), kept in zip(iterated, vectors, strict=True):
-        if not kept:
-            keep(kept, names, module)
-
-
-@contextmanager
-def _recalled(iterated: list[_Iterated], vectors: list[_Calls]) -> Iterator[None]:
-    """Put the vectors of each call in place of the present ones, and do not iterate."""
-
-    def place(calls: Iterator[dict[str, Any]], module: nn.Module, *_: Any) -> None:
-        # a last call's vectors stay
-        module._buffers.update(next(calls, {}))
-
-    present = [({name: module._buffers[name] for name in names}, one.n_power_iterations)
-               for one, module, names in iterated]  # fmt: skip
-    try:
-        with ExitStack() as hooks:
-            for (one, module, _), kept in zip(iterated, vectors, strict=True):
-                one.n_power_iterations = 0
-                before = functools.partial(place, iter(kept))
-                hooks.enter_context(module.register_forward_pre_hook(before, prepend=True))
-            yield
-    finally:
-        for (one, module, _), (live, iterations) in zip(iterated, present, strict=True):
-            module._buffers.update(live)
-            one.n_power_iterations = iterations
-
-
-def _policy(context, op, *args, **kwargs) -> CheckpointPolicy:
-    kept = op.namespace == "aten" and op._schema.name.removeprefix("aten::") in _KEPT
-    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from credit.parallel.reduce import local
+from credit.parallel.dtensor import local
 
 
 def keep_dtensors_outside(model: nn.Module) -> None:

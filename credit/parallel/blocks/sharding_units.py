@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from credit.errors import ConfigError
-from credit.parallel.blocks.activation_checkpoint import plain_name, wrapped_modules
+from credit.parallel.blocks.marks import plain_name, wrapped_modules
 
 _OTHER_WRAPPERS = (DistributedDataParallel, DataParallel, FullyShardedDataParallel)
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)

@@ -22,9 +22,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from credit.errors import CheckpointError, ConfigError
-from credit.parallel.blocks.activation_checkpoint import plain_name
+from credit.parallel.blocks.marks import plain_name
+from credit.parallel.dtensor import local_shard
 from credit.parallel.object_collectives import rank_of, run_on_rank0
-from credit.parallel.reduce import local_shard
 from credit.parallel.state.materialise import scatter_from_main
 
 # FSDP1 puts this anywhere into a name; DDP and DataParallel put the other at its beginning, once for each wrapper

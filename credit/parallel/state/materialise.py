@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from credit.errors import ConfigError
-from credit.parallel.blocks.activation_checkpoint import plain_name
-from credit.parallel.reduce import local_shard, shard_dim
+from credit.parallel.blocks.marks import plain_name
+from credit.parallel.dtensor import local_shard, shard_dim
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import parametrize
 
 from credit.errors import ConfigError
-from credit.parallel.blocks.activation_checkpoint import plain_name
+from credit.parallel.blocks.marks import plain_name
 
 KINDS = ("colwise", "rowwise", "replicated", "colwise:N")
 

@@ -37,7 +37,7 @@ from torch.nn.utils import parametrize
 
 from credit.errors import ConfigError
 from credit.parallel.blocks.sharding_units import require_unwrapped
-from credit.parallel.reduce import local
+from credit.parallel.dtensor import local
 from credit.parallel.tensor.collectives import DealFusedRows, FusedRoutes, Sum, SumGradient, Total, plan_fused_routes
 from credit.parallel.tensor.plan import PlannedLayer, read_plan, require_splittable
 

@@ -14,7 +14,7 @@ from credit.config.schema_trainer import LoraConfig, ParallelismConfig
 from credit.models.lora import apply_lora
 from credit.models.wxformer import spectral_norm
 from credit.parallel import fsdp2
-from credit.parallel.blocks.activation_checkpoint import plain_name
+from credit.parallel.blocks.marks import plain_name
 from credit.parallel.mesh import build_mesh, plan_degrees
 from credit.parallel.parallelize import parallelize
 from credit.train.build_model import batch_spectral_norm, compile_blocks

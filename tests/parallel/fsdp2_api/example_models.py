@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from credit.parallel.blocks.activation_checkpoint import plain_name
+from credit.parallel.blocks.marks import plain_name
 from tests.parallel.training.cases import whole
 
 WIDTH, SAMPLES = 8, 8

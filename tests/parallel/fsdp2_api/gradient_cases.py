@@ -19,7 +19,7 @@ from credit.config.schema_trainer import ParallelismConfig
 from credit.errors import ConfigError
 from credit.models.wxformer import WXFormer, spectral_norm
 from credit.parallel import fsdp2
-from credit.parallel.blocks.activation_checkpoint import plain_name
+from credit.parallel.blocks.marks import plain_name
 from credit.parallel.mesh import build_mesh, plan_degrees
 from credit.parallel.parallelize import parallelize
 from credit.parallel.tensor.tensor_parallel import apply_tensor_parallel

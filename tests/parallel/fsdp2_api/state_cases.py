@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from credit.errors import CheckpointError, ConfigError
 from credit.parallel import fsdp2
-from credit.parallel.blocks.activation_checkpoint import plain_name
+from credit.parallel.blocks.marks import plain_name
 from credit.parallel.object_collectives import run_on_rank0, together
 from tests.parallel.fsdp2_api.example_models import (
     WIDTH,

@@ -24,7 +24,7 @@ from credit.losses import build_loss
 from credit.models.initialise import initial_values
 from credit.models.registry import build_model
 from credit.models.wxformer import spectral_norm
-from credit.parallel.blocks.activation_checkpoint import plain_name
+from credit.parallel.blocks.marks import plain_name
 from credit.parallel.fsdp2 import _build_mp_policy
 from credit.parallel.mesh import DeviceGrid
 from credit.parallel.parallelize import parallelize

@@ -15,11 +15,12 @@ from credit.config.schema_trainer import LoraConfig
 from credit.models import lora
 from credit.models.initialise import generator_for, initial_values
 from credit.models.registry import build_model
-from credit.parallel.blocks.activation_checkpoint import plain_name
+from credit.parallel.blocks.marks import plain_name
+from credit.parallel.dtensor import local_shard
 from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
 from credit.parallel.parallelize import parallelize
 from credit.parallel.process_info import process_group, read_process_info
-from credit.parallel.reduce import local_shard, mean_over_ranks
+from credit.parallel.reduce import mean_over_ranks
 from credit.parallel.state.materialise import allocate_, fill_, part_of, require_filled
 from tests.parallel.training import cases
 

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 from credit.config.schema_trainer import ParallelismConfig
+from credit.parallel.dtensor import local_shard, shard_dim
 from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
 from credit.parallel.process_info import process_group, read_process_info
-from credit.parallel.reduce import local_shard, shard_dim
 from tests.parallel.training import cases
 
 LOW_PRECISION = cases.Case(amp=True, steps=50)

@@ -13,9 +13,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.collectives import CollectiveCounter
 from credit.models.initialise import initial_values
+from credit.parallel.dtensor import local_shard
 from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
 from credit.parallel.process_info import process_group, read_process_info
-from credit.parallel.reduce import local_shard
 from credit.parallel.state.materialise import allocate_, fill_
 from credit.train.build import build_stepper
 from credit.train.ema import EMA

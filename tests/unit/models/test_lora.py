@@ -15,7 +15,8 @@ from credit.errors import ConfigError
 from credit.models import lora
 from credit.models.device_paths import force_gpu_path
 from credit.models.wxformer import WXFormer, spectral_norm
-from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks, plain_name
+from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
+from credit.parallel.blocks.marks import plain_name
 
 from .small import SETTINGS, build, fields
 

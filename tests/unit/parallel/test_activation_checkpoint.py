@@ -13,7 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from credit.errors import ConfigError
 from credit.models.device_paths import force_gpu_path
 from credit.models.wxformer import spectral_norm
-from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks, plain_name
+from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
+from credit.parallel.blocks.marks import plain_name
 from tests.unit.models.small import build, fields
 
 
