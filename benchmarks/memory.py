@@ -41,7 +41,7 @@ def held_bytes(mesh: DeviceGrid, data: str, decoder: str) -> tuple[int, int]:
     with torch.device("meta"):
         model = build_model("wxformer", **PUBLISHED | {"decoder": decoder})
     parameters = sum(p.numel() for p in model.parameters())
-    parallelize(model, mesh, shard=data != "none")
+    parallelize(model, mesh.device_mesh, shard=data != "none")
     allocate_(model, torch.device("cpu"))
     fill_(model, initial_values(model, seed=0))
     require_filled(model)

@@ -58,7 +58,7 @@ def build(mesh: DeviceGrid, data: str, asked: argparse.Namespace) -> nn.Module:
             decoder="pixel_shuffle",
         )  # fmt: skip
     mark(model, asked.units)
-    parallelize(model, mesh, shard=data != "none", checkpoint=asked.checkpoint)
+    parallelize(model, mesh.device_mesh, shard=data != "none", checkpoint=asked.checkpoint)
     allocate_(model, torch.device("cpu"))
     fill_(model, initial_values(model, seed=0))
     spectral_norm.iterate_per_step(model)

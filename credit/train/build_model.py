@@ -111,7 +111,7 @@ def build_parallel_model(
     )
     parallelize(
         model,
-        mesh,
+        mesh.device_mesh,
         shard=sharded,
         checkpoint=conf.activation_checkpoint,
         compile_blocks=compile_blocks if conf.compile else None,

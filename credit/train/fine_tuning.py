@@ -110,7 +110,7 @@ def load_forecast_network(
     if lora is not None:
         apply_lora(model, lora)
     set_tf32(config.trainer.tf32, device)
-    parallelize(model, mesh, shard=config.inference.parallelism.shard)
+    parallelize(model, mesh.device_mesh, shard=config.inference.parallelism.shard)
     allocate_(model, device)
     if lora is not None:
         base = locate_base(checkpoint.load_meta(path)["base"], config.trainer.resume, path)

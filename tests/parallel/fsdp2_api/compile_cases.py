@@ -88,7 +88,12 @@ def split_and_compiled() -> None:
             torch._dynamo.reset()
             model = built(build)
             alone = copy.deepcopy(model)
-            parallelize(model, mesh, checkpoint=checkpoint, compile_blocks=partial(compile_blocks, backend="aot_eager"))
+            parallelize(
+                model,
+                mesh.device_mesh,
+                checkpoint=checkpoint,
+                compile_blocks=partial(compile_blocks, backend="aot_eager"),
+            )
             for seed in (1, 2):
                 share = samples(seed).chunk(2)[mesh.data_rank]
                 for each, x in ((alone, samples(seed)), (model, share)):
@@ -135,7 +140,7 @@ def plan_above_sharding_units() -> None:
         for together in (False, True):
             model = built(build_planned_stages)
             alone = copy.deepcopy(model)
-            parallelize(model, mesh, checkpoint=checkpoint)
+            parallelize(model, mesh.device_mesh, checkpoint=checkpoint)
             if together:
                 # what a trainer does on a GPU
                 batch_spectral_norm(model, by_block=True)

@@ -344,7 +344,7 @@ def split_normalised_and_compiled() -> None:
         model = built(split_blocks)
         alone = copy.deepcopy(model)
         compiled = partial(compile_blocks, backend="aot_eager")
-        parallelize(model, mesh, checkpoint=checkpoint, compile_blocks=compiled)
+        parallelize(model, mesh.device_mesh, checkpoint=checkpoint, compile_blocks=compiled)
         for seed in (1, 2):
             for each, x in ((alone, samples(seed)), (model, samples(seed).chunk(2)[mesh.data_rank])):
                 spectral_norm.arm(each)

@@ -159,7 +159,7 @@ def fused_parts_checkpointed_and_compiled() -> None:
         model = nn.Sequential(model)
         alone = copy.deepcopy(model)
         squares(alone, samples()).backward()
-        parallelize(model, mesh, checkpoint=True, compile_blocks=compiled)
+        parallelize(model, mesh.device_mesh, checkpoint=True, compile_blocks=compiled)
         squares(model, samples().chunk(2)[mesh.data_rank]).backward()
         require_close(gradients(model), gradients(alone))
 

@@ -108,7 +108,7 @@ def build(case: Case, mesh: DeviceGrid, data: str, **changes: Any) -> tuple[nn.M
     sharded = mesh.device_mesh is not None and data != "none"
     policy = _build_mp_policy({"trainer": {"amp": True, "fsdp2_mp_policy": {"param_dtype": "bfloat16"}}})
     policy = policy if case.amp and sharded else None
-    parallelize(model, mesh, shard=sharded, checkpoint=case.checkpoint, policy=policy, **changes)
+    parallelize(model, mesh.device_mesh, shard=sharded, checkpoint=case.checkpoint, policy=policy, **changes)
     allocate_(model, torch.device("cpu"))
     if case.alike and mesh.device_mesh is not None:
         batch_spectral_norm(model, by_block=sharded or bool(case.checkpoint))

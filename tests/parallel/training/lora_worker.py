@@ -38,7 +38,9 @@ def build(case: cases.Case, mesh: DeviceGrid, data: str) -> nn.Module:
     with torch.device("meta"):
         plain, model = (build_model("wxformer", **cases.settings(case)) for _ in range(2))
     lora.apply_lora(model, LoraConfig(rank=3, alpha=6.0, targets=TARGETS))
-    parallelize(model, mesh, shard=mesh.device_mesh is not None and data != "none", checkpoint=case.checkpoint)
+    parallelize(
+        model, mesh.device_mesh, shard=mesh.device_mesh is not None and data != "none", checkpoint=case.checkpoint
+    )
     allocate_(model, torch.device("cpu"))
     base = lora.base_state_dict(model)
     for name, value in initial_values(plain, seed=7):
