@@ -27,9 +27,9 @@ from credit.models.layers.spectral_norm import SpectralNorm
 from credit.models.layers.up_sampling import Decoder
 from credit.models.layers.window_attention import TransformerLayer
 from credit.models.registry import build_model
-from credit.parallel.activation_checkpoint import checkpoint_blocks
-from credit.parallel.reduce import local_shard
-from credit.parallel.tensor_parallel import apply_tensor_parallel
+from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
+from credit.parallel.dtensor import local_shard
+from credit.parallel.tensor.tensor_parallel import apply_tensor_parallel
 
 PARTS = {TransformerLayer: "layers", CrossScaleEmbedding: "embeddings", Decoder: "decoder", SpectralNorm: "weights"}
 

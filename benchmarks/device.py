@@ -62,8 +62,8 @@ def build_step(
     from credit.hpc.planner.gpus import reported_peaks
     from credit.models.initialise import initial_values
     from credit.models.kernels.dispatch import retain_freed_memory
-    from credit.parallel.materialise import fill_
     from credit.parallel.mesh import DeviceGrid
+    from credit.parallel.state.materialise import fill_
     from credit.train import build
     from credit.train.build_model import build_parallel_model
     from credit.train.dry_run import dummy_assets

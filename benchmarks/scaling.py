@@ -28,11 +28,12 @@ from credit.models.layers import spectral_norm
 from credit.models.layers.window_attention import Attention, FeedForward, TransformerLayer
 from credit.models.registry import build_model
 from credit.models.wxformer.model import EncoderStage
-from credit.parallel.materialise import allocate_, fill_
+from credit.parallel.dtensor import local_shard
 from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
 from credit.parallel.parallelize import parallelize
 from credit.parallel.process_info import process_group, read_process_info
-from credit.parallel.reduce import gradient_norm, local_shard
+from credit.parallel.reduce import gradient_norm
+from credit.parallel.state.materialise import allocate_, fill_
 from credit.train.optim import build_optimizer
 
 CHANNELS = 80
@@ -57,7 +58,7 @@ def build(mesh: DeviceGrid, data: str, asked: argparse.Namespace) -> nn.Module:
             decoder="pixel_shuffle",
         )  # fmt: skip
     mark(model, asked.units)
-    parallelize(model, mesh, shard=data != "none", checkpoint=asked.checkpoint)
+    parallelize(model, mesh.device_mesh, shard=data != "none", checkpoint=asked.checkpoint)
     allocate_(model, torch.device("cpu"))
     fill_(model, initial_values(model, seed=0))
     return model.train()

@@ -85,7 +85,7 @@ def measure(who: str, mode: str, dtype: str, steps: int, size: str = "starter") 
     if who == "ours":
         prepare(model, mode, dtype)
     if mode == "checkpoint":
-        from credit.parallel.activation_checkpoint import checkpoint_blocks
+        from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
 
         checkpoint_blocks(model, True)
     normalises = who == "ours" and mode != "eval"

@@ -37,10 +37,10 @@ from credit.metrics import Metric, MetricContext, metric_class
 from credit.models.initialise import initial_values
 from credit.models.kernels.dispatch import retain_freed_memory
 from credit.models.wxformer.inference import prepare_for_inference
-from credit.parallel.materialise import fill_, require_filled
 from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
 from credit.parallel.object_collectives import run_on_rank0
 from credit.parallel.process_info import ProcessInfo
+from credit.parallel.state.materialise import fill_, require_filled
 from credit.parallel.watchdog import Watchdog
 from credit.train.assets import ModelAssets, fit_assets, require_same_fields
 from credit.train.build_model import build_parallel_model, choose_device, use_deterministic_algorithms

@@ -29,10 +29,10 @@ from credit.forecast.rollout import forecast, inference_mode, make_starts
 from credit.forecast.stepper import Stepper
 from credit.models.wxformer.inference import prepare_for_inference
 from credit.parallel.host_copy import AsyncHostCopy
-from credit.parallel.materialise import allocate_
 from credit.parallel.mesh import DeviceGrid, ParallelDims, build_mesh
 from credit.parallel.process_info import fake_process_group
 from credit.parallel.reduce import gradient_norm
+from credit.parallel.state.materialise import allocate_
 from credit.train.assets import ModelAssets
 from credit.train.build import build_run_loss, build_step, build_stepper, cell_weights
 from credit.train.build_model import build_network, build_parallel_model

@@ -15,10 +15,10 @@ from credit.forecast.rollout import ForecastStart, forecast, make_starts
 from credit.forecast.stepper import Stepper
 from credit.grid import LatLonGrid
 from credit.models import build_model
-from credit.parallel import tensor_parallel
 from credit.parallel.mesh import build_mesh, plan_degrees
 from credit.parallel.parallelize import parallelize
 from credit.parallel.process_info import fake_process_group
+from credit.parallel.tensor import tensor_parallel
 from tests.unit.analytic_reader import make_grid
 from tests.unit.forecast.test_step import CHANNELS, TENDENCY, normalizer
 
@@ -149,7 +149,7 @@ def test_dropout_differs_between_ranks_that_split_a_network(monkeypatch: pytest.
     with fake_process_group(2), torch.no_grad():
         mesh = build_mesh(plan_degrees(ParallelismConfig(tensor=2), 2), 0, "cpu")
         model = build_model("wxformer", **SMALL | {"dim_head": 4}, attn_dropout=0.2, ff_dropout=0.1).eval()
-        parallelize(model, mesh, shard=False)
+        parallelize(model, mesh.device_mesh, shard=False)
         model(torch.randn(1, 4, 1, 16, 32))
         assert not entered
         enable_dropout(model)

@@ -13,7 +13,7 @@ from credit.errors import ConfigError
 from credit.models import build_model, register_model, registry
 from credit.models.initialise import initial_values
 from credit.models.layers.spectral_norm import apply_spectral_norm
-from credit.parallel.activation_checkpoint import checkpoint_blocks
+from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
 
 
 class Scaled(nn.Module):

@@ -16,7 +16,8 @@ from credit.models import lora
 from credit.models.kernels.dispatch import force_gpu_path
 from credit.models.layers import spectral_norm
 from credit.models.wxformer import WXFormer
-from credit.parallel.activation_checkpoint import checkpoint_blocks, plain_name
+from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
+from credit.parallel.blocks.marks import plain_name
 
 from .small import SETTINGS, build, fields
 
