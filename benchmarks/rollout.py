@@ -120,8 +120,7 @@ def build(amp: bool) -> tuple[Stepper, RandomFrames, ChannelMap, LatLonGrid]:
     statistics_ = Statistics(names, zeros, ones, zeros, zeros, zeros, 0.1 * ones, zeros)
     normalizer = Normalizer(channels, statistics_, {}, {})
     prognostic = len(channels.group("prognostic"))
-    bounds = [-torch.inf] * count, [torch.inf] * count
-    stepper = Stepper(model, channels, normalizer, torch.zeros(0, *grid.shape), True, *bounds, None, amp)
+    stepper = Stepper(model, channels, normalizer, torch.zeros(0, *grid.shape), True, None, amp)
     return stepper, RandomFrames(prognostic, grid.shape), channels, grid
 
 

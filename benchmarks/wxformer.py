@@ -50,10 +50,10 @@ MODES = (*SHARED, "checkpoint", *ROLLOUTS)
 def build_ours(model: str = "starter") -> nn.Module:
     """Return our network, in a process that is set up as by our commands."""
     from credit.cli.environment import set_environment
-    from credit.models import build_model
+    from credit.models.wxformer import WXFormer
 
     set_environment()
-    return build_model("wxformer", **MODELS[model])
+    return WXFormer.from_kwargs(**MODELS[model])
 
 
 def build_reference() -> nn.Module:

@@ -55,7 +55,7 @@ from credit.train.monitor.usage import build_meter
 from credit.train.open_data import open_training_fields
 from credit.train.optim import build_optimizer, forecast_len_at
 from credit.train.prefetch import DevicePrefetcher
-from credit.train.step import TrainingStep
+from credit.train.step import StepSettings, TrainingStep
 from credit.train.trainer import Trainer, TrainingComponents
 from credit.train.validate import ValidationShare, evenly_spaced, shard_cases, validate
 
@@ -346,17 +346,15 @@ def build_step(
 ) -> TrainingStep:
     """Return what takes the run's optimizer steps."""
     conf = config.trainer
-    return TrainingStep(
-        objective,
-        optimizer,
-        average,
-        config.seed,
-        conf.grad_accum_every,
-        conf.grad_max_norm,
-        forecast_len,
-        conf.backprop_on_timestep,
-        data_rank,
+    settings = StepSettings(
+        forecast_len=forecast_len,
+        seed=config.seed,
+        accumulation=conf.grad_accum_every,
+        grad_max_norm=conf.grad_max_norm,
+        counted_steps=conf.backprop_on_timestep,
+        data_rank=data_rank,
     )
+    return TrainingStep(objective, optimizer, average, settings)
 
 
 def build_training_order(

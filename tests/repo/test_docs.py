@@ -13,10 +13,9 @@ import yaml
 
 from credit.cli.main import COMMANDS, main
 from credit.cli.reference import render_cli_reference
-from credit.config import schema_model
 from credit.config.docs_page import describe
 from credit.config.renamed_keys import find_old_key
-from credit.models import registry
+from tests.registries import isolate
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = sorted(
@@ -149,8 +148,7 @@ def test_every_key_does_something() -> None:
 
 @pytest.fixture
 def registries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_MODELS", dict(registry._MODELS))
-    monkeypatch.setattr(schema_model, "_SECTIONS", dict(schema_model._SECTIONS))
+    isolate(monkeypatch)
 
 
 def test_the_model_of_add_a_model_trains(

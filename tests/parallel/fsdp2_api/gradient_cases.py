@@ -99,8 +99,8 @@ def wxformer() -> None:
     for norm in (False, True):
         for conf in ({"model": {"use_spectral_norm": norm}}, CHECKPOINTED):
             torch.manual_seed(3)
-            model = WXFormer(**SETTINGS, use_spectral_norm=norm)
-            x = torch.randn(4, *model.in_shape, generator=torch.Generator().manual_seed(2))
+            model = WXFormer.from_kwargs(**SETTINGS, use_spectral_norm=norm)
+            x = torch.randn(4, *model.spec.in_shape, generator=torch.Generator().manual_seed(2))
             alone = copy.deepcopy(model)
             squares(alone, x).backward()
             fsdp2.apply_fsdp2(model, None, conf)
