@@ -46,6 +46,7 @@ def fill(model: nn.Module, seed: int = 0) -> None:
 def train(model: nn.Module, steps: int = 3) -> None:
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2, weight_decay=0.1)
     for number in range(steps):
+        spectral_norm.advance_power_iterations(model)
         model.train()(fields(seed=number)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
