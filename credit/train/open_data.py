@@ -23,7 +23,7 @@ def open_reader_once(conf: DataConfig) -> FieldReader:
     """Open the data; collective. Rank 0 looks at the store or at source files for all, or each rank would open them."""
     reader = run_on_rank0(lambda: open_reader(conf))
     if isinstance(reader, StoreReader):  # a host may have a store of its own, by a path from its environment
-        together(lambda: reader.find_here(conf))
+        together(lambda: reader.use_local_config(conf))
     return reader
 
 
@@ -53,7 +53,7 @@ def open_for_forecasts(config: Config) -> tuple[FieldReader, dict[str, Split]]:
     needs_truth = isinstance(times, InitialTimesConfig) and times.end is None
     reader = run_on_rank0(lambda: open_analyses(config.data, needs_truth))
     if isinstance(reader, StoreReader):
-        together(lambda: reader.find_here(config.data))
+        together(lambda: reader.use_local_config(config.data))
     return reader, _build_splits(config, reader)
 
 

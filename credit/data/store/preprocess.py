@@ -102,7 +102,7 @@ def preprocess(
 
 def times_within(sources: SourceReader, splits: Mapping[str, Split]) -> np.ndarray:
     """Return the times from the beginning of the first split to the end of the last."""
-    first, last = store_reader.period(splits)
+    first, last = store_reader.splits_span(splits)
     return sources.times[(sources.times >= first) & (sources.times <= last)]
 
 
@@ -152,7 +152,7 @@ def _create(
             "packing_steps": sources.packing_steps,
             "identity": store_reader.identity(conf),
             "sources": sources.describe_files(),
-            "period": list(store_reader.period(splits)),
+            "period": list(store_reader.splits_span(splits)),
             "statistics": None,
             "statistics_period": None,
             "moments_transforms": store_reader.describe_transforms(conf),
@@ -231,7 +231,7 @@ def _continue(
             f"data.store: {path} was begun by another version, in format {meta['format']}; {store_reader.WAY_OUT}"
         )
     group = zarr.open_group(path, mode="r+")
-    difference = LatLonGrid.from_dict(meta["grid"]).difference(sources.grid)
+    difference = LatLonGrid.from_dict(meta["grid"]).describe_mismatch(sources.grid)
     then, now = read_times(path), times_within(sources, splits)
     are_lost = "time" in damage.arrays and group["done"].shape == now.shape
     if difference is None and not are_lost and not np.array_equal(then, now):
@@ -284,7 +284,7 @@ def _close(path: Path, group: zarr.Group, conf: DataConfig, train: Split, progre
     fitted_as = store_reader.describe_statistics(conf, train)
     with file_lock(store_writer.lock_folder(path) / "close.lock"):
         meta = dict(zarr.open_group(path, mode="r").attrs)["credit"]
-        if meta["complete"] and store_reader.statistics_changes(meta, fitted_as) == []:
+        if meta["complete"] and not store_reader.describe_statistics_changes(meta, fitted_as):
             logger.info("%s is complete", path)
         else:
             if not meta["complete"]:
