@@ -12,7 +12,7 @@ from credit.config.schema_forecast import InitialTimesConfig
 from credit.data.analyses import open_analyses
 from credit.data.reader import FieldReader, open_reader
 from credit.data.splits import Split, build_splits, describe_gaps
-from credit.data.store.integrity import require_whole
+from credit.data.store.integrity import require_undamaged
 from credit.data.store.store_reader import StoreReader
 from credit.parallel.object_collectives import run_on_rank0, together
 
@@ -43,7 +43,7 @@ def open_training_fields(config: Config) -> tuple[FieldReader, dict[str, Split]]
     """
     reader, splits = open_fields(config)
     if isinstance(reader, StoreReader):
-        run_on_rank0(lambda: require_whole(reader.path))
+        run_on_rank0(lambda: require_undamaged(reader.path))
     return reader, splits
 
 

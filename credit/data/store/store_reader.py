@@ -119,7 +119,7 @@ class StoreReader:
                 f"{self.path} was written by an earlier version and has none; {WAY_OUT}"
             )
         name = f"credit_{self.path.name}_{self._content_key[:16]}"
-        self._fields.copies = ChunkCache(Path(conf.cache_folder or tempfile.gettempdir()) / name)
+        self._fields.cache = ChunkCache(Path(conf.cache_folder or tempfile.gettempdir()) / name)
 
     def read(self, index: int) -> np.ndarray:
         """Return the fields of one time, (C, H, W) float32 in the order of ``channels.stored``; NaN where masked.

@@ -128,7 +128,9 @@ def test_a_full_disk_while_writing(conf: DataConfig, monkeypatch: pytest.MonkeyP
 
     with monkeypatch.context() as patch:
         patch.setattr(_local, "_put", full)
-        with pytest.raises(DataError, match=r"store\.zarr: the disk is full .* free\); make room and run the same"):
+        with pytest.raises(
+            DataError, match=r"store\.zarr: the disk is full .* free\); free some space and run the same"
+        ):
             preprocess(conf)
     with pytest.raises(DataError, match="not complete"):
         open_reader(conf)
@@ -139,7 +141,7 @@ def test_a_full_disk_while_writing(conf: DataConfig, monkeypatch: pytest.MonkeyP
 def test_no_room_is_seen_before_writing(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(module.shutil, "disk_usage", lambda path: usage(10, 10, 2**20))
-    with pytest.raises(DataError, match=r"needs up to 16\.1 MiB more, 1\.0 MiB are free"):
+    with pytest.raises(DataError, match=r"needs up to 16\.1 MiB more, but only 1\.0 MiB are free"):
         preprocess(conf)
     assert not Path(conf.store).exists()
 
