@@ -224,10 +224,10 @@ def require_same_fields(
         path: the checkpoint.
         channels: of the config, where the reader has a part of them; default: the reader's.
     """
-    difference = assets.channels.difference(channels or reader.channels)
+    difference = assets.channels.describe_mismatch(channels or reader.channels)
     if difference:
         raise CheckpointError(f"{path}: trained on other channels than data.variables asks for: {difference}")
-    difference = assets.grid.difference(reader.grid)
+    difference = assets.grid.describe_mismatch(reader.grid)
     if difference:
         raise DataError(f"{path}: trained on another grid than the data have: {difference}")
     for name, attributes in assets.attributes.items():

@@ -363,14 +363,16 @@ def build_training_order(
     """Return which samples this rank takes at each step."""
     data, conf = config.data, config.trainer
     initial = require_samples(reader.times, split, reader.calendar, data, data.forecast_len)
-    blank = mesh.tensor_rank > 0
-    dataset = ForecastDataset(frames, initial, data.step_minutes, data.history_len, data.forecast_len, blank=blank)
+    placeholder = mesh.tensor_rank > 0
+    dataset = ForecastDataset(
+        frames, initial, data.step_minutes, data.history_len, data.forecast_len, placeholder=placeholder
+    )
     return SampleSchedule(
         dataset,
         conf.train_batch_size,
         conf.grad_accum_every,
         config.seed,
-        0 if blank else data.num_workers,
+        0 if placeholder else data.num_workers,
         data_rank=mesh.data_rank,
         data_ranks=mesh.data_ranks,
     )
@@ -390,7 +392,7 @@ def build_valid_loader(
         data.history_len,
         data.valid_forecast_len,
         as_forecast=True,
-        blank=mesh.tensor_rank > 0,
+        placeholder=mesh.tensor_rank > 0,
     )
     share = shard_cases(len(initial), config.trainer.valid_batch_size, mesh.data_rank, mesh.data_ranks)
     return Loader(dataset, share.batches, workers=0), share

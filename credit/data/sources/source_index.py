@@ -201,7 +201,7 @@ class _Shared:
     def _is_the_runs(self, grid: LatLonGrid, where: str) -> bool:
         if self.grid is None:
             self.grid, self._grid_origin = grid, where
-        difference = self.grid.difference(grid)
+        difference = self.grid.describe_mismatch(grid)
         if difference and not self._regrids:
             raise DataError(
                 f"{self._grid_origin} and {where} are on different grids: {difference}; set data.grid to the one that "

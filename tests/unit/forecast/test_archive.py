@@ -30,7 +30,7 @@ def test_what_was_written_is_read(tmp_path: Path, options: dict) -> None:
     assert archive.lead_minutes.tolist() == LEADS
     assert sorted(archive.channel_names) == sorted(NAMES)
     assert archive.units["z"] == "m2 s-2" and archive.calendar == CALENDAR
-    assert archive.grid.difference(GRID) is None
+    assert archive.grid.describe_mismatch(GRID) is None
     assert archive.attributes["checkpoint_step"] == 7
     expected = _fields(1)
     expected[:, NAMES.index("sst"), MASK] = np.nan

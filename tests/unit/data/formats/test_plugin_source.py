@@ -79,7 +79,7 @@ def opened(made: Any, p3: Sequence[str] = ("t",), p2: Sequence[str] = ("u",), **
 def same(ours: SourceReader, theirs: SourceReader) -> None:
     np.testing.assert_array_equal(ours.times, theirs.times)
     np.testing.assert_array_equal(ours.static(), theirs.static())
-    assert ours.grid.difference(theirs.grid) is None
+    assert ours.grid.describe_mismatch(theirs.grid) is None
     assert ours.attributes == theirs.attributes and ours.packing_steps == theirs.packing_steps
     for index in range(len(theirs.times)):
         np.testing.assert_array_equal(ours.read(index), theirs.read(index))
