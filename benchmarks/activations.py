@@ -24,9 +24,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
 from credit.models.layers.spectral_norm import SpectralNorm
-from credit.models.layers.up_sampling import Decoder
-from credit.models.layers.window_attention import TransformerLayer
+from credit.models.layers.transformer_layer import TransformerLayer
 from credit.models.wxformer import WXFormer
+from credit.models.wxformer.model import Decoder
 from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
 from credit.parallel.dtensor import local_shard
 from credit.parallel.tensor.tensor_parallel import apply_tensor_parallel

@@ -62,7 +62,6 @@ def build_step(
     from credit.forecast.objectives.base import ObjectiveContext, build_objective
     from credit.hpc.planner.gpus import reported_peaks
     from credit.models.initialise import initial_values
-    from credit.models.kernels.dispatch import retain_freed_memory
     from credit.parallel.mesh import DeviceGrid
     from credit.parallel.state.materialise import fill_
     from credit.train import build
@@ -71,6 +70,7 @@ def build_step(
     from credit.train.ema import EMA
     from credit.train.monitor.flops import FlopCounter
     from credit.train.optim import build_optimizer
+    from credit.utils.malloc import retain_freed_memory
 
     retain_freed_memory(device)
     conf = load_config_without_paths(config, settings)

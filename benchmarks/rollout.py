@@ -45,8 +45,8 @@ from credit.forecast.online import OnlineForecasts
 from credit.forecast.rollout import forecast, inference_mode, make_starts
 from credit.forecast.stepper import Stepper
 from credit.grid import LatLonGrid
-from credit.models.kernels.dispatch import retain_freed_memory
-from credit.models.wxformer.inference import prepare_for_inference
+from credit.models.inference import prepare_for_inference
+from credit.utils.malloc import retain_freed_memory
 from credit.verify.scorer import score_forecasts
 
 STEP = 360

@@ -25,7 +25,8 @@ from torch import nn
 from credit.config.schema_trainer import ParallelismConfig, TrainerConfig
 from credit.models.initialise import initial_values
 from credit.models.layers import spectral_norm
-from credit.models.layers.window_attention import Attention, FeedForward, TransformerLayer
+from credit.models.layers.transformer_layer import FeedForward, TransformerLayer
+from credit.models.layers.window_attention import WindowAttention
 from credit.models.wxformer import WXFormer
 from credit.models.wxformer.model import EncoderStage
 from credit.parallel.dtensor import local_shard
@@ -37,7 +38,7 @@ from credit.parallel.state.materialise import allocate_, fill_
 from credit.train.optim import build_optimizer
 
 CHANNELS = 80
-UNITS = {"layer": (TransformerLayer,), "stage": (EncoderStage,), "part": (Attention, FeedForward)}
+UNITS = {"layer": (TransformerLayer,), "stage": (EncoderStage,), "part": (WindowAttention, FeedForward)}
 
 
 def mark(model: nn.Module, unit: str) -> None:

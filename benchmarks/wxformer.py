@@ -134,8 +134,8 @@ def mean_square(y: Tensor, target: Tensor) -> Tensor:
 
 def prepare(model: nn.Module, mode: str, dtype: str) -> None:
     """Do what `credit train` and `credit rollout` do before the first step."""
-    from credit.models.kernels.dispatch import retain_freed_memory
-    from credit.models.wxformer.inference import prepare_for_inference
+    from credit.models.inference import prepare_for_inference
+    from credit.utils.malloc import retain_freed_memory
 
     retain_freed_memory(torch.device("cpu"))
     if mode == "eval":

@@ -34,9 +34,8 @@ from credit.forecast.stepper import Stepper
 from credit.losses.base import Loss
 from credit.losses.build import build_loss
 from credit.metrics import Metric, MetricContext, metric_class
+from credit.models.inference import prepare_for_inference
 from credit.models.initialise import initial_values
-from credit.models.kernels.dispatch import retain_freed_memory
-from credit.models.wxformer.inference import prepare_for_inference
 from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
 from credit.parallel.object_collectives import run_on_rank0
 from credit.parallel.process_info import ProcessInfo
@@ -58,6 +57,7 @@ from credit.train.prefetch import DevicePrefetcher
 from credit.train.step import StepSettings, TrainingStep
 from credit.train.trainer import Trainer, TrainingComponents
 from credit.train.validate import ValidationShare, evenly_spaced, shard_cases, validate
+from credit.utils.malloc import retain_freed_memory
 
 
 def build_normalizer(config: Config, assets: ModelAssets) -> Normalizer:

@@ -28,7 +28,7 @@ from credit.forecast.ensemble.sppt import build_stochastic
 from credit.forecast.objectives.base import ObjectiveContext, build_objective
 from credit.forecast.rollout import forecast, inference_mode, make_starts
 from credit.forecast.stepper import Stepper
-from credit.models.wxformer.inference import prepare_for_inference
+from credit.models.inference import prepare_for_inference
 from credit.parallel.host_copy import AsyncHostCopy
 from credit.parallel.mesh import DeviceGrid, ParallelDims, build_mesh
 from credit.parallel.process_info import fake_process_group

@@ -294,5 +294,6 @@ def require_few_bad(path: Path, marks: np.ndarray) -> None:
         first = next(iter(read_skipped_times(path).values()), "")
         raise DataError(
             f"data.store: {path}: {num_bad} of {len(marks)} times are bad; data.on_bad_time: skip is for at most "
-            f"one in {1 / MOST_BAD:.0f}: correct the files and run the same command with --redo-changed. The first: {first}"
+            f"one in {1 / MOST_BAD:.0f}: correct the files and run the same command with --redo-changed. The "
+            f"first: {first}"
         )

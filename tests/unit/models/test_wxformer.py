@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 from credit.errors import ConfigError
 from credit.models.initialise import initial_values
-from credit.models.layers.pixel_shuffle import SubpixelConv, pixel_shuffle
-from credit.models.layers.window_attention import TransformerLayer
+from credit.models.layers.transformer_layer import TransformerLayer
+from credit.models.layers.up_sampling import SubpixelConv, pixel_shuffle
 from credit.models.wxformer import WXFormer
 
 from .small import SETTINGS, build, fields

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from credit.models.inference import prepare_for_inference
 from credit.models.kernels.dispatch import force_gpu_path
 from credit.models.layers import spectral_norm
-from credit.models.wxformer.inference import prepare_for_inference
 
 from .layers.test_spectral_norm_batched import Count
 from .small import build

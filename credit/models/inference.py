@@ -14,7 +14,7 @@ def prepare_for_inference(model: nn.Module, dtype: torch.dtype | None = None) ->
     """Make `model`, in place, a network that only forecasts, and return it; its values stay the same to the last bit.
 
     Every normalised weight becomes weight / sigma. A module that computes something of its weights alone has its
-    `make_once` called, and keeps that.
+    `precompute` called, and keeps that.
 
     Args:
         model: in eval mode, neither split nor sharded over ranks, and without adapters.
@@ -30,8 +30,8 @@ def prepare_for_inference(model: nn.Module, dtype: torch.dtype | None = None) ->
             del module.parametrizations
             module.weight = nn.Parameter(weight, requires_grad=False)
     for module in model.modules():
-        if hasattr(module, "make_once"):
-            module.make_once()
+        if hasattr(module, "precompute"):
+            module.precompute()
     if dtype is not None and getattr(model, "casts_weights", False):
         for module in model.modules():
             if isinstance(module, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)):
