@@ -200,7 +200,7 @@ def test_a_grid_like_nothing(tmp_path: Path, conf: DataConfig) -> None:
         ({"grid": {}}, "name rows, columns and poles, or like"),
         ({"grid": RUN | {"pole": True}}, "pole"),
         ({"grid": None, "variable_options": {}, "regrid": "conservative"}, "regrid has no effect without grid"),
-        ({"grid": None}, "fields.t.regrid has no effect"),
+        ({"grid": None}, "variable_options.t.regrid has no effect"),
         ({"static": ["sin_latitude"], "variable_options": {"sin_latitude": {"regrid": "nearest"}}}, "has no effect"),
         ({"regrid": "nearest"}, "bilinear"),
     ],
