@@ -157,7 +157,7 @@ def test_columns_on_hybrid_levels(tmp_path: Path) -> None:
     made = Memory(world.HOURS[:3], latitude=world.LAT, longitude=world.LON, variables=variables, fields=fields)
     path = world.write(tmp_path / "ml.nc", "no", fields, world.HOURS[:3])
     options = {"p3": ["t", "z"], "p2": ["msl"], "levels": world.LEVELS}
-    options["fields"] = {name: world.DERIVED[name] for name in ("z", "msl")}
+    options["variable_options"] = {name: world.DERIVED[name] for name in ("z", "msl")}
     ours = opened(made, source=vertical, **options)
     same(ours, opened(SimpleReader(), sources=[{"path": str(path)} | vertical], **options))
     made.asked.clear()
