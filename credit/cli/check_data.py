@@ -35,7 +35,7 @@ class DataSummary:
     Attributes:
         channels: of the config.
         grid: of the files or the store.
-        clock: their calendar.
+        calendar: their calendar.
         times: (N,) int64 minutes.
         attributes: variable -> units, standard_name, long_name; empty where the sources are not in order.
         masks: variable -> (H, W) bool; empty where the sources are not in order.
@@ -46,7 +46,7 @@ class DataSummary:
 
     channels: ChannelMap
     grid: LatLonGrid
-    clock: Calendar
+    calendar: Calendar
     times: np.ndarray
     attributes: dict[str, dict]
     masks: dict[str, np.ndarray]
@@ -66,18 +66,18 @@ def inspect_data(conf: DataConfig, findings: CheckReport, deep: bool = False) ->
     _check_level_units(conf, findings)
     reader = _open(conf, findings, deep)
     if reader is not None:
-        grid, clock, times = reader.grid, reader.clock, reader.times
+        grid, calendar, times = reader.grid, reader.calendar, reader.times
     else:
         scan = scan_sources(conf, OpenFiles(conf.sources), ErrorCollector())
         if scan is None:
             _split(conf, Calendar(), findings)
             return None
-        grid, clock, times = scan.grid, scan.clock, _times_of(scan)
-        _say_contributions(list_contributions(conf, scan), conf, clock, findings)
-    splits = _split(conf, clock, findings)
-    samples = _count_samples(conf, clock, times, splits, findings) if len(times) else {}
+        grid, calendar, times = scan.grid, scan.calendar, _times_of(scan)
+        _say_contributions(list_contributions(conf, scan), conf, calendar, findings)
+    splits = _split(conf, calendar, findings)
+    samples = _count_samples(conf, calendar, times, splits, findings) if len(times) else {}
     found = DataSummary(
-        conf.channel_map(), grid, clock, times, getattr(reader, "attributes", {}), getattr(reader, "masks", {}),
+        conf.channel_map(), grid, calendar, times, getattr(reader, "attributes", {}), getattr(reader, "masks", {}),
         splits, samples, reader,
     )  # fmt: skip
     if reader is not None:
@@ -105,7 +105,7 @@ def _open(conf: DataConfig, findings: CheckReport, deep: bool) -> FieldReader | 
         with findings.collect():
             reader = open_sources(conf)
     if isinstance(reader, SourceReader):
-        _say_contributions(reader.list_contributions(conf), conf, reader.clock, findings)
+        _say_contributions(reader.list_contributions(conf), conf, reader.calendar, findings)
     if reader is not None:
         without_units = [name for name, attributes in reader.attributes.items() if not attributes.get("units")]
         if without_units:
@@ -113,17 +113,17 @@ def _open(conf: DataConfig, findings: CheckReport, deep: bool) -> FieldReader | 
         height, width = reader.grid.shape
         names = ", ".join(channel.name for channel in reader.channels.stored + reader.channels.static_stored)
         findings.say(
-            f"data: {len(reader.times)} times, calendar {reader.clock.calendar}, {height} x {width} cells; {names}"
+            f"data: {len(reader.times)} times, calendar {reader.calendar.name}, {height} x {width} cells; {names}"
         )
     return reader
 
 
 def _say_contributions(
-    contributions: list[Contribution], conf: DataConfig, clock: Calendar, findings: CheckReport
+    contributions: list[Contribution], conf: DataConfig, calendar: Calendar, findings: CheckReport
 ) -> None:
     """Say in a line what each source gives; which files give nothing is a warning of the log."""
     for contribution in contributions:
-        findings.say(contribution.describe(conf, clock))
+        findings.say(contribution.describe(conf, calendar))
 
 
 def _times_of(scan: SourceIndex) -> np.ndarray:
@@ -144,28 +144,28 @@ def _times_of(scan: SourceIndex) -> np.ndarray:
     return max(every, key=len)
 
 
-def _split(conf: DataConfig, clock: Calendar, findings: CheckReport) -> dict[str, Split]:
+def _split(conf: DataConfig, calendar: Calendar, findings: CheckReport) -> dict[str, Split]:
     splits: dict[str, Split] = {}
     with findings.collect():
-        splits = build_splits(conf, clock)
+        splits = build_splits(conf, calendar)
     return splits
 
 
 def _count_samples(
-    conf: DataConfig, clock: Calendar, times: np.ndarray, splits: dict[str, Split], findings: CheckReport
+    conf: DataConfig, calendar: Calendar, times: np.ndarray, splits: dict[str, Split], findings: CheckReport
 ) -> dict[str, np.ndarray]:
     """Count the samples of each split and name its gaps; how long forecasts of the test period are is seen later."""
     samples = {}
     lengths = {"train": conf.forecast_len, "valid": conf.valid_forecast_len, "test": 1}
     for name, split in splits.items():
         with findings.collect():
-            initial = require_samples(times, split, clock, conf, lengths[name])
+            initial = require_samples(times, split, calendar, conf, lengths[name])
             samples[name] = initial
             inside = times[(times >= split.first) & (times <= split.last)]
-            gaps = describe_gaps(inside, clock, conf.step_minutes)
-            cover = describe_coverage(times, split, clock, conf.step_minutes)
+            gaps = describe_gaps(inside, calendar, conf.step_minutes)
+            cover = describe_coverage(times, split, calendar, conf.step_minutes)
             counted = f"{len(inside)} times, {len(initial)} samples; {gaps}"
-            findings.say(f"{split.describe(clock)}: {f'{cover}: ' if cover else ''}{counted}")
+            findings.say(f"{split.describe(calendar)}: {f'{cover}: ' if cover else ''}{counted}")
     return samples
 
 
@@ -215,7 +215,7 @@ def _read_samples(conf: DataConfig, reader: FieldReader, samples: dict[str, np.n
                     continue
                 if not ranges and not isinstance(reader, SourceReader):
                     # earlier versions wrote stores without a look at their values
-                    for message in find_implausible_units(fields, reader, conf, reader.clock.format(minutes)):
+                    for message in find_implausible_units(fields, reader, conf, reader.calendar.format(minutes)):
                         findings.add(message)
                 ranges.append((np.nanmin(fields, axis=(1, 2)), np.nanmax(fields, axis=(1, 2))))
             last = int(initial[-1]) + (steps[name] - 1) * conf.step_minutes

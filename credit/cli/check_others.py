@@ -24,14 +24,14 @@ class Planned:
         initial_minutes: initial times, empty where they are not known.
         lead_minutes: lead times.
         channel_names: what is written.
-        clock: the calendar.
+        calendar: the calendar.
     """
 
     origin: str
     initial_minutes: np.ndarray
     lead_minutes: np.ndarray
     channel_names: list[str]
-    clock: Calendar
+    calendar: Calendar
 
 
 def open_others(config: Config, findings: CheckReport) -> dict[str, ForecastArchive]:
@@ -96,7 +96,7 @@ def _read_one(name: str, archive: ForecastArchive, found: DataSummary, initial: 
             missing += [channel.name] if not np.isfinite(own[..., ~hidden]).all() else []
     if missing:
         raise DataError(
-            f"{call(name, archive)}: forecast from {archive.clock.format(initial)} at {lead / 60:g} h: "
+            f"{call(name, archive)}: forecast from {archive.calendar.format(initial)} at {lead / 60:g} h: "
             f"{', '.join(missing)} not finite where the data have values, which cannot be scored; copy it again, or "
             "take these variables out of it"
         )

@@ -152,7 +152,7 @@ def _require_unseen(config: Config, found: DataSummary, assets: ModelAssets, pat
     """Name a test period that the weights in `path` have seen a part of."""
     if "test" in found.splits and not config.verification.allow_seen:
         with findings.collect():
-            require_no_leakage(found.splits["test"], assets.seen, str(path), found.clock)
+            require_no_leakage(found.splits["test"], assets.seen, str(path), found.calendar)
 
 
 def _name_damaged(folder: Path, origin: Path | None, begins_anew: bool, findings: CheckReport) -> None:
@@ -332,7 +332,7 @@ def _climatology_bytes(config: Config, found: DataSummary, findings: CheckReport
     if path is not None and difference(Path(path), conf, train) is None:
         return 0
     try:
-        fit = plan_fit(found.times, found.clock, train.first, train.last, conf)
+        fit = plan_fit(found.times, found.calendar, train.first, train.last, conf)
     except ConfigError:
         return 0  # has been named
     disk, memory = bytes_of(fit, len(stored), shape)

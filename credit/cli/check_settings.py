@@ -59,8 +59,8 @@ def check_training(config: Config, found: DataSummary, findings: CheckReport) ->
         findings.add(f"trainer.tensorboard: true needs TensorBoard; install it with: {install_command('tensorboard')}")
     if conf.preview is not None and "valid" in found.splits and len(found.times):
         with findings.collect():
-            plan = plan_preview(config, found.channels, found.times, found.clock, found.splits["valid"])
-            findings.say(f"trainer.preview: {plan.describe(found.clock)}")
+            plan = plan_preview(config, found.channels, found.times, found.calendar, found.splits["valid"])
+            findings.say(f"trainer.preview: {plan.describe(found.calendar)}")
     train = found.splits.get("train")
     for channel in found.channels.group("dynamic_forcing"):
         wants = channel.source == "data" and config.data.field(channel.variable).in_forecast == "climatology"
@@ -91,9 +91,9 @@ def check_forecasts(config: Config, found: DataSummary, findings: CheckReport) -
     chosen_by_split = isinstance(conf.initial_times, InitialTimesConfig)
     if len(found.times) and "test" in (found.samples if chosen_by_split else found.splits):
         with findings.collect():
-            chosen = find_initial_times(conf, config.data, found.times, found.clock, found.splits["test"])
+            chosen = find_initial_times(conf, config.data, found.times, found.calendar, found.splits["test"])
             initial = chosen.minutes
-            first, last = found.clock.format(initial[0]), found.clock.format(initial[-1])
+            first, last = found.calendar.format(initial[0]), found.calendar.format(initial[-1])
             whole = len(cases_with_truth({*initial}, found, leads, found.splits["test"]))
             findings.say(f"inference.initial_times: {len(initial)}, {first} to {last}; {whole} of them can be scored")
             if chosen.left_out:
@@ -124,7 +124,7 @@ def check_forecasts(config: Config, found: DataSummary, findings: CheckReport) -
             _try_climatology(config, found)
     # the latest time is appended to others, which are scored with it
     scored = np.array([] if conf.initial_times == "latest" else initial, dtype=np.int64)
-    planned = Planned("this run", scored, leads, written, found.clock)
+    planned = Planned("this run", scored, leads, written, found.calendar)
     check_other_forecasts(config, found, planned, findings)
     return 4 * len(written) * found.grid.area_weights().size * len(leads) * len(initial)
 
@@ -162,7 +162,7 @@ def _find_written(config: Config, found: DataSummary, longest: int) -> list[str]
     elif conf.pressure_levels is not None or conf.derive:
         return [channel.name for channel in channels.output]
     layout = build_layout(
-        channels, found.grid, found.clock, attributes, step, [step], units, conf.variables, conf.levels
+        channels, found.grid, found.calendar, attributes, step, [step], units, conf.variables, conf.levels
     )  # fmt: skip
     return [channels.output[place].name for variable in layout.variables for place in variable.index]
 
@@ -174,7 +174,7 @@ def _try_climatology(config: Config, found: DataSummary) -> None:
     if conf.method == "file":
         grid = found.grid if config.verification.grid is None else None
         channels = found.channels.output
-        normal, _ = load_climatology(conf, config.data, channels, found.clock, found.attributes, grid)
+        normal, _ = load_climatology(conf, config.data, channels, found.calendar, found.attributes, grid)
         normal.at(train.first)
     else:
-        plan_fit(found.times, found.clock, train.first, train.last, conf)
+        plan_fit(found.times, found.calendar, train.first, train.last, conf)

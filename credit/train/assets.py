@@ -63,9 +63,9 @@ class ModelAssets:
     layers: VerticalLayers | None = None
     seen: tuple[tuple[str, str], ...] = ()
 
-    def after(self, splits: Iterable[Split], clock: Calendar) -> ModelAssets:
+    def after(self, splits: Iterable[Split], calendar: Calendar) -> ModelAssets:
         """Return those of weights that are trained or selected on the periods of `splits`, too."""
-        own = [(clock.format(split.first), clock.format(split.last)) for split in splits]
+        own = [(calendar.format(split.first), calendar.format(split.last)) for split in splits]
         return replace(self, seen=tuple(dict.fromkeys([*self.seen, *own])))
 
     @property
@@ -137,7 +137,7 @@ def fit_assets(config: Config, reader: FieldReader, train: Split) -> ModelAssets
         )
     if hasattr(reader, "times_of_files"):
         # the training period has just been read; validation would meet its own only after an epoch
-        valid = build_splits(config.data, reader.clock)["valid"]
+        valid = build_splits(config.data, reader.calendar)["valid"]
         bad = look_at_values(reader, valid.first, valid.last).bad
         if bad:
             raise DataError(bad[0])

@@ -273,7 +273,7 @@ def assemble_training(
         assets = assets if weights is None else assets_for_weights(config, assets, reader, weights)
     else:
         config, assets = load_run_state(config, reader, mesh, origin, goes_on=start is not None)
-    assets = assets.after((splits["train"], splits["valid"]), reader.clock)
+    assets = assets.after((splits["train"], splits["valid"]), reader.calendar)
     conf = config.trainer
     model, autocast = build_parallel_model(config, assets, mesh, device)
     if start is None or base is not None:
@@ -300,7 +300,7 @@ def assemble_training(
             launch=launch,
             mesh=mesh,
             assets=assets,
-            clock=reader.clock,
+            calendar=reader.calendar,
             device=device,
             model=model,
             optimizer=optimizer,
@@ -353,7 +353,7 @@ def build_training_order(
 ) -> SampleSchedule:
     """Return which samples this rank takes at each step."""
     data, conf = config.data, config.trainer
-    initial = require_samples(reader.times, split, reader.clock, data, data.forecast_len)
+    initial = require_samples(reader.times, split, reader.calendar, data, data.forecast_len)
     blank = mesh.tensor_rank > 0
     dataset = ForecastDataset(frames, initial, data.step_minutes, data.history_len, data.forecast_len, blank=blank)
     return SampleSchedule(
@@ -372,7 +372,7 @@ def build_valid_loader(
 ) -> tuple[Loader, ValidationShare]:
     """Return this rank's share of initial times spread over the whole of `split`, with forcing a forecast may know."""
     data = config.data
-    found = require_samples(reader.times, split, reader.clock, data, data.valid_forecast_len)
+    found = require_samples(reader.times, split, reader.calendar, data, data.valid_forecast_len)
     initial = evenly_spaced(found, config.trainer.valid_samples)
     dataset = ForecastDataset(
         frames,

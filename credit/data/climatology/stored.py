@@ -80,7 +80,7 @@ class FitTask:
 
     def plan(self, reader: StoreReader) -> ClimatologyPlan:
         """Return how it is fitted to the store's times."""
-        return plan_fit(reader.times, reader.clock, *self.period, self.conf)
+        return plan_fit(reader.times, reader.calendar, *self.period, self.conf)
 
 
 def preprocess_climatology(
@@ -108,7 +108,7 @@ def preprocess_climatology(
     """
     path = Path(conf.store)
     reader = open_configured_store(conf)
-    train = build_splits(conf, reader.clock)["train"]
+    train = build_splits(conf, reader.calendar)["train"]
     if difference(path, wanted, train) is None:
         damaged = find_damaged_blocks(path, deep)
         if not damaged:
@@ -146,7 +146,7 @@ def load_or_fit_climatology(
     path = getattr(reader, "path", None)
     reason = "there is no store" if path is None else difference(path, wanted, train)
     if reason is None:
-        climatology = _open(path, channel_names, reader.clock.calendar)
+        climatology = _open(path, channel_names, reader.calendar.name)
         logger.info("climatology of %d channels: that of the store (%s)", len(channel_names), climatology.description)
         return climatology
     # one that was made and is not taken: fitting it now may take long, and much memory

@@ -84,7 +84,7 @@ def preprocess(
     if path.exists():
         store_reader.require_same_identity(path, store_reader.read_description(path), conf)
     sources = open_sources(conf)
-    splits = build_splits(conf, sources.clock)
+    splits = build_splits(conf, sources.calendar)
     with disk_errors_of(path):
         # Looking only reads, so the processes of a job do it side by side, before any of them holds the lock.
         damage = find_damage_to_mend(path, deep, progress) if path.exists() else Damage()
@@ -148,7 +148,7 @@ def _create(
             "complete": False,
             "channels": sources.channels.to_dict(),
             "grid": sources.grid.to_dict(),
-            "calendar": sources.clock.calendar,
+            "calendar": sources.calendar.name,
             "attributes": sources.attributes,
             "masked_variables": sorted(sources.masks),
             "packing_steps": sources.packing_steps,
@@ -169,7 +169,7 @@ def _add_arrays(
     group: zarr.Group, sources: SourceReader, times: np.ndarray, step_minutes: int, settings: PreprocessConfig
 ) -> None:
     grid, channels, cells = sources.grid, sources.channels, ("latitude", "longitude")
-    time_axis = {"units": EPOCH, "calendar": sources.clock.calendar, "standard_name": "time", "axis": "T"}
+    time_axis = {"units": EPOCH, "calendar": sources.calendar.name, "standard_name": "time", "axis": "T"}
     _add(group, "time", times, ("time",), time_axis)
     _add(group, "latitude", grid.lat, ("latitude",), {"units": "degrees_north", "standard_name": "latitude"})
     _add(group, "longitude", grid.lon, ("longitude",), {"units": "degrees_east", "standard_name": "longitude"})
@@ -331,11 +331,11 @@ def _fit(
 def _summary(path: Path, group: zarr.Group, meta: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is known of a store when all its fields are there: bad and missing times, checksum of the whole."""
     times, marks = group["time"][:], group["done"][:]
-    clock = Calendar(meta["calendar"])
+    calendar = Calendar(meta["calendar"])
     # Of a store that is mended, the bad times of the parts that stayed are known from before.
-    still_bad = {clock.format(minutes) for minutes in times[marks == store_writer.BAD]}
+    still_bad = {calendar.format(minutes) for minutes in times[marks == store_writer.BAD]}
     bad = dict(meta.get("bad_times", {}))
-    bad |= {clock.format(minutes): text for minutes, text in store_writer.read_notes(path).items()}
+    bad |= {calendar.format(minutes): text for minutes, text in store_writer.read_notes(path).items()}
     bad = {when: text for when, text in sorted(bad.items()) if when in still_bad}
     for when, text in bad.items():
         logger.warning("%s is left out: %s", when, text)
@@ -344,7 +344,7 @@ def _summary(path: Path, group: zarr.Group, meta: Mapping[str, Any]) -> dict[str
     gaps = np.flatnonzero(steps > steps.min()) if len(steps) else []
     return {
         "bad_times": bad,
-        "gaps": [[clock.format(kept[place]), clock.format(kept[place + 1])] for place in gaps],
+        "gaps": [[calendar.format(kept[place]), calendar.format(kept[place + 1])] for place in gaps],
         "content": store_reader.hash_content({name: group[name][...] for name in store_reader.CONTENT}, meta),
         "versions": {"credit": __version__, **{name: version(name) for name in _VERSIONS}},
     }
@@ -381,7 +381,7 @@ def _span(sources: SourceReader, times: np.ndarray) -> str:
     """Return the first and last of some times in words."""
     if len(times) == 0:
         return "no time"
-    return f"{sources.clock.format(times[0])}..{sources.clock.format(times[-1])} ({len(times)} times)"
+    return f"{sources.calendar.format(times[0])}..{sources.calendar.format(times[-1])} ({len(times)} times)"
 
 
 def _size(count: int) -> str:

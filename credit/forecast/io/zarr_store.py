@@ -245,11 +245,11 @@ class ZarrStore:
         new = np.setdiff1d(wanted, stored)
         self._initial = np.concatenate([stored, new])
         if len(new) and new[0] < stored.max():
-            clock = self._layout.clock
+            calendar = self._layout.calendar
             raise ConfigError(
-                f"{self._path}: has initial times up to {clock.format(stored.max())}, {clock.format(new[0])} not among "
-                "them; a store grows at its end only: choose another inference.folder, and of runs that share a store "
-                "start the one with the earlier times first"
+                f"{self._path}: has initial times up to {calendar.format(stored.max())}, {calendar.format(new[0])} not "
+                "among them; a store grows at its end only: choose another inference.folder, and of runs that share a "
+                "store start the one with the earlier times first"
             )
         return all(self._group[name].shape[0] == len(self._initial) for name in self._growing)
 

@@ -62,20 +62,22 @@ class PreviewPlan:
     initial: list[int]
     lead: int
 
-    def describe(self, clock: Calendar) -> str:
+    def describe(self, calendar: Calendar) -> str:
         """Return the plan in words."""
-        first, last = clock.format(self.initial[0]), clock.format(self.initial[-1])
+        first, last = calendar.format(self.initial[0]), calendar.format(self.initial[-1])
         return f"{len(self.initial)} forecasts of {self.lead / 60:g} h, {first} to {last}; {', '.join(self.channels)}"
 
 
-def plan_preview(config: Config, channels: ChannelMap, times: np.ndarray, clock: Calendar, valid: Split) -> PreviewPlan:
+def plan_preview(
+    config: Config, channels: ChannelMap, times: np.ndarray, calendar: Calendar, valid: Split
+) -> PreviewPlan:
     """Return what ``trainer.preview`` asks for.
 
     Args:
         config: with that section.
         channels: of the run.
         times: (N,) minutes that the data have.
-        clock: their calendar.
+        calendar: their calendar.
         valid: the validation period, in which whole forecasts lie.
 
     Raises:
@@ -87,7 +89,7 @@ def plan_preview(config: Config, channels: ChannelMap, times: np.ndarray, clock:
         key, wanted = "trainer.preview.channels", conf.channels
     shown, lead = figure_channels(wanted, channels.output, key), parse_duration(conf.lead_time)
     try:
-        found = require_samples(times, valid, clock, config.data, lead // config.data.step_minutes)
+        found = require_samples(times, valid, calendar, config.data, lead // config.data.step_minutes)
     except DataError as error:
         raise DataError(f"trainer.preview.lead_time: {conf.lead_time}: {error}; or shorten it") from error
     return PreviewPlan(shown, evenly_spaced(found, conf.cases).tolist(), lead)
@@ -212,5 +214,5 @@ def build_preview(
     if config.trainer.preview is None:
         return None
     reader = frames.reader
-    plan = plan_preview(config, reader.channels, reader.times, reader.clock, valid)
+    plan = plan_preview(config, reader.channels, reader.times, reader.calendar, valid)
     return Preview(plan, stepper, frames, config.data, weight_CHW, mesh, Path(config.save_loc), draw)

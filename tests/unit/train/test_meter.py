@@ -33,7 +33,7 @@ class Uncounted:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def calendar(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     now = SimpleNamespace(seconds=1000.0)
     monkeypatch.setattr(time, "perf_counter", lambda: now.seconds)
     return now
@@ -44,9 +44,9 @@ def meter_of(device: torch.device = GPU, peaks: dict[str, float] | None = None, 
     return UsageMeter(device, 8, cost or Cost(), 3 / 2, 24, PEAKS if peaks is None else peaks, None, 1000.0)
 
 
-def test_rates_by_hand(clock: SimpleNamespace) -> None:
+def test_rates_by_hand(calendar: SimpleNamespace) -> None:
     meter = meter_of()
-    clock.seconds += 3600
+    calendar.seconds += 3600
     meter.add_energy(7.2e6)
     row = meter.add_steps([1, 1, 4], seconds=10.0, wait=1.0)
     # six applications, of 3e12 operations a micro-batch, and 3 micro-batches by two ranks
@@ -58,9 +58,9 @@ def test_rates_by_hand(clock: SimpleNamespace) -> None:
     assert meter.step_tflop(4) == pytest.approx(4 * 3 * 1.5 * 8)
 
 
-def test_what_is_not_known_is_left_out(clock: SimpleNamespace) -> None:
+def test_what_is_not_known_is_left_out(calendar: SimpleNamespace) -> None:
     meter = meter_of(CPU, peaks={})
-    clock.seconds += 36
+    calendar.seconds += 36
     meter.add_energy(math.nan)
     row = meter.add_steps([1], seconds=1.0, wait=0.0)
     assert row.keys() == {"samples_per_s", "data_wait_frac", "tflops", "wall_hours", "process_hours"}
@@ -70,19 +70,19 @@ def test_what_is_not_known_is_left_out(clock: SimpleNamespace) -> None:
     assert "tflops" not in meter_of(cost=Uncounted()).add_steps([1], seconds=1.0, wait=0.0)
 
 
-def test_a_run_adds_up_over_its_parts(clock: SimpleNamespace) -> None:
+def test_a_run_adds_up_over_its_parts(calendar: SimpleNamespace) -> None:
     first = meter_of()
-    clock.seconds += 3600
+    calendar.seconds += 3600
     first.add_energy(3.6e6)
     first.add_steps([1], 10.0, 0.0)
     stored = first.state()
-    clock.seconds += 3600
+    calendar.seconds += 3600
     first.add_energy(3.6e6)
     lost = first.add_steps([1], 10.0, 0.0)
     # killed; the next part goes on from the checkpoint
-    second = UsageMeter(GPU, 4, Cost(), 3, 24, PEAKS, None, clock.seconds)
+    second = UsageMeter(GPU, 4, Cost(), 3, 24, PEAKS, None, calendar.seconds)
     second.resume(1, stored, [{"step": 1, "wall_hours": 1.0}, lost, {"step": 2, "valid": {}}])
-    clock.seconds += 1800
+    calendar.seconds += 1800
     second.add_energy(1.8e6)
     row = second.add_steps([1], 30.0, 0.0)
     # a summary may know more than the last row
@@ -93,12 +93,12 @@ def test_a_run_adds_up_over_its_parts(clock: SimpleNamespace) -> None:
     assert (second.spent.samples, second.spent.step_s, second.spent.since) == (48, 40.0, 0)
 
 
-def test_a_checkpoint_of_an_older_version_counts_from_there(clock: SimpleNamespace) -> None:
+def test_a_checkpoint_of_an_older_version_counts_from_there(calendar: SimpleNamespace) -> None:
     at = TrainState()
     at.restore({"step": 500})
     meter = meter_of()
     meter.resume(at.step, at.spent, [{"step": 500, "samples_per_s": 3.0}])
-    clock.seconds += 3600
+    calendar.seconds += 3600
     meter.add_energy(3.6e6)
     meter.add_steps([1], 10.0, 0.0)
     meter.state()
@@ -108,11 +108,11 @@ def test_a_checkpoint_of_an_older_version_counts_from_there(clock: SimpleNamespa
     assert "since step 500" in describe(found, Path("run"), 501)
 
 
-def test_a_run_that_fails_before_its_first_step_has_no_energy_a_sample(clock: SimpleNamespace) -> None:
+def test_a_run_that_fails_before_its_first_step_has_no_energy_a_sample(calendar: SimpleNamespace) -> None:
     meter = meter_of()
     # an earlier part was killed before its first checkpoint
     meter.resume(0, {}, [{"wall_hours": 1.0, "gpu_hours": 8.0, "energy_kwh": 2.0}])
-    clock.seconds += 36
+    calendar.seconds += 36
     meter.state()
     found = summarise(meter_on_cpu_name(meter), TrainState(), "skill", 1, [], 1.0)
     assert found["energy_kwh"] == 2.0 and "kwh_per_1000_samples" not in found
@@ -125,13 +125,13 @@ def meter_on_cpu_name(meter: UsageMeter) -> UsageMeter:
     return meter
 
 
-def test_the_summary_by_hand(clock: SimpleNamespace) -> None:
+def test_the_summary_by_hand(calendar: SimpleNamespace) -> None:
     meter = meter_of()
     with meter.timed("validation_s"):
-        clock.seconds += 20
+        calendar.seconds += 20
     with meter.timed("save_s"):
-        clock.seconds += 10
-    clock.seconds += 70
+        calendar.seconds += 10
+    calendar.seconds += 70
     meter.add_energy(3.6e5)
     meter.add_steps([1] * 10, seconds=50.0, wait=5.0)
     at = TrainState(step=10, best=0.25, best_step=8)
@@ -147,10 +147,10 @@ def test_the_summary_by_hand(clock: SimpleNamespace) -> None:
         assert line in text, text
 
 
-def test_the_path_of_the_best_is_that_of_a_checkpoint(clock: SimpleNamespace, tmp_path: Path) -> None:
+def test_the_path_of_the_best_is_that_of_a_checkpoint(calendar: SimpleNamespace, tmp_path: Path) -> None:
     """A full disk may have kept the best one, or all of them, from being saved."""
     meter = meter_of()
-    clock.seconds += 60
+    calendar.seconds += 60
     meter.state()
     summary = summarise(meter_on_cpu_name(meter), TrainState(10, 0.25, 8), "skill", 1, [], 1.0)
     folder = tmp_path / "checkpoints"
@@ -169,10 +169,10 @@ def test_the_path_of_the_best_is_that_of_a_checkpoint(clock: SimpleNamespace, tm
 
 @pytest.mark.parametrize(("skill", "warns"), [(0.99, False), (1.0, True), (4.8e6, True)])
 def test_a_best_that_is_no_better_than_persistence_is_a_warning(
-    clock: SimpleNamespace, skill: float, warns: bool
+    calendar: SimpleNamespace, skill: float, warns: bool
 ) -> None:
     meter = meter_of()
-    clock.seconds += 60
+    calendar.seconds += 60
     meter.state()
     summary = summarise(meter_on_cpu_name(meter), TrainState(10, skill, 8), "skill", 1, [], 1.0)
     assert ("no validation was better than that" in describe(summary, Path("run"), 20)) == warns

@@ -34,10 +34,10 @@ GROUPS = {
     "dynamic_forcing": {"vars_3D": [], "vars_2D": ["sin_year"]},
 }
 CHANNELS = ChannelMap.build(GROUPS, [500.0])
-GRID, CLOCK = make_grid(6, 12), Calendar()
+GRID, CALENDAR = make_grid(6, 12), Calendar()
 TENDENCY = np.array([3.0, 0.5])
 SHOWN = ["tp", "t2m", "z500"]
-INITIAL = [CLOCK.parse(f"2001-01-{day:02d}") for day in (2, 4, 7)]
+INITIAL = [CALENDAR.parse(f"2001-01-{day:02d}") for day in (2, 4, 7)]
 HIDDEN = np.zeros(GRID.shape, dtype=bool)
 HIDDEN[2, 3:7] = True
 
@@ -70,8 +70,8 @@ def make(network: nn.Module, mesh: DeviceGrid, folder: Path, draw=lambda *_: [])
     conf = DataConfig.model_validate(
         {"sources": [{"path": "none.nc"}], "levels": [500], "variables": GROUPS, "splits": periods}
     )
-    times = np.arange(CLOCK.parse("2001-01-01"), CLOCK.parse("2001-01-10"), STEP)
-    reader = AnalyticReader(CHANNELS, GRID, CLOCK, times, field, {"t2m": HIDDEN})
+    times = np.arange(CALENDAR.parse("2001-01-01"), CALENDAR.parse("2001-01-10"), STEP)
+    reader = AnalyticReader(CHANNELS, GRID, CALENDAR, times, field, {"t2m": HIDDEN})
     zeros, ones = np.zeros(3), np.ones(3)
     tendency = np.append(TENDENCY, 1.0)
     statistics = Statistics(("z500", "t2m", "tp"), 100 + zeros, 4 * ones, zeros, zeros, zeros, tendency, zeros)
@@ -210,5 +210,5 @@ def test_what_cannot_be_forecast_is_refused(early: dict, error: type[Exception],
     config = build_config(raw)
     with pytest.raises(error, match=says):
         plan_preview(
-            config, reader.channels, reader.times, reader.clock, build_splits(config.data, reader.clock)["valid"]
+            config, reader.channels, reader.times, reader.calendar, build_splits(config.data, reader.calendar)["valid"]
         )

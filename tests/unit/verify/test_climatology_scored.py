@@ -91,9 +91,9 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
     folder = tmp_path_factory.mktemp("wb2")
     reader, archives = open_sources(config_of(folder, "2000").data), {}
     for year, texts in STARTS.items():
-        starts = [reader.clock.parse(text) for text in texts]
+        starts = [reader.calendar.parse(text) for text in texts]
         writer = ForecastWriter(
-            folder / year, reader.channels, reader.grid, reader.clock, reader.attributes, 360, lead_minutes=LEADS,
+            folder / year, reader.channels, reader.grid, reader.calendar, reader.attributes, 360, lead_minutes=LEADS,
             initial_minutes=starts,
         )  # fmt: skip
         for start in starts:
@@ -128,8 +128,8 @@ def labelled(sample: Sample, year: str, fields: np.ndarray, grid: LatLonGrid) ->
 
 def expected(sample: Sample, year: str, onto: LatLonGrid | None = None) -> dict[str, xr.DataArray]:
     """Return metric -> (lead, channel), global, by WeatherBench 2's formulas; fields brought `onto` a grid first."""
-    reader, clock = sample.reader, sample.reader.clock
-    starts = [clock.parse(text) for text in STARTS[year]]
+    reader, calendar = sample.reader, sample.reader.calendar
+    starts = [calendar.parse(text) for text in STARTS[year]]
     truth, forecast = (
         np.stack([[reader.read(reader.index_of(t + lead - back)) for lead in LEADS] for t in starts])
         for back in (0, 1080)

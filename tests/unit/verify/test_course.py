@@ -27,8 +27,8 @@ from credit.verify.statistics.partial_scores import PartialScores
 from tests.unit.analytic_reader import make_grid
 from tests.unit.verify.conftest import LEADS, MODEL_ERROR, Run, make_config
 
-CLOCK = Calendar()
-START = CLOCK.parse("2001-03-01T00:00")
+CALENDAR = Calendar()
+START = CALENDAR.parse("2001-03-01T00:00")
 CHANNELS = [Channel("t2m", "t2m", None, "prognostic"), Channel("sst", "sst", None, "prognostic")]
 
 
@@ -161,7 +161,7 @@ def test_waves_move_through_the_diagram_at_their_speed(tmp_path: Path) -> None:
     figures: list[Figure] = []
 
     def make() -> Figure:
-        figures.append(hovmoeller("z500", "m2 s-2", strips, (35.0, 60.0), "Forecast", START, CLOCK, background))
+        figures.append(hovmoeller("z500", "m2 s-2", strips, (35.0, 60.0), "Forecast", START, CALENDAR, background))
         return figures[0]
 
     draw(tmp_path / "h.png", make)
@@ -196,7 +196,7 @@ def test_zonal_means_are_drawn_at_their_latitudes(tmp_path: Path) -> None:
     figures: list[Figure] = []
 
     def make() -> Figure:
-        figures.append(latitude_time("sst", "K", zonal, "Ensemble mean", START, CLOCK, grid))
+        figures.append(latitude_time("sst", "K", zonal, "Ensemble mean", START, CALENDAR, grid))
         return figures[0]
 
     draw(tmp_path / "h.png", make)
@@ -231,7 +231,7 @@ def test_frames_of_an_animation(tmp_path: Path) -> None:
     missing = [field.copy() for field in frames[leads[4]]]
     missing[0][:] = np.nan
     frames[leads[4]] = tuple(missing)
-    path = animate(tmp_path / "a.gif", "t2m", "K", frames, "Forecast", START, CLOCK, background)
+    path = animate(tmp_path / "a.gif", "t2m", "K", frames, "Forecast", START, CALENDAR, background)
     with Image.open(path) as image:
         assert (image.format, image.n_frames, image.info["loop"]) == ("GIF", 11, 0)
         assert 800 < image.width < 1200 and image.getpixel((1, 1)) is not None
@@ -257,4 +257,4 @@ def test_an_animation_that_cannot_be_written(tmp_path: Path) -> None:
     background = Background(make_grid(), None)
     frames = {lead: (np.zeros((12, 24)), np.ones((12, 24))) for lead in (360, 720)}
     with pytest.raises(CreditError, match="a.gif: cannot be written"):
-        animate(tmp_path / "none" / "a.gif", "t2m", "K", frames, "Forecast", START, CLOCK, background)
+        animate(tmp_path / "none" / "a.gif", "t2m", "K", frames, "Forecast", START, CALENDAR, background)

@@ -25,10 +25,10 @@ INITIAL = ["2001-03-02T00:00", "2001-03-04T06:00", "2001-03-07T12:00"]
 def ensemble(tmp_path_factory: pytest.TempPathFactory, run: Run) -> tuple[ScoreTable, Path]:
     """The ensemble is the model; the single forecasts of `run` are another forecast."""
     folder, reader = tmp_path_factory.mktemp("ensemble"), make_reader()
-    starts = [reader.clock.parse(text) for text in INITIAL]
+    starts = [reader.calendar.parse(text) for text in INITIAL]
     said = {"forcing": "sst: persist", "ensemble": "3 members; made up", "weights": "0a1b2c3d"}
     writer = ForecastWriter(
-        folder / "forecasts", reader.channels, reader.grid, reader.clock, reader.attributes, STEP,
+        folder / "forecasts", reader.channels, reader.grid, reader.calendar, reader.attributes, STEP,
         lead_minutes=LEADS, initial_minutes=starts, masks=reader.masks, members=len(MEMBER_ERRORS),
         global_attributes=said,
     )  # fmt: skip
@@ -126,7 +126,7 @@ def test_events_of_members_and_of_a_single_forecast(ensemble: tuple[ScoreTable, 
     number = [channel.name for channel in reader.channels.stored].index("t2m")
     members, single = [], []
     for text in INITIAL:
-        truth = reader.read(reader.index_of(reader.clock.parse(text) + 720))[number]
+        truth = reader.read(reader.index_of(reader.calendar.parse(text) + 720))[number]
         share = np.mean([truth + np.float32(error) > 290 for error in MEMBER_ERRORS], axis=0)
         members.append((area * (share - (truth > 290)) ** 2).sum())
         single.append((area * ((truth + np.float32(3) > 290) != (truth > 290))).sum())

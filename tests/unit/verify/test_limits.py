@@ -24,17 +24,17 @@ from credit.verify.scores.thresholds import (
 )
 from tests.unit.verify.conftest import make_config
 
-CLOCK = Calendar()
-TRAIN = Split("train", CLOCK.parse("1990-01-01"), CLOCK.parse("1999-12-31T18:00"))
-TIMES = np.arange(CLOCK.parse("1989-01-01"), CLOCK.parse("2001-01-01"), 360)
-MARCH = CLOCK.parse("2000-03-10T06:00")
+CALENDAR = Calendar()
+TRAIN = Split("train", CALENDAR.parse("1990-01-01"), CALENDAR.parse("1999-12-31T18:00"))
+TIMES = np.arange(CALENDAR.parse("1989-01-01"), CALENDAR.parse("2001-01-01"), 360)
+MARCH = CALENDAR.parse("2000-03-10T06:00")
 CHANNELS = [Channel("t2m", "t2m", None, "prognostic"), Channel("tp", "tp", None, "diagnostic")]
 ATTRIBUTES = {"t2m": {"units": "K"}, "tp": {"units": "m", "temporal": "accumulate"}}
 
 
 def make_climate(by_hour: bool = False, field_bytes: int = 8) -> ClimatologicalSample:
     """Return a climate whose only cell has its own time as value."""
-    return ClimatologicalSample(lambda t: np.array([[float(t)]]), TIMES, TRAIN, CLOCK, by_hour, field_bytes)
+    return ClimatologicalSample(lambda t: np.array([[float(t)]]), TIMES, TRAIN, CALENDAR, by_hour, field_bytes)
 
 
 def make_event(**limit: float) -> Event:
@@ -44,7 +44,7 @@ def make_event(**limit: float) -> Event:
 def test_a_season_is_two_months_of_all_years_and_every_hour() -> None:
     climate = make_climate()
     times = climate.times(climate.season(MARCH))
-    dates = [CLOCK.datetime(t) for t in times.tolist()]
+    dates = [CALENDAR.datetime(t) for t in times.tolist()]
     assert 60 <= len(times) <= 75 and times.min() >= TRAIN.first and times.max() <= TRAIN.last
     days = np.array([date.dayofyr for date in dates])
     assert days.min() >= 69 - 33 and days.max() <= 69 + 33 and abs(np.mean(days) - 69) < 4
@@ -56,9 +56,9 @@ def test_a_season_is_two_months_of_all_years_and_every_hour() -> None:
 
 def test_a_season_goes_across_the_new_year() -> None:
     climate = make_climate()
-    times = climate.times(climate.season(CLOCK.parse("2000-12-30")))
-    assert {CLOCK.datetime(t).month for t in times.tolist()} == {11, 12, 1} and 60 <= len(times) <= 75
-    assert climate.fewest(np.array([MARCH, CLOCK.parse("2000-12-30")]))[0] >= 60
+    times = climate.times(climate.season(CALENDAR.parse("2000-12-30")))
+    assert {CALENDAR.datetime(t).month for t in times.tolist()} == {11, 12, 1} and 60 <= len(times) <= 75
+    assert climate.fewest(np.array([MARCH, CALENDAR.parse("2000-12-30")]))[0] >= 60
 
 
 def test_hours_that_are_told_apart_have_as_many_times_each() -> None:

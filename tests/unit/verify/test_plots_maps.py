@@ -24,7 +24,7 @@ GRIDS = {
     "half a column aside": LatLonGrid.from_coords(np.linspace(-85, 85, 18), np.arange(36) * 10.0 + 5.0)[0],
     "odd": LatLonGrid.from_coords(np.linspace(80, -80, 9), np.arange(15) * 24.0 - 180.0)[0],
 }
-CLOCK = Calendar()
+CALENDAR = Calendar()
 
 
 def fields(grid: LatLonGrid, count: int) -> list[np.ndarray]:
@@ -103,10 +103,10 @@ def test_truth_and_forecast_share_their_colours_and_each_error_has_its_own(tmp_p
     truth[0, 0] = np.nan
     given = {360: (truth, forecast, spread), 1440: (later, forecast, spread)}
     figures = []
-    start = CLOCK.parse("2001-03-01T00:00")
+    start = CALENDAR.parse("2001-03-01T00:00")
     draw(
         tmp_path / "map.png",
-        lambda: figures.append(maps("t2m", "K", given, start, CLOCK, background)) or figures[0],
+        lambda: figures.append(maps("t2m", "K", given, start, CALENDAR, background)) or figures[0],
     )
     drawn = meshes(figures[0])
     for row, (true, mean, wide) in enumerate(given.values()):
@@ -135,8 +135,8 @@ def test_a_spread_far_below_the_error_has_its_own_scale(share: float, own: bool)
     truth, error = fields(grid, 2)
     error = error - error.mean()
     spread = np.abs(share * error)
-    start = CLOCK.parse("2001-03-01T00:00")
-    figure = maps("t2m", "K", {360: (truth, truth + error, spread)}, start, CLOCK, Background(grid, None))
+    start = CALENDAR.parse("2001-03-01T00:00")
+    figure = maps("t2m", "K", {360: (truth, truth + error, spread)}, start, CALENDAR, Background(grid, None))
     drawn = meshes(figure)
     widest = np.percentile(np.abs(error), 99.5)
     assert drawn[2].get_clim() == pytest.approx((-widest, widest), rel=1e-4)
@@ -197,7 +197,7 @@ def test_land_comes_from_the_datas_mask_on_any_grid() -> None:
             both[0], both[1, 3:6, 4:9] = 7.0, 1.0
             return both
 
-    reader = Masked(ChannelMap.build(variables, []), grid, CLOCK, np.arange(2) * 360, lambda *_: np.zeros(1))
+    reader = Masked(ChannelMap.build(variables, []), grid, CALENDAR, np.arange(2) * 360, lambda *_: np.zeros(1))
     assert Background.of(reader).land is None  # nothing says that it is one
     reader.attributes["land_sea_mask"] = {"standard_name": "land_binary_mask"}
     np.testing.assert_array_equal(Background.of(reader).land, reader.static()[1])

@@ -10,12 +10,12 @@ from credit.calendar import Calendar
 from credit.verify.report.reference_scores import comparable, published_scores, rows_of
 from credit.verify.table.table import ScoreTable
 
-CLOCK = Calendar()
+CALENDAR = Calendar()
 
 
 def times(first: str, last: str, every: float = 0.5) -> np.ndarray:
     """Initial times in minutes, so many days apart."""
-    return np.arange(CLOCK.parse(first), CLOCK.parse(last) + 1, int(1440 * every))
+    return np.arange(CALENDAR.parse(first), CALENDAR.parse(last) + 1, int(1440 * every))
 
 
 ALL = times("2017-01-01T00:00", "2018-12-31T12:00")
@@ -33,7 +33,7 @@ def table(truth: str = "era5/*.nc") -> ScoreTable:
 
 
 def test_the_same_grid_years_and_truth() -> None:
-    found = comparable(table(), 5.625, ALL, CLOCK)
+    found = comparable(table(), 5.625, ALL, CALENDAR)
     simple = {"persistence", "weekly climatology"}
     assert {own.system for own in found} == {"IFS operational", "IFS T63", "ResNet (Rasp and Thuerey)", *simple}
     rows = rows_of(found, table())
@@ -44,7 +44,7 @@ def test_the_same_grid_years_and_truth() -> None:
 def test_units_as_era5_spells_them() -> None:
     own = table()
     own.dataset["units"] = "channel", ["m**2 s**-2", "Kelvin"]
-    rows = rows_of(comparable(own, 5.625, ALL, CLOCK), own)
+    rows = rows_of(comparable(own, 5.625, ALL, CALENDAR), own)
     assert {row[1] for row in rows} == {"z500", "t850"}
 
 
@@ -63,7 +63,7 @@ def test_units_as_era5_spells_them() -> None:
     ],
 )
 def test_unlike_numbers_do_not_stand_side_by_side(own: ScoreTable, degrees: float, cases: np.ndarray) -> None:
-    assert comparable(own, degrees, cases, CLOCK) == []
+    assert comparable(own, degrees, cases, CALENDAR) == []
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_unlike_numbers_do_not_stand_side_by_side(own: ScoreTable, degrees: floa
     ],
 )
 def test_initial_times_that_cover_the_years_suffice(cases: np.ndarray) -> None:
-    assert comparable(table(), 5.625, cases, CLOCK)
+    assert comparable(table(), 5.625, cases, CALENDAR)
 
 
 def test_the_table_says_where_each_number_is_from() -> None:

@@ -41,7 +41,7 @@ def found(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Verification:
     folder, reader = tmp_path_factory.mktemp("coarse"), run.reader
     starts = [int(minutes) for minutes in run.archive.initial_minutes[:3]]
     writer = ForecastWriter(
-        folder, reader.channels, COARSE, reader.clock, reader.attributes, STEP, lead_minutes=LEADS,
+        folder, reader.channels, COARSE, reader.calendar, reader.attributes, STEP, lead_minutes=LEADS,
         initial_minutes=starts,
     )  # fmt: skip
     regridder = Regridder(reader.grid, COARSE, "conservative")
@@ -80,7 +80,7 @@ def test_forecasts_of_any_grid_are_compared(found: Verification) -> None:
 def test_without_a_common_grid_they_are_not(run: Run, tmp_path: Path) -> None:
     reader, start = run.reader, int(run.archive.initial_minutes[0])
     writer = ForecastWriter(
-        tmp_path, reader.channels, COARSE, reader.clock, reader.attributes, STEP, lead_minutes=LEADS,
+        tmp_path, reader.channels, COARSE, reader.calendar, reader.attributes, STEP, lead_minutes=LEADS,
         initial_minutes=[start],
     )  # fmt: skip
     writer.write(start, np.zeros((3, len(reader.channels.output), 6, 12), dtype=np.float32))

@@ -278,7 +278,7 @@ def test_a_masked_output_is_scored_over_its_valid_cells(tmp_path: Path) -> None:
     reader = make_reader(every=1440)
     variables = {"prognostic": {"vars_3D": [], "vars_2D": ["sst"]}}
     channels = type(reader.channels).build(variables, [], masked=["sst"])
-    masked = AnalyticReader(channels, reader.grid, reader.clock, reader.times, reader._function, reader.masks)
+    masked = AnalyticReader(channels, reader.grid, reader.calendar, reader.times, reader._function, reader.masks)
     archive = write_forecasts(tmp_path / "forecasts", masked, ["2001-03-02"], leads=[1440])
     raw = make_config(tmp_path).model_dump()
     raw["data"]["variables"] = variables
@@ -359,7 +359,7 @@ def test_what_is_scored_is_said_first(run: Run, tmp_path: Path, caplog: pytest.L
 
 def test_what_does_not_belong_together_is_refused(run: Run, tmp_path: Path) -> None:
     other = AnalyticReader(
-        run.reader.channels, make_grid(10, 24), run.reader.clock, run.reader.times, lambda *_: np.zeros(1)
+        run.reader.channels, make_grid(10, 24), run.reader.calendar, run.reader.times, lambda *_: np.zeros(1)
     )
     with pytest.raises(DataError, match="its grid is not that of the data: 12 x 24|10 x 24"):
         score_forecasts(run.config, other, run.archive)

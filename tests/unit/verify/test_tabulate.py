@@ -22,8 +22,8 @@ from credit.verify.table.table import FACTS, ScoreTable
 from credit.verify.table.table_builder import RowIndex, build_table
 from tests.unit.analytic_reader import ATTRIBUTES
 
-CLOCK = Calendar()
-INITIAL = CLOCK.parse("2001-01-01") + 1440 * np.arange(270)
+CALENDAR = Calendar()
+INITIAL = CALENDAR.parse("2001-01-01") + 1440 * np.arange(270)
 LEADS = np.array([360, 1440, 14400])
 CHANNELS = [Channel(f"{name}500", name, 500.0, "prognostic") for name in ("u", "v", "t")]
 ROWS = RowIndex(CHANNELS, [(0, 1, "wind")], ATTRIBUTES)
@@ -53,7 +53,7 @@ def sums() -> dict[str, tuple[DeterministicStatistics, list[int]]]:
 
 @pytest.fixture(scope="module")
 def table(sums: dict[str, tuple[DeterministicStatistics, list[int]]]) -> ScoreTable:
-    return build_table(sums, ROWS, LEADS, cases_by_season(INITIAL, CLOCK), ["global", "tropics"], FACTS_OF_ALL)
+    return build_table(sums, ROWS, LEADS, cases_by_season(INITIAL, CALENDAR), ["global", "tropics"], FACTS_OF_ALL)
 
 
 def many(regions: list[str], rows: int) -> ScoreTable:
@@ -67,14 +67,14 @@ def many(regions: list[str], rows: int) -> ScoreTable:
         sums[name] = DeterministicStatistics(few, *planes), list(range(rows))
     channels = [Channel(f"u{level}", "u", float(level), "prognostic") for level in range(1, rows + 1)]
     described = RowIndex(channels, [], ATTRIBUTES)
-    return build_table(sums, described, LEADS, cases_by_season(few, CLOCK), regions, FACTS_OF_ALL)
+    return build_table(sums, described, LEADS, cases_by_season(few, CALENDAR), regions, FACTS_OF_ALL)
 
 
 def test_scores_of_a_season_are_those_of_its_cases(sums: dict, table: ScoreTable) -> None:
     assert table.seasons == ["all", "DJF", "MAM", "JJA", "SON"]
     assert table.dataset["n_cases"].values.tolist() == [270, 59, 92, 92, 27]
     assert table.dataset["n_blocks"].values.tolist() == [[54, 54, 22], [11, 11, 4], [18, 18, 7], [18, 18, 7], [5, 5, 2]]
-    own = sums["persistence"][0].select(cases_by_season(INITIAL, CLOCK)["JJA"])
+    own = sums["persistence"][0].select(cases_by_season(INITIAL, CALENDAR)["JJA"])
     metrics = own.metrics()
     del metrics["crps"]  # is told where there are ensembles
     for name, values in metrics.items():
@@ -183,7 +183,7 @@ def test_scorecards_have_their_files(tmp_path: Path) -> None:
 def test_a_long_name_leaves_the_title_on_the_page(sums: dict) -> None:
     name = "operational_ensemble_of_the_other_centre_at_nine_kilometres"
     renamed = {name if own == "other" else own: value for own, value in sums.items()}
-    one = build_table(renamed, ROWS, LEADS, cases_by_season(INITIAL, CLOCK), ["global", "tropics"], FACTS_OF_ALL)
+    one = build_table(renamed, ROWS, LEADS, cases_by_season(INITIAL, CALENDAR), ["global", "tropics"], FACTS_OF_ALL)
     figure = scorecard(one, name, ["global"])
     FigureCanvasAgg(figure).draw()
     box = figure._suptitle.get_window_extent()
@@ -244,7 +244,7 @@ def test_the_legend_names_every_curve_and_is_whole(sums: dict[str, tuple[Determi
     """The other forecasts lack the first panel's channel, and their names are long."""
     names = [f"wxformer_1deg_6h_residual_dropout0.{number}_seed1000" for number in range(1, 6)]
     others = {names[0]: sums["other"]} | dict.fromkeys(names[1:], sums["model"])
-    seasons = cases_by_season(INITIAL, CLOCK)
+    seasons = cases_by_season(INITIAL, CALENDAR)
     own = {name: sums[name] for name in sums if name != "other"}
     table = build_table(own | others, ROWS, LEADS, seasons, ["global", "tropics"], FACTS_OF_ALL)
     for channels in (["t500"], ["t500", "u500"]):
@@ -267,7 +267,7 @@ def test_the_table_of_the_terminal_has_straight_columns(
     """Also where a name is longer than a number, and where the other forecast lacks a channel."""
     name = "a_model_with_a_very_long_name"
     named = {name if key == "other" else key: own for key, own in sums.items()}
-    table = build_table(named, ROWS, LEADS, cases_by_season(INITIAL, CLOCK), ["global", "tropics"], FACTS_OF_ALL)
+    table = build_table(named, ROWS, LEADS, cases_by_season(INITIAL, CALENDAR), ["global", "tropics"], FACTS_OF_ALL)
     head, *rows = table.format(name).splitlines()[1 : 2 + 3 * len(LEADS)]
     end = head.index(name[:20]) + 20
     assert {len(row) for row in (head, *rows)} == {len(head)} and "nan" not in "".join(rows)

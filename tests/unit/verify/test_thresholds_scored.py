@@ -36,7 +36,7 @@ EVENTS = {
     "heavy_rain": {"channel": "tp", "above": 6.0},
 }
 INITIAL = [f"2001-03-0{day}" for day in (1, 2, 4, 5)]
-CLOCK, GRID = Calendar(), make_grid(8, 16)
+CALENDAR, GRID = Calendar(), make_grid(8, 16)
 AREA = xr.DataArray(GRID.area_weights(), dims=("lat", "lon"))
 MASK = np.random.default_rng(0).random(GRID.shape) < 0.3
 
@@ -46,13 +46,13 @@ def weather(minutes: int, channel: int, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng([minutes // DAY, channel, seed])
     if channel == 2:
         return np.maximum(rng.gamma(0.8, 6.0, GRID.shape) - 2.0, 0.0)
-    return 280 - 4 * np.cos(2 * np.pi * CLOCK.year_fraction(np.array(minutes))) + rng.standard_normal(GRID.shape) * 3
+    return 280 - 4 * np.cos(2 * np.pi * CALENDAR.year_fraction(np.array(minutes))) + rng.standard_normal(GRID.shape) * 3
 
 
 def make_reader(first: str = "2000-01-01") -> AnalyticReader:
     channels = ChannelMap.build(VARIABLES, [], masked=["sst"])
-    times = np.arange(CLOCK.parse(first), CLOCK.parse("2001-03-11"), DAY)
-    return AnalyticReader(channels, GRID, CLOCK, times, weather, {"sst": MASK})
+    times = np.arange(CALENDAR.parse(first), CALENDAR.parse("2001-03-11"), DAY)
+    return AnalyticReader(channels, GRID, CALENDAR, times, weather, {"sst": MASK})
 
 
 def config_of(folder: Path, **verification: object) -> Config:
@@ -81,9 +81,9 @@ class Scored:
 @pytest.fixture(scope="module")
 def scored(tmp_path_factory: pytest.TempPathFactory) -> Scored:
     folder, reader = tmp_path_factory.mktemp("events"), make_reader()
-    starts = [CLOCK.parse(text) for text in INITIAL]
+    starts = [CALENDAR.parse(text) for text in INITIAL]
     writer = ForecastWriter(
-        folder / "forecasts", reader.channels, GRID, CLOCK, reader.attributes, DAY, lead_minutes=LEADS,
+        folder / "forecasts", reader.channels, GRID, CALENDAR, reader.attributes, DAY, lead_minutes=LEADS,
         initial_minutes=starts, masks=reader.masks, members=MEMBERS,
     )  # fmt: skip
     truth = np.empty((len(starts), len(LEADS), 3, *GRID.shape), dtype=np.float32)
@@ -114,7 +114,7 @@ def climate() -> xr.DataArray:
     around = np.full((len(INITIAL), len(LEADS), *year.shape), np.nan, dtype=np.float32)
     for case, text in enumerate(INITIAL):
         for number, lead in enumerate(LEADS):
-            day = CLOCK.datetime(CLOCK.parse(text) + lead).dayofyr - 1
+            day = CALENDAR.datetime(CALENDAR.parse(text) + lead).dayofyr - 1
             near = np.abs(days - (day // 5 * 5 + 2.5)) <= 30
             around[case, number, near] = year[near]
     names = {"channel": [c.name for c in reader.channels.output]}
@@ -246,7 +246,12 @@ def test_without_a_training_period(scored: Scored, tmp_path: Path, caplog: pytes
 def test_a_dry_climate_has_no_seeps(scored: Scored, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     reader = make_reader()
     dry = AnalyticReader(
-        reader.channels, GRID, CLOCK, reader.times, lambda t, c: weather(t, c) * (0.01 if c == 2 else 1), reader.masks
+        reader.channels,
+        GRID,
+        CALENDAR,
+        reader.times,
+        lambda t, c: weather(t, c) * (0.01 if c == 2 else 1),
+        reader.masks,
     )
     table = score_forecasts(config_of(tmp_path), dry, scored.archive).table
     assert "seeps" not in table.dataset and "brier" not in table.dataset

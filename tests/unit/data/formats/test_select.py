@@ -89,7 +89,7 @@ def test_a_further_time_of_length_one(tmp_path: Path, dims: tuple[str, str]) -> 
     )
     dataset.to_netcdf(tmp_path / "a.nc", format="NETCDF3_CLASSIC")
     reader = open_sources(config(tmp_path / "a.nc", {}, "t"))
-    assert [reader.clock.format(time)[:10] for time in reader.times[:2]] == ["2000-01-01", "2000-02-01"]
+    assert [reader.calendar.format(time)[:10] for time in reader.times[:2]] == ["2000-01-01", "2000-02-01"]
     np.testing.assert_array_equal(reader.read(2)[0], t[2])
 
 
@@ -129,5 +129,5 @@ def test_a_step_of_forecasts_has_its_valid_time(tmp_path: Path) -> None:
     )
     dataset.to_netcdf(tmp_path / "a.nc")
     reader = open_sources(config(tmp_path / "a.nc", {"step": 6}, "t"))
-    assert [reader.clock.format(time) for time in reader.times] == ["2000-01-01T06:00", "2000-01-02T06:00"]
+    assert [reader.calendar.format(time) for time in reader.times] == ["2000-01-01T06:00", "2000-01-02T06:00"]
     np.testing.assert_array_equal(reader.read(1)[0], t[1, 1])

@@ -1,4 +1,4 @@
-"""Fit a stored climatology and be killed at a given read; started by test_climatology_store.
+"""Fit a stored climatology and be killed at a given read; started by test_stored.
 
 Arguments: the data section and the climatology as JSON, the bytes of a block, the number of the read that kills.
 """

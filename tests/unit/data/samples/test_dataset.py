@@ -39,13 +39,13 @@ def conf(**fields: object) -> DataConfig:
     )
 
 
-def reader_of(times: np.ndarray, value=lambda minutes: minutes / 60, calendar: str = "standard") -> AnalyticReader:
+def reader_of(times: np.ndarray, value=lambda minutes: minutes / 60, calendar_name: str = "standard") -> AnalyticReader:
     """Every channel is a function of time alone; by default the time itself in hours."""
 
     def function(minutes: int, channel: int) -> np.ndarray:
         return np.float64(value(minutes))
 
-    return AnalyticReader(CHANNELS, make_grid(8, 16), Calendar(calendar), times, function)
+    return AnalyticReader(CHANNELS, make_grid(8, 16), Calendar(calendar_name), times, function)
 
 
 def hours(field: np.ndarray) -> list[float]:
@@ -53,14 +53,14 @@ def hours(field: np.ndarray) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("calendar", "day"),
+    ("calendar_name", "day"),
     [("standard", "2000-02-28T12:00"), ("noleap", "2001-02-28T12:00"), ("360_day", "2000-02-30T12:00")],
 )
-def test_times_arrive_in_order(calendar: str, day: str) -> None:
+def test_times_arrive_in_order(calendar_name: str, day: str) -> None:
     """History 2, forecast 3, across the end of February; float32 holds these hours exactly."""
-    clock = Calendar(calendar)
-    start = clock.parse(day)
-    reader = reader_of(start + 360 * np.arange(-10, 10), calendar=calendar)
+    calendar = Calendar(calendar_name)
+    start = calendar.parse(day)
+    reader = reader_of(start + 360 * np.arange(-10, 10), calendar_name=calendar_name)
     dataset = ForecastDataset(FrameReader(reader, conf(), None), [start], 360, history_len=2, forecast_len=3)
     batch = dataset.__getitems__([0])
     now = start / 60
@@ -70,7 +70,7 @@ def test_times_arrive_in_order(calendar: str, day: str) -> None:
     assert batch.target_BCTHW[0, 1, :, 0, 0].tolist() == [now + 6, now + 12, now + 18]
     # the calendars disagree on what comes 18 hours later
     expected = {"standard": "2000-02-29T06:00", "noleap": "2001-03-01T06:00", "360_day": "2000-03-01T06:00"}
-    assert clock.format(start + 18 * 60) == expected[calendar]
+    assert calendar.format(start + 18 * 60) == expected[calendar_name]
 
 
 @pytest.mark.parametrize("as_forecast", [False, True])
@@ -128,12 +128,12 @@ def test_a_forecast_does_not_see_the_analysed_future() -> None:
 
 def test_persistence_holds_the_anomaly() -> None:
     """An annual cycle plus 2: the forecast follows the cycle and keeps the 2."""
-    clock = Calendar()
-    first = clock.parse("2000-01-01")
+    calendar = Calendar()
+    first = calendar.parse("2000-01-01")
     times = first + 1440 * np.arange(366)
 
     def cycle(minutes: int) -> float:
-        return float(10 * np.cos(2 * np.pi * clock.year_fraction(np.array([minutes]))[0]))
+        return float(10 * np.cos(2 * np.pi * calendar.year_fraction(np.array([minutes]))[0]))
 
     reader = reader_of(times, cycle)
     climatology = fit_climatology(reader, ["f"], int(times[0]), int(times[-1]))
@@ -147,12 +147,12 @@ def test_persistence_holds_the_anomaly() -> None:
 @pytest.mark.parametrize("in_forecast", ["persist", "climatology"])
 def test_forcing_that_is_not_read_keeps_to_its_bounds(in_forecast: str) -> None:
     """Sea ice that is gone at the start does not fall below 0 when the climatology does, nor above 1."""
-    clock = Calendar()
-    first = clock.parse("2000-01-01")
+    calendar = Calendar()
+    first = calendar.parse("2000-01-01")
     times = first + 1440 * np.arange(366)
 
     def cycle(minutes: int) -> float:
-        return float(0.5 + 0.6 * np.cos(2 * np.pi * clock.year_fraction(np.array([minutes]))[0]))
+        return float(0.5 + 0.6 * np.cos(2 * np.pi * calendar.year_fraction(np.array([minutes]))[0]))
 
     climatology = fit_climatology(reader_of(times, cycle), ["f"], int(times[0]), int(times[-1]))
     start, summer, winter = (int(times[day]) for day in (90, 183, 365))

@@ -90,7 +90,7 @@ def test_any_order_any_number_of_processes(folder: Path, monkeypatch: pytest.Mon
     preprocess(shuffled)
     assert same_but_name(alone.store, many.store) and same_but_name(alone.store, shuffled.store)
     reader, sources = open_reader(alone), open_sources(alone)
-    first, last = reader.clock.parse("2000-01-02"), reader.clock.parse_end("2000-01-09")
+    first, last = reader.calendar.parse("2000-01-02"), reader.calendar.parse_end("2000-01-09")
     assert reader.statistics.to_dict() == fit_statistics(sources, first, last, 360).to_dict(), "to the last bit"
     assert not store_writer.lock_folder(Path(alone.store)).exists()
     group = zarr.open_group(alone.store, mode="r")
@@ -132,7 +132,9 @@ def test_statistics_are_numpys(folder: Path) -> None:
     conf = make(folder, transforms={"t2m": {"kind": "log1p", "unit": 10.0}})
     preprocess(conf)
     reader = open_reader(conf)
-    inside = (reader.times >= reader.clock.parse("2000-01-02")) & (reader.times <= reader.clock.parse_end("2000-01-09"))
+    inside = (reader.times >= reader.calendar.parse("2000-01-02")) & (
+        reader.times <= reader.calendar.parse_end("2000-01-09")
+    )
     values = np.stack([reader.read(int(n))[0] for n in np.flatnonzero(inside)])
     logs = np.log1p(values / np.float32(10)).astype(np.float64)
     assert reader.statistics.mean[0] == pytest.approx(logs.mean(), rel=1e-6)
@@ -150,7 +152,7 @@ def test_another_period_reads_no_field(folder: Path, monkeypatch: pytest.MonkeyP
     preprocess(other)
     monkeypatch.undo()
     reader, sources = open_reader(other), open_sources(other)
-    first, last = reader.clock.parse("2000-01-03"), reader.clock.parse_end("2000-01-07")
+    first, last = reader.calendar.parse("2000-01-03"), reader.calendar.parse_end("2000-01-07")
     assert reader.statistics.to_dict() == fit_statistics(sources, first, last, 360).to_dict()
 
 
@@ -235,13 +237,13 @@ def test_bad_times(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert "2000-01-03T12:00 is left out: t2m" in caplog.text
     reader = open_reader(conf)
     whole = open_sources(make(folder))
-    assert len(reader.times) == 46 and reader.index_of(reader.clock.parse("2000-01-03T12:00")) is None
+    assert len(reader.times) == 46 and reader.index_of(reader.calendar.parse("2000-01-03T12:00")) is None
     for index, minutes in enumerate(reader.times):
         np.testing.assert_array_equal(reader.read(index), whole.read(whole.index_of(int(minutes))))
     meta = dict(zarr.open_group(conf.store, mode="r").attrs)["credit"]
     assert list(meta["bad_times"]) == ["2000-01-03T12:00", "2000-01-08T12:00"]
     assert ["2000-01-03T06:00", "2000-01-03T18:00"] in meta["gaps"]
-    inside = [n for n, t in enumerate(reader.times) if t <= reader.clock.parse_end("2000-01-09")]
+    inside = [n for n, t in enumerate(reader.times) if t <= reader.calendar.parse_end("2000-01-09")]
     assert reader.statistics.count[0] == len(inside) * ROWS * COLUMNS
     worse = folder / "worse"
     worse.mkdir()
@@ -297,7 +299,7 @@ def test_on_a_cluster(folder: Path) -> None:
     alone, conf = make(folder, "alone.zarr"), make(folder)
     preprocess(alone)
     sources = open_sources(conf)
-    splits = module.build_splits(conf, sources.clock)
+    splits = module.build_splits(conf, sources.calendar)
     group = module._create(Path(conf.store), conf, sources, splits, PreprocessConfig())
     job = store_writer.WriteTask(Path(conf.store), sources, 360, {}, False, 2**30)
     with (

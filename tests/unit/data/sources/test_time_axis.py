@@ -15,8 +15,8 @@ from credit.data.sources.time_axis import align_times
 from credit.errors import DataError
 from tests.unit.data.files_on_the_fly import SPLITS, write_file
 
-CLOCK, DAY = Calendar(), 1440
-START = CLOCK.parse("2000-01-01")
+CALENDAR, DAY = Calendar(), 1440
+START = CALENDAR.parse("2000-01-01")
 
 
 def windows_of(times: list[int] | np.ndarray) -> TimeAggregation:
@@ -27,7 +27,7 @@ def windows_of(times: list[int] | np.ndarray) -> TimeAggregation:
 def match(policy: str, own: list[int] | np.ndarray, wanted: list[int] | np.ndarray) -> tuple[list[int], list[int]]:
     """Return the run's times and the places of a forcing's values."""
     windows = {"t": windows_of(wanted), "f": windows_of(own)}
-    times, places = align_times(windows, {"t": "exact", "f": policy}, CLOCK)
+    times, places = align_times(windows, {"t": "exact", "f": policy}, CALENDAR)
     return times.tolist(), places["f"].tolist()
 
 
@@ -46,10 +46,10 @@ def test_a_value_is_held_until_the_next() -> None:
 
 
 def test_a_representative_year_counts_in_every_year() -> None:
-    months = [CLOCK.parse(f"{2014 + (m < 4)}-{m:02d}-15") for m in (4, 5, 6, 7, 8, 9, 10, 11, 12, 1, 2, 3)]
+    months = [CALENDAR.parse(f"{2014 + (m < 4)}-{m:02d}-15") for m in (4, 5, 6, 7, 8, 9, 10, 11, 12, 1, 2, 3)]
     dates = ["2000-01-01", "2000-02-29", "2000-03-14T18:00", "2000-03-15", "2001-12-31T18:00", "2003-07-14T23:00"]
-    times, places = match("cyclic", months, [CLOCK.parse(date) for date in dates])
-    assert [CLOCK.format(months[place])[5:10] for place in places] == [
+    times, places = match("cyclic", months, [CALENDAR.parse(date) for date in dates])
+    assert [CALENDAR.format(months[place])[5:10] for place in places] == [
         "12-15", "02-15", "02-15", "03-15", "12-15", "06-15",
     ]  # fmt: skip
     assert len(times) == len(dates)

@@ -18,7 +18,7 @@ from credit.data.sources.source_reader import open_sources
 from credit.data.store.preprocess import preprocess
 from credit.errors import DataError
 from tests.unit.data.files_on_the_fly import make_config, write_file
-from tests.unit.data.grib_on_the_fly import LAT, LON, H, W, field_number, message, write_grib
+from tests.unit.data.formats.grib_on_the_fly import LAT, LON, H, W, field_number, message, write_grib
 
 # 24 bits of a range of 40
 PACKING = 40 / 2**23
@@ -36,10 +36,10 @@ def test_levels_times_and_names(tmp_path: Path, edition: int) -> None:
     messages = [message(v, edition=edition, dataTime=t, level=lev) for (t, lev), v in fields.items()]
     path = write_grib(tmp_path / "noending", *messages)  # found by its first bytes
     reader = open_sources(config(path, rename={"temperature": "130"}, p3=["temperature"], levels=[500, 850]))
-    assert [reader.clock.format(time) for time in reader.times] == [
+    assert [reader.calendar.format(time) for time in reader.times] == [
         f"2000-01-01T{hour}:00" for hour in ("00", "06", 12)
     ]
-    assert reader.clock.calendar == "standard"
+    assert reader.calendar.name == "standard"
     np.testing.assert_allclose(reader.grid.lat, LAT)
     np.testing.assert_allclose(reader.grid.lon, LON)
     for index, time in enumerate((0, 600, 1200)):
@@ -169,14 +169,14 @@ def test_forecasts_have_their_valid_time(tmp_path: Path) -> None:
     first = [message(field_number(n), dataTime=0, step=6 * n) for n in range(3)]
     path = write_grib(tmp_path / "a.grib", *first)
     reader = open_sources(config(path, p2=["t"]))
-    assert [reader.clock.format(time)[11:] for time in reader.times] == ["00:00", "06:00", "12:00"]
+    assert [reader.calendar.format(time)[11:] for time in reader.times] == ["00:00", "06:00", "12:00"]
     np.testing.assert_allclose(reader.read(1)[0], field_number(1), atol=PACKING)
     # two forecasts for one time
     both = write_grib(tmp_path / "b.grib", *first, message(field_number(8), dataTime=600, step=0))
     with pytest.raises(DataError, match=r"with step 0, 6, 12; choose with data.sources.N.select: \{step: 0\}"):
         open_sources(config(both, p2=["t"]))
     reader = open_sources(config(both, {"step": 0}, p2=["t"]))
-    assert [reader.clock.format(time)[11:] for time in reader.times] == ["00:00", "06:00"]
+    assert [reader.calendar.format(time)[11:] for time in reader.times] == ["00:00", "06:00"]
     np.testing.assert_allclose(reader.read(1)[0], field_number(8), atol=PACKING)
     minutes = write_grib(tmp_path / "c.grib", message(field_number(0), stepUnits="m", step=30))
     assert open_sources(config(minutes, p2=["t"])).times[0] % 60 == 30
@@ -193,7 +193,7 @@ def test_accumulations_know_their_window(tmp_path: Path) -> None:
     messages = [message(field_number(n), **keys, stepRange=f"{6 * n}-{6 * n + 6}") for n in range(2)]
     summed = {"p2": ["t"], "variable_options": {"t": {"temporal": "accumulate"}}}
     reader = open_sources(config(write_grib(tmp_path / "a.grib", *messages), **summed))
-    assert [reader.clock.format(time)[11:] for time in reader.times] == ["06:00", "12:00"]
+    assert [reader.calendar.format(time)[11:] for time in reader.times] == ["06:00", "12:00"]
     from_begin = write_grib(tmp_path / "b.grib", messages[0], message(field_number(1), **keys, stepRange="0-12"))
     with pytest.raises(DataError, match="intervals of 6h and 12h; .*set temporal: deaccumulate"):
         open_sources(config(from_begin, **summed))

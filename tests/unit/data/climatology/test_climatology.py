@@ -20,22 +20,22 @@ PHASE = np.linspace(0.0, 0.5, GRID.shape[0])[:, None]
 
 
 def _reader(
-    calendar: str = "standard", start: str = "2000-01-01", end: str = "2002-01-01", every: int = 1440,
+    calendar_name: str = "standard", start: str = "2000-01-01", end: str = "2002-01-01", every: int = 1440,
     noise: float = 0.0, diurnal: float = 0.0,
 ) -> AnalyticReader:  # fmt: skip
-    clock = Calendar(calendar)
+    calendar = Calendar(calendar_name)
     rng = np.random.default_rng(1)
 
     def function(minutes: int, channel: int) -> np.ndarray:
-        fraction = clock.year_fraction(np.array(minutes))
+        fraction = calendar.year_fraction(np.array(minutes))
         cycle = 250.0 + channel + 20.0 * np.cos(2 * np.pi * (fraction - PHASE)) * np.ones(GRID.shape)
-        cycle = cycle + diurnal * np.cos(2 * np.pi * clock.day_fraction(np.array(minutes)))
+        cycle = cycle + diurnal * np.cos(2 * np.pi * calendar.day_fraction(np.array(minutes)))
         return cycle + noise * rng.standard_normal(GRID.shape)
 
     mask = np.zeros(GRID.shape, dtype=bool)
     mask[2, 3] = True
-    times = np.arange(clock.parse(start), clock.parse(end), every)
-    return AnalyticReader(CHANNELS, GRID, clock, times, function, {"sst": mask})
+    times = np.arange(calendar.parse(start), calendar.parse(end), every)
+    return AnalyticReader(CHANNELS, GRID, calendar, times, function, {"sst": mask})
 
 
 def _fit(reader: AnalyticReader, **options: object) -> Climatology:
@@ -49,8 +49,8 @@ def test_an_annual_cycle_is_found_in_every_calendar(calendar: str, options: dict
     climatology = _fit(reader, **options)
     tolerance = 0.25 if "method" in options else 2e-3  # a mean over 15 days flattens a cosine by 0.3 %
     for date in ("2000-02-28", "2005-03-01", "2013-09-15T06:00", "2001-12-30T18:00"):
-        minutes = reader.clock.parse(date)
-        expected = AnalyticReader(CHANNELS, GRID, reader.clock, [minutes], reader._function, reader.masks).read(0)
+        minutes = reader.calendar.parse(date)
+        expected = AnalyticReader(CHANNELS, GRID, reader.calendar, [minutes], reader._function, reader.masks).read(0)
         np.testing.assert_allclose(climatology.at(minutes), expected, atol=tolerance)
     assert np.isnan(climatology.at(minutes)[NAMES.index("sst"), 2, 3])
     assert climatology.at(minutes).dtype == np.float32
@@ -58,11 +58,11 @@ def test_an_annual_cycle_is_found_in_every_calendar(calendar: str, options: dict
 
 def test_only_the_period_is_used() -> None:
     reader = _reader()
-    clock = reader.clock
-    inner, cycle = clock.parse("2001-01-01"), reader._function
+    calendar = reader.calendar
+    inner, cycle = calendar.parse("2001-01-01"), reader._function
     reader._function = lambda minutes, channel: cycle(minutes, channel) + (1e6 if minutes < inner else 0)
     climatology = fit_climatology(reader, NAMES, inner, int(reader.times[-1]))
-    assert climatology.at(clock.parse("2001-06-01")).max(initial=0, where=~np.isnan(climatology.at(0))) < 300
+    assert climatology.at(calendar.parse("2001-06-01")).max(initial=0, where=~np.isnan(climatology.at(0))) < 300
     assert "2001-01-01 to 2001-12-31" in climatology.description
     assert climatology.notice and "1.0 years" in climatology.notice
 
@@ -71,7 +71,7 @@ def test_harmonics_are_the_least_squares_fit() -> None:
     reader = _reader(noise=5.0, every=2880)
     climatology = _fit(reader, harmonics=2)
     reader.times = reader.times[:]
-    angle = 2 * np.pi * reader.clock.year_fraction(reader.times)
+    angle = 2 * np.pi * reader.calendar.year_fraction(reader.times)
     design = np.stack([np.ones_like(angle), np.cos(angle), np.sin(angle), np.cos(2 * angle), np.sin(2 * angle)], 1)
     again = _reader(noise=5.0, every=2880)  # the same noise, read in the same order
     series = np.stack([again.read(i)[0, 1, 1] for i in range(len(again.times))]).astype(np.float64)
@@ -99,17 +99,17 @@ def test_unsmoothed_days_need_ten_years() -> None:
     reader = _reader(end="2010-01-01")
     climatology = _fit(reader, method="window", window_days=1)
     assert climatology.fields.shape[1] == 365 and climatology.notice is None
-    np.testing.assert_allclose(climatology.at(reader.clock.parse("2003-05-01")), reader.read(1216), atol=0.3)
+    np.testing.assert_allclose(climatology.at(reader.calendar.parse("2003-05-01")), reader.read(1216), atol=0.3)
 
 
 def test_times_of_the_day_are_told_apart() -> None:
     reader = _reader(every=360, diurnal=3.0)
     climatology = _fit(reader, by_hour=True)
     for hour in (0, 6, 12, 18):
-        minutes = reader.clock.parse(f"2001-04-01T{hour:02d}:00")
+        minutes = reader.calendar.parse(f"2001-04-01T{hour:02d}:00")
         np.testing.assert_allclose(climatology.at(minutes), reader.read(reader.index_of(minutes)), atol=5e-3)
     with pytest.raises(DataError, match="at none of its times of the day"):
-        climatology.at(reader.clock.parse("2001-04-01T03:00"))
+        climatology.at(reader.calendar.parse("2001-04-01T03:00"))
 
 
 @pytest.mark.parametrize(

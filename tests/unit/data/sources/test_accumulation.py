@@ -28,7 +28,7 @@ def open_file(path: Path, temporal: str, timestep: str = "6h", **options: object
 
 def require_totals(reader: SourceReader, hours: int, ends: list[int], share: float = 1.0) -> None:
     """Check that there is a value at each of `ends`, and what it is."""
-    start = reader.clock.parse("2000-01-01")
+    start = reader.calendar.parse("2000-01-01")
     assert ((reader.times - start) / 60).tolist() == ends
     for index, end in enumerate(ends):
         np.testing.assert_allclose(reader.read(index)[0], share * total(end - hours, end), rtol=1e-5, atol=1e-6)

@@ -30,7 +30,7 @@ def values_of(path: Path, name: str) -> np.ndarray:
 
 def test_era_interim_one_time_a_file(ingest: Path) -> None:
     reader = open_sources(make_config(ingest / "ERA_Interim_2017?.nc", p2=["t2m", "sp"]))
-    assert [reader.clock.format(time) for time in reader.times] == ["2017-02-01T12:00", "2017-03-01T12:00"]
+    assert [reader.calendar.format(time) for time in reader.times] == ["2017-02-01T12:00", "2017-03-01T12:00"]
     assert reader.grid.shape == (241, 480) and reader.grid.has_pole_points
     with netCDF4.Dataset(ingest / "ERA_Interim_2017b.nc") as file:
         north_first = file["latitude"][0] > 0
@@ -64,7 +64,7 @@ def test_gaussian_rows_and_longitudes_from_minus_180(ingest: Path) -> None:
 def test_a_climate_model_without_leap_days(ingest: Path) -> None:
     path = ingest / "sresa1b_ncar_ccsm3-example.nc"
     reader = open_sources(make_config(path, p3=["ua"], p2=["tas"], static=["area"], levels=[50000], level_units="Pa"))
-    assert reader.clock.calendar == "noleap" and reader.clock.format(reader.times[0]) == "2000-05-16T12:00"
+    assert reader.calendar.name == "noleap" and reader.calendar.format(reader.times[0]) == "2000-05-16T12:00"
     with netCDF4.Dataset(path) as file:
         row = int(np.flatnonzero(file["plev"][:] == 50000)[0])
         bounds = np.sort(np.unique(np.round(file["lat_bnds"][:], 6)))[::-1]

@@ -228,7 +228,7 @@ def test_what_each_source_gives_is_said(tmp_path: Path, caplog: pytest.LogCaptur
         f"{tmp_path}/oldest.nc gives nothing: it has none of the variables that are read here (var130), but T"
     )
     assert idle[1] == f"{copy} gives nothing: other files have the same and come first (t)"
-    lines = [each.describe(conf, reader.clock) for each in reader.list_contributions(conf)]
+    lines = [each.describe(conf, reader.calendar) for each in reader.list_contributions(conf)]
     assert lines == [
         f"data.sources.0 ({tmp_path}/old*.nc): 2 files (1 of them give nothing); "
         "2000-01-01T00:00..2000-01-01T18:00, 4 times; t (named var130 there)",

@@ -189,7 +189,7 @@ def test_each_field_is_that_of_its_time(times: Any) -> None:
     reader = opened(made, p3=[], levels=[], splits=splits)
     assert len(reader.times) == 4
     for index, minutes in enumerate(reader.times):
-        date = reader.clock.datetime(minutes)
+        date = reader.calendar.datetime(minutes)
         assert set(reader.read(index).ravel()) == {date.day * 24 + date.hour}
 
 
@@ -392,7 +392,7 @@ def test_another_process_reads_without_asking_what_there_is(tmp_path: Path, monk
     program = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb')).read(1).max())"
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path / "reader.pickle")],
-        env={"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[3]}", "NO_LOOKING": "1"},
+        env={"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[4]}", "NO_LOOKING": "1"},
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.stdout == "6.0\n", done.stderr

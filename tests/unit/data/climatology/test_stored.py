@@ -101,7 +101,7 @@ def keep(conf: DataConfig, wanted: ClimatologyConfig, **settings: object) -> Non
 
 def opened(conf: DataConfig) -> tuple[StoreReader, Split, list[str]]:
     reader = open_reader(conf)
-    return reader, build_splits(conf, reader.clock)["train"], [c.name for c in reader.channels.stored]
+    return reader, build_splits(conf, reader.calendar)["train"], [c.name for c in reader.channels.stored]
 
 
 def forbid_reading(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def test_the_table_is_the_mean_of_its_times(conf: DataConfig) -> None:
     keep(conf, BY_HOUR)
     reader, train, names = opened(conf)
     inside = np.flatnonzero((reader.times <= train.last) & (reader.times % 1440 == 720))
-    days = 365 * reader.clock.year_fraction(reader.times[inside])
+    days = 365 * reader.calendar.year_fraction(reader.times[inside])
     centre = 365 * 2 / 18 + 0.5
     distance = np.minimum(np.abs(days - centre), 365 - np.abs(days - centre))
     values = np.stack([reader.read(int(index)) for index in inside[distance <= 120.5]]).astype(np.float64)
@@ -243,7 +243,7 @@ def test_a_kill_loses_one_block_at_most(
     conf: DataConfig, repository: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     room = 12 * ROWS * COLUMNS * CHANNELS * 5  # five of 18 parts, four blocks
-    worker = "tests.unit.data.climatology_worker"
+    worker = "tests.unit.data.climatology.fit_until_killed"
     command = [sys.executable, "-m", worker, conf.model_dump_json(), WINDOW.model_dump_json(), str(room), "500"]
     killed = subprocess.run(command, cwd=repository, check=False)
     assert killed.returncode == -signal.SIGKILL
@@ -328,7 +328,7 @@ def test_scores_read_the_training_period_no_more(
     reader, train, _ = opened(conf)
     starts = [int(minutes) for minutes in reader.times[-4:-1]]
     writer = ForecastWriter(
-        tmp_path / "forecasts", reader.channels, reader.grid, reader.clock, reader.attributes, 2160,
+        tmp_path / "forecasts", reader.channels, reader.grid, reader.calendar, reader.attributes, 2160,
         lead_minutes=[2160], initial_minutes=starts, masks=reader.masks,
     )  # fmt: skip
     for start in starts:
