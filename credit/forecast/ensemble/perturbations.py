@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from credit.calendar import parse_duration
-from credit.config.schema_forecast import EnsembleConfig
+from credit.config.schema_inference import EnsembleConfig
 from credit.data.samples.frames import FrameReader
 from credit.errors import ConfigError
 from credit.forecast.rollout import ForecastStart, Perturb, analyses, forcing_of, member_rng

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from credit.calendar import parse_duration
-from credit.config.schema_forecast import EnsembleConfig
+from credit.config.schema_inference import EnsembleConfig
 from credit.forecast.rollout import ForecastStart, member_rng
 from credit.grid import LatLonGrid
 from credit.parallel.host_copy import to_device

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from credit.config.schema_forecast import EnsembleConfig, StochasticConfig
+from credit.config.schema_inference import EnsembleConfig, StochasticConfig
 from credit.forecast.ensemble.sppt import SPPT, build_stochastic
 from credit.forecast.rollout import ForecastStart, forecast, make_starts
 from tests.unit.forecast.test_ensemble import GRID, STEP, Growth, Still, make_stepper
