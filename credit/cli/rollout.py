@@ -15,7 +15,7 @@ from credit.cli.arguments import add_config_arguments
 
 if TYPE_CHECKING:
     from credit.config import Config
-    from credit.config.schema_forecast import InferenceConfig
+    from credit.config.schema_inference import InferenceConfig
     from credit.data.reader import FieldReader
     from credit.forecast.io.diagnostics import OutputDiagnostics
     from credit.forecast.io.forecast_writer import ForecastWriter

@@ -15,7 +15,7 @@ from credit.calendar import Calendar
 from credit.channels import Channel, ChannelMap
 from credit.config import Config
 from credit.config.schema_data import DataConfig
-from credit.config.schema_forecast import ClimatologyConfig
+from credit.config.schema_verification import ClimatologyConfig
 from credit.data.climatology.climatology import Climatology
 from credit.data.climatology.stored import load_or_fit_climatology
 from credit.data.formats import cf

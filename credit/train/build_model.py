@@ -15,7 +15,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from credit.channels import ChannelMap
 from credit.config import Config
-from credit.config.schema_forecast import ForecastParallelismConfig
+from credit.config.schema_inference import ForecastParallelismConfig
 from credit.config.schema_trainer import MixedPrecisionConfig, TrainerConfig
 from credit.errors import ConfigError
 from credit.grid import LatLonGrid

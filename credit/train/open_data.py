@@ -8,7 +8,7 @@ import numpy as np
 
 from credit.config import Config
 from credit.config.schema_data import DataConfig
-from credit.config.schema_forecast import InitialTimesConfig
+from credit.config.schema_inference import InitialTimesConfig
 from credit.data.analyses import open_analyses
 from credit.data.reader import FieldReader, open_reader
 from credit.data.splits import Split, build_splits, describe_gaps

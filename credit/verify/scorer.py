@@ -15,7 +15,7 @@ from credit import __version__
 from credit.calendar import parse_duration
 from credit.channels import Channel, select_figure_channels, take_channels
 from credit.config import Config
-from credit.config.schema_forecast import BASELINES
+from credit.config.schema_verification import BASELINES
 from credit.data.climatology.climatology import Climatology, Fields
 from credit.data.error_collector import ErrorCollector
 from credit.data.formats.run_grid import load_grid

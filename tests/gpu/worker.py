@@ -20,7 +20,7 @@ import torch
 
 from credit.cli.plan import build_grid
 from credit.config import Config
-from credit.config.schema_forecast import EnsembleConfig
+from credit.config.schema_inference import EnsembleConfig
 from credit.data.samples.batch import Batch
 from credit.forecast.ensemble.feature_noise import build_noise
 from credit.forecast.ensemble.perturbations import build_perturbation

@@ -14,7 +14,7 @@ from credit.cli.check.data import DataSummary
 from credit.cli.check.other_forecasts import Planned, check_other_forecasts
 from credit.cli.check.report import CheckReport
 from credit.config import Config
-from credit.config.schema_forecast import InitialTimesConfig
+from credit.config.schema_inference import InitialTimesConfig
 from credit.data.climatology.file import load_climatology
 from credit.data.climatology.fit import plan_fit
 from credit.data.formats.run_grid import load_grid

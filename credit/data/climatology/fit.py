@@ -14,7 +14,7 @@ import numpy as np
 from tqdm import tqdm
 
 from credit.calendar import Calendar
-from credit.config.schema_forecast import ClimatologyConfig
+from credit.config.schema_verification import ClimatologyConfig
 from credit.data.climatology.climatology import Climatology, evaluate_harmonics
 from credit.errors import ConfigError
 

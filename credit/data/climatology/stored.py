@@ -28,7 +28,7 @@ from tqdm import tqdm
 from zarr.codecs import BloscCodec, Crc32cCodec
 
 from credit.config.schema_data import DataConfig, PreprocessConfig
-from credit.config.schema_forecast import ClimatologyConfig
+from credit.config.schema_verification import ClimatologyConfig
 from credit.data.climatology.climatology import Climatology, LazyFields
 from credit.data.climatology.fit import ClimatologyPlan, fit_climatology, fit_fields, plan_fit
 from credit.data.splits import Split, build_splits

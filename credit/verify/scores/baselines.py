@@ -12,7 +12,7 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 from credit.config.schema_data import DataConfig
-from credit.config.schema_forecast import VerificationConfig
+from credit.config.schema_verification import VerificationConfig
 from credit.data.climatology.climatology import Climatology, Fields
 from credit.data.climatology.file import load_climatology
 from credit.data.climatology.stored import load_or_fit_climatology

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from credit.config.schema_forecast import EnsembleConfig
+from credit.config.schema_inference import EnsembleConfig
 from credit.config.schema_trainer import ParallelismConfig
 from credit.errors import ConfigError
 from credit.forecast.ensemble.perturbations import build_perturbation, describe_ensemble, enable_dropout

@@ -22,7 +22,7 @@ import zarr
 from credit.cli.main import main
 from credit.config import Config, build_config
 from credit.config.schema_data import DataConfig, PreprocessConfig
-from credit.config.schema_forecast import ClimatologyConfig, VerificationConfig
+from credit.config.schema_verification import ClimatologyConfig, VerificationConfig
 from credit.data.climatology import climatology as climatology_module
 from credit.data.climatology import stored as module
 from credit.data.climatology.fit import fit_climatology

@@ -195,12 +195,12 @@ def test_a_grid_like_nothing(tmp_path: Path, conf: DataConfig) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"grid": {"rows": 19, "columns": 36}}, "name rows, columns and poles, or like"),
-        ({"grid": RUN | {"like": "a.nc"}}, "name rows, columns and poles, or like"),
-        ({"grid": {}}, "name rows, columns and poles, or like"),
+        ({"grid": {"rows": 19, "columns": 36}}, "give rows, columns and poles, or like"),
+        ({"grid": RUN | {"like": "a.nc"}}, "give rows, columns and poles, or like"),
+        ({"grid": {}}, "give rows, columns and poles, or like"),
         ({"grid": RUN | {"pole": True}}, "pole"),
         ({"grid": None, "variable_options": {}, "regrid": "conservative"}, "regrid has no effect without grid"),
-        ({"grid": None}, "fields.t.regrid has no effect"),
+        ({"grid": None}, "variable_options.t.regrid has no effect"),
         ({"static": ["sin_latitude"], "variable_options": {"sin_latitude": {"regrid": "nearest"}}}, "has no effect"),
         ({"regrid": "nearest"}, "bilinear"),
     ],

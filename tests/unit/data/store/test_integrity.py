@@ -13,7 +13,7 @@ import pytest
 import zarr
 
 from credit.config.schema_data import DataConfig, PreprocessConfig
-from credit.config.schema_forecast import ClimatologyConfig
+from credit.config.schema_verification import ClimatologyConfig
 from credit.data.climatology.stored import find_damaged_blocks, preprocess_climatology
 from credit.data.reader import open_reader
 from credit.data.sources.source_reader import SourceReader, open_sources
