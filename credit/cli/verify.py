@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from credit.cli.arguments import path_argument
+from credit.cli.common import path_argument
 
 if TYPE_CHECKING:
     from credit.config import Config

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch.distributed as dist
-from tqdm import tqdm
 
 from credit import __version__
 from credit.calendar import parse_duration
@@ -24,6 +23,7 @@ from credit.forecast.forecast_source import ForecastSource
 from credit.forecast.initial_times import deal
 from credit.forecast.io.forecast_reader import open_other_forecasts
 from credit.grid import LatLonGrid
+from credit.utils.progress import ProgressBar
 from credit.verify.cases import agree, conversion_of, describe_seen, find_unscored
 from credit.verify.example import ExampleCollector, ExampleEvolution
 from credit.verify.regridded_reader import RegriddedReader
@@ -230,7 +230,7 @@ class _Scorer:
         members = {key: own.members for key, own in sums.items()}
         part = PartialScores(cases, sums, *self._thresholds.empty(cases, leads, members), histograms, {}, {})
         first = not dist.is_initialized() or dist.get_rank() == 0
-        with tqdm(total=len(cases), desc="scoring", disable=None if first else True) as bar:
+        with ProgressBar(total=len(cases), desc="scoring", disable=None if first else True) as bar:
             for group in groups:
                 self._score_group(group, part, example)
                 bar.update(len(group))

@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 import zarr
-from tqdm import tqdm
 
 from credit.calendar import Calendar
 from credit.data.store.chunk_reader import ChunkReader
 from credit.data.store.store_reader import READ_ERRORS, hash_content, open_array, read_description
 from credit.data.store.store_writer import WANTED, WRITTEN, digest
 from credit.errors import DataError
+from credit.utils.progress import ProgressBar
 
 # Each of these threads waits for the file system, not for the processor.
 _THREADS = 32
@@ -234,7 +234,7 @@ def _check_chunks(
     starts = range(0, len(indices), _CHUNKS_PER_TASK)
     tasks = [indices[start : start + _CHUNKS_PER_TASK] for start in starts]
     faults: dict[int, str] = {}
-    bar = tqdm(
+    bar = ProgressBar(
         desc="checking the store",
         unit="time",
         total=len(indices),

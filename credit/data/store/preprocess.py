@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import zarr
-from tqdm import tqdm
 from zarr.codecs import BloscCodec, Crc32cCodec
 
 from credit import __version__
@@ -42,6 +41,7 @@ from credit.errors import DataError
 from credit.grid import LatLonGrid
 from credit.utils.atomic import atomic_folder
 from credit.utils.file_lock import file_lock
+from credit.utils.progress import ProgressBar
 
 logger = logging.getLogger(__name__)
 
@@ -282,7 +282,9 @@ def _write_fields(
         return store_writer.pending_parts(group["done"][:], group["done"].chunks[0])
 
     is_hidden = None if progress and num_done < len(marks) else True
-    with tqdm(desc=f"writing {path.name}", unit="time", initial=num_done, total=len(marks), disable=is_hidden) as bar:
+    with ProgressBar(
+        desc=f"writing {path.name}", unit="time", initial=num_done, total=len(marks), disable=is_hidden
+    ) as bar:
         run_until_done(partial(store_writer.write_part, task), list_pending, settings, bar)
 
 
