@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
+from credit.models.layers.spectral_norm import SpectralNorm
+from credit.models.layers.up_sampling import Decoder
+from credit.models.layers.window_attention import TransformerLayer
 from credit.models.registry import build_model
-from credit.models.wxformer.attention import TransformerLayer
-from credit.models.wxformer.decoder import Decoder
-from credit.models.wxformer.embed import CrossScaleEmbedding
-from credit.models.wxformer.spectral_norm import SpectralNorm
 from credit.parallel.activation_checkpoint import checkpoint_blocks
 from credit.parallel.reduce import local_shard
 from credit.parallel.tensor_parallel import apply_tensor_parallel

@@ -60,8 +60,8 @@ def build_step(
     from credit.cli.plan import build_grid, load_config_without_paths
     from credit.data.samples.batch import Batch
     from credit.hpc.planner.gpus import reported_peaks
-    from credit.models.device_paths import retain_freed_memory
     from credit.models.initialise import initial_values
+    from credit.models.kernels.dispatch import retain_freed_memory
     from credit.parallel.materialise import fill_
     from credit.parallel.mesh import DeviceGrid
     from credit.train import build

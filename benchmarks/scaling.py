@@ -24,9 +24,9 @@ from torch import nn
 
 from credit.config.schema_trainer import ParallelismConfig, TrainerConfig
 from credit.models.initialise import initial_values
+from credit.models.layers import spectral_norm
+from credit.models.layers.window_attention import Attention, FeedForward, TransformerLayer
 from credit.models.registry import build_model
-from credit.models.wxformer import spectral_norm
-from credit.models.wxformer.attention import Attention, FeedForward, TransformerLayer
 from credit.models.wxformer.model import EncoderStage
 from credit.parallel.materialise import allocate_, fill_
 from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
@@ -60,7 +60,6 @@ def build(mesh: DeviceGrid, data: str, asked: argparse.Namespace) -> nn.Module:
     parallelize(model, mesh, shard=data != "none", checkpoint=asked.checkpoint)
     allocate_(model, torch.device("cpu"))
     fill_(model, initial_values(model, seed=0))
-    spectral_norm.iterate_per_step(model)
     return model.train()
 
 
@@ -71,7 +70,7 @@ def measure(mesh: DeviceGrid, data: str, asked: argparse.Namespace) -> tuple[flo
     fields = torch.randn(1, *model.in_shape, generator=torch.Generator().manual_seed(mesh.data_rank))
 
     def step() -> None:
-        spectral_norm.arm(model)
+        spectral_norm.advance_power_iterations(model)
         (model(fields) - fields).square().mean().backward()
         norm, _ = gradient_norm([p.grad for p in model.parameters()])
         optimizer.grad_scale = norm.clamp(min=1.0)

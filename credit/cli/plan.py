@@ -94,17 +94,17 @@ def gather(path: str, overrides: Sequence[str], grid: str | None) -> tuple[Confi
 
     if grid is not None:
         config = load_config_without_paths(path, overrides)
-        clock, data = Calendar(), config.data
-        split = build_splits(data, clock)["train"]
+        calendar, data = Calendar(), config.data
+        split = build_splits(data, calendar)["train"]
         times = np.arange(split.first, split.last + 1, data.step_minutes)
-        found = require_samples(times, split, clock, data, data.forecast_len)
+        found = require_samples(times, split, calendar, data, data.forecast_len)
         return config, dummy_assets(config, build_grid(grid), {}), len(found)
     config = load_config(path, overrides)
     try:
         reader, splits = open_fields(config)
     except DataError as error:
         raise ConfigError(f"{error}\nwithout the data, give the grid's size: --grid ROWSxCOLUMNS") from error
-    found = require_samples(reader.times, splits["train"], reader.clock, config.data, config.data.forecast_len)
+    found = require_samples(reader.times, splits["train"], reader.calendar, config.data, config.data.forecast_len)
     return config, dummy_assets(config, reader.grid, reader.attributes), len(found)
 
 

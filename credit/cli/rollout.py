@@ -108,7 +108,7 @@ def _forecast(config: Config, part: str | None, launch: ProcessInfo, mesh: Devic
         )
     made = assemble_forecaster(config, reader, config.inference.checkpoint, launch, mesh)
     conf, step, history = config.inference, config.data.step_minutes, config.data.history_len
-    initial = choose_initial_times(conf, config.data, reader.times, reader.clock, splits["test"])
+    initial = choose_initial_times(conf, config.data, reader.times, reader.calendar, splits["test"])
     leads = choose_leads(conf, step)
     products = build_products(made, leads[-1])
     writer = _open_writer(config, made, reader, products, initial, leads)
@@ -149,7 +149,7 @@ def _warn_of_unlike(config: Config, made: Forecaster, reader: FieldReader, minut
     from credit.errors import DataError
     from credit.train.initial_condition_checks import describe_distribution_shift, describe_static_mismatch
 
-    assets, when = made.assets, reader.clock.format(minutes)
+    assets, when = made.assets, reader.calendar.format(minutes)
     warnings = []
     with suppress(DataError):  # of what the forecast needs it says so itself
         warnings.append(
@@ -189,7 +189,7 @@ def _open_writer(
         _folder(config),
         products.channels,
         made.assets.grid,
-        reader.clock,
+        reader.calendar,
         products.attributes,
         step,
         lead_minutes=leads,

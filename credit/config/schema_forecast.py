@@ -12,8 +12,10 @@ from credit.calendar import parse_duration
 from credit.config.schema_base import PathText, Section
 from credit.config.schema_data import Duration
 from credit.config.schema_events import EventConfig
-from credit.config.schema_model import HyperdiffusionConfig
+from credit.config.schema_model import HyperdiffusionEntry
 from credit.config.schema_output import ProductConfig, require_names
+from credit.config.schema_perturbation import InitialPerturbationEntry, TendencyPerturbationEntry
+from credit.config.schema_postprocess import PostprocessEntry, PostprocessSection, keyed_entries, require_order
 from credit.config.schema_regions import DEFAULT_REGIONS, REGIONS, RegionConfig
 from credit.config.schema_source import GridConfig
 from credit.errors import did_you_mean
@@ -31,34 +33,6 @@ class InitialTimesConfig(Section):
         None, description="Last; default: the last whose whole forecast has truth in the test period."
     )
     every: Duration = Field("24h", description="Distance; the default is rounded up to a multiple of `data.timestep`.")
-
-
-class PerturbationConfig(Section):
-    """How the initial states of an ensemble's members differ."""
-
-    kind: Literal["gaussian", "correlated", "bred"] = Field(
-        "correlated",
-        description="Noise from cell to cell, noise correlated over a distance, or the differences that have grown in "
-        "the days before.",
-    )
-    amplitude: float = Field(
-        0.3,
-        gt=0,
-        description="Standard deviation, in units of that of each channel's change over a step.",
-    )
-    length: float = Field(500.0, gt=0, description="Correlation length in km (correlated; the seeds of bred).")
-    cycles: int = Field(3, ge=1, description="How often differences are bred and scaled back (bred).")
-    cycle: Duration = Field(
-        "24h", description="Length of a cycle (bred); the default is rounded up to a multiple of `data.timestep`."
-    )
-
-
-class StochasticConfig(Section):
-    """Errors of the model: the change over a step is multiplied by 1 + r, r a random field, one for all variables."""
-
-    amplitude: float = Field(0.5, gt=0, description="Standard deviation of r, which is limited to [-1, 1].")
-    length: float = Field(500.0, gt=0, description="Correlation length of r in km.")
-    time: Duration = Field("6h", description="Time after which r has forgotten all but 1/e of itself.")
 
 
 class NoiseConfig(Section):
@@ -79,7 +53,7 @@ class EnsembleConfig(Section):
     """Several forecasts from one initial time, the dimension `member` of the output."""
 
     members: int = Field(description="How many, at least 2.")
-    perturbation: PerturbationConfig | None = Field(
+    perturbation: InitialPerturbationEntry | None = Field(
         None, description="Of the initial states; members 1 and 2, 3 and 4, ... are moved in opposite directions."
     )
     control: bool = Field(True, description="Member 0 has neither perturbation nor stochastic factors nor noise.")
@@ -87,8 +61,8 @@ class EnsembleConfig(Section):
     dropout: bool = Field(
         False, description="Keep the network's dropout on. The numbers then depend on the batches, too."
     )
-    stochastic: StochasticConfig | None = Field(
-        None, description="Multiply what the network predicts as change by random fields; {} takes the defaults."
+    stochastic: TendencyPerturbationEntry | None = Field(
+        None, description="Perturb the changes that the network predicts; `{}` takes the defaults of `sppt`."
     )
     noise: NoiseConfig | None = Field(
         None, description="Add random numbers to the network's hidden fields; {} takes the defaults."
@@ -139,10 +113,16 @@ class InferenceConfig(Section):
         ForecastParallelismConfig(), description="Where several ranks share one forecast."
     )
     ensemble: EnsembleConfig | None = Field(None, description="Several forecasts from each initial time.")
-    hyperdiffusion: HyperdiffusionConfig | None = Field(
+    hyperdiffusion: HyperdiffusionEntry | None = Field(
         None,
         description="Damping of the shortest waves in place of the model's own. A network learns to undo what it is "
         "trained with, so runs of weeks want about half of model.hyperdiffusion.time. Default: as in training.",
+    )
+    postprocess: list[PostprocessEntry] | None = Field(
+        None,
+        min_length=1,
+        description="Entries that replace those of the same kind in `model.postprocess`, in forecasts alone. Default: "
+        "as in training.",
     )
     folder: PathText = Field(
         "forecasts", description="Where they go, below save_loc; credit_verify scores this folder."
@@ -207,6 +187,16 @@ class InferenceConfig(Section):
                 "write that alone"
             )
         return levels
+
+    @property
+    def postprocess_entries(self) -> dict[str, PostprocessSection]:
+        """The entries that replace the model's, by their config keys, with `hyperdiffusion` as the first."""
+        return keyed_entries("inference", self.hyperdiffusion, self.postprocess)
+
+    @model_validator(mode="after")
+    def _postprocess_in_order(self) -> InferenceConfig:
+        require_order(self.postprocess_entries)
+        return self
 
     @model_validator(mode="after")
     def _split_files(self) -> InferenceConfig:

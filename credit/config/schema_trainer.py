@@ -1,54 +1,16 @@
-"""The ``loss`` and ``trainer`` sections."""
+"""The ``trainer`` section."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from credit.config.schema_base import PathText, Section
 from credit.config.schema_data import Duration
-from credit.errors import did_you_mean
+from credit.config.schema_objective import ObjectiveEntry, default_objective
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
-Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
-
-_LOSSES = {"mse", "mae", "huber"}
-
-
-def register_loss_kind(name: str) -> None:
-    """Let ``loss.kind`` be `name`; `credit.losses.register_loss` calls it."""
-    _LOSSES.add(name)
-
-
-class LossConfig(Section):
-    """Training loss, taken in normalised space."""
-
-    kind: str = Field("mse", description="Pointwise loss: mse, mae, huber, or one that a plugin registers.")
-    huber_delta: float = Field(1.0, gt=0, description="Where Huber's loss turns linear, in normalised units.")
-    scaling: Literal["tendency", "state"] = Field(
-        "tendency",
-        description="Unit of the error of a prognostic channel: the standard deviation of its own tendency (then "
-        "persistence scores about 1) or of its state. Diagnostic channels use their state's.",
-    )
-    latitude_weights: bool = Field(True, description="Weight cells by area.")
-    level_weights: Literal["none", "pressure"] = Field("none", description="Weight levels equally or by pressure.")
-    global_mean: float = Field(
-        0.0,
-        ge=0,
-        description="Weight of the squared error of each channel's global mean, added to the loss. Errors of the mean "
-        "are a few hundredths of those in a cell, too small to be seen, and add up over a long free run; 100 shows "
-        "them.",
-    )
-    weights: dict[str, Weight] = Field({}, description="Weight of a variable (z) or channel (z500); default 1.")
-
-    @field_validator("kind")
-    @classmethod
-    def _is_registered(cls, kind: str) -> str:
-        if kind not in _LOSSES:
-            raise ValueError(f"is no loss{did_you_mean(kind, _LOSSES)}")
-        return kind
 
 
 class ScheduleConfig(Section):
@@ -217,6 +179,12 @@ class TrainerConfig(Section):
     tensorboard: bool = Field(False, description="Also write TensorBoard files (extra `tensorboard`).")
     preview: PreviewConfig | None = Field(
         None, description="Forecasts during training: RMSE curves and a map in `figures/`. Default: none."
+    )
+    objective: ObjectiveEntry = Field(
+        default_factory=default_objective, description="What one training step asks of the model."
+    )
+    metrics: list[str] = Field(
+        ["rmse"], min_length=1, description="Metrics of the validation: `rmse`, and those that plugins register."
     )
     parallelism: ParallelismConfig = Field(ParallelismConfig(), description="Degrees of parallelism.")
 

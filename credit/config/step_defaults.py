@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from credit.calendar import format_duration, parse_duration
+from credit.config.registry import PERTURBATIONS
 from credit.config.schema_data import DataConfig
-from credit.config.schema_forecast import InferenceConfig, InitialTimesConfig, PerturbationConfig, VerificationConfig
+from credit.config.schema_forecast import InferenceConfig, InitialTimesConfig, VerificationConfig
 from credit.config.schema_trainer import PreviewConfig
 from credit.errors import ConfigError
 
@@ -36,7 +37,7 @@ def fill_step_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
         perturbation = ensemble.get("perturbation") if isinstance(ensemble, Mapping) else None
         if isinstance(perturbation, Mapping) and perturbation.get("kind") == "bred":
             inference["ensemble"] = dict(ensemble)
-            cycle = _round_up(PerturbationConfig.model_fields["cycle"].default, step)
+            cycle = _round_up(PERTURBATIONS.find_section("bred").model_fields["cycle"].default, step)
             _fill(inference["ensemble"], "perturbation", {"cycle": cycle})
     if isinstance(trainer, Mapping) and isinstance(trainer.get("preview"), Mapping):
         filled["trainer"] = dict(trainer)

@@ -20,7 +20,7 @@ class FieldReader(Protocol):
 
     Attributes:
         grid: rows from north to south, columns eastward.
-        clock: the calendar.
+        calendar: the calendar.
         channels: the channels; ``stored`` and ``static_stored`` are what is read.
         times: (N,) int64 minutes, increasing; there may be gaps.
         attributes: variable -> units, standard_name, long_name and, unless instantaneous, temporal.
@@ -29,7 +29,7 @@ class FieldReader(Protocol):
     """
 
     grid: LatLonGrid
-    clock: Calendar
+    calendar: Calendar
     channels: ChannelMap
     times: np.ndarray
     attributes: dict[str, dict]

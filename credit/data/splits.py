@@ -30,12 +30,12 @@ class Split:
     first: int
     last: int
 
-    def describe(self, clock: Calendar) -> str:
+    def describe(self, calendar: Calendar) -> str:
         """Return the split's name and period for messages."""
-        return f"data.splits.{self.name} {clock.format(self.first)}..{clock.format(self.last)}"
+        return f"data.splits.{self.name} {calendar.format(self.first)}..{calendar.format(self.last)}"
 
 
-def build_splits(conf: DataConfig, clock: Calendar) -> dict[str, Split]:
+def build_splits(conf: DataConfig, calendar: Calendar) -> dict[str, Split]:
     """Return the three splits of the config.
 
     Raises:
@@ -45,7 +45,7 @@ def build_splits(conf: DataConfig, clock: Calendar) -> dict[str, Split]:
     for name in SPLITS:
         first, last = getattr(conf.splits, name)
         key = f"data.splits.{name}"
-        split = Split(name, clock.parse(first, key), clock.parse_end(last, key))
+        split = Split(name, calendar.parse(first, key), calendar.parse_end(last, key))
         if split.last < split.first:
             raise ConfigError(f"{key}: {last} is before {first}; write [first, last]")
         if split.last == split.first:
@@ -59,46 +59,47 @@ def build_splits(conf: DataConfig, clock: Calendar) -> dict[str, Split]:
     for earlier, later in zip(ordered, ordered[1:], strict=False):
         if later.first <= earlier.last:
             raise ConfigError(
-                f"{later.describe(clock)} overlaps {earlier.describe(clock)}; splits must be data.split_gap "
+                f"{later.describe(calendar)} overlaps {earlier.describe(calendar)}; splits must be data.split_gap "
                 f"{conf.split_gap} apart, so that one does not foretell the other"
             )
         # the last minute of a whole day counts as its end
         if later.first - earlier.last < gap - 1:
             days = (later.first - earlier.last) / 1440
             raise ConfigError(
-                f"{later.describe(clock)} begins {days:.2f} days after the end of {earlier.describe(clock)}; adjacent "
-                f"splits must be data.split_gap {conf.split_gap} apart, so that one does not foretell the other"
+                f"{later.describe(calendar)} begins {days:.2f} days after the end of {earlier.describe(calendar)}; "
+                f"adjacent splits must be data.split_gap {conf.split_gap} apart, so that one does not foretell the "
+                "other"
             )
     return splits
 
 
-def require_no_leakage(test: Split, seen: Iterable[tuple[str, str]], whose: str, clock: Calendar) -> None:
+def require_no_leakage(test: Split, seen: Iterable[tuple[str, str]], whose: str, calendar: Calendar) -> None:
     """Refuse to score weights in a period that they were trained or selected on.
 
     Args:
         test: the period that is scored.
         seen: (first, last) of theirs.
         whose: what the error calls them.
-        clock: of the calendar.
+        calendar: of the calendar.
 
     Raises:
         ConfigError: naming both periods.
     """
-    period = find_overlap(test, seen, clock)
+    period = find_overlap(test, seen, calendar)
     if period is not None:
         raise ConfigError(
-            f"{test.describe(clock)}: {whose} has seen a part of this period: its weights were trained or selected "
+            f"{test.describe(calendar)}: {whose} has seen a part of this period: its weights were trained or selected "
             f"on {' to '.join(period)}; score where no forecast has learnt or was chosen, "
             "data.splits.test=[FIRST,LAST], or set verification.allow_seen: true, which the report then says"
         )
 
 
-def find_overlap(test: Split, seen: Iterable[tuple[str, str]], clock: Calendar) -> tuple[str, str] | None:
+def find_overlap(test: Split, seen: Iterable[tuple[str, str]], calendar: Calendar) -> tuple[str, str] | None:
     """Return the first of the periods `seen` that has a part of `test`, None where none has.
 
     They are compared as texts: weights that began with those of another calendar may have seen days that this has not.
     """
-    begin, end = clock.format(test.first), clock.format(test.last)
+    begin, end = calendar.format(test.first), calendar.format(test.last)
     for first, last in seen:
         if first <= end and begin <= (last if "T" in last else f"{last}T24"):
             return first, last
@@ -127,7 +128,7 @@ def initial_times(times: np.ndarray, split: Split, step: int, history_len: int, 
 
 
 def require_samples(
-    times: np.ndarray, split: Split, clock: Calendar, conf: DataConfig, forecast_len: int
+    times: np.ndarray, split: Split, calendar: Calendar, conf: DataConfig, forecast_len: int
 ) -> np.ndarray:
     """Return the initial times of a split's samples: those of `initial_times` at which samples are to begin.
 
@@ -145,20 +146,20 @@ def require_samples(
     if len(whole):
         hours = sorted({int(minutes % _DAY) // 60 for minutes in whole})
         raise DataError(
-            f"{split.describe(clock)}: none of {len(whole)} samples begins as data.sample_every "
+            f"{split.describe(calendar)}: none of {len(whole)} samples begins as data.sample_every "
             f"{conf.sample_every or 'any'} and data.init_hours {conf.init_hours or 'any'} say; they begin at "
             f"{', '.join(map(str, hours))} UTC"
         )
     inside = times[(times >= split.first) & (times <= split.last)]
     if len(inside) == 0:
         raise DataError(
-            f"{split.describe(clock)}: no data in this period; {describe_span(times, clock)}; choose a period within "
-            "the data, or name more files in data.sources"
+            f"{split.describe(calendar)}: no data in this period; {describe_span(times, calendar)}; choose a period "
+            "within the data, or name more files in data.sources"
         )
     raise DataError(
-        f"{split.describe(clock)}: {len(inside)} times but not one whole sample: history_len {history_len} and "
+        f"{split.describe(calendar)}: {len(inside)} times but not one whole sample: history_len {history_len} and "
         f"{forecast_len} steps of {format_duration(step)} need {history_len + forecast_len} times in a row without a "
-        f"gap; {describe_gaps(inside, clock, step)}; {_way_out(inside, step)}"
+        f"gap; {describe_gaps(inside, calendar, step)}; {_way_out(inside, step)}"
     )
 
 
@@ -183,28 +184,28 @@ def _chosen(initial: np.ndarray, split: Split, conf: DataConfig) -> np.ndarray:
     return initial[kept]
 
 
-def describe_span(times: np.ndarray, clock: Calendar) -> str:
+def describe_span(times: np.ndarray, calendar: Calendar) -> str:
     """Return the first and the last of the data's `times` in words."""
     if len(times) == 0:
         return "there are no data"
-    span = dict.fromkeys(clock.format(minutes) for minutes in times[[0, -1]])
+    span = dict.fromkeys(calendar.format(minutes) for minutes in times[[0, -1]])
     return f"the data have {'..'.join(span)}{' alone' if len(times) == 1 else ''}"
 
 
-def describe_coverage(times: np.ndarray, split: Split, clock: Calendar, step: int) -> str:
+def describe_coverage(times: np.ndarray, split: Split, calendar: Calendar, step: int) -> str:
     """Return what of a period the data's `times` cover, in words; nothing where no step is missing at its ends."""
     inside = times[(times >= split.first) & (times <= split.last)]
     if len(inside) == 0:
-        return f"the data cover nothing of it; {describe_span(times, clock)}"
+        return f"the data cover nothing of it; {describe_span(times, calendar)}"
     if inside[0] - split.first < step and split.last - inside[-1] < step:
         return ""
-    return f"the data cover {clock.format(inside[0])} to {clock.format(inside[-1])} of it"
+    return f"the data cover {calendar.format(inside[0])} to {calendar.format(inside[-1])} of it"
 
 
-def describe_gaps(times: np.ndarray, clock: Calendar, step: int, most: int = 3) -> str:
+def describe_gaps(times: np.ndarray, calendar: Calendar, step: int, most: int = 3) -> str:
     """Return the gaps in `times` in words, the first few by date."""
     where = np.flatnonzero(np.diff(times) > step)
     if len(where) == 0:
         return "there is no gap"
-    shown = [f"{clock.format(times[i])} to {clock.format(times[i + 1])}" for i in where[:most]]
+    shown = [f"{calendar.format(times[i])} to {calendar.format(times[i + 1])}" for i in where[:most]]
     return f"{len(where)} gaps: {'; '.join(shown)}{'; ...' if len(where) > most else ''}"

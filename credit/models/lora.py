@@ -18,7 +18,7 @@ from torch.nn.utils import parametrize
 from credit.config.schema_trainer import LoraConfig
 from credit.errors import ConfigError, did_you_mean
 from credit.models.initialise import generator_for
-from credit.models.wxformer.spectral_norm import without_autocast
+from credit.models.kernels.autocast import without_autocast
 from credit.parallel.activation_checkpoint import plain_name
 from credit.parallel.reduce import local
 

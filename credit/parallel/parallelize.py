@@ -14,7 +14,7 @@ from credit.parallel.activation_checkpoint import checkpoint_blocks
 from credit.parallel.compiled_blocks import keep_dtensors_outside
 from credit.parallel.fsdp2 import shard_units
 from credit.parallel.mesh import DeviceGrid
-from credit.parallel.tensor_parallel import apply_tensor_parallel, has_dropout
+from credit.parallel.tensor_parallel import apply_tensor_parallel, has_dropout, share_sums
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +61,8 @@ def parallelize(
     if compile_blocks is not None:
         keep_dtensors_outside(model)
         compile_blocks(model)
+    elif mesh.degrees.tensor > 1:
+        share_sums(model)
     if shard and mesh.device_mesh is not None:
         shard_units(model, mesh.whole_mesh, mesh.split_mesh, policy, reshard_after_forward, cpu_offload)
     return model

@@ -59,10 +59,10 @@ def open_for_forecasts(config: Config) -> tuple[FieldReader, dict[str, Split]]:
 
 def _build_splits(config: Config, reader: FieldReader) -> dict[str, Split]:
     """Return the splits; a warning names gaps of the data within them."""
-    splits = build_splits(config.data, reader.clock)
+    splits = build_splits(config.data, reader.calendar)
     for split in splits.values():
         inside = reader.times[(reader.times >= split.first) & (reader.times <= split.last)]
         if len(inside) and (np.diff(inside) > config.data.step_minutes).any():
-            gaps = describe_gaps(inside, reader.clock, config.data.step_minutes)
-            logger.warning("%s: %s; no sample crosses them", split.describe(reader.clock), gaps)
+            gaps = describe_gaps(inside, reader.calendar, config.data.step_minutes)
+            logger.warning("%s: %s; no sample crosses them", split.describe(reader.calendar), gaps)
     return splits

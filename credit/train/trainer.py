@@ -53,7 +53,7 @@ class TrainingComponents:
     config: Config
     launch: ProcessInfo
     assets: ModelAssets
-    clock: Calendar
+    calendar: Calendar
     device: torch.device
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -225,7 +225,7 @@ class Trainer:
         """
         parts, at = self._parts, self._at
         minutes = {time for step in astray.steps for time in parts.order.initial_times(step, at.left_out)}
-        times = ", ".join(parts.clock.format(time) for time in sorted(minutes))
+        times = ", ".join(parts.calendar.format(time) for time in sorted(minutes))
         what = f"step {astray.steps[-1] + 1}: {astray.what}"
         if not astray.finite and at.rollbacks:
             last = astray.steps[-1]
@@ -369,7 +369,7 @@ class Trainer:
             "optimizer": optimizer_tensors(parts.model, parts.optimizer),
         }
         at.spent = parts.meter.state()
-        meta = checkpoint_meta(parts.config, parts.assets, at, parts.clock.calendar, parts.mesh.data_ranks, parts.base)
+        meta = checkpoint_meta(parts.config, parts.assets, at, parts.calendar.name, parts.mesh.data_ranks, parts.base)
         keep = checkpoint.Retention(
             self._conf.keep_last, self._conf.keep_every, tuple(int(step) for _, step in at.best_saved)
         )

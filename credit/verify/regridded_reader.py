@@ -33,7 +33,7 @@ class RegriddedReader:
     """
 
     def __init__(self, reader: FieldReader, least_fields: int, onto: LatLonGrid | None = None) -> None:
-        self.clock, self.channels, self.times = reader.clock, reader.channels, reader.times
+        self.calendar, self.channels, self.times = reader.calendar, reader.channels, reader.times
         self.attributes, self.index_of, self.static = reader.attributes, reader.index_of, reader.static
         self.path = getattr(reader, "path", None)  # of the store, which may have a climatology
         self.grid, self.masks = reader.grid, reader.masks

@@ -56,7 +56,7 @@ class ScoredForecast:
 
     def describe(self, initial: int, lead: int) -> str:
         """Return what errors call its fields."""
-        return f"{self.archive.origin}: forecast from {self.archive.clock.format(initial)} at {lead / 60:g} h"
+        return f"{self.archive.origin}: forecast from {self.archive.calendar.format(initial)} at {lead / 60:g} h"
 
     @property
     def members(self) -> int:

@@ -101,7 +101,7 @@ def score_forecasts(
         ConfigError: if the climatology cannot be made.
     """
     share = share or WorkShare()
-    splits = build_splits(config.data, reader.clock)
+    splits = build_splits(config.data, reader.calendar)
     archives, problems = {"model": archive}, ErrorCollector()
     for name, other in config.verification.other_forecasts.items():
         with problems.collect():
@@ -111,7 +111,7 @@ def score_forecasts(
         archives, reader, config.verification.grid is not None, splits["test"], config.verification.allow_seen
     )
     lacking, lines = find_unscored(config, archive, reader, leads, splits["test"])
-    seen = describe_seen(archives, splits["test"], reader.clock)
+    seen = describe_seen(archives, splits["test"], reader.calendar)
     for line in filter(None, [seen, lacking, *lines] if share.number == 0 else []):
         logger.warning("%s", line)
     channels = [c for c in reader.channels.output if c.name in archive.channel_names]
@@ -209,7 +209,7 @@ class _Scorer:
 
     def _known(self, minutes: int) -> dict[str, Fields]:
         """Return truth and climatology at a time, (C, H, W), by what errors call them."""
-        when = self._reader.clock.format(minutes)
+        when = self._reader.calendar.format(minutes)
         return {f"truth at {when}": self._truth(minutes), f"climatology at {when}": self._normal(minutes)}
 
     def score(self, groups: Sequence[Sequence[int]], example: int) -> PartialScores:
@@ -242,7 +242,7 @@ class _Scorer:
             {key: (own, rows[key]) for key, own in part.sums.items()},
             RowIndex(self._channels, self._winds, self._reader.attributes),
             self._leads,
-            cases_by_season(cases, self._reader.clock),
+            cases_by_season(cases, self._reader.calendar),
             list(self._regions),
             self._facts(cases),
             part.histograms,
@@ -365,9 +365,9 @@ class _Scorer:
                 power[1 + list(self._contenders).index(key)] = self._spectrum.power(own[0])
 
     def _facts(self, cases: np.ndarray) -> dict[str, str | int]:
-        clock = self._reader.clock
-        first, last = (clock.format(cases[i]) for i in (0, -1))
-        hours = sorted({clock.format(time)[-5:] for time in cases.tolist()})
+        calendar = self._reader.calendar
+        first, last = (calendar.format(cases[i]) for i in (0, -1))
+        hours = sorted({calendar.format(time)[-5:] for time in cases.tolist()})
         return {
             "title": f"Scores of {self._config.experiment}",
             "n_cases": len(cases),

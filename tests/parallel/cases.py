@@ -22,15 +22,14 @@ from credit.data.store.statistics import Statistics
 from credit.forecast.stepper import Stepper
 from credit.losses import build_loss
 from credit.models.initialise import initial_values
+from credit.models.layers import spectral_norm
 from credit.models.registry import build_model
-from credit.models.wxformer import spectral_norm
 from credit.parallel.activation_checkpoint import plain_name
 from credit.parallel.fsdp2 import _build_mp_policy
 from credit.parallel.materialise import allocate_, fill_, require_filled
 from credit.parallel.mesh import DeviceGrid
 from credit.parallel.parallelize import parallelize
 from credit.parallel.reduce import mean_over_ranks
-from credit.train.build_model import batch_spectral_norm
 from credit.train.ema import EMA
 from credit.train.optim import build_optimizer
 from credit.train.step import TrainingStep
@@ -111,7 +110,7 @@ def build(case: Case, mesh: DeviceGrid, data: str, **changes: Any) -> tuple[nn.M
     parallelize(model, mesh, shard=sharded, checkpoint=case.checkpoint, policy=policy, **changes)
     allocate_(model, torch.device("cpu"))
     if case.alike and mesh.device_mesh is not None:
-        batch_spectral_norm(model, by_block=sharded or bool(case.checkpoint))
+        spectral_norm.normalize_together(model, by_unit=sharded or bool(case.checkpoint))
     fill_(model, initial_values(model, seed=7))
     require_filled(model)
     return model.train(), case.amp and policy is None

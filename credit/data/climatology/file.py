@@ -45,7 +45,7 @@ def load_climatology(
     conf: ClimatologyConfig,
     data: DataConfig,
     channels: Sequence[Channel],
-    clock: Calendar,
+    calendar: Calendar,
     attributes: Mapping[str, Mapping[str, str]],
     grid: LatLonGrid | None,
 ) -> tuple[Climatology, LatLonGrid]:
@@ -55,7 +55,7 @@ def load_climatology(
         conf: path, and names in the file where they are not those of the data.
         data: names in the sources, which the file may share; units of levels.
         channels: the channels that are wanted; levels must be there exactly.
-        clock: calendar of the times it will be asked for.
+        calendar: calendar of the times it will be asked for.
         attributes: variable -> attributes of the data, to whose units the file's are converted.
         grid: the grid that it must be on, up to orientation; None where its fields will be brought to another.
 
@@ -71,7 +71,7 @@ def load_climatology(
     path = paths[0]
     dataset = open_file(path, SourceConfig(path=str(path), storage_options=conf.storage_options))
     file = _File(dataset, str(path), conf, data, attributes)
-    days, hours = file.days(clock.calendar), file.hours()
+    days, hours = file.days(calendar.name), file.hours()
     by_variable: dict[str, list[int]] = {}
     for place, channel in enumerate(channels):
         by_variable.setdefault(channel.variable, []).append(place)
@@ -89,7 +89,7 @@ def load_climatology(
     fields = _lazy((max(1, len(hours)), days, len(channels), *own.shape), found, str(path))
     described = f"file {Path(str(path)).name}"
     names = tuple(channel.name for channel in channels)
-    return Climatology(names, clock.calendar, "days", fields, hours, described, float("nan")), own
+    return Climatology(names, calendar.name, "days", fields, hours, described, float("nan")), own
 
 
 @dataclass(frozen=True)

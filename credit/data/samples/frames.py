@@ -137,7 +137,7 @@ class FrameReader:
     def _index(self, minutes: int) -> int:
         index = self.reader.index_of(minutes)
         if index is None:
-            raise DataError(f"the data have no fields at {self.reader.clock.format(minutes)}")
+            raise DataError(f"the data have no fields at {self.reader.calendar.format(minutes)}")
         return index
 
     def _read_shown(self, index: int) -> np.ndarray:
@@ -150,7 +150,9 @@ class FrameReader:
         return self._read(self._index(minutes))
 
     def _compute(self, name: str, minutes: int) -> np.ndarray:
-        return compute_dynamic_forcing(name, minutes, self.reader.clock, self.reader.grid, self._step, self._conf.solar)
+        return compute_dynamic_forcing(
+            name, minutes, self.reader.calendar, self.reader.grid, self._step, self._conf.solar
+        )
 
     def _deliver(self, minutes: int, places: list[np.ndarray | None], at_hand: bool) -> None:
         """Bring the fields of a time to their places; by way of those that are kept, where it is needed again."""

@@ -42,7 +42,7 @@ class TimeAggregation:
         return [weight for weight, _ in found], [place for _, place in found]
 
 
-def build_windows(name: str, series: VariableSeries, conf: DataConfig, clock: Calendar) -> TimeAggregation:
+def build_windows(name: str, series: VariableSeries, conf: DataConfig, calendar: Calendar) -> TimeAggregation:
     """Return how a variable's values over ``data.timestep`` come from its files.
 
     Raises:
@@ -60,13 +60,13 @@ def build_windows(name: str, series: VariableSeries, conf: DataConfig, clock: Ca
                 )
                 break
         return TimeAggregation(series.times, [(whole, np.arange(len(series.times)))])
-    begins = _begins(name, series, clock)
+    begins = _begins(name, series, calendar)
     if temporal == "deaccumulate":
         return _running(name, series, conf, begins)
-    return _pieces(name, series, conf, clock, begins)
+    return _pieces(name, series, conf, calendar, begins)
 
 
-def _begins(name: str, series: VariableSeries, clock: Calendar) -> np.ndarray | None:
+def _begins(name: str, series: VariableSeries, calendar: Calendar) -> np.ndarray | None:
     """Return (N,) minutes at which the intervals of the values begin, where the files have time bounds.
 
     Raises:
@@ -78,7 +78,7 @@ def _begins(name: str, series: VariableSeries, clock: Calendar) -> np.ndarray | 
     each = np.stack([bounds[piece][place] for piece, place in zip(series.piece, series.position, strict=True)])
     wrong = np.flatnonzero(each[:, 1] != series.times)
     if len(wrong):
-        begin, end, label = (clock.format(minutes) for minutes in (*each[wrong[0]], series.times[wrong[0]]))
+        begin, end, label = (calendar.format(minutes) for minutes in (*each[wrong[0]], series.times[wrong[0]]))
         raise DataError(
             f"{series.pieces[series.piece[wrong[0]]].path}: the value of {name} at {label} covers {begin} to {end}; a "
             "mean or an accumulation must carry the label of its end: shift the time axis"
@@ -87,7 +87,7 @@ def _begins(name: str, series: VariableSeries, clock: Calendar) -> np.ndarray | 
 
 
 def _pieces(
-    name: str, series: VariableSeries, conf: DataConfig, clock: Calendar, begins: np.ndarray | None
+    name: str, series: VariableSeries, conf: DataConfig, calendar: Calendar, begins: np.ndarray | None
 ) -> TimeAggregation:
     """Put windows of a time step together from one or more intervals, all of one length."""
     step, times = conf.step_minutes, series.times

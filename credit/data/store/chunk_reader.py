@@ -71,7 +71,7 @@ class ChunkReader:
     def find_fault(self, number: int) -> str | None:
         """Return what is wrong with the file of a chunk, None where its size is right; its fields are not read."""
         plain_bytes = None if self._compressed else 4 * self._channels * math.prod(self._cells)
-        return find_fault_of_size(f"{self.folder}/c/{number}/0/0/0", plain_bytes, self.checked)
+        return find_size_fault(f"{self.folder}/c/{number}/0/0/0", plain_bytes, self.checked)
 
     def _read_file(self, path: str, places: Sequence[np.ndarray | None]) -> None:
         file = os.open(path, os.O_RDONLY)
@@ -112,7 +112,7 @@ class ChunkReader:
         scatter_fields(fields, places)
 
 
-def find_fault_of_size(path: str, plain_bytes: int | None, checked: bool) -> str | None:
+def find_size_fault(path: str, plain_bytes: int | None, checked: bool) -> str | None:
     """Return what is wrong with a chunk's file, None where it is there in its full size; its values are not read.
 
     Args:

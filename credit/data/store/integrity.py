@@ -76,11 +76,11 @@ class Damage:
             names_of_reason.setdefault(reason, []).append(name)
         sentences = [f"{', '.join(names)}: {reason}" for reason, names in names_of_reason.items()]
         if self.times:
-            clock = Calendar(meta["calendar"])
+            calendar = Calendar(meta["calendar"])
             first = min(self.times)
             sentences.append(
                 f"{len(self.times)} of {len(minutes)} times are lost or damaged, the first is "
-                f"{clock.format(minutes[first])} ({self.times[first]}); they lie in {_count(self.parts, 'part')} of "
+                f"{calendar.format(minutes[first])} ({self.times[first]}); they lie in {_count(self.parts, 'part')} of "
                 f"{part_length} times ({_ranges(self.parts)})"
             )
         return f"data.store: {path}: {'; '.join(sentences)}"

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import shutil
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -29,7 +27,7 @@ from credit.config.schema_data import DataConfig, PreprocessConfig, TransformCon
 from credit.data.sources.source_reader import SourceReader, open_sources
 from credit.data.splits import Split, build_splits
 from credit.data.store import store_reader, store_writer
-from credit.data.store.executor import run_parts
+from credit.data.store.executor import run_until_done
 from credit.data.store.integrity import Damage, find_damage_to_mend
 from credit.data.store.repair import (
     discard_climatology,
@@ -42,12 +40,13 @@ from credit.data.store.repair import (
 from credit.data.store.statistics import Statistics, fit_statistics, summarise
 from credit.errors import DataError
 from credit.grid import LatLonGrid
+from credit.utils.atomic import atomic_folder
+from credit.utils.file_lock import file_lock
 
 logger = logging.getLogger(__name__)
 
 # room for coordinates and descriptions beside the fields
 _SPARE_BYTES = 16 * 2**20
-_SECONDS_BETWEEN_LOOKS = 2.0
 _COMPRESSORS = {"lz4": [BloscCodec(cname="lz4", clevel=1, shuffle="shuffle")], "none": []}
 _VERSIONS = ("numpy", "xarray", "netCDF4", "zarr")
 
@@ -84,11 +83,11 @@ def preprocess(
     if path.exists():
         store_reader.require_same_identity(path, store_reader.read_description(path), conf)
     sources = open_sources(conf)
-    splits = build_splits(conf, sources.clock)
+    splits = build_splits(conf, sources.calendar)
     with disk_errors_of(path):
         # Looking only reads, so the processes of a job do it side by side, before any of them holds the lock.
         damage = find_damage_to_mend(path, deep, progress) if path.exists() else Damage()
-        with _made_or_nothing(path), store_writer.lock(store_writer.lock_folder(path) / "create.lock"):
+        with _made_or_nothing(path), file_lock(store_writer.lock_folder(path) / "create.lock"):
             if not path.exists():
                 group = _create(path, conf, sources, splits, settings)
             else:
@@ -139,16 +138,15 @@ def _create(
         raise DataError(f"data.splits: no time of the sources lies in them; {_span(sources, sources.times)}")
     require_space(path, bytes_needed(sources, len(times)))
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        group = zarr.open_group(beside, mode="w", zarr_format=3)
+    with atomic_folder(path) as folder:
+        group = zarr.open_group(folder, mode="w", zarr_format=3)
         _add_arrays(group, sources, times, conf.step_minutes, settings)
         group.attrs["credit"] = {
             "format": store_reader.FORMAT,
             "complete": False,
             "channels": sources.channels.to_dict(),
             "grid": sources.grid.to_dict(),
-            "calendar": sources.clock.calendar,
+            "calendar": sources.calendar.name,
             "attributes": sources.attributes,
             "masked_variables": sorted(sources.masks),
             "packing_steps": sources.packing_steps,
@@ -159,9 +157,6 @@ def _create(
             "statistics_period": None,
             "moments_transforms": store_reader.describe_transforms(conf),
         }
-        os.replace(beside, path)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
     return zarr.open_group(path, mode="r+")
 
 
@@ -169,7 +164,7 @@ def _add_arrays(
     group: zarr.Group, sources: SourceReader, times: np.ndarray, step_minutes: int, settings: PreprocessConfig
 ) -> None:
     grid, channels, cells = sources.grid, sources.channels, ("latitude", "longitude")
-    time_axis = {"units": EPOCH, "calendar": sources.clock.calendar, "standard_name": "time", "axis": "T"}
+    time_axis = {"units": EPOCH, "calendar": sources.calendar.name, "standard_name": "time", "axis": "T"}
     _add(group, "time", times, ("time",), time_axis)
     _add(group, "latitude", grid.lat, ("latitude",), {"units": "degrees_north", "standard_name": "latitude"})
     _add(group, "longitude", grid.lon, ("longitude",), {"units": "degrees_east", "standard_name": "longitude"})
@@ -245,7 +240,7 @@ def _continue(
         raise DataError(f"data.store: {path} does not fit the sources: {difference}; {store_reader.WAY_OUT}")
     changed_times = find_times_to_redo(path, meta, sources, now, redo_changed)
     # another process must not declare the store complete in between
-    with store_writer.lock(store_writer.lock_folder(path) / "close.lock"):
+    with file_lock(store_writer.lock_folder(path) / "close.lock"):
         mark_for_writing(path, sources, now, damage, changed_times)
     left = int((group["done"][:] == store_writer.WANTED).sum())
     if left:
@@ -267,20 +262,17 @@ def _write_fields(
     job = store_writer.WriteTask(
         path, sources, conf.step_minutes, transforms, conf.on_bad_time == "skip", settings.held_bytes
     )
-    marks, length = group["done"][:], group["done"].chunks[0]
+    marks = group["done"][:]
     there = int((marks != store_writer.WANTED).sum())
     if 0 < there < len(marks):
         logger.info("%s: %d of %d times are there, going on", path, there, len(marks))
+
+    def list_pending() -> list[int]:
+        return store_writer.pending_parts(group["done"][:], group["done"].chunks[0])
+
     hidden = None if progress and there < len(marks) else True
     with tqdm(desc=f"writing {path.name}", unit="time", initial=there, total=len(marks), disable=hidden) as bar:
-        while (marks == store_writer.WANTED).any():
-            for count in run_parts(
-                partial(store_writer.write_part, job), store_writer.pending_parts(marks, length), settings
-            ):
-                bar.update(count)
-            marks = group["done"][:]
-            if (marks == store_writer.WANTED).any():
-                time.sleep(_SECONDS_BETWEEN_LOOKS)  # another process is at what is left
+        run_until_done(partial(store_writer.write_part, job), list_pending, settings, bar)
 
 
 def _close(path: Path, group: zarr.Group, conf: DataConfig, train: Split, progress: bool) -> None:
@@ -290,7 +282,7 @@ def _close(path: Path, group: zarr.Group, conf: DataConfig, train: Split, progre
         DataError: for outliers that are not to be skipped, or more bad times than may be skipped.
     """
     fitted_as = store_reader.describe_statistics(conf, train)
-    with store_writer.lock(store_writer.lock_folder(path) / "close.lock"):
+    with file_lock(store_writer.lock_folder(path) / "close.lock"):
         meta = dict(zarr.open_group(path, mode="r").attrs)["credit"]
         if meta["complete"] and store_reader.statistics_changes(meta, fitted_as) == []:
             logger.info("%s is complete", path)
@@ -331,11 +323,11 @@ def _fit(
 def _summary(path: Path, group: zarr.Group, meta: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is known of a store when all its fields are there: bad and missing times, checksum of the whole."""
     times, marks = group["time"][:], group["done"][:]
-    clock = Calendar(meta["calendar"])
+    calendar = Calendar(meta["calendar"])
     # Of a store that is mended, the bad times of the parts that stayed are known from before.
-    still_bad = {clock.format(minutes) for minutes in times[marks == store_writer.BAD]}
+    still_bad = {calendar.format(minutes) for minutes in times[marks == store_writer.BAD]}
     bad = dict(meta.get("bad_times", {}))
-    bad |= {clock.format(minutes): text for minutes, text in store_writer.read_notes(path).items()}
+    bad |= {calendar.format(minutes): text for minutes, text in store_writer.read_notes(path).items()}
     bad = {when: text for when, text in sorted(bad.items()) if when in still_bad}
     for when, text in bad.items():
         logger.warning("%s is left out: %s", when, text)
@@ -344,7 +336,7 @@ def _summary(path: Path, group: zarr.Group, meta: Mapping[str, Any]) -> dict[str
     gaps = np.flatnonzero(steps > steps.min()) if len(steps) else []
     return {
         "bad_times": bad,
-        "gaps": [[clock.format(kept[place]), clock.format(kept[place + 1])] for place in gaps],
+        "gaps": [[calendar.format(kept[place]), calendar.format(kept[place + 1])] for place in gaps],
         "content": store_reader.hash_content({name: group[name][...] for name in store_reader.CONTENT}, meta),
         "versions": {"credit": __version__, **{name: version(name) for name in _VERSIONS}},
     }
@@ -381,7 +373,7 @@ def _span(sources: SourceReader, times: np.ndarray) -> str:
     """Return the first and last of some times in words."""
     if len(times) == 0:
         return "no time"
-    return f"{sources.clock.format(times[0])}..{sources.clock.format(times[-1])} ({len(times)} times)"
+    return f"{sources.calendar.format(times[0])}..{sources.calendar.format(times[-1])} ({len(times)} times)"
 
 
 def _size(count: int) -> str:

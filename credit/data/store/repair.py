@@ -199,13 +199,13 @@ def mark_outliers(path: Path, group: zarr.Group, meta: Mapping[str, Any], conf: 
         DataError: for such a value where bad times are not skipped.
     """
     times, marks, length = group["time"][:], group["done"][:], group["done"].chunks[0]
-    clock = Calendar(meta["calendar"])
+    calendar = Calendar(meta["calendar"])
     is_judged = np.ones(len(times), dtype=bool)
     # The checksum of the whole is written when a store is complete for the first time.
     if "content" in meta:
         was_bad = set(meta.get("bad_times", {}))
         is_judged = np.isin(np.arange(len(times)) // length, meta.get("parts_to_judge", []))
-        is_judged |= np.array([clock.format(minutes) in was_bad for minutes in times])
+        is_judged |= np.array([calendar.format(minutes) in was_bad for minutes in times])
     is_judged &= marks == WRITTEN
     if not is_judged.any():
         return
@@ -218,7 +218,7 @@ def mark_outliers(path: Path, group: zarr.Group, meta: Mapping[str, Any], conf: 
     for index, outlier in find_outliers(moments_T5C, channels, accepted, transforms).items():
         if not is_judged[index]:
             continue
-        message = f"{clock.format(times[index])}: {outlier}"
+        message = f"{calendar.format(times[index])}: {outlier}"
         if conf.on_bad_time != "skip":
             raise DataError(
                 f"data.store: {path}: {message}; correct the file and run credit_preprocess CONFIG --redo-changed, or "

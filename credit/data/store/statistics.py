@@ -179,7 +179,7 @@ def fit_statistics(
     outliers = find_outliers(np.stack(rows), channels, accepted, transforms) if rows else {}
     for time, outlier in outliers.items():
         raise DataError(
-            f"{reader.clock.format(reader.times[chosen[time]])}: {outlier}; correct the file, or set "
+            f"{reader.calendar.format(reader.times[chosen[time]])}: {outlier}; correct the file, or set "
             f"data.variable_options.{outlier.variable}.valid_range: [least, greatest]: what is outside is missing, "
             "what is within is accepted"
         )
@@ -208,7 +208,7 @@ def summarise(
     """
     if not tendency.count.all():
         inside = (reader.times >= period[0]) & (reader.times <= period[1])
-        span = "..".join(map(reader.clock.format, period))
+        span = "..".join(map(reader.calendar.format, period))
         raise DataError(
             f"statistics of {span}: {inside.sum()} times, no two of them {format_duration(step_minutes)} apart; check "
             "data.splits.train and data.timestep"

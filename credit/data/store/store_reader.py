@@ -79,7 +79,7 @@ class StoreReader:
         self.path, self._content = path, meta.get("content")
         self.channels = channels or ChannelMap.from_dict(meta["channels"])
         self.grid = LatLonGrid.from_dict(meta["grid"])
-        self.clock = Calendar(meta["calendar"])
+        self.calendar = Calendar(meta["calendar"])
         self.attributes: dict[str, dict] = meta["attributes"]
         self.statistics = Statistics.from_dict(meta["statistics"]) if meta["complete"] else None
         group = zarr.open_group(path, mode="r")
@@ -139,7 +139,7 @@ class StoreReader:
             self._fields.read(int(self._places[index]), places)
         except (OSError, ValueError, RuntimeError) as error:
             lost = isinstance(error, FileNotFoundError)
-            when = self.clock.format(self.times[index])
+            when = self.calendar.format(self.times[index])
             reason = "its chunk is lost" if lost else str(error)
             # without --deep a chunk whose size is right is taken to be whole
             command = "credit_preprocess CONFIG" + ("" if lost else " --deep")
@@ -383,5 +383,5 @@ def _brief(value: object) -> str:
 
 
 def _span(meta: Mapping[str, Any], ends: tuple[int, int] | list[int]) -> str:
-    clock = Calendar(meta["calendar"])
-    return f"{clock.format(ends[0])}..{clock.format(ends[1])}"
+    calendar = Calendar(meta["calendar"])
+    return f"{calendar.format(ends[0])}..{calendar.format(ends[1])}"

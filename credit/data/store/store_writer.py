@@ -7,11 +7,9 @@ system frees with the process that holds it: no part is ever written by two.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +22,7 @@ from credit.data.store.statistics import Moments, valid_cells
 from credit.data.transforms import transform_channels
 from credit.errors import DataError
 from credit.utils.atomic import atomic_write_text
+from credit.utils.file_lock import file_lock
 
 WANTED, WRITTEN, BAD = 0, 1, 2
 # of a time: five of its fields, and five of the change that ends there
@@ -74,19 +73,6 @@ def lock_folder(path: Path) -> Path:
     return path.with_name(f".{path.name}.parts")
 
 
-@contextmanager
-def lock(path: Path, wait: bool = True) -> Iterator[bool]:
-    """Hold the lock file `path`, alone of all processes; yields whether it could be had, which it can if one waits."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except (BlockingIOError, PermissionError):  # systems differ in how they say it
-            yield False
-        else:
-            yield True
-
-
 def write_part(job: WriteTask, number: int) -> int:
     """Write a part, unless it is there already or another process is at it.
 
@@ -99,7 +85,7 @@ def write_part(job: WriteTask, number: int) -> int:
     group = zarr.open_group(job.path, mode="r+")
     length = group["done"].chunks[0]
     span = slice(number * length, min((number + 1) * length, group["time"].shape[0]))
-    with lock(lock_folder(job.path) / f"{number:06d}.lock", wait=False) as mine:
+    with file_lock(lock_folder(job.path) / f"{number:06d}.lock", wait=False) as mine:
         if not mine or (group["done"][span] != WANTED).all():
             return 0
         times = group["time"][:]
@@ -133,7 +119,7 @@ def mark_bad(path: Path, group: zarr.Group, number: int, index: int, minutes: in
         minutes: of the time.
         text: what is wrong.
     """
-    with lock(lock_folder(path) / f"{number:06d}.lock"):
+    with file_lock(lock_folder(path) / f"{number:06d}.lock"):
         file = lock_folder(path) / f"{number:06d}.json"
         noted = json.loads(file.read_text()) if file.exists() else {}
         _note(file, noted | {str(minutes): text})

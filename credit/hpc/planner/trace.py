@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
-from credit.models.device_paths import force_gpu_path
+from credit.models.kernels.dispatch import force_gpu_path
 from credit.parallel.materialise import allocate_
 from credit.parallel.reduce import local
 

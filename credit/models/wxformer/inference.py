@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from credit.models.wxformer.spectral_norm import SpectralNorm
+from credit.models.layers.spectral_norm import SpectralNorm
 
 
 @torch.no_grad()
@@ -19,7 +19,7 @@ def prepare_for_inference(model: nn.Module, dtype: torch.dtype | None = None) ->
     Args:
         model: in eval mode, neither split nor sharded over ranks, and without adapters.
         dtype: in which autocast will compute, None without it. The weights of linear layers and convolutions are cast
-            to it, where the model says by `_autocast_weights` that it uses them in no other; it then runs under
+            to it, where the model says by `casts_weights` that it uses them in no other; it then runs under
             autocast alone.
     """
     for module in model.modules():
@@ -32,7 +32,7 @@ def prepare_for_inference(model: nn.Module, dtype: torch.dtype | None = None) ->
     for module in model.modules():
         if hasattr(module, "make_once"):
             module.make_once()
-    if dtype is not None and getattr(model, "_autocast_weights", False):
+    if dtype is not None and getattr(model, "casts_weights", False):
         for module in model.modules():
             if isinstance(module, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)):
                 for name, parameter in list(module.named_parameters(recurse=False)):

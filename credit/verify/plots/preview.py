@@ -48,7 +48,7 @@ def draw_preview(
         shown = {lead: (truth, np.where(np.isfinite(forecast), forecast, np.nan))}
         if not np.isfinite(shown[lead][1]).any():
             continue
-        arguments = (step, name, units[name], shown, initial[0], reader.clock, background)
+        arguments = (step, name, units[name], shown, initial[0], reader.calendar, background)
         drawn.append(draw(figures / f"early_map_{name}.png", _map_at, *arguments))
     return drawn
 

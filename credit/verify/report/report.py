@@ -85,7 +85,7 @@ def write_report(
 
 def _published(found: Verification, archive: ForecastSource) -> list[tuple[str, str, float, float, float, str]]:
     degrees = 360.0 / found.grid.shape[1]
-    return rows_of(comparable(found.table, degrees, found.cases, archive.clock), found.table)
+    return rows_of(comparable(found.table, degrees, found.cases, archive.calendar), found.table)
 
 
 def _is_embedded(path: Path) -> bool:

@@ -44,7 +44,7 @@ def build_climatology(
     by_name = {channel.name: channel for channel in reader.channels.stored}
     channels = [by_name[name] for name in names]
     grid = reader.grid if conf.grid is None else None
-    return load_climatology(conf.climatology, data, channels, reader.clock, reader.attributes, grid)
+    return load_climatology(conf.climatology, data, channels, reader.calendar, reader.attributes, grid)
 
 
 def fit_damping(

@@ -136,7 +136,7 @@ def find_precipitation(
 
 
 def require_climate(
-    events: Sequence[Event], climate: ClimatologicalSample, valid_times: np.ndarray, period: str, clock: Calendar
+    events: Sequence[Event], climate: ClimatologicalSample, valid_times: np.ndarray, period: str, calendar: Calendar
 ) -> bool:
     """Return whether the climate is known at every valid time.
 
@@ -145,7 +145,7 @@ def require_climate(
         climate: of the training period.
         valid_times: in minutes.
         period: names the training period.
-        clock: of the times.
+        calendar: of the times.
 
     Raises:
         ConfigError: if it is not, and the threshold of an event is a quantile of it.
@@ -153,7 +153,7 @@ def require_climate(
     count, minutes = climate.fewest(valid_times)
     if count >= LEAST_TIMES:
         return True
-    has = f"{period} has {count} times within {WITHIN_DAYS} days of the time of the year of {clock.format(minutes)}"
+    has = f"{period} has {count} times within {WITHIN_DAYS} days of the time of the year of {calendar.format(minutes)}"
     for event in events:
         if event.quantile is not None:
             side = _SIDES[event.sign]

@@ -44,7 +44,7 @@ def online(
 ) -> OnlineForecasts:
     return OnlineForecasts(
         runs, [0, 1440, 2880], [720, 1440], STEP, batch_size, members, lag, origin=Path("checkpoint"),
-        channels=CHANNELS if products is None else products.channels, grid=GRID, clock=Calendar(),
+        channels=CHANNELS if products is None else products.channels, grid=GRID, calendar=Calendar(),
         attributes=ATTRIBUTES,
         described={"parameters": 7}, products=products, masks=None if products is None else products.masks,
     )  # fmt: skip

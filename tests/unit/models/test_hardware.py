@@ -11,7 +11,7 @@ import pytest
 
 SCRIPT = """
 import resource, sys, torch
-from credit.models.device_paths import retain_freed_memory
+from credit.models.kernels.dispatch import retain_freed_memory
 torch.set_num_threads(1)
 if sys.argv[1] == "keep":
     retain_freed_memory(torch.device("cpu"))

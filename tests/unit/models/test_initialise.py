@@ -12,7 +12,7 @@ from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 from credit.errors import ConfigError
 from credit.models import build_model, register_model, registry
 from credit.models.initialise import initial_values
-from credit.models.wxformer.spectral_norm import apply_spectral_norm
+from credit.models.layers.spectral_norm import apply_spectral_norm
 from credit.parallel.activation_checkpoint import checkpoint_blocks
 
 

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from credit.errors import ConfigError
 from credit.models import build_model
 from credit.models.initialise import initial_values
+from credit.models.layers.pixel_shuffle import SubpixelConv, pixel_shuffle
+from credit.models.layers.window_attention import TransformerLayer
 from credit.models.wxformer import WXFormer
-from credit.models.wxformer.attention import TransformerLayer
-from credit.models.wxformer.pixel_shuffle import SubpixelConv, pixel_shuffle
 
 from .small import SETTINGS, build, fields
 

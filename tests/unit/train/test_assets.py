@@ -44,23 +44,23 @@ RAW = {
 
 
 def world(config: Config) -> AnalyticReader:
-    clock, grid = Calendar(), make_grid(8, 16)
+    calendar, grid = Calendar(), make_grid(8, 16)
     generator = np.random.default_rng(0)
     pattern = generator.normal(size=grid.shape)
-    times = clock.parse("2000-01-01") + 360 * np.arange(1464)
+    times = calendar.parse("2000-01-01") + 360 * np.arange(1464)
 
     def field(minutes: int, channel: int) -> np.ndarray:
         return 7 + pattern * np.cos(2 * np.pi * minutes / 525600 + channel) + 0.3 * np.cos(minutes / 1000)
 
     masks = {"sst": pattern > 0.5}
-    return AnalyticReader(config.data.channel_map(), grid, clock, times, field, masks)
+    return AnalyticReader(config.data.channel_map(), grid, calendar, times, field, masks)
 
 
 @pytest.fixture(scope="module")
 def fitted() -> tuple[AnalyticReader, ModelAssets]:
     config = build_config(RAW)
     reader = world(config)
-    return reader, fit_assets(config, reader, build_splits(config.data, reader.clock)["train"])
+    return reader, fit_assets(config, reader, build_splits(config.data, reader.calendar)["train"])
 
 
 def test_round_trip(fitted: tuple[AnalyticReader, ModelAssets]) -> None:
@@ -72,7 +72,7 @@ def test_round_trip(fitted: tuple[AnalyticReader, ModelAssets]) -> None:
     np.testing.assert_array_equal(again.statistics.tendency_std, assets.statistics.tendency_std)
     np.testing.assert_array_equal(again.static_CHW, assets.static_CHW)
     np.testing.assert_array_equal(again.masks["sst"], reader.masks["sst"])
-    later = reader.clock.parse("2001-05-01")
+    later = reader.calendar.parse("2001-05-01")
     np.testing.assert_array_equal(again.climatology.at(later), assets.climatology.at(later))
     require_same_fields(again, reader, Path("step"))
 

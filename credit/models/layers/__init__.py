@@ -1,0 +1,1 @@
+"""Layers that networks share: padding on the sphere, window attention, embedding, up-sampling and norms."""
