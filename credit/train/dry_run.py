@@ -25,7 +25,7 @@ from credit.grid import LatLonGrid
 from credit.losses.base import Loss
 from credit.models.layers.spectral_norm import advance_power_iterations
 from credit.models.lora import apply_lora, checkpoint_state_dict
-from credit.parallel.activation_checkpoint import checkpoint_blocks
+from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
 from credit.parallel.mesh import ParallelDims, build_mesh
 from credit.parallel.process_info import fake_process_group
 from credit.train.assets import ModelAssets, find_run_layers

@@ -9,27 +9,48 @@ Shape suffixes: B batch, C channels, T time frames, H and W latitude rows and lo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from credit.config.load import build_section
 from credit.config.schema_model import ModelSection
 from credit.models.base import ForecastModel, ModelSpec, require_input_shape
 from credit.models.initialise import initialise_
 from credit.models.kernels.autocast import autocast_dtype
 from credit.models.kernels.merged_head import WHOLE, Margins
 from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
-from credit.models.layers.padding import NO_PADDING
+from credit.models.layers.padding import NO_PADDING, build_padding, check_windows
 from credit.models.layers.spectral_norm import apply_spectral_norm
 from credit.models.layers.transformer_layer import TransformerLayer
 from credit.models.layers.up_sampling import SubpixelHead, TransposedHead, UpBlock, UpBlockPS
 from credit.models.registry import register_model
 from credit.models.wxformer.checks import check_output_size, check_section, check_vector_channels
-from credit.models.wxformer.padding import build_padding, check_windows
 from credit.models.wxformer.section import WXFormerSection
 
 STAGES = 4
+# arguments of `ModelSpec.from_sizes`
+SIZE_ARGUMENTS = (
+    "image_height",
+    "image_width",
+    "in_channels",
+    "out_channels",
+    "frames",
+    "output_frames",
+    "vector_channels",
+    "pole_points",
+)
+# what the published weights were trained with, where it is not the section's default
+PUBLISHED_SETTINGS: dict[str, Any] = {
+    "dim": [128, 256, 512, 1024],
+    "depth": [2, 2, 8, 2],
+    "global_window_size": [10, 5, 2, 1],
+    "local_window_size": 10,
+    "decoder": "transposed",
+    "padding": None,
+}
 
 
 class EncoderStage(nn.Module):
@@ -160,6 +181,24 @@ class WXFormer(ForecastModel):
             apply_spectral_norm(self)
         if not next(self.parameters()).is_meta:
             self.initialise(int(torch.randint(2**62, (), device="cpu")))
+
+    @classmethod
+    def from_kwargs(cls, **kwargs: Any) -> WXFormer:
+        """Return a WXFormer for use without a config.
+
+        Args:
+            **kwargs: the arguments of `ModelSpec.from_sizes` (`image_height`, `image_width`, `in_channels`,
+                `out_channels`, ...) and the keys of `WXFormerSection`; a key of the section that is left out has the
+                value that the published weights were trained with.
+
+        Raises:
+            ConfigError: for an unknown keyword argument, or values that do not fit together.
+        """
+        sizes = {key: kwargs[key] for key in SIZE_ARGUMENTS if key in kwargs}
+        options = {key: value for key, value in kwargs.items() if key not in SIZE_ARGUMENTS}
+        settings = {"type": "wxformer", **PUBLISHED_SETTINGS, **options}
+        section = build_section(WXFormerSection, settings, "keyword arguments of WXFormer")
+        return cls(ModelSpec.from_sizes(**sizes), section)
 
     def initialise(self, seed: int) -> None:
         """Fill every parameter and buffer in place with values that depend on (seed, name) alone.

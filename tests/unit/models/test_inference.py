@@ -10,8 +10,8 @@ from credit.models.inference import prepare_for_inference
 from credit.models.kernels.dispatch import force_gpu_path
 from credit.models.layers import spectral_norm
 
+from .layers.test_spectral_norm_batched import Count
 from .small import build
-from .test_alike import Count
 
 DTYPES = [None, torch.bfloat16]
 
@@ -23,7 +23,7 @@ def test_a_frozen_network_gives_the_same_values_with_bare_layers(
     decoder: str, out_channels: int, dtype: torch.dtype | None
 ) -> None:
     model = build(out_channels=out_channels, decoder=decoder).eval()
-    x = torch.randn(1, *model.in_shape)
+    x = torch.randn(1, *model.spec.in_shape)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=dtype is not None):
         expected, parameters = model(x), sum(p.numel() for p in model.parameters())
         with force_gpu_path():
@@ -44,7 +44,7 @@ def test_it_takes_fewer_operations(dtype: torch.dtype | None) -> None:
     counts = []
     for prepare in (lambda model: model, lambda model: prepare_for_inference(model, dtype)):
         model = prepare(build(depth=(2, 2, 2, 2)).eval())
-        x = torch.randn(1, *model.in_shape)
+        x = torch.randn(1, *model.spec.in_shape)
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=dtype is not None), Count() as count:
             model(x)
         counts.append(count.operations)

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from credit.models.kernels.recompute_cache import cache_across_recompute, recompute_contexts
 from credit.models.layers import spectral_norm
-from credit.parallel.activation_checkpoint import checkpoint_blocks
+from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
 
 from ..small import build, fields
 
