@@ -19,8 +19,8 @@ from credit.config.schema_trainer import LoraConfig
 from credit.errors import ConfigError, did_you_mean
 from credit.models.initialise import generator_for
 from credit.models.kernels.autocast import without_autocast
-from credit.parallel.activation_checkpoint import plain_name
-from credit.parallel.reduce import local
+from credit.parallel.blocks.marks import plain_name
+from credit.parallel.dtensor import local
 
 LAYERS = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import logging
 import os
 import shutil
@@ -16,20 +15,20 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from credit.channels import ChannelMap
 from credit.config import Config
-from credit.config.schema_forecast import ForecastParallelismConfig
-from credit.config.schema_model import ModelSection
+from credit.config.schema_inference import ForecastParallelismConfig
 from credit.config.schema_trainer import MixedPrecisionConfig, TrainerConfig
 from credit.errors import ConfigError
 from credit.grid import LatLonGrid
+from credit.models.base import ForecastModel
 from credit.models.layers.spectral_norm import normalize_together
 from credit.models.lora import apply_lora
-from credit.models.registry import build_model, model_class
+from credit.models.registry import build_model
 from credit.parallel.fsdp2 import _build_mp_policy
-from credit.parallel.materialise import allocate_
 from credit.parallel.mesh import DeviceGrid, ParallelDims, build_mesh
 from credit.parallel.parallelize import parallelize
 from credit.parallel.process_info import ProcessInfo
-from credit.train.assets import ModelAssets, is_vector_component
+from credit.parallel.state.materialise import allocate_
+from credit.train.assets import ModelAssets, build_model_spec
 
 logger = logging.getLogger(__name__)
 
@@ -70,22 +69,9 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     return torch.device(name)
 
 
-def build_network(config: Config, channels: ChannelMap, grid: LatLonGrid, attributes: Mapping) -> nn.Module:
-    """Return the untrained network; shapes and channel counts are derived from channels and grid."""
-    rows, columns = grid.shape
-    derived = {
-        "image_height": rows,
-        "image_width": columns,
-        "in_channels": len(channels.input),
-        "out_channels": len(channels.output),
-        "frames": config.data.history_len,
-        "output_frames": 1,
-    }
-    vectors = [n for n, c in enumerate(channels.input) if is_vector_component(config.data, c, attributes)]
-    known = {"vector_channels": vectors, "pole_points": grid.has_pole_points}
-    asked = inspect.signature(model_class(config.model.type)).parameters
-    derived |= {name: value for name, value in known.items() if name in asked}
-    return build_model(config.model.type, **config.model.model_dump(exclude=set(ModelSection.model_fields)), **derived)
+def build_network(config: Config, channels: ChannelMap, grid: LatLonGrid, attributes: Mapping) -> ForecastModel:
+    """Return the untrained network of a run."""
+    return build_model(build_model_spec(config.data, channels, grid, attributes), config.model)
 
 
 def build_parallel_model(
@@ -111,7 +97,7 @@ def build_parallel_model(
     )
     parallelize(
         model,
-        mesh,
+        mesh.device_mesh,
         shard=sharded,
         checkpoint=conf.activation_checkpoint,
         compile_blocks=compile_blocks if conf.compile else None,

@@ -23,8 +23,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from credit.models.kernels.dispatch import force_gpu_path
-from credit.parallel.materialise import allocate_
-from credit.parallel.reduce import local
+from credit.parallel.dtensor import local
+from credit.parallel.state.materialise import allocate_
 
 # torch names collectives differently from release to release
 _COLLECTIVES = {"allgather": "all-gather", "all_gather": "all-gather", "reduce_scatter": "reduce-scatter",

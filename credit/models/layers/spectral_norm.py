@@ -38,8 +38,9 @@ from torch.nn.utils import parametrize
 from credit.models.kernels.autocast import without_autocast
 from credit.models.kernels.dispatch import use_cpu_kernels
 from credit.models.layers.spectral_norm_batched import hold_matrices, normalize_batched, unit_vectors
-from credit.parallel.activation_checkpoint import is_marked
-from credit.parallel.reduce import local, local_bounds, num_shards, sum_over_shards
+from credit.parallel.blocks.marks import is_marked
+from credit.parallel.dtensor import local, local_bounds, num_shards
+from credit.parallel.reduce import sum_over_shards
 
 # Leaves sigma of a random matrix a few per cent low.
 INITIAL_ITERATIONS = 15

@@ -16,7 +16,8 @@ from credit.models import lora
 from credit.models.kernels.dispatch import force_gpu_path
 from credit.models.layers import spectral_norm
 from credit.models.wxformer import WXFormer
-from credit.parallel.activation_checkpoint import checkpoint_blocks, plain_name
+from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
+from credit.parallel.blocks.marks import plain_name
 
 from .small import SETTINGS, build, fields
 
@@ -185,7 +186,7 @@ def test_a_checkpoint_holds_the_adapters_and_their_vectors() -> None:
 def test_adapters_start_from_seed_and_path_on_the_meta_device_too() -> None:
     ours = dict(lora.initial_adapters(lora.apply_lora(build(), CONF), 1))
     with torch.device("meta"):
-        empty = lora.apply_lora(WXFormer(**SETTINGS), CONF)
+        empty = lora.apply_lora(WXFormer.from_kwargs(**SETTINGS), CONF)
     assert all(parameter.is_meta for parameter in empty.parameters())
     theirs, others = dict(lora.initial_adapters(empty, 1)), dict(lora.initial_adapters(empty, 2))
     assert ours.keys() == theirs.keys()

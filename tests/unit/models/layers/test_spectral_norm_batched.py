@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from credit.models.layers import spectral_norm
 from credit.models.wxformer import WXFormer
-from credit.parallel.activation_checkpoint import checkpoint_blocks
+from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
 from credit.train.build_model import compile_blocks
 
 from ..small import build, fields

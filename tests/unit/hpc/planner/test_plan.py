@@ -1,0 +1,240 @@
+"""Plans: shards against FSDP2's own, times and choices by hand, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from credit.cli import main
+from credit.errors import ConfigError
+from credit.hpc.planner.gpus import Gpu, find_gpu, gpu_names
+from credit.hpc.planner.memory import Precision, Schedule, Unit, Weight, buffer_bytes, in_flight, read_units, states
+from credit.hpc.planner.mesh import CHECKPOINTING, Run
+from credit.hpc.planner.plan import Plan, make_plan
+from credit.hpc.planner.report import describe, to_dict
+from credit.hpc.planner.traffic import Message, seconds
+from credit.parallel.dtensor import local_shard
+from credit.parallel.mesh import ParallelDims, build_mesh
+from credit.parallel.process_info import fake_process_group
+from tests.unit.hpc.measured import rehearsal_of, small_config
+
+H100 = find_gpu("h100")
+
+
+def run_of(*overrides: str, samples: int = 1000) -> Run:
+    config = small_config("model.use_spectral_norm=false", *overrides)
+    return Run(config.trainer, {0.0: config.data.forecast_len}, samples, rehearsal_of(config))
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return make_plan(run_of(), 16, H100)
+
+
+@pytest.mark.parametrize(
+    "degrees",
+    [
+        ParallelDims(1, 512, 1),
+        ParallelDims(8, 64, 1),
+        ParallelDims(1, 32, 2),
+        ParallelDims(4, 1, 4),
+        ParallelDims(1, 7, 1),
+    ],
+)
+def test_parts_are_those_of_fully_shard(degrees: ParallelDims) -> None:
+    rehearsal = rehearsal_of(small_config())
+    with fake_process_group(degrees.world):
+        few = build_mesh(ParallelDims(1, min(2, degrees.world // degrees.tensor), degrees.tensor), 0, "cpu")
+        model, _ = rehearsal.network(few, True, False)
+        planned = states(read_units(model, True), degrees, buffer_bytes(model), average=True)
+        model, _ = rehearsal.network(build_mesh(degrees, 0, "cpu"), True, False)
+        held = [sum(4 * local_shard(t).numel() for t in kind) for kind in (model.parameters(), model.buffers())]
+        weights = len([*model.parameters()])
+    assert [planned.parameters, planned.buffers] == held
+    assert planned.optimizer == 2 * held[0] + 4 * weights
+    assert planned.gradients == planned.average == held[0]
+
+
+def test_in_flight_by_hand() -> None:
+    units = (
+        Unit((Weight(10, 3, 4, True),), split=False, kept=True),
+        Unit((Weight(8, 5, 4, True), Weight(2, 1, 4, False)), split=False, kept=False),
+    )
+    degrees = ParallelDims(1, 4, 1)
+    # on four ranks 10 rows are padded to 12, and 2 to 4
+    kept, freed = 12 * 3, 8 * 5 + 4
+    gathered, reduced = in_flight(units, degrees, Precision(2, 4), Schedule())
+    assert gathered == 2 * (kept + 2 * freed + freed)
+    assert reduced == 2 * 40 + 4 * 40, "the frozen weight has no gradient"
+    gathered, reduced = in_flight(units, degrees, Precision(4, 4), Schedule(2, 2, True))
+    assert gathered == 4 * (kept + freed + freed), "a recomputed step keeps all"
+    assert reduced == 4 * 40 + 4 * (40 + 30 + 40)
+
+
+def test_seconds_by_hand() -> None:
+    billion = 10**9
+    within = seconds(Message("all-gather", 8, 1, billion, False), H100)
+    assert within == pytest.approx(7 / 8 / (450 * 0.8) + 14e-6 + 7 * 1.9e-6)
+    # two nodes: eight ports of 50 GB/s a node, below the 450 GB/s within
+    across = seconds(Message("reduce-scatter", 16, 1, billion // 16, False), H100)
+    assert across == pytest.approx(15 / 16 / (400 * 0.8) + 14e-6 + 14 * 1.9e-6 + 4e-6)
+    # every eighth rank: one a node, one port
+    alone = seconds(Message("all-reduce", 4, 8, billion, False), H100)
+    assert alone == pytest.approx(2 * 3 / 4 / (50 * 0.8) + 14e-6 + min(2 * 3 * 4e-6, 2 * 2 * 8.5e-6))
+    assert seconds(Message("all-gather", 1, 1, billion, False), H100) == 0
+
+
+def test_a_kernel_is_as_slow_as_its_slowest_part() -> None:
+    assert H100.kernel_seconds("bfloat16", 989e12, 0) == pytest.approx(2.0)
+    assert H100.kernel_seconds("float32", 0, int(3350e9)) == pytest.approx(1.25)
+    assert H100.kernel_seconds("tf32", 1, 1) == 5e-6
+
+
+def test_meshes_of_a_plan(plan: Plan) -> None:
+    assert {mesh.degrees.world for mesh in plan.meshes} == {16}
+    degrees = [mesh.degrees for mesh in plan.meshes]
+    assert len(set(degrees)) == len(degrees)
+    assert {ParallelDims(r, 16 // r, 1) for r in (1, 2, 4, 8, 16)} <= set(degrees)
+    assert any(d.tensor == 2 for d in degrees)
+    assert plan.asked.degrees == ParallelDims(1, 16, 1) and plan.asked in plan.meshes
+    fastest = max(mesh.samples_per_second for mesh in plan.meshes if mesh.works)
+    assert plan.best.works and plan.best.samples_per_second > 0.98 * fastest
+    by_degrees = {mesh.degrees: mesh for mesh in plan.meshes}
+    shards = [by_degrees[ParallelDims(16 // s, s, 1)].memory.states for s in (1, 2, 4, 8, 16)]
+    assert shards == sorted(shards, reverse=True)
+    assert set(plan.checkpointing) == set(CHECKPOINTING)
+    kept = [plan.checkpointing[way].memory.activations for way in (False, "selective", True)]
+    assert kept == sorted(kept, reverse=True) and kept[0] > 1.2 * kept[2]
+
+
+def test_tensor_parallelism_where_samples_are_few() -> None:
+    plan = make_plan(run_of("trainer.train_batch_size=600"), 2, H100)
+    assert plan.best.degrees == ParallelDims(1, 1, 2) and plan.best.steps == 10
+    assert plan.asked.degrees == ParallelDims(1, 2, 1) and not plan.asked.steps
+    assert "more samples a step than there are" in describe(plan, run_of())
+
+
+def test_hours_and_energy(plan: Plan) -> None:
+    best = plan.best
+    assert best.samples == 16 and best.steps == 10
+    assert best.hours == pytest.approx(10 * best.step_seconds / 3600)
+    assert best.megawatt_hours == pytest.approx(best.hours * 16 * 700 / 1e6)
+    assert best.step_seconds == best.waiting + max(best.compute, best.hidden)
+
+
+def test_epochs_and_growing_rollouts() -> None:
+    run = replace(run_of(samples=1000), rollout={0.0: 1, 0.5: 2, 0.75: 4})
+    run = replace(run, trainer=run.trainer.model_copy(update={"max_steps": None, "num_epoch": 3}))
+    assert run.steps(ParallelDims(2, 8, 4)) == 3 * (1000 // 16)
+    assert run.steps(ParallelDims(1, 1001, 1)) == 0
+    assert run.mean_rollout == pytest.approx((0.5 * 1 + 0.25 * 2 + 0.25 * 4) / 4)
+
+
+def test_report(plan: Plan) -> None:
+    text = describe(plan, run_of())
+    for word in ("recommended", "exact", "upper bound", "assumed", "never measured on a GPU", "MWh"):
+        assert word in text
+    facts = json.loads(json.dumps(to_dict(plan, run_of())))
+    assert facts["recommended"]["memory"]["device"] == plan.best.memory.device
+    assert facts["asked"]["shard"] == 16
+    assert len(facts["meshes"]) == len(plan.meshes)
+
+
+def test_what_the_config_asks_for_is_planned() -> None:
+    plan = make_plan(run_of("trainer.parallelism={data: none, tensor: 2}"), 2, H100)
+    assert (plan.asked.data, plan.asked.degrees) == ("none", ParallelDims(1, 1, 2))
+    assert plan.asked.memory.gathered == 0 and plan.asked.memory.parameters > 0
+    assert all(message.kind == "all-reduce" for message in plan.asked.messages)
+
+
+def test_dropout_and_adapters() -> None:
+    changes = ["model.attn_dropout=0.1", "model.ff_dropout=0.1", "trainer.parallelism.tensor=2", "trainer.amp=true"]
+    plan = make_plan(run_of(*changes, 'trainer.lora={targets: ["*.to_qkv", "*.to_out"]}'), 2, H100)
+    memory = plan.asked.memory
+    assert memory.gradients < 0.1 * memory.parameters, "the adapters' alone"
+    assert memory.optimizer == pytest.approx(2 * memory.gradients, rel=0.1)
+
+
+def test_one_gpu() -> None:
+    plan = make_plan(run_of("trainer.amp=true", "trainer.parallelism.cpu_offload=true"), 1, H100)
+    assert len(plan.meshes) == 1 and not plan.best.messages
+    assert not plan.best.memory.host, "one process has nothing sharded to offload"
+    assert "one GPU" in describe(plan, run_of())
+
+
+def test_offload_leaves_the_states_to_the_host() -> None:
+    memory = make_plan(run_of("trainer.parallelism.cpu_offload=true"), 2, H100).asked.memory
+    assert memory.host and memory.device < memory.states + memory.activations + memory.buffers + memory.gathered
+
+
+def small_gpu(gib: float) -> Gpu:
+    return replace(H100, name="small", memory_gib=gib)
+
+
+@pytest.mark.parametrize(
+    ("world", "gpu", "overrides", "says"),
+    [
+        (0, H100, [], ["--world-size: 0"]),
+        (12, H100, [], ["nodes of 8", "8 and 16", "--per-node"]),
+        (8, H100, ["trainer.parallelism.tensor=3"], ["8 / 3", "these work", "tensor: 2"]),
+        (4, H100, ["trainer.parallelism={data: ddp, tensor: 2}"], ["ddp", "these work"]),
+        (8, H100, ["trainer.train_batch_size=2000"], ["more samples than the 1000", "train_batch_size"]),
+        (2, small_gpu(2.12), [], ["small", "--gpu h100", "what would work"]),
+        (2, small_gpu(2.45), ["trainer.train_batch_size=64"], ["activation_checkpoint: true", "a smaller trainer"]),
+    ],
+)
+def test_the_impossible_is_refused(world: int, gpu: Gpu, overrides: list[str], says: list[str]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        make_plan(run_of(*overrides), world, gpu)
+    for words in says:
+        assert words in str(refused.value)
+
+
+def test_gpus() -> None:
+    assert {"a100-40", "a100-80", "h100", "h200"} <= set(gpu_names())
+    for name in gpu_names():
+        gpu = find_gpu(name)
+        assert gpu.bfloat16 > gpu.tf32 > gpu.float32 and gpu.node_gbs > gpu.network_gbs
+        assert 0 < gpu.usable < gpu.memory_gib * 2**30
+    assert find_gpu("h100", per_node=4, network_gbs=25).per_node == 4
+    with pytest.raises(ConfigError, match='did you mean "h100"'):
+        find_gpu("h10")
+    with pytest.raises(ConfigError, match="--network"):
+        find_gpu("h100", network_gbs=0)
+
+
+QUICK = ["model.use_spectral_norm=false", "model.depth=[1, 1, 1, 1]"]
+
+
+def config_file(tmp_path, capsys: pytest.CaptureFixture, *lines: str) -> str:
+    main.main(["init", "quickstart"])
+    (tmp_path / "config.yml").write_text(capsys.readouterr().out)
+    return str(tmp_path / "config.yml")
+
+
+def test_command(tmp_path, capsys: pytest.CaptureFixture) -> None:
+    config = config_file(tmp_path, capsys)
+    assert main.main(["plan", config, "--world-size", "2", "--json", *QUICK]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    # 366 days of four times, of which the last has no target
+    assert any("1463 samples" in line for line in facts["assumed"])
+    assert facts["recommended"]["works"]
+
+
+def test_command_without_data(tmp_path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NOWHERE", raising=False)
+    config = config_file(tmp_path, capsys)
+    missing = ["data.sources=[{path: absent.nc}]", *QUICK]
+    assert main.main(["plan", config, "--world-size", "2", *missing]) == 2
+    said = capsys.readouterr().err
+    assert "absent.nc" in said and "--grid ROWSxCOLUMNS" in said
+    unset = ["data.sources=[{path: $NOWHERE/a.nc}]", "save_loc=$NOWHERE/run", "data.store=$NOWHERE/store.zarr", *QUICK]
+    assert main.main(["plan", config, "--world-size", "2", "--grid", "32x64", *unset]) == 0
+    assert "1463 samples" in capsys.readouterr().out
+    assert main.main(["plan", config, "--world-size", "2", "--grid", "32", *QUICK]) == 2
+    assert "ROWSxCOLUMNS" in capsys.readouterr().err
+    misfit = ["model.padding={mode: earth, lat: [4, 4], lon: [8, 8]}", *QUICK]
+    assert main.main(["plan", config, "--world-size", "2", "--grid", "33x64", *misfit]) == 2
+    assert "model.padding.lat" in capsys.readouterr().err

@@ -1,0 +1,151 @@
+"""The traced step against the real one: memory by the allocator, operations by torch's counter and by hand."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from credit.cli.plan import load_config_without_paths
+from credit.hpc.planner.trace import Kernel, Trace, extend, trace_step
+from credit.parallel.process_info import fake_process_group
+from tests.parallel.torchrun import REPOSITORY
+from tests.unit.hpc.measured import allocated, counted_flops, small_config, traced
+
+WAYS = [*itertools.product(("false", "selective", "true"), ("false", "true"))]
+
+
+def require_instructions(amp: str) -> None:
+    """Without instructions for bfloat16 the processor's kernels make room for themselves that others do not."""
+    if amp == "true" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("this processor has no instructions for bfloat16")
+
+
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")  # torch 2.11's own
+@pytest.mark.parametrize(("way", "amp"), WAYS)
+def test_activations_are_what_the_allocator_gives(way: str, amp: str) -> None:
+    require_instructions(amp)
+    config = small_config(f"trainer.activation_checkpoint={way}", f"trainer.amp={amp}")
+    # off by what kernels take for themselves, a larger share of a small network
+    assert traced(config).activations == pytest.approx(allocated(config), rel=0.07)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("way", "amp"), [("false", "true"), ("selective", "false"), ("true", "true")])
+def test_activations_of_the_starter_model(way: str, amp: str) -> None:
+    require_instructions(amp)
+    changes = ["trainer.train_batch_size=1", f"trainer.activation_checkpoint={way}", f"trainer.amp={amp}"]
+    config = load_config_without_paths(REPOSITORY / "config" / "wxformer_1deg.yml", changes)
+    assert traced(config, grid="181x360").activations == pytest.approx(allocated(config, grid="181x360"), rel=0.01)
+
+
+def test_activations_of_a_rollout() -> None:
+    config = small_config("trainer.recompute_steps=true", "model.use_spectral_norm=false")
+    assert traced(config, rollout=2).activations == pytest.approx(allocated(config, rollout=2), rel=0.1)
+
+
+@pytest.mark.parametrize("recompute", ["true", "false"])
+def test_long_rollouts_follow_from_short_ones(recompute: str) -> None:
+    config = small_config(f"trainer.recompute_steps={recompute}", "model.use_spectral_norm=false")
+    two, three, four = (traced(config, rollout=n) for n in (2, 3, 4))
+    guess = extend(two, three, 1)
+    assert guess.activations == pytest.approx(four.activations, rel=0.02)
+    assert guess.flops == four.flops
+    assert sum(guess.kernels.values()) == sum(four.kernels.values())
+    moved = [sum(kernel.bytes * count for kernel, count in trace.kernels.items()) for trace in (guess, four)]
+    assert moved[0] == pytest.approx(moved[1], rel=0.01)
+
+
+@pytest.mark.parametrize("way", ["false", "true"])
+def test_operations_are_torchs(way: str) -> None:
+    config = small_config(f"trainer.activation_checkpoint={way}")
+    assert traced(config).flops == counted_flops(config)
+
+
+class Twice(nn.Module):
+    """Two matrix products and a sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 32, bias=False), nn.Linear(32, 8, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.second(self.first(x))
+
+
+class Attend(nn.Module):
+    """Attention with a bias that trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(64, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.bias.sum()
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=self.bias)
+
+
+def trace_of(network: type[nn.Module], shape: tuple[int, ...], **options: Any) -> Trace:
+    with torch.device("meta"):
+        model = network()
+
+    def start(micro_steps: int):
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        def step(begin: Callable[[], None]) -> None:
+            for _ in range(micro_steps):
+                begin()
+                model(torch.zeros(shape)).sum().backward()
+            optimizer.step()
+
+        return optimizer, step
+
+    return trace_step(model, start, **{"gpu": False, **options})
+
+
+@pytest.mark.parametrize(("tf32", "rate"), [(True, "tf32"), (False, "float32")])
+def test_kernels_by_hand(tf32: bool, rate: str) -> None:
+    trace = trace_of(Twice, (100, 8), tf32=tf32)
+    product = 2 * 100 * 8 * 32
+    # forward two; backward the gradients of both weights, and that of the second layer's input
+    assert trace.flops == 5 * product
+    wide, narrow, weight = 4 * 100 * 32, 4 * 100 * 8, 4 * 8 * 32
+    assert trace.kernels[Kernel(rate, product, narrow + weight + wide)] >= 2
+    assert trace.kernels[Kernel(rate, 0, 3 * narrow)] == 1, "the sum reads two fields and writes one"
+    assert trace.closing is None and not trace.calls
+
+
+def test_micro_steps_add_up() -> None:
+    one, five = (trace_of(Twice, (100, 8), micro_steps=n) for n in (1, 5))
+    assert five.flops == 5 * one.flops
+    # the first gradients become the parameters', later ones are added to them
+    assert sum(five.kernels.values()) == 5 * sum(one.kernels.values()) + 4 * 2
+    assert five.activations == one.activations
+
+
+def test_mixed_precision_of_fsdp2() -> None:
+    trace = trace_of(Twice, (100, 8), dtypes=(torch.bfloat16, torch.float32))
+    rates = {kernel.rate for kernel in trace.kernels if kernel.flops}
+    assert rates == {"bfloat16"}
+
+
+def test_attention_of_a_gpu_keeps_no_probabilities() -> None:
+    original, shape = F.scaled_dot_product_attention, (6, 2, 64, 8)
+    on_gpu, on_cpu = (trace_of(Attend, shape, gpu=gpu) for gpu in (True, False))
+    probabilities = 4 * 6 * 2 * 64 * 64
+    fields = 4 * 6 * 2 * 64 * 8
+    # both make the bias's gradient for each head and window once
+    assert probabilities < on_gpu.activations < probabilities + 12 * fields
+    assert on_cpu.activations > 2 * probabilities
+    assert F.scaled_dot_product_attention is original
+
+
+def test_fake_ranks_leave_no_process_group() -> None:
+    with fake_process_group(4096):
+        assert torch.distributed.get_world_size() == 4096
+    assert not torch.distributed.is_initialized()
