@@ -22,3 +22,13 @@ def shard_dim(placement: Placement) -> int | None:
     The strided shards of FSDP2 with tensor parallelism are no subclass of `Shard` in torch, so the attribute is read.
     """
     return getattr(placement, "dim", None)
+
+
+def num_shards(tensor: Tensor) -> int:
+    """Return the number of parts into which a tensor is split over ranks: 1 for one that every rank holds whole."""
+    shards = 1
+    if isinstance(tensor, DTensor):
+        for axis, placement in enumerate(tensor.placements):
+            if shard_dim(placement) is not None:
+                shards *= tensor.device_mesh.size(axis)
+    return shards
