@@ -40,10 +40,10 @@ def parallelize(
 
     Args:
         model: best on the meta device; a model with memory must have the same values on all ranks.
-        mesh: ranks that share the model, with axes called ``dp`` (samples, shards), and optionally ``tp`` after it (tensor parallelism)
-            and ``replicate`` before it (groups that hold the same shards), such as
-            ``init_device_mesh("cuda", (2, 4), mesh_dim_names=("dp", "tp"))``. `credit.parallel.mesh.build_mesh` makes
-            one from degrees. None for one process, which is checkpointed and compiled only.
+        mesh: ranks that share the model, such as ``init_device_mesh("cuda", (2, 4), mesh_dim_names=("dp", "tp"))``.
+            Its axes are called ``dp`` (samples and shards) and, where there are any, ``tp`` after it (tensor
+            parallelism) and ``replicate`` before it (groups that hold the same shards).
+            `credit.parallel.mesh.build_mesh` makes one from degrees. None for one process.
         shard: False for tensor parallelism alone.
         checkpoint: recompute marked blocks in the backward pass, see `checkpoint_blocks`.
         compile_blocks: function that compiles the marked blocks of a model in place.
