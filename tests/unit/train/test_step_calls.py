@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.step_calls import CallCounter
 from credit.models.layers.spectral_norm import normalized_weights
 from credit.parallel.mesh import DeviceGrid
-from tests.parallel import cases
+from tests.parallel.training import cases
 
 # Ten passes of Python code over every normalised weight were usual once.
 CALLS_PER_WEIGHT = 8
