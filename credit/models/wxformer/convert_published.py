@@ -109,7 +109,7 @@ def convert_published_state(state: Mapping[str, Tensor], dim_head: int | None = 
 def _default_dim_head(state: Mapping[str, Tensor], original_names: Mapping[str, str]) -> int:
     norm = "layers.0.1.layers.0.0.norm.g"
     if norm not in original_names:
-        raise CheckpointError(f"not a complete published WXFormer state: {norm} is missing")
+        raise CheckpointError(f"not a complete published WXFormer state: it has no {norm}")
     return min(PUBLISHED_DIM_HEAD, state[original_names[norm]].numel())
 
 
