@@ -27,13 +27,13 @@ def shard_dim(placement: Placement) -> int | None:
 
 
 def num_shards(tensor: Tensor) -> int:
-    """Return into how many shards a tensor is cut: 1 for one that is whole."""
-    if not isinstance(tensor, DTensor):
-        return 1
-    mesh = tensor.device_mesh
-    return math.prod(
-        mesh.size(axis) for axis, placement in enumerate(tensor.placements) if shard_dim(placement) is not None
-    )
+    """Return the number of parts into which a tensor is split over ranks: 1 for one that every rank holds whole."""
+    shards = 1
+    if isinstance(tensor, DTensor):
+        for axis, placement in enumerate(tensor.placements):
+            if shard_dim(placement) is not None:
+                shards *= tensor.device_mesh.size(axis)
+    return shards
 
 
 def local_bounds(tensor: Tensor) -> list[slice]:

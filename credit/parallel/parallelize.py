@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from typing import Literal
 
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -41,10 +40,10 @@ def parallelize(
 
     Args:
         model: best on the meta device; a model with memory must have the same values on all ranks.
-        mesh: all ranks, with axes called ``dp`` (samples, shards), and optionally ``tp`` after it (tensor parallelism)
-            and ``replicate`` before it (groups that hold the same shards), such as
-            ``init_device_mesh("cuda", (2, 4), mesh_dim_names=("dp", "tp"))``. `credit.parallel.mesh.build_mesh` makes
-            one from degrees. None for one process, which is checkpointed and compiled only.
+        mesh: ranks that share the model, such as ``init_device_mesh("cuda", (2, 4), mesh_dim_names=("dp", "tp"))``.
+            Its axes are called ``dp`` (samples and shards) and, where there are any, ``tp`` after it (tensor
+            parallelism) and ``replicate`` before it (groups that hold the same shards).
+            `credit.parallel.mesh.build_mesh` makes one from degrees. None for one process.
         shard: False for tensor parallelism alone.
         checkpoint: recompute marked blocks in the backward pass, see `checkpoint_blocks`.
         compile_blocks: function that compiles the marked blocks of a model in place.
@@ -86,11 +85,7 @@ def _require_axes(mesh: DeviceMesh) -> None:
         choices = ", ".join(str(names) for names in AXIS_NAMES)
         raise ConfigError(
             f"the axes of the mesh are called {mesh.mesh_dim_names}; parallelize takes one of {choices}; name them by "
-            "mesh_dim_names of init_device_mesh, an axis may have length 1"
-        )
-    if mesh.size() != dist.get_world_size():
-        raise ConfigError(
-            f"the mesh has {mesh.size()} of {dist.get_world_size()} ranks; parallelize takes a mesh of all ranks"
+            "mesh_dim_names of init_device_mesh, where an axis may have length 1"
         )
 
 
@@ -101,9 +96,12 @@ def _axis_size(mesh: DeviceMesh | None, axis: str) -> int:
 
 
 def _merge_shard_and_tensor_axes(mesh: DeviceMesh) -> DeviceMesh:
-    """Return the same ranks with ``dp`` and ``tp`` as one axis.
+    """Collective: return the same ranks with ``dp`` and ``tp`` as one axis.
 
     Units without split weights are sharded over it, so that tensor parallelism costs them no memory.
     """
-    axes = [name for name in mesh.mesh_dim_names if name not in ("dp", "tp")]
-    return DeviceMesh(mesh.device_type, mesh.mesh.flatten(-2), mesh_dim_names=(*axes, "shard"))
+    # Both functions keep to the root mesh, so `mesh` may be part of a larger one, such as one with pipeline stages.
+    shard_mesh = mesh["dp", "tp"]._flatten("shard")
+    if "replicate" not in mesh.mesh_dim_names:
+        return shard_mesh
+    return DeviceMesh._concatenate([mesh["replicate"], shard_mesh])

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from credit.parallel.dtensor import local, local_shard, num_shards
+from credit.parallel.dtensor import local_shard, num_shards
 
 # Added to the norm before dividing by it, as torch.nn.utils.clip_grad_norm_ does.
 NORM_EPS = 1e-6
@@ -82,13 +82,18 @@ def gradient_norm(
     Returns:
         The norm, a scalar, and the sum of each flag, (flags,); on the device of the gradients, equal on all ranks.
     """
+    world = dist.get_world_size(group) if dist.is_initialized() else 1
     # Keyed by the number of ranks that hold each element, and by the dtype in which the norm is computed.
     parts: dict[tuple[int, torch.dtype], list[Tensor]] = {}
     for gradient in gradients:
-        gradient = _without_partial_sums(gradient)
         # A sum of many squares needs float32 at least.
         norm_dtype = torch.promote_types(gradient.dtype, torch.float32)
-        parts.setdefault((count_copies(gradient, group), norm_dtype), []).append(local(gradient))
+        copies = world
+        if isinstance(gradient, DTensor):
+            gradient = _without_partial_sums(gradient)
+            copies = world // num_shards(gradient)
+            gradient = gradient.to_local()
+        parts.setdefault((copies, norm_dtype), []).append(gradient)
     squares = []
     for (copies, norm_dtype), tensors in parts.items():
         norms = torch._foreach_norm(tensors, dtype=norm_dtype)
@@ -101,17 +106,11 @@ def gradient_norm(
     return sums[0].sqrt(), sums[1:]
 
 
-def count_copies(tensor: Tensor, group: dist.ProcessGroup | None = None) -> int:
-    """Return how many ranks of `group` hold each element of `tensor`: all of them if it is not a DTensor."""
-    ranks = dist.get_world_size(group) if dist.is_initialized() else 1
-    return ranks // num_shards(tensor)
-
-
-def _without_partial_sums(gradient: Tensor) -> Tensor:
-    """Return a gradient whose ranks hold values, not terms of a sum, as torch's own tensor parallelism may leave it."""
-    if not isinstance(gradient, DTensor) or not any(isinstance(p, Partial) for p in gradient.placements):
+def _without_partial_sums(gradient: DTensor) -> DTensor:
+    """Collective: return a gradient without terms of a sum, which torch's own tensor parallelism may leave on ranks."""
+    if not any(isinstance(placement, Partial) for placement in gradient.placements):
         return gradient
-    placements = [Replicate() if isinstance(p, Partial) else p for p in gradient.placements]
+    placements = [Replicate() if isinstance(placement, Partial) else placement for placement in gradient.placements]
     return gradient.redistribute(placements=placements)
 
 

@@ -85,7 +85,7 @@ def build_parallel_model(
     with torch.device("meta"):
         model = build_network(config, assets.channels, assets.grid, assets.attributes)
     if conf.lora is not None:
-        apply_lora(model, conf.lora)
+        apply_lora(model, conf.lora.targets, conf.lora.rank, conf.lora.alpha)
     if conf.compile and device.type != "meta":
         require_compiler(device)
     set_tf32(conf.tf32, device)

@@ -111,7 +111,7 @@ def try_step(config: Config, assets: ModelAssets) -> DryRunResult:
     with _blame(kind, "cannot be built"), _META:
         model = build_network(config, assets.channels, assets.grid, assets.attributes)
     if trainer.lora is not None:
-        apply_lora(model, trainer.lora)
+        apply_lora(model, trainer.lora.targets, trainer.lora.rank, trainer.lora.alpha)
     if trainer.activation_checkpoint:
         checkpoint_blocks(model, trainer.activation_checkpoint)
     model.train()

@@ -108,7 +108,7 @@ def load_forecast_network(
     with torch.device("meta"):
         model = build_network(config, assets.channels, assets.grid, assets.attributes)
     if lora is not None:
-        apply_lora(model, lora)
+        apply_lora(model, lora.targets, lora.rank, lora.alpha)
     set_tf32(config.trainer.tf32, device)
     parallelize(model, mesh.device_mesh, shard=config.inference.parallelism.shard)
     allocate_(model, device)

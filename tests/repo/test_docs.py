@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from importlib import import_module
@@ -148,6 +149,27 @@ def test_every_key_does_something() -> None:
 @pytest.fixture
 def registries(monkeypatch: pytest.MonkeyPatch) -> None:
     isolate(monkeypatch)
+
+
+def code_blocks(page_name: str) -> dict[str, str]:
+    """Return the Python and the YAML block of a page."""
+    page = (REPOSITORY / "docs" / page_name).read_text(encoding="utf-8")
+    return dict(re.findall(r"```(python|yaml)\n(.*?)```", page, re.DOTALL))
+
+
+def write_short_run(folder: Path, capsys: pytest.CaptureFixture, changes: dict) -> None:
+    """Write ``config.yml``: two steps of the quickstart, with some sections replaced."""
+    main(["init", "quickstart"])
+    config = yaml.safe_load(capsys.readouterr().out) | changes
+    config["data"]["splits"]["train"] = ["2000-01-01", "2000-01-10"]
+    config["trainer"] = {"max_steps": 2, "train_batch_size": 2, "valid_samples": 2}
+    (folder / "config.yml").write_text(yaml.safe_dump(config))
+
+
+def steps_with_loss(run_folder: Path) -> list[int]:
+    """Return the steps of the training rows of a run."""
+    rows = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    return [row["step"] for row in rows if "loss" in row]
 
 
 def test_the_model_of_add_a_model_trains(

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from credit.config.schema_trainer import LoraConfig, ParallelismConfig
+from credit.config.schema_trainer import ParallelismConfig
 from credit.models.layers import spectral_norm
 from credit.models.lora import apply_lora
 from credit.parallel import fsdp2
@@ -71,7 +71,7 @@ def build_vit() -> nn.Module:
 def build_adapted_vit() -> nn.Module:
     """Return a spectrally normalised network of which only adapters train; they are not zero."""
     model = spectral_norm.apply_spectral_norm(build_vit())
-    apply_lora(model, LoraConfig(rank=2, alpha=4.0, targets=["*.to_q", "*.down"]))
+    apply_lora(model, ["*.to_q", "*.down"], rank=2, alpha=4.0)
     for name, parameter in model.named_parameters():
         if name.endswith((".a", ".b")):
             nn.init.normal_(parameter)

@@ -12,9 +12,11 @@ import torch.distributed as dist
 
 from credit.parallel.process_info import process_group, read_process_info
 from tests.parallel.fsdp2_api import (  # noqa: F401 (they add their cases)
+    clip_cases,
     compile_cases,
     entry_point_cases,
     sharding_cases,
+    spectral_norm_cases,
     state_cases,
     tensor_plan_cases,
 )

@@ -11,7 +11,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from credit.config.schema_trainer import LoraConfig
 from credit.models import lora
 from credit.models.initialise import generator_for, initial_values
 from credit.models.wxformer import WXFormer
@@ -37,7 +36,7 @@ def build(case: cases.Case, mesh: DeviceGrid, data: str) -> nn.Module:
     """Return the network of `cases` with adapters, on its ranks and filled."""
     with torch.device("meta"):
         plain, model = (WXFormer.from_kwargs(**cases.settings(case)) for _ in range(2))
-    lora.apply_lora(model, LoraConfig(rank=3, alpha=6.0, targets=TARGETS))
+    lora.apply_lora(model, TARGETS, rank=3, alpha=6.0)
     parallelize(
         model, mesh.device_mesh, shard=mesh.device_mesh is not None and data != "none", checkpoint=case.checkpoint
     )
