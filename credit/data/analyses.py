@@ -82,7 +82,7 @@ def read_static_of(conf: DataConfig, channels: Sequence[Channel], grid: LatLonGr
         return fields_CHW
     for name in dict.fromkeys(channel.variable for channel in channels):
         rows = [row for row, channel in enumerate(channels) if channel.variable == name]
-        if scan.pieces[name]:
+        if scan.file_variables[name]:
             with suppress(DataError):
-                fields_CHW[rows] = read_constant(files, name, scan.pieces[name][0])
+                fields_CHW[rows] = read_constant(files, name, scan.file_variables[name][0])
     return fields_CHW

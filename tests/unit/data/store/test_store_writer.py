@@ -111,14 +111,14 @@ def test_a_part_holds_the_sources_chunks_and_reads_them_at_once(
         whole.to_netcdf(path, encoding={"t2m": {"chunksizes": (chunk, ROWS, COLUMNS)}})
     # the store begins at the fifth time; a read ends where a file of 20 does
     lengths: list[int] = []
-    plain = series.read_piece
+    plain = series.read_file_variable
     conf = make(folder)
 
     def counted(files: object, piece: object, position: slice, raw: bool) -> np.ndarray:
         lengths.append(position.stop - position.start)
         return plain(files, piece, position, raw)
 
-    monkeypatch.setattr(series, "read_piece", counted)
+    monkeypatch.setattr(series, "read_file_variable", counted)
     held = held_times * open_sources(conf).bytes_a_time
     preprocess(conf, PreprocessConfig(memory_gib=(held + 1) / 2**30))
     monkeypatch.undo()
