@@ -280,7 +280,7 @@ class _FileScanner:
         period, key = self._conf.sources[self._number].period, f"data.sources.{self._number}.period"
         if period is not None:
             first = self._shared.calendar.parse(period[0], key)
-            last = self._shared.calendar.parse_end(period[1], key)
+            last = self._shared.calendar.parse_period_end(period[1], key)
             if last < first:
                 raise ConfigError(f"{key}: {period[1]} is before {period[0]}; write [first, last]")
             counts &= (layout.times >= first) & (layout.times <= last)
