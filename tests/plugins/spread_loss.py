@@ -1,7 +1,7 @@
 """A loss with a parameter and a member axis: absolute error of the members, less a share of their spread.
 
-With ``spread_share: 1`` it is the kernel form of the CRPS (Gneiting and Raftery 2007, doi:10.1198/016214506000001437); a
-single member has no spread and scores the mean absolute error.
+With ``spread_share: 1`` it is the kernel form of the CRPS (Gneiting and Raftery 2007, doi:10.1198/016214506000001437).
+A single member has no spread and scores the mean absolute error.
 """
 
 from __future__ import annotations
