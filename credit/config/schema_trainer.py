@@ -167,8 +167,8 @@ class TrainerConfig(StrictModel):
     tf32: bool = Field(
         True,
         description="On a GPU, use TF32 (10 bits of mantissa) for float32 matrix products and convolutions, in "
-        "training and in forecasts; sums stay in float32. It is 7 to 14 times as fast by the data sheets of GPUs, which "
-        "was not measured yet.",
+        "training and in forecasts; sums stay in float32. It is 7 to 14 times as fast by the data sheets of GPUs, "
+        "which was not measured yet.",
     )
     fsdp2_mp_policy: MixedPrecisionConfig | None = Field(
         None,
@@ -208,8 +208,8 @@ class TrainerConfig(StrictModel):
     ema_decay: float = Field(0.999, gt=0, lt=1, description="Decay of the moving average for each optimizer step.")
     compile: bool = Field(
         False,
-        description="Compile each block with torch.compile, for fewer and longer kernels. Needs a C++ compiler; on a GPU, "
-        "triton and a C compiler. Its effect on a GPU was not measured yet.",
+        description="Compile each block with torch.compile, for fewer and longer kernels. Needs a C++ compiler; on a "
+        "GPU, triton and a C compiler. Its effect on a GPU was not measured yet.",
     )
     validate_every: int | None = Field(
         None, ge=1, description="Number of steps between validations. Default: one for each epoch."
