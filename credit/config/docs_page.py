@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from credit.config.schema import Config
+from credit.config.schema_base import sections_in
 from credit.config.schema_model import model_section, model_section_names
 
 _INTRODUCTION = """# Configuration
@@ -43,14 +44,14 @@ _TYPE_NAMES: dict[Any, str] = {
 def render_config_reference() -> str:
     """Return the page as Markdown."""
     parts = [_INTRODUCTION]
-    top_level_keys = {name: field for name, field in Config.model_fields.items() if not _sections_in(field.annotation)}
+    top_level_keys = {name: field for name, field in Config.model_fields.items() if not sections_in(field.annotation)}
     parts.append("## Top level\n\n" + _table("", top_level_keys))
     for name, field in Config.model_fields.items():
         if name == "model":
             for kind in model_section_names():
                 parts += _describe_section("model", model_section(kind), f"`model` with `type: {kind}`")
         elif name not in top_level_keys:
-            parts += _describe_section(name, _sections_in(field.annotation)[0], f"`{name}`")
+            parts += _describe_section(name, sections_in(field.annotation)[0], f"`{name}`")
     return "\n".join(parts)
 
 
@@ -65,7 +66,7 @@ def _describe_section(path: str, section: type[BaseModel], title: str, heading: 
     """
     parts = [f"{heading} {title}\n\n{section.__doc__}\n", _table(f"{path}.", section.model_fields)]
     for name, field in section.model_fields.items():
-        choices = _sections_in(field.annotation)
+        choices = sections_in(field.annotation)
         for choice in choices:
             path_below = f"{path}.{name}" + _item_suffix(field.annotation)
             title_below = f"`{path_below}`"
@@ -114,16 +115,6 @@ def _type_name(annotation: Any) -> str:
     return _TYPE_NAMES.get(annotation, str(annotation))
 
 
-def _sections_in(annotation: Any) -> list[type[BaseModel]]:
-    """Return the section classes inside an annotation such as ``list[SourceConfig]`` or ``PaddingConfig | None``."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    sections: list[type[BaseModel]] = []
-    for argument in typing.get_args(annotation):
-        sections += _sections_in(argument)
-    return sections
-
-
 def _kind_of(section: type[BaseModel]) -> str:
     return typing.get_args(section.model_fields["kind"].annotation)[0]
 
@@ -133,7 +124,7 @@ def _item_suffix(annotation: Any) -> str:
     options: Iterable[Any] = (annotation, *typing.get_args(annotation))
     for option in options:
         suffix = {list: ".N", dict: ".NAME"}.get(typing.get_origin(option))
-        if suffix is not None and _sections_in(option):
+        if suffix is not None and sections_in(option):
             return suffix
     return ""
 

@@ -67,3 +67,13 @@ def _accepts_bool(annotation: Any) -> bool:
         return True
     # An argument is a value where the type is a Literal, else a type.
     return any(isinstance(argument, bool) or _accepts_bool(argument) for argument in get_args(annotation))
+
+
+def sections_in(annotation: Any) -> list[type[BaseModel]]:
+    """Return the section classes inside a type such as ``list[SourceConfig]`` or ``PaddingConfig | None``."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    sections: list[type[BaseModel]] = []
+    for argument in get_args(annotation):
+        sections += sections_in(argument)
+    return sections
