@@ -60,7 +60,7 @@ KEYS = [
     Fault("a model that there is not", ["model.type", "wxfromer"], ["model.type=wxfromer"]),
     Fault("a wrong key and a wrong file", ["no file matches"], ["seeed=1", "data.sources.0.path=none*.nc"], count=2),
     Fault("a plugin that is not there", ["plugins", "no_such_plugin"], ["plugins=[no_such_plugin]"]),
-    Fault("options of a variable that there is not", ["fields names", "t2n"], ["data.variable_options.t2n.minimum=0"]),
+    Fault("options of a variable that there is not", ["variable_options names", "t2n"], ["data.variable_options.t2n.minimum=0"]),
     Fault("an option without effect", ["no effect"], ["data.variable_options.ground.in_forecast=observed"]),
     Fault("an output interval that is no multiple", ["inference.output_every", "not a multiple"],
           ["inference.output_every=4h"]),
