@@ -1,4 +1,4 @@
-"""What budgets cost: the 1 degree starter's step with and without all entries of model.post, forecast and training.
+"""What budgets cost: the 1 degree starter's step with and without model.postprocess, forecast and training.
 
     python benchmarks/budgets.py [--device cuda] [--threads 1] [--steps 5] [--network]
 
@@ -55,8 +55,8 @@ def measure(post: list | None, device: torch.device, network: bool, train: bool,
     os.environ.update(SCRATCH=".", ERA5_1DEG=".")
     raw = read_yaml(str(files("credit.config.templates") / "wxformer_1deg.yml"))
     raw["data"]["variables"]["diagnostic"]["vars_2D"] += ["e", *FLUXES]
-    raw["data"]["fields"] |= {name: {"temporal": "accumulate"} for name in ("e", *FLUXES)}
-    raw["model"]["post"] = post
+    raw["data"]["variable_options"] |= {name: {"temporal": "accumulate"} for name in ("e", *FLUXES)}
+    raw["model"]["postprocess"] = post
     config = build_config(raw)
     channels, grid = config.data.channel_map(), LatLonGrid.equiangular(181, 360, poles=True)
     attributes = {name: {"units": units} for name, units in UNITS.items()}

@@ -17,7 +17,7 @@ from networks import PUBLISHED
 
 from credit.config.schema_trainer import ParallelismConfig, TrainerConfig
 from credit.models.initialise import initial_values
-from credit.models.registry import build_model
+from credit.models.wxformer import WXFormer
 from credit.parallel.dtensor import local_shard
 from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
 from credit.parallel.parallelize import parallelize
@@ -39,7 +39,7 @@ MESHES = [
 def held_bytes(mesh: DeviceGrid, data: str, decoder: str) -> tuple[int, int]:
     """Return the parameters of the model and the bytes that this rank holds."""
     with torch.device("meta"):
-        model = build_model("wxformer", **PUBLISHED | {"decoder": decoder})
+        model = WXFormer.from_kwargs(**PUBLISHED | {"decoder": decoder})
     parameters = sum(p.numel() for p in model.parameters())
     parallelize(model, mesh.device_mesh, shard=data != "none")
     allocate_(model, torch.device("cpu"))

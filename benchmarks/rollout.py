@@ -35,7 +35,7 @@ from wxformer import build_ours
 
 from credit.calendar import Calendar
 from credit.channels import ChannelMap
-from credit.cli.environment import set_environment
+from credit.cli.common import set_environment
 from credit.config import build_config
 from credit.data.normalize import Normalizer
 from credit.data.store.statistics import Statistics
@@ -45,8 +45,8 @@ from credit.forecast.online import OnlineForecasts
 from credit.forecast.rollout import forecast, inference_mode, make_starts
 from credit.forecast.stepper import Stepper
 from credit.grid import LatLonGrid
-from credit.models.device_paths import retain_freed_memory
-from credit.models.wxformer.inference import prepare_for_inference
+from credit.models.inference import prepare_for_inference
+from credit.utils.malloc import retain_freed_memory
 from credit.verify.scorer import score_forecasts
 
 STEP = 360
@@ -86,9 +86,9 @@ class RandomReader:
     """Truth and training data that cost nothing to read: a time every ten days of 2000, then every step."""
 
     def __init__(self, channels: ChannelMap, grid: LatLonGrid, steps: int) -> None:
-        self.channels, self.grid, self.clock, self.masks = channels, grid, Calendar(), {}
-        self._first = first = self.clock.parse("2001-02-01")
-        past = np.arange(self.clock.parse("2000-01-01"), self.clock.parse("2000-12-31"), 14400)
+        self.channels, self.grid, self.calendar, self.masks = channels, grid, Calendar(), {}
+        self._first = first = self.calendar.parse("2001-02-01")
+        past = np.arange(self.calendar.parse("2000-01-01"), self.calendar.parse("2000-12-31"), 14400)
         self.times = np.concatenate([past, first + STEP * np.arange(steps + 1)])
         winds = {"u": "eastward_wind", "v": "northward_wind"}
         self.attributes = {c.variable: {"standard_name": winds.get(c.variable, "")} for c in channels.output}
@@ -120,8 +120,7 @@ def build(amp: bool) -> tuple[Stepper, RandomFrames, ChannelMap, LatLonGrid]:
     statistics_ = Statistics(names, zeros, ones, zeros, zeros, zeros, 0.1 * ones, zeros)
     normalizer = Normalizer(channels, statistics_, {}, {})
     prognostic = len(channels.group("prognostic"))
-    bounds = [-torch.inf] * count, [torch.inf] * count
-    stepper = Stepper(model, channels, normalizer, torch.zeros(0, *grid.shape), True, *bounds, None, amp)
+    stepper = Stepper(model, channels, normalizer, torch.zeros(0, *grid.shape), True, None, amp)
     return stepper, RandomFrames(prognostic, grid.shape), channels, grid
 
 
@@ -198,8 +197,8 @@ def _score(stepper, frames, channels, grid, steps: int, members: int, background
             yield output
 
     archive = OnlineForecasts(
-        run, [reader.clock.parse("2001-02-01")], leads, STEP, members, members if members > 1 else None, 0,
-        origin=Path("benchmark"), channels=channels, grid=grid, clock=reader.clock, attributes={}, described={},
+        run, [reader.calendar.parse("2001-02-01")], leads, STEP, members, members if members > 1 else None, 0,
+        origin=Path("benchmark"), channels=channels, grid=grid, calendar=reader.calendar, attributes={}, described={},
     )  # fmt: skip
     splits = {"train": ["2000-01-01", "2000-12-31"], "valid": ["2002-02-01", "2002-02-28"]}
     config = {

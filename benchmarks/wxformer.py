@@ -29,7 +29,7 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +49,11 @@ MODES = (*SHARED, "checkpoint", *ROLLOUTS)
 
 def build_ours(model: str = "starter") -> nn.Module:
     """Return our network, in a process that is set up as by our commands."""
-    from credit.cli.environment import set_environment
-    from credit.models import build_model
+    from credit.cli.common import set_environment
+    from credit.models.wxformer import WXFormer
 
     set_environment()
-    return build_model("wxformer", **MODELS[model])
+    return WXFormer.from_kwargs(**MODELS[model])
 
 
 def build_reference() -> nn.Module:
@@ -88,12 +88,12 @@ def measure(who: str, mode: str, dtype: str, steps: int, size: str = "starter") 
         from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
 
         checkpoint_blocks(model, True)
-    arm = _times_spectral_norm(model) if mode in ROLLOUTS else lambda: None
+    normalises = who == "ours" and mode != "eval"
 
     def loss() -> Tensor:
         if mode not in ROLLOUTS:
             return mean_square(model(x), target)
-        from credit.models.recompute_cache import recompute_contexts
+        from credit.models.kernels.recompute_cache import recompute_contexts
 
         again = mode == "rollout"
         first = checkpoint(model, x, use_reentrant=False, context_fn=recompute_contexts) if again else model(x)
@@ -101,7 +101,10 @@ def measure(who: str, mode: str, dtype: str, steps: int, size: str = "starter") 
         return mean_square(first, target) + mean_square(second, target)
 
     def step() -> None:
-        arm()
+        if normalises:
+            from credit.models.layers.spectral_norm import advance_power_iterations
+
+            advance_power_iterations(model)
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
             if mode == "eval":
                 model(x)
@@ -131,19 +134,12 @@ def mean_square(y: Tensor, target: Tensor) -> Tensor:
 
 def prepare(model: nn.Module, mode: str, dtype: str) -> None:
     """Do what `credit train` and `credit rollout` do before the first step."""
-    from credit.models.device_paths import retain_freed_memory
-    from credit.models.wxformer.inference import prepare_for_inference
+    from credit.models.inference import prepare_for_inference
+    from credit.utils.malloc import retain_freed_memory
 
     retain_freed_memory(torch.device("cpu"))
     if mode == "eval":
         prepare_for_inference(model, torch.bfloat16 if dtype == "bfloat16" else None)
-
-
-def _times_spectral_norm(model: nn.Module) -> Callable[[], None]:
-    from credit.models.wxformer import spectral_norm
-
-    spectral_norm.iterate_per_step(model)
-    return lambda: spectral_norm.arm(model)
 
 
 def main() -> None:

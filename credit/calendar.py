@@ -50,18 +50,16 @@ class Calendar:
     """A CF calendar; converts between minutes, text and calendar dates.
 
     Attributes:
-        calendar: CF calendar name, one of `CALENDARS` (``gregorian``, ``365_day`` and ``366_day`` are accepted).
+        name: CF calendar name, one of `CALENDARS` (``gregorian``, ``365_day`` and ``366_day`` are accepted).
     """
 
-    calendar: str = "standard"
+    name: str = "standard"
 
     def __post_init__(self) -> None:
-        name = _ALIASES.get(self.calendar.lower(), self.calendar.lower())
+        name = _ALIASES.get(self.name.lower(), self.name.lower())
         if name not in CALENDARS:
-            raise DataError(
-                f'calendar "{self.calendar}" is not a CF calendar{did_you_mean(name, (*CALENDARS, *_ALIASES))}'
-            )
-        object.__setattr__(self, "calendar", name)
+            raise DataError(f'calendar "{self.name}" is not a CF calendar{did_you_mean(name, (*CALENDARS, *_ALIASES))}')
+        object.__setattr__(self, "name", name)
 
     def parse(self, text: str, key: str = "time") -> int:
         """Return the minutes of an ISO 8601 date or date and time, UTC.
@@ -74,10 +72,10 @@ class Calendar:
             raise ConfigError(f'{key}: "{text}" is not a time; write 2000-01-01 or 2000-01-01T06:00 (UTC)')
         parts = [int(part) if part else 0 for part in match.groups()]
         try:
-            date = cftime.datetime(*parts, calendar=self.calendar)
+            date = cftime.datetime(*parts, calendar=self.name)
         except ValueError as error:
-            raise ConfigError(f'{key}: "{text}" is no date of the calendar {self.calendar}') from error
-        return int(cftime.date2num(date, EPOCH, self.calendar))
+            raise ConfigError(f'{key}: "{text}" is no date of the calendar {self.name}') from error
+        return int(cftime.date2num(date, EPOCH, self.name))
 
     def parse_end(self, text: str, key: str = "time") -> int:
         """Like `parse`, but a date without a time means the last minute of that day."""
@@ -86,7 +84,7 @@ class Calendar:
 
     def datetime(self, minutes: int) -> cftime.datetime:
         """Return the calendar date of `minutes`."""
-        return cftime.num2date(int(minutes), EPOCH, self.calendar)
+        return cftime.num2date(int(minutes), EPOCH, self.name)
 
     def format(self, minutes: int) -> str:
         """Return ``YYYY-MM-DDTHH:MM``."""
@@ -99,24 +97,24 @@ class Calendar:
             DataError: if the units cannot be decoded.
         """
         try:
-            dates = cftime.num2date(np.asarray(values), units, self.calendar)
-            minutes = cftime.date2num(dates, EPOCH, self.calendar)
+            dates = cftime.num2date(np.asarray(values), units, self.name)
+            minutes = cftime.date2num(dates, EPOCH, self.name)
         except (ValueError, OverflowError) as error:
-            raise DataError(f'time units "{units}" of calendar {self.calendar} cannot be decoded: {error}') from error
+            raise DataError(f'time units "{units}" of calendar {self.name} cannot be decoded: {error}') from error
         return np.rint(np.asarray(minutes, dtype=np.float64)).astype(np.int64)
 
     def year_fraction(self, minutes: np.ndarray) -> np.ndarray:
         """Return the fraction of the calendar year elapsed, in [0, 1), float64, any shape."""
         flat = np.atleast_1d(minutes).ravel()
-        years = [_year_of(self.calendar, int(value)) for value in flat]
-        begin = np.array([_new_year(self.calendar, year) for year in years], dtype=np.float64)
-        length = np.array([_new_year(self.calendar, year + 1) for year in years], dtype=np.float64) - begin
+        years = [_year_of(self.name, int(value)) for value in flat]
+        begin = np.array([_new_year(self.name, year) for year in years], dtype=np.float64)
+        length = np.array([_new_year(self.name, year + 1) for year in years], dtype=np.float64) - begin
         return ((flat - begin) / length).reshape(np.shape(minutes))
 
     @property
     def days_a_year(self) -> int:
         """Return the days of a year that is no leap year."""
-        return (_new_year(self.calendar, 2002) - _new_year(self.calendar, 2001)) // 1440
+        return (_new_year(self.name, 2002) - _new_year(self.name, 2001)) // 1440
 
     def day_fraction(self, minutes: np.ndarray) -> np.ndarray:
         """Return the fraction of the UTC day elapsed, in [0, 1), float64, any shape."""

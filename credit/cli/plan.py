@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from credit.cli.arguments import add_config_arguments
+from credit.cli.common import add_config_arguments
 from credit.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -94,25 +94,25 @@ def gather(path: str, overrides: Sequence[str], grid: str | None) -> tuple[Confi
 
     if grid is not None:
         config = load_config_without_paths(path, overrides)
-        clock, data = Calendar(), config.data
-        split = build_splits(data, clock)["train"]
+        calendar, data = Calendar(), config.data
+        split = build_splits(data, calendar)["train"]
         times = np.arange(split.first, split.last + 1, data.step_minutes)
-        found = require_samples(times, split, clock, data, data.forecast_len)
+        found = require_samples(times, split, calendar, data, data.forecast_len)
         return config, dummy_assets(config, build_grid(grid), {}), len(found)
     config = load_config(path, overrides)
     try:
         reader, splits = open_fields(config)
     except DataError as error:
         raise ConfigError(f"{error}\nwithout the data, give the grid's size: --grid ROWSxCOLUMNS") from error
-    found = require_samples(reader.times, splits["train"], reader.clock, config.data, config.data.forecast_len)
+    found = require_samples(reader.times, splits["train"], reader.calendar, config.data, config.data.forecast_len)
     return config, dummy_assets(config, reader.grid, reader.attributes), len(found)
 
 
 def load_config_without_paths(path: str, overrides: Sequence[str]) -> Config:
     """Return a config whose paths need not exist, nor the environment variables in them: none is opened."""
-    from credit.config.load import apply_overrides, build_config, read_yaml
+    from credit.config.load import build_config, read_config
 
-    raw = apply_overrides(read_yaml(path), overrides)
+    raw = read_config(path, overrides)
     raw = {key: value for key, value in raw.items() if key not in ("pbs", "slurm")} | {"save_loc": "."}
     data = raw.get("data")
     if isinstance(data, dict) and isinstance(data.get("sources"), list):
@@ -126,7 +126,7 @@ def load_config_without_paths(path: str, overrides: Sequence[str]) -> Config:
     model = raw.get("model")
     if isinstance(model, dict):
         # what budgets need of the data, units and coefficients, is not there
-        raw["model"] = {key: value for key, value in model.items() if key != "post"}
+        raw["model"] = {key: value for key, value in model.items() if key != "postprocess"}
     return build_config(raw, origin=path)
 
 
@@ -172,25 +172,19 @@ class TrainingProbe:
         """See `credit.hpc.planner.mesh.StepTrace`."""
         import torch
 
+        from credit.forecast.objectives.base import ObjectiveContext, build_objective
         from credit.train.build import build_stepper
         from credit.train.optim import build_optimizer
-        from credit.train.step import TrainingStep
+        from credit.train.step import StepSettings, TrainingStep
 
         conf = self._config.trainer
         stepper = build_stepper(self._config, self._assets, model, torch.device("cpu"), autocast)
         optimizer = build_optimizer(model, conf)
-        step = TrainingStep(
-            stepper,
-            self._loss(),
-            optimizer,
-            average=None,
-            seed=0,
-            accumulation=micro_steps,
-            grad_max_norm=conf.grad_max_norm,
-            forecast_len=lambda _: rollout,
-            counted_steps=None,
-            recompute=conf.recompute_steps,
+        objective = build_objective(conf.objective, ObjectiveContext(stepper, self._loss(), conf.recompute_steps))
+        settings = StepSettings(
+            forecast_len=lambda _: rollout, accumulation=micro_steps, grad_max_norm=conf.grad_max_norm
         )
+        step = TrainingStep(objective, optimizer, None, settings)
         return optimizer, lambda begin: step(self._batches(rollout, begin), 0, conf.learning_rate)
 
     def _loss(self) -> nn.Module:

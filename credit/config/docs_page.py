@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from credit.config.registry import kinds_in
 from credit.config.schema import Config
-from credit.config.schema_model import model_section, model_section_names
 
 _INTRODUCTION = """# Configuration
 
@@ -33,11 +34,10 @@ def describe() -> str:
     plain = [(n, f) for n, f in Config.model_fields.items() if _section_of(f.annotation) is None]
     parts.append("## Top level\n\n" + _table("", plain))
     for name, field in Config.model_fields.items():
-        if name == "model":
-            for kind in model_section_names():
-                section = model_section(kind)
-                assert section is not None
-                parts += _describe_section("model", section, f"`model` with `type: {kind}`")
+        kinds = _registered_sections(field)
+        if kinds:
+            for section, title in kinds:
+                parts += _describe_section(name, section, f"`{name}` with {title}")
         elif _section_of(field.annotation) is not None:
             parts += _describe_section(name, _section_of(field.annotation), f"`{name}`")
     return "\n".join(parts)
@@ -51,18 +51,22 @@ def _describe_section(path: str, section: Any, title: str) -> Iterator[str]:
 def _tables(path: str, section: type[BaseModel]) -> Iterator[str]:
     yield _table(f"{path}.", list(section.model_fields.items()))
     for name, field in section.model_fields.items():
-        inner = _sections_of(field.annotation)
-        for one in inner:
-            below = f"{path}.{name}" + _inside(field.annotation)
-            kind = f" with `kind: {_kind_of(one)}`" if len(inner) > 1 else ""
-            yield f"### `{below}`{kind}\n\n{one.__doc__}\n"
-            yield from _tables(below, one)
+        below = f"{path}.{name}" + _inside(field.annotation)
+        kinds = _registered_sections(field)
+        # the list of post-processes has the same kinds wherever it stands
+        if kinds and path == "inference" and name in ("hyperdiffusion", "postprocess"):
+            continue
+        inner_sections = kinds or [(section, "") for section in _sections_of(field.annotation)]
+        for inner, title in inner_sections:
+            suffix = f" with {title}" if title and len(inner_sections) > 1 else ""
+            yield f"### `{below}`{suffix}\n\n{inner.__doc__}\n"
+            yield from _tables(below, inner)
 
 
 def _table(prefix: str, fields: list) -> str:
     rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for name, field in fields:
-        default = "required" if field.is_required() else _show(field.default)
+        default = "required" if field.is_required() else _show(field.get_default(call_default_factory=True))
         rows.append(f"| `{prefix}{name}` | {_type_name(field.annotation)} | {default} | {field.description or ''} |")
     return "\n".join(rows) + "\n"
 
@@ -105,8 +109,14 @@ def _section_of(annotation: Any) -> type[BaseModel] | None:
     return next(iter(_sections_of(annotation)), None)
 
 
-def _kind_of(section: type[BaseModel]) -> str:
-    return typing.get_args(section.model_fields["kind"].annotation)[0]
+def _registered_sections(field: FieldInfo) -> list[tuple[type[BaseModel], str]]:
+    """Return the sections of the registered kinds that a key may hold, each with the text that names its kinds."""
+    titles: dict[type[BaseModel], list[str]] = {}
+    for kind in kinds_in(field):
+        names = [kind.default] if kind.default == "hyperdiffusion" else kind.names()
+        for name in names:
+            titles.setdefault(kind.registry.find_section(name), []).append(f"`{kind.tag}: {name}`")
+    return [(section, " or ".join(names)) for section, names in titles.items()]
 
 
 def _inside(annotation: Any) -> str:

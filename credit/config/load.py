@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import re
 import traceback
@@ -14,9 +15,12 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from credit.config.migration import find_replacement
+from credit.config.registry import kinds_in
+from credit.config.renamed_keys import describe_renamed, find_old_key, rename_dotted_key, rename_keys
 from credit.config.schema import Config
-from credit.config.schema_model import ModelSection, model_section, model_section_names
 from credit.errors import ConfigError, did_you_mean, find_nearest
+
+logger = logging.getLogger(__name__)
 
 S = TypeVar("S", bound=BaseModel)
 # of sections that have a key of one name, in a message
@@ -33,7 +37,42 @@ def load_config(path: str | os.PathLike, overrides: Iterable[str] = ()) -> Confi
     Raises:
         ConfigError: naming every problem, each with key, value, rule and, for an unknown key, the nearest right one.
     """
-    return build_config(apply_overrides(read_yaml(path), overrides), origin=str(path))
+    return build_config(read_config(path, overrides), origin=str(path))
+
+
+def read_config(path: str | os.PathLike, overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """Read a YAML file and apply ``section.key=value`` overrides, without validating the result.
+
+    Old names of keys are replaced by the new ones, with one warning for each. The config that a run has saved in its
+    folder gives no warning: nobody wrote it by hand.
+
+    Raises:
+        ConfigError: if the file cannot be read, an override cannot be applied, or a key is given under both names.
+    """
+    # Old key -> the first place where it stands.
+    origins: dict[str, str] = {}
+    raw, old_keys = rename_keys(read_yaml(path), origin=str(path))
+    if not _is_saved_by_run(Path(path)):
+        origins = dict.fromkeys(old_keys, str(path))
+    renamed_overrides = []
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        old_key = find_old_key(key)
+        if old_key is not None:
+            origins.setdefault(old_key, f'override "{text}"')
+        renamed_overrides.append(f"{rename_dotted_key(key)}{equals}{value}")
+    # The value of an override may be a section with old keys: trainer={max_steps: 5, early_view: {}}
+    raw, old_keys = rename_keys(apply_overrides(raw, renamed_overrides), origin="overrides")
+    for old_key in old_keys:
+        origins.setdefault(old_key, "overrides")
+    for old_key, origin in origins.items():
+        logger.warning("%s", describe_renamed(old_key, origin))
+    return raw
+
+
+def _is_saved_by_run(path: Path) -> bool:
+    """Return whether a config file is the one that training keeps beside the checkpoints of a run."""
+    return path.name == "config.yml" and (path.expanduser().parent / "checkpoints").is_dir()
 
 
 def read_yaml(path: str | os.PathLike) -> dict[str, Any]:
@@ -80,16 +119,18 @@ def referenced_env_vars(raw: Mapping[str, Any]) -> set[str]:
 
 
 def build_config(raw: Mapping[str, Any], origin: str = "config") -> Config:
-    """Validate a plain mapping; see `load_config`."""
+    """Validate a plain mapping; see `load_config`.
+
+    Old names of keys are accepted silently, so that saved files of earlier versions can be read.
+    """
     problems: list[str] = []
-    expanded = _expand(raw, "", problems)
+    renamed, _ = rename_keys(raw, origin)
+    expanded = _expand(renamed, "", problems)
     _import_plugins(expanded.get("plugins"), problems)
-    model = _build_model_section(expanded.get("model"), problems)
     try:
-        # the stand-in lets all other sections be checked in the same pass
-        config = Config.model_validate({**expanded, "model": model or ModelSection(type="invalid")})
+        config = Config.model_validate(expanded)
     except ValidationError as error:
-        problems += [_describe(Config, detail, "") for detail in error.errors()]
+        problems += [_describe(Config, expanded, detail) for detail in error.errors()]
     if problems:
         raise _failure(problems, origin)
     return config
@@ -104,7 +145,7 @@ def build_section(section: type[S], raw: Mapping[str, Any], origin: str) -> S:
     try:
         return section.model_validate(raw)
     except ValidationError as error:
-        raise _failure([_describe(section, detail, "") for detail in error.errors()], origin) from error
+        raise _failure([_describe(section, raw, detail) for detail in error.errors()], origin) from error
 
 
 def dump_config(config: Config) -> str:
@@ -208,30 +249,12 @@ def _import_plugins(plugins: Any, problems: list[str]) -> None:
             problems.append(f'plugins: "{name}" fails when it is imported ({what}); correct it')
 
 
-def _build_model_section(raw: Any, problems: list[str]) -> ModelSection | None:
-    if raw is None:
-        problems.append("model: this section is missing")
-        return None
-    if not isinstance(raw, dict) or not isinstance(raw.get("type"), str):
-        problems.append(f"model.type: must name a model; choices are {', '.join(model_section_names())}")
-        return None
-    section = model_section(raw["type"])
-    if section is None:
-        problems.append(f'model.type: "{raw["type"]}" is no model{did_you_mean(raw["type"], model_section_names())}')
-        return None
-    try:
-        return section.model_validate(raw)
-    except ValidationError as error:
-        problems += [_describe(section, detail, "model.") for detail in error.errors()]
-        return None
-
-
-def _describe(root: type[BaseModel], detail: Mapping[str, Any], prefix: str) -> str:
-    """Turn one pydantic error into a line with key, value, rule and the nearest right key."""
+def _describe(root: type[BaseModel], raw: Any, detail: Mapping[str, Any]) -> str:
+    """Return a line for one pydantic error of `raw`, validated as `root`: key, value, rule, the nearest right key."""
     location = [part for part in detail["loc"] if not (isinstance(part, str) and "[" in part)]
-    owners, _ = _sections_at(root, location[:-1])
-    choices, parts = _sections_at(root, location)
-    key = (prefix + ".".join(str(part) for part in parts)).rstrip(".")
+    owners, _ = _sections_at(root, raw, location[:-1])
+    choices, parts = _sections_at(root, raw, location)
+    key = ".".join(str(part) for part in parts)
     if detail["type"] == "union_tag_not_found":
         return f"{key}.kind: this key is missing{did_you_mean('', _kinds_of(choices))}"
     if detail["type"] == "union_tag_invalid":
@@ -295,15 +318,18 @@ def _describe_unknown(key: str, section: type[BaseModel] | None) -> _UnknownKey:
 
 def _find_key(name: str) -> list[str]:
     """Return the dotted keys of all sections that end with `name`."""
-    roots = [("", Config)]
-    roots += [("model.", section) for section in map(model_section, model_section_names()) if section is not None]
+    roots: list[tuple[str, type[BaseModel]]] = [("", Config)]
     dotted_keys: dict[str, None] = {}
     while roots:
         prefix, section = roots.pop()
         for key, field in section.model_fields.items():
             if key == name:
                 dotted_keys[f"{prefix}{key}"] = None
-            inner = [item for item in _classes_in(field.annotation) if issubclass(item, BaseModel)]
+            kinds = kinds_in(field)
+            if kinds:
+                inner = [kind.registry.find_section(choice) for kind in kinds for choice in kind.names()]
+            else:
+                inner = [item for item in _classes_in(field.annotation) if issubclass(item, BaseModel)]
             container = {list: "N.", dict: "NAME."}.get(_container_of(field.annotation), "")
             roots += [(f"{prefix}{key}.{container}", item) for item in inner]
     return sorted(dotted_keys)
@@ -315,22 +341,39 @@ def _container_of(annotation: Any) -> type | None:
     return next((get_origin(option) for option in options if get_origin(option) in (list, dict)), None)
 
 
-def _sections_at(root: type[BaseModel], location: list) -> tuple[list[type[BaseModel]], list]:
-    """Return the section classes that may lie at `location` below `root`, and the location as the config has it.
+def _sections_at(root: type[BaseModel], raw: Any, location: list) -> tuple[list[type[BaseModel]], list]:
+    """Return the section classes that may lie at `location` of `raw`, and the location as the config has it.
 
-    Where a list has sections of several kinds, pydantic puts the kind into the location.
+    Where a list has sections of several kinds, pydantic puts the kind into the location. The class of a registered kind
+    depends on the kind that `raw` names.
     """
-    choices, passed = [root], []
-    for part in location:
-        if isinstance(part, str) and len(choices) > 1:
-            choices = [one for one in choices if part in _kinds_of([one])]
+    choices: list[type[BaseModel]] = [root]
+    keys = []
+    value = raw
+    kind = None
+    for key in location:
+        if isinstance(key, str) and len(choices) > 1:
+            choices = [section for section in choices if key in _kinds_of([section])]
             continue
-        passed.append(part)
-        # a number, or a key of a mapping of sections, such as data.fields.NAME, leads to no other section
-        if choices and part in choices[0].model_fields:
-            found = _classes_in(choices[0].model_fields[part].annotation)
-            choices = [item for item in found if issubclass(item, BaseModel)]
-    return choices, passed
+        keys.append(key)
+        value = _item_of(value, key)
+        # a number, or a key of a mapping of sections, such as data.variable_options.NAME, leads to no other section
+        if choices and key in choices[0].model_fields:
+            field = choices[0].model_fields[key]
+            kind = next(iter(kinds_in(field)), None)
+            choices = [item for item in _classes_in(field.annotation) if issubclass(item, BaseModel)]
+        if kind is not None and kind.find_section(value) is not None:
+            choices = [kind.find_section(value)]
+            kind = None
+    return choices, keys
+
+
+def _item_of(value: Any, key: Any) -> Any:
+    """Return the item of a mapping or list, None where there is none."""
+    try:
+        return value[key]
+    except (KeyError, IndexError, TypeError):
+        return None
 
 
 def _kinds_of(sections: Iterable[type[BaseModel]]) -> list[str]:

@@ -77,8 +77,8 @@ _DATA = (
     Row(
         "",
         "preblocks postblocks",
-        "none: statistics are fitted by `credit preprocess`, transforms are `data.transforms`, fixers `model.post`, "
-        "and the order of the input `data.input_order`",
+        "none: statistics are fitted by `credit preprocess`, transforms are `data.transforms`, fixers "
+        "`model.postprocess`, and the order of the input `data.input_order`",
     ),
     Row(
         "data.train_years data.valid_years",
@@ -137,17 +137,18 @@ _MODEL = (
         "`model.padding.pole: published` and `model.position_bias_index: published` compute what published weights "
         "expect",
     ),
-    Row("model.post_conf", "", "`model.post`, a list; see [](constraints.md)"),
+    Row("model.post_conf", "", "`model.postprocess`, a list; see [Bounds and budgets](constraints.md)"),
     Row(
         "model.post_conf.tracer_fixer",
         "postblocks",
-        "`data.fields.NAME.minimum`, or `clamp` in `model.post`",
+        "`data.variable_options.NAME.minimum`, or `clamp` in `model.postprocess`",
     ),
     Row(
         "model.post_conf.global_mass_fixer model.post_conf.global_water_fixer model.post_conf.global_energy_fixer",
         "postblocks",
-        "`dry_mass`, `water`, `energy` in `model.post`, see [](constraints.md); on whole columns, in float64; `energy` "
-        "scales temperature alone; on pressure levels `dry_mass` corrects surface pressure, not humidity",
+        "`dry_mass`, `water`, `energy` in `model.postprocess`, see [Bounds and budgets](constraints.md); "
+        "on whole columns, in float64; `energy` scales temperature alone; on pressure levels `dry_mass` corrects "
+        "surface pressure, not humidity",
     ),
 )
 
@@ -250,7 +251,7 @@ _FORECASTS = (
 )
 
 _JOBS = (
-    _same("pbs", "`pbs` or `slurm`, with `credit submit`; see [](hpc.md)"),
+    _same("pbs", "`pbs` or `slurm`, with `credit submit`; see [Run on a cluster](hpc.md)"),
     _same("pbs.project slurm.project", "`pbs.account`, `slurm.account`"),
     _same("pbs.conda slurm.conda", "`pbs.python`, `slurm.python`: the interpreter, by default the one that submits"),
     _same("pbs.job_name slurm.job_name", "`experiment`, which names the jobs"),
@@ -285,7 +286,7 @@ def find_replacement(key: str, of_changed: bool = False) -> str | None:
     """
     for row in itertools.chain.from_iterable(TABLES.values()):
         if key in row.keys and (row.is_changed or not of_changed):
-            return re.sub(r"\[\]\(([\w.]+)\)", r"docs/\1", row.here)
+            return re.sub(r"\[[^\]]*\]\(([\w.]+)\)", r"docs/\1", row.here)
     return None
 
 

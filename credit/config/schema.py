@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field, SerializeAsAny, model_validator
+from pydantic import Field, model_validator
 
 from credit.calendar import parse_duration
-from credit.config.schema_base import PathText, Section
+from credit.config.schema_base import PathText, StrictModel
 from credit.config.schema_data import DataConfig, PreprocessConfig
-from credit.config.schema_forecast import InferenceConfig, VerificationConfig
+from credit.config.schema_inference import InferenceConfig
 from credit.config.schema_jobs import PbsConfig, SlurmConfig
-from credit.config.schema_model import ModelSection
-from credit.config.schema_postprocess import check_variables
-from credit.config.schema_trainer import LossConfig, TrainerConfig
+from credit.config.schema_loss import LossEntry, default_loss
+from credit.config.schema_model import ModelEntry
+from credit.config.schema_postprocess import replace_entries, require_order
+from credit.config.schema_trainer import TrainerConfig
+from credit.config.schema_verification import VerificationConfig
 from credit.config.step_defaults import fill_step_defaults
 
 
-class Config(Section):
+class Config(StrictModel):
     """A run."""
 
     experiment: str = Field("experiment", description="A name for the run.")
@@ -27,8 +29,8 @@ class Config(Section):
     plugins: list[str] = Field([], description="Modules to import first: models, losses, sources of your own.")
     data: DataConfig = Field(description="Where the data are and what they mean.")
     preprocess: PreprocessConfig = Field(PreprocessConfig(), description="How the training store is written.")
-    model: SerializeAsAny[ModelSection] = Field(description="The network; keys depend on `type`.")
-    loss: LossConfig = Field(LossConfig(), description="Training loss.")
+    model: ModelEntry = Field(description="The network; keys depend on `type`.")
+    loss: LossEntry = Field(default_factory=default_loss, description="Training loss; keys depend on `kind`.")
     trainer: TrainerConfig = Field(description="How training runs.")
     inference: InferenceConfig = Field(InferenceConfig(), description="How forecasts are made.")
     verification: VerificationConfig = Field(VerificationConfig(), description="How forecasts are scored.")
@@ -42,30 +44,33 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
-        step, early = self.data.step_minutes, self.trainer.early_view
+        step, early = self.data.step_minutes, self.trainer.preview
         ensemble = self.inference.ensemble
-        bred = ensemble.perturbation if ensemble is not None else None
+        perturbation = ensemble.perturbation if ensemble is not None else None
+        perturbation_steps = perturbation.step_multiples() if perturbation is not None else {}
         wrong = []
         for key, text in (
             ("inference.lead_time", self.inference.lead_time),
             ("inference.output_every", self.inference.output_every),
             *(("inference.lead_times", lead) for lead in self.inference.lead_times or ()),
             ("inference.ensemble.lagged", ensemble.lagged if ensemble is not None else None),
-            ("inference.ensemble.perturbation.cycle", bred.cycle if bred is not None and bred.kind == "bred" else None),
-            ("trainer.early_view.lead_time", early.lead_time if early is not None else None),
+            *((f"inference.ensemble.perturbation.{key}", text) for key, text in perturbation_steps.items()),
+            ("trainer.preview.lead_time", early.lead_time if early is not None else None),
             *(("verification.figure_leads", lead) for lead in self.verification.figure_leads),
         ):
             if text is not None and parse_duration(text) % step:
                 wrong.append(f"{key}: {text} is not a multiple of data.timestep {self.data.timestep}")
         if wrong:
             raise ValueError("; ".join(wrong))
-        post = self.model.post or []
-        check_variables(post, self.data)
-        budgets = any(one.kind != "clamp" for one in post)
+        forecast_entries = replace_entries(self.model.postprocess_entries, self.inference.postprocess_entries)
+        require_order(forecast_entries)
+        for key, entry in {**self.model.postprocess_entries, **forecast_entries}.items():
+            entry.require_variables(self.data, key)
+        budgets = any(entry.needs_whole_columns for entry in forecast_entries.values())
         products = self.inference.pressure_levels is not None or bool(self.inference.derive)
         if self.data.coefficients and not (self.data.has_vertical or budgets or products):
             raise ValueError(
-                "data.coefficients has no effect without sources with vertical, budgets in model.post, "
+                "data.coefficients has no effect without sources with vertical, budgets in model.postprocess, "
                 "inference.pressure_levels or inference.derive"
             )
         output_every = self.inference.output_every

@@ -1,172 +1,117 @@
-"""Entries of ``model.post``: what the output of every step is made to keep to, in training and in forecasts."""
+"""Base of the entries of ``model.postprocess``, the ordered list of what is applied to the output of every step."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import SerializeAsAny
 
-from credit.config.schema_base import Section
+from credit.config.registry import POSTPROCESSES, KindOf
+from credit.config.schema_base import StrictModel
 from credit.config.schema_data import DataConfig
 
-Direction = Literal["down", "up"]
+# A later entry must not undo an earlier one: damping moves values past their bounds, a clamp opens a closed budget.
+# Kinds of plugins may stand anywhere.
+BUILT_IN_ORDER = ("hyperdiffusion", "clamp", "dry_mass", "water", "energy")
 
 
-class ClampConfig(Section):
-    """Bounds of a variable."""
-
-    kind: Literal["clamp"] = Field(description="Values outside the bounds are set to them.")
-    variable: str = Field(description="A prognostic or diagnostic variable.")
-    minimum: float | None = Field(None, description="In its units; `data.fields.NAME.minimum` is the same.")
-    maximum: float | None = Field(None, description="In its units; `data.fields.NAME.maximum` is the same.")
-
-    @model_validator(mode="after")
-    def _some_bound(self) -> ClampConfig:
-        if self.minimum is None and self.maximum is None:
-            raise ValueError("clamp needs minimum, maximum or both")
-        if self.minimum is not None and self.maximum is not None and self.minimum >= self.maximum:
-            raise ValueError(f"minimum {self.minimum:g} must be below maximum {self.maximum:g}")
-        return self
-
-
-class BudgetConfig(Section):
-    """Keys of what every budget is made of."""
+class PostprocessSection(StrictModel):
+    """Keys that every post-process has."""
 
     kind: str
-    surface_pressure: str = Field(description="Prognostic variable in Pa or hPa.")
-    specific_humidity: str = Field("q", description="Prognostic variable on all levels, in kg kg-1 or g kg-1.")
-    condensate: list[str] = Field(
-        [], description="Further water on all levels (cloud water, ice, rain, snow), in the same units."
-    )
+
+    # whether the post-process sums over whole columns of air, which needs the layers' edges
+    needs_whole_columns: ClassVar[bool] = False
 
     @property
-    def water(self) -> list[str]:
-        """All variables that are water in the air."""
-        return [self.specific_humidity, *self.condensate]
+    def subject(self) -> str:
+        """What this entry is about: the list has one entry for each subject."""
+        return self.kind
+
+    def require_variables(self, data: DataConfig, key: str) -> None:
+        """Refuse variables that are not in the part of ``data.variables`` that this entry needs.
+
+        Args:
+            data: the data section.
+            key: of this entry, for messages.
+
+        Raises:
+            ValueError: naming key, variable and what it must be.
+        """
 
 
-class DryMassConfig(BudgetConfig):
-    """The global mass of dry air stays what it was before the step."""
-
-    kind: Literal["dry_mass"] = Field(description="Closed by a factor of surface pressure.")
+PostprocessEntry = Annotated[SerializeAsAny[PostprocessSection], KindOf(POSTPROCESSES, base=PostprocessSection)]
 
 
-class WaterConfig(BudgetConfig):
-    """The global water of the air changes by evaporation minus precipitation."""
-
-    kind: Literal["water"] = Field(description="Closed by a factor of precipitation, at least 0.")
-    precipitation: str = Field(
-        description="Predicted variable, never below 0, of the step: `temporal: accumulate` in m, mm or kg m-2, or "
-        "`mean` in kg m-2 s-1, mm s-1, mm h-1, mm day-1 or m s-1."
-    )
-    evaporation: str = Field(description="Predicted variable of the step, in one of the same units.")
-    evaporation_positive: Direction = Field(
-        description="The direction in which it is positive: `down` in ERA5 (e, mer), `up` in CMIP (evspsbl)."
-    )
+def keyed_entries(
+    section: str, hyperdiffusion: PostprocessSection | None, postprocess: Sequence[PostprocessSection] | None
+) -> dict[str, PostprocessSection]:
+    """Return the entries of a section's list in order, by their config keys; the shorthand is the first."""
+    entries = {} if hyperdiffusion is None else {f"{section}.hyperdiffusion": hyperdiffusion}
+    for number, entry in enumerate(postprocess or []):
+        entries[f"{section}.postprocess.{number}"] = entry
+    return entries
 
 
-class EnergyConfig(BudgetConfig):
-    """The global energy of the air changes by the net flux through its top and the ground."""
-
-    kind: Literal["energy"] = Field(description="Closed by a factor of temperature.")
-    temperature: str = Field("t", description="Prognostic variable on all levels, in K.")
-    eastward_wind: str = Field("u", description="Prognostic variable on all levels, in m s-1.")
-    northward_wind: str = Field("v", description="Prognostic variable on all levels, in m s-1.")
-    surface_geopotential: str = Field(description="Static variable: geopotential (m2 s-2) or height (m) of the ground.")
-    top_down: list[str] = Field(
-        [],
-        description="Fluxes at the top of the atmosphere that are positive downwards, net or not, of the step: "
-        "`temporal: accumulate` in J m-2 or `mean` in W m-2. Predicted, or `toa_incident_solar_radiation`.",
-    )
-    top_up: list[str] = Field([], description="Fluxes at the top that are positive upwards.")
-    surface_down: list[str] = Field(
-        [], description="Fluxes at the ground that are positive downwards: radiation, sensible and latent heat."
-    )
-    surface_up: list[str] = Field([], description="Fluxes at the ground that are positive upwards.")
-
-    @model_validator(mode="after")
-    def _some_fluxes(self) -> EnergyConfig:
-        if not (self.top_down or self.top_up) or not (self.surface_down or self.surface_up):
-            raise ValueError("energy needs fluxes at the top (top_down, top_up) and at the ground (surface_down, ...)")
-        every = self.fluxes
-        twice = sorted({name for name in every if every.count(name) > 1})
-        if twice:
-            raise ValueError(f"{', '.join(twice)} listed twice among the fluxes; each has one direction")
-        return self
-
-    @property
-    def fluxes(self) -> list[str]:
-        """All fluxes."""
-        return [*self.top_down, *self.top_up, *self.surface_down, *self.surface_up]
-
-
-PostConfig = Annotated[ClampConfig | DryMassConfig | WaterConfig | EnergyConfig, Field(discriminator="kind")]
-# what closes a budget must not be changed after it
-_ORDER = ("clamp", "dry_mass", "water", "energy")
-
-
-def check_order(post: Sequence[ClampConfig | BudgetConfig]) -> None:
-    """Refuse an order in which a later entry opens what an earlier one has closed.
+def require_order(entries: Mapping[str, PostprocessSection]) -> None:
+    """Refuse a list in which a later entry undoes an earlier one, or in which an entry is repeated.
 
     Raises:
         ValueError: naming the two.
     """
-    kinds = [one.kind for one in post]
-    for before, after in zip(kinds, kinds[1:], strict=False):
-        if _ORDER.index(after) < _ORDER.index(before):
+    kinds = [entry.kind for entry in entries.values()]
+    ordered = [kind for kind in kinds if kind in BUILT_IN_ORDER]
+    for earlier, later in zip(ordered, ordered[1:], strict=False):
+        if BUILT_IN_ORDER.index(later) < BUILT_IN_ORDER.index(earlier):
             raise ValueError(
-                f"post: {after} after {before} would open its budget again; the order is {', '.join(_ORDER)}"
+                f"postprocess: {later} after {earlier} would undo it; the order is {', '.join(BUILT_IN_ORDER)}"
             )
-    for kind in _ORDER[1:]:
-        if kinds.count(kind) > 1:
-            raise ValueError(f"post: {kind} is listed twice; once is enough")
-    clamped = [one.variable for one in post if one.kind == "clamp"]
-    twice = sorted({name for name in clamped if clamped.count(name) > 1})
-    if twice:
-        raise ValueError(f"post: clamp of {', '.join(twice)} is listed twice; give minimum and maximum in one entry")
+    subjects = [entry.subject for entry in entries.values()]
+    for subject in subjects:
+        if subjects.count(subject) > 1:
+            raise ValueError(f"postprocess: {subject} is listed twice; give everything in one entry")
 
 
-def check_variables(post: Sequence[ClampConfig | BudgetConfig], data: DataConfig) -> None:
-    """Refuse variables that are not in the part of ``data.variables`` that an entry needs.
+def replace_entries(
+    entries: Mapping[str, PostprocessSection], replacements: Mapping[str, PostprocessSection]
+) -> dict[str, PostprocessSection]:
+    """Return the list in which `replacements` take the place of the entries of their kinds.
+
+    A replacement whose kind the list lacks is added: hyperdiffusion at the beginning, any other kind at the end.
+    """
+    by_kind: dict[str, dict[str, PostprocessSection]] = {}
+    for key, entry in replacements.items():
+        by_kind.setdefault(entry.kind, {})[key] = entry
+    present_kinds = {entry.kind for entry in entries.values()}
+    result: dict[str, PostprocessSection] = {}
+    if "hyperdiffusion" not in present_kinds:
+        result |= by_kind.pop("hyperdiffusion", {})
+    replaced_kinds = set(by_kind)
+    for key, entry in entries.items():
+        if entry.kind not in replaced_kinds:
+            result[key] = entry
+        else:
+            # All replacements of a kind stand where the first of that kind stood.
+            result |= by_kind.pop(entry.kind, {})
+    for added in by_kind.values():
+        result |= added
+    return result
+
+
+def require_member(key: str, name: str, allowed: set[str], rule: str) -> None:
+    """Refuse a variable that is not in the part of ``data.variables`` that a post-process needs.
+
+    Args:
+        key: that names the variable.
+        name: the variable.
+        allowed: the variables that fit.
+        rule: where it must stand: "in prognostic.vars_2D".
 
     Raises:
-        ValueError: naming key, variable and what it must be.
+        ValueError: if it is not among them.
     """
-    groups = data.variables
-    on_levels = set(groups.prognostic.vars_3D)
-    outputs = {*groups.prognostic.vars_2D, *groups.diagnostic.vars_2D}
-    every = {*on_levels, *outputs, *groups.diagnostic.vars_3D}
-    fluxes = outputs | set(groups.dynamic_forcing.vars_2D)
-    for number, one in enumerate(post):
-        if isinstance(one, ClampConfig):
-            wanted = [("variable", [one.variable], every, "in prognostic or diagnostic")]
-            for key in ("minimum", "maximum"):
-                if getattr(one, key) is not None and getattr(data.field(one.variable), key) is not None:
-                    raise ValueError(
-                        f"model.post.{number}.{key}: data.fields.{one.variable}.{key} says it already; leave one out"
-                    )
-        else:
-            wanted = [
-                ("surface_pressure", [one.surface_pressure], set(groups.prognostic.vars_2D), "in prognostic.vars_2D"),
-                ("specific_humidity", [one.specific_humidity], on_levels, "in prognostic.vars_3D"),
-                ("condensate", one.condensate, on_levels, "in prognostic.vars_3D"),
-            ]
-        if isinstance(one, WaterConfig):
-            for key in ("precipitation", "evaporation"):
-                wanted.append((key, [getattr(one, key)], outputs, "in vars_2D of prognostic or diagnostic"))
-        if isinstance(one, EnergyConfig):
-            for key in ("temperature", "eastward_wind", "northward_wind"):
-                wanted.append((key, [getattr(one, key)], on_levels, "in prognostic.vars_3D"))
-            static = {*groups.static.vars_2D}
-            wanted.append(("surface_geopotential", [one.surface_geopotential], static, "in static.vars_2D"))
-            for key in ("top_down", "top_up", "surface_down", "surface_up"):
-                where = "in vars_2D of prognostic, diagnostic or dynamic_forcing"
-                wanted.append((key, getattr(one, key), fluxes, where))
-        for key, names, known, where in wanted:
-            for name in names:
-                if name not in known:
-                    raise ValueError(
-                        f'model.post.{number}.{key}: "{name}" must be {where} of data.variables; these are '
-                        f"{', '.join(sorted(known)) or 'none'}"
-                    )
+    if name not in allowed:
+        raise ValueError(
+            f'{key}: "{name}" must be {rule} of data.variables; these are {", ".join(sorted(allowed)) or "none"}'
+        )

@@ -1,57 +1,18 @@
-"""The ``loss`` and ``trainer`` sections."""
+"""The ``trainer`` section."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from credit.config.schema_base import PathText, Section
-from credit.config.schema_data import Duration
-from credit.errors import did_you_mean
+from credit.config.schema_base import Duration, PathText, StrictModel
+from credit.config.schema_objective import ObjectiveEntry, default_objective
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
-Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-_LOSSES = {"mse", "mae", "huber"}
-
-
-def register_loss_kind(name: str) -> None:
-    """Let ``loss.kind`` be `name`; `credit.losses.register_loss` calls it."""
-    _LOSSES.add(name)
-
-
-class LossConfig(Section):
-    """Training loss, taken in normalised space."""
-
-    kind: str = Field("mse", description="Pointwise loss: mse, mae, huber, or one that a plugin registers.")
-    huber_delta: float = Field(1.0, gt=0, description="Where Huber's loss turns linear, in normalised units.")
-    scaling: Literal["tendency", "state"] = Field(
-        "tendency",
-        description="Unit of the error of a prognostic channel: the standard deviation of its own tendency (then "
-        "persistence scores about 1) or of its state. Diagnostic channels use their state's.",
-    )
-    latitude_weights: bool = Field(True, description="Weight cells by area.")
-    level_weights: Literal["none", "pressure"] = Field("none", description="Weight levels equally or by pressure.")
-    global_mean: float = Field(
-        0.0,
-        ge=0,
-        description="Weight of the squared error of each channel's global mean, added to the loss. Errors of the mean "
-        "are a few hundredths of those in a cell, too small to be seen, and add up over a long free run; 100 shows "
-        "them.",
-    )
-    weights: dict[str, Weight] = Field({}, description="Weight of a variable (z) or channel (z500); default 1.")
-
-    @field_validator("kind")
-    @classmethod
-    def _is_registered(cls, kind: str) -> str:
-        if kind not in _LOSSES:
-            raise ValueError(f"is no loss{did_you_mean(kind, _LOSSES)}")
-        return kind
-
-
-class ScheduleConfig(Section):
+class ScheduleConfig(StrictModel):
     """Learning rate over the run, sized from the run's own number of steps."""
 
     kind: Literal["cosine", "constant"] = Field("cosine", description="Shape after the warm-up.")
@@ -59,7 +20,7 @@ class ScheduleConfig(Section):
     final: float = Field(0.01, ge=0, le=1, description="Learning rate at the end as a share of the peak (cosine).")
 
 
-class LossSpikeConfig(Section):
+class LossSpikeConfig(StrictModel):
     """What counts as a jump of the loss, after which the run goes back and leaves the batch out."""
 
     factor: float = Field(5.0, gt=1, description="Times the median of the losses before.")
@@ -67,7 +28,7 @@ class LossSpikeConfig(Section):
     limit: int = Field(3, ge=1, description="How often the run goes back for it; later jumps get a warning.")
 
 
-class ParallelismConfig(Section):
+class ParallelismConfig(StrictModel):
     """How the run's ranks share the work: replicate x shard x tensor = number of ranks; shard is what is left."""
 
     data: Literal["fsdp2", "ddp", "none"] = Field(
@@ -88,7 +49,7 @@ class ParallelismConfig(Section):
     timeout: Duration = Field("30min", description="How long a collective waits for the slowest rank before it fails.")
 
 
-class MixedPrecisionConfig(Section):
+class MixedPrecisionConfig(StrictModel):
     """FSDP2's mixed precision, in force with trainer.amp on several ranks."""
 
     param_dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="Weights and activations.")
@@ -101,7 +62,7 @@ class MixedPrecisionConfig(Section):
     )
 
 
-class LoraConfig(Section):
+class LoraConfig(StrictModel):
     """Fine-tuning of a trained model: it is frozen, and low-rank adapters of some of its weights train."""
 
     rank: int = Field(8, ge=1, description="Rank of an adapter.")
@@ -113,7 +74,7 @@ class LoraConfig(Section):
     )
 
 
-class EarlyViewConfig(Section):
+class PreviewConfig(StrictModel):
     """Forecasts that a training run makes, scores and draws, so that one sees early what it comes to."""
 
     every: int = Field(1, ge=1, description="A view every so many validations, and one at the end.")
@@ -128,7 +89,7 @@ class EarlyViewConfig(Section):
     )
 
 
-class TrainerConfig(Section):
+class TrainerConfig(StrictModel):
     """How training runs."""
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: a GPU where there is one.")
@@ -215,8 +176,14 @@ class TrainerConfig(Section):
     )
     deterministic: bool = Field(False, description="Only deterministic kernels.")
     tensorboard: bool = Field(False, description="Also write TensorBoard files (extra `tensorboard`).")
-    early_view: EarlyViewConfig | None = Field(
+    preview: PreviewConfig | None = Field(
         None, description="Forecasts during training: RMSE curves and a map in `figures/`. Default: none."
+    )
+    objective: ObjectiveEntry = Field(
+        default_factory=default_objective, description="What one training step asks of the model."
+    )
+    metrics: list[str] = Field(
+        ["rmse"], min_length=1, description="Metrics of the validation: `rmse`, and those that plugins register."
     )
     parallelism: ParallelismConfig = Field(ParallelismConfig(), description="Degrees of parallelism.")
 

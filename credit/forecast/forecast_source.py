@@ -24,7 +24,7 @@ class ForecastSource(ABC):
         flat_names: those of channels without a level.
         units: variable -> units, where they are known.
         grid: the grid, in canonical orientation.
-        clock: the calendar.
+        calendar: the calendar.
         attributes: what describes the run, as in the global attributes of files.
     """
 
@@ -36,7 +36,7 @@ class ForecastSource(ABC):
     flat_names: frozenset[str]
     units: Mapping[str, str]
     grid: LatLonGrid
-    clock: Calendar
+    calendar: Calendar
     attributes: Mapping[str, object]
 
     @abstractmethod

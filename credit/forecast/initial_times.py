@@ -14,10 +14,10 @@ import numpy as np
 
 from credit.calendar import Calendar, format_duration, parse_duration
 from credit.config.schema_data import DataConfig
-from credit.config.schema_forecast import EnsembleConfig, InferenceConfig, InitialTimesConfig
+from credit.config.schema_inference import EnsembleConfig, InferenceConfig, InitialTimesConfig
 from credit.data.splits import Split, describe_coverage, describe_span
 from credit.errors import ConfigError, DataError
-from credit.forecast.ensemble.perturbations import cycle_minutes, lag_minutes
+from credit.forecast.ensemble.perturbations import lag_minutes
 from credit.parallel.process_info import read_process_info
 
 logger = logging.getLogger(__name__)
@@ -42,17 +42,17 @@ class InitialTimes:
 
 
 def choose_initial_times(
-    conf: InferenceConfig, data: DataConfig, times: np.ndarray, clock: Calendar, test: Split
+    conf: InferenceConfig, data: DataConfig, times: np.ndarray, calendar: Calendar, test: Split
 ) -> list[int]:
     """Return the minutes of `find_initial_times`; the first rank's log says what is left out."""
-    found = find_initial_times(conf, data, times, clock, test)
+    found = find_initial_times(conf, data, times, calendar, test)
     if found.left_out and read_process_info().is_main:
         logger.log(logging.WARNING if found.data_lack else logging.INFO, "%s", found.left_out)
     return found.minutes
 
 
 def find_initial_times(
-    conf: InferenceConfig, data: DataConfig, times: np.ndarray, clock: Calendar, test: Split
+    conf: InferenceConfig, data: DataConfig, times: np.ndarray, calendar: Calendar, test: Split
 ) -> InitialTimes:
     """Return the initial times of ``inference.initial_times``.
 
@@ -72,41 +72,41 @@ def find_initial_times(
             raise DataError(
                 f"inference.initial_times: latest: no time of the data has what a forecast needs: fields of the last "
                 f"{format_duration(max(frames))} at data.timestep {format_duration(step)}; "
-                f"{describe_span(times, clock)}; name more files in data.sources"
+                f"{describe_span(times, calendar)}; name more files in data.sources"
             )
-        found = _latest(max(ready), max(have), frames, have, clock)
+        found = _latest(max(ready), max(have), frames, have, calendar)
     elif isinstance(conf.initial_times, InitialTimesConfig):
-        found = _in_range(conf, conf.initial_times, data, times, clock, test, frames)
+        found = _in_range(conf, conf.initial_times, data, times, calendar, test, frames)
     else:
-        found = InitialTimes(_named(conf.initial_times, clock))
-    _require_frames(found.minutes, times, clock, frames)
+        found = InitialTimes(_named(conf.initial_times, calendar))
+    _require_frames(found.minutes, times, calendar, frames)
     earliest, longest = max(lag_offsets(conf.ensemble)), choose_leads(conf, step)[-1]
-    _require_observed(found.minutes, times, clock, data, earliest, longest)
+    _require_observed(found.minutes, times, calendar, data, earliest, longest)
     return found
 
 
-def _latest(chosen: int, last: int, frames: Sequence[int], have: Collection[int], clock: Calendar) -> InitialTimes:
+def _latest(chosen: int, last: int, frames: Sequence[int], have: Collection[int], calendar: Calendar) -> InitialTimes:
     """Return the last time that has all it needs; it is told why it is not the last of the data."""
     if chosen == last:
         return InitialTimes([chosen])
     lacking = next(last - before for before in frames if last - before not in have)
     return InitialTimes(
         [chosen],
-        f"inference.initial_times: latest: {clock.format(chosen)}, not the last time of the data, "
-        f"{clock.format(last)}, which needs the fields of {clock.format(lacking)}, and the data do not have them",
+        f"inference.initial_times: latest: {calendar.format(chosen)}, not the last time of the data, "
+        f"{calendar.format(last)}, which needs the fields of {calendar.format(lacking)}, and the data do not have them",
         data_lack=True,
     )
 
 
-def _named(wanted: Sequence[str], clock: Calendar) -> list[int]:
+def _named(wanted: Sequence[str], calendar: Calendar) -> list[int]:
     """Return the times of a list, each once."""
     key = "inference.initial_times"
     if not wanted:
         raise ConfigError(f"{key}: [] has no time; name some, or leave the key out for those of the test period")
-    chosen = sorted(clock.parse(text, key) for text in wanted)
+    chosen = sorted(calendar.parse(text, key) for text in wanted)
     for minutes, after in itertools.pairwise(chosen):
         if minutes == after:
-            raise ConfigError(f"{key}: {clock.format(minutes)} is named twice; name each time once")
+            raise ConfigError(f"{key}: {calendar.format(minutes)} is named twice; name each time once")
     return chosen
 
 
@@ -115,24 +115,24 @@ def _in_range(
     wanted: InitialTimesConfig,
     data: DataConfig,
     times: np.ndarray,
-    clock: Calendar,
+    calendar: Calendar,
     test: Split,
     frames: Sequence[int],
 ) -> InitialTimes:
     """Return the times of a range; without an end those that have truth and `frames`, minutes before them."""
     every = every_minutes(wanted, data.step_minutes)
     key = "inference.initial_times"
-    first = test.first if wanted.start is None else clock.parse(wanted.start, f"{key}.start")
+    first = test.first if wanted.start is None else calendar.parse(wanted.start, f"{key}.start")
     if wanted.end is not None:
-        end = clock.parse(wanted.end, f"{key}.end")
+        end = calendar.parse(wanted.end, f"{key}.end")
         chosen = list(range(first, end + 1, every))
         if not chosen:
-            raise ConfigError(f"{key}: end {clock.format(end)} is before start {clock.format(first)}")
+            raise ConfigError(f"{key}: end {calendar.format(end)} is before start {calendar.format(first)}")
         return InitialTimes(chosen)
     if first > test.last:
         raise ConfigError(
-            f"{key}.start: {wanted.start} is after {test.describe(clock)}, in which a range without an end lies; give "
-            f"{key}.end, or another data.splits.test"
+            f"{key}.start: {wanted.start} is after {test.describe(calendar)}, in which a range without an end lies; "
+            f"give {key}.end, or another data.splits.test"
         )
     asked = range(first, test.last + 1, every)
     why = _find_hindrance(conf, data, times, test, frames)
@@ -142,13 +142,13 @@ def _in_range(
     reasons = ", ".join(f"{number} {hindrance.what}" for hindrance, number in counted.items())
     if not chosen:
         raise DataError(
-            f"{test.describe(clock)}: no forecast can begin at any of the {len(asked)} times of {key} in this period: "
-            f"{reasons}; {describe_span(times, clock)}; {counted.most_common(1)[0][0].way_out}"
+            f"{test.describe(calendar)}: no forecast can begin at any of the {len(asked)} times of {key} in this "
+            f"period: {reasons}; {describe_span(times, calendar)}; {counted.most_common(1)[0][0].way_out}"
         )
     if not counted:
         return InitialTimes(chosen)
-    cover = describe_coverage(times, test, clock, data.step_minutes)
-    left_out = f"{key}: {counted.total()} of {len(asked)} are left out: {reasons}; {test.describe(clock)}"
+    cover = describe_coverage(times, test, calendar, data.step_minutes)
+    left_out = f"{key}: {counted.total()} of {len(asked)} are left out: {reasons}; {test.describe(calendar)}"
     return InitialTimes(
         chosen, f"{left_out}{f': {cover}' if cover else ''}", any(hindrance.of_data for hindrance in counted)
     )
@@ -226,9 +226,12 @@ def lag_offsets(conf: EnsembleConfig | None) -> list[int]:
     """Return how long before an initial time, in minutes, its ensemble's analyses lie."""
     if conf is None:
         return [0]
-    lag, cycle = lag_minutes(conf), cycle_minutes(conf)
-    cycles = range(conf.perturbation.cycles + 1 if cycle else 1)
-    return sorted({member * lag + number * cycle for member in range(conf.members) for number in cycles})
+    lag = lag_minutes(conf)
+    earlier = [0] if conf.perturbation is None else conf.perturbation.analysis_lags_minutes()
+    offsets = set()
+    for member in range(conf.members):
+        offsets.update(member * lag + minutes for minutes in earlier)
+    return sorted(offsets)
 
 
 def group(chosen: Sequence[int], members: int, batch_size: int) -> list[list[int]]:
@@ -281,7 +284,7 @@ def choose_leads(conf: InferenceConfig, step: int) -> list[int]:
     return leads
 
 
-def _require_frames(chosen: Sequence[int], times: np.ndarray, clock: Calendar, frames: Sequence[int]) -> None:
+def _require_frames(chosen: Sequence[int], times: np.ndarray, calendar: Calendar, frames: Sequence[int]) -> None:
     have = set(times.tolist())
     lacking = {t: next((t - before for before in frames if t - before not in have), None) for t in chosen}
     lacking = {initial: time for initial, time in lacking.items() if time is not None}
@@ -289,13 +292,14 @@ def _require_frames(chosen: Sequence[int], times: np.ndarray, clock: Calendar, f
         initial, time = next(iter(lacking.items()))
         others = f"; so do {len(lacking) - 1} others of {len(chosen)} initial times" if len(lacking) > 1 else ""
         raise DataError(
-            f"inference.initial_times: {clock.format(initial)} needs the fields of {clock.format(time)}, which the "
-            f"data do not have{others}; {describe_span(times, clock)}; name other times, or more files in data.sources"
+            f"inference.initial_times: {calendar.format(initial)} needs the fields of {calendar.format(time)}, which "
+            f"the data do not have{others}; {describe_span(times, calendar)}; name other times, or more "
+            "files in data.sources"
         )
 
 
 def _require_observed(
-    chosen: Sequence[int], times: np.ndarray, clock: Calendar, data: DataConfig, earliest: int, longest: int
+    chosen: Sequence[int], times: np.ndarray, calendar: Calendar, data: DataConfig, earliest: int, longest: int
 ) -> None:
     """A forecast with observed forcing needs data up to its last step, or a step more where its window is the next.
 
@@ -310,8 +314,8 @@ def _require_observed(
         for initial, lead in itertools.product(chosen, range(shift - earliest, longest + shift, data.step_minutes)):
             if initial + lead not in have:
                 raise DataError(
-                    f"inference.initial_times: the forecast from {clock.format(initial)} needs {channel.variable} "
-                    f"(in_forecast: observed) at {clock.format(initial + lead)}, which the data do not have; "
-                    f"{describe_span(times, clock)}; shorten inference.lead_time, name other times, or set "
-                    f"data.fields.{channel.variable}.in_forecast: persist"
+                    f"inference.initial_times: the forecast from {calendar.format(initial)} needs {channel.variable} "
+                    f"(in_forecast: observed) at {calendar.format(initial + lead)}, which the data do not have; "
+                    f"{describe_span(times, calendar)}; shorten inference.lead_time, name other times, or set "
+                    f"data.variable_options.{channel.variable}.in_forecast: persist"
                 )

@@ -39,7 +39,7 @@ class OnlineForecasts(ForecastSource):
         origin: the checkpoint.
         channels: of the model's outputs, or of `products`.
         grid: its grid.
-        clock: its calendar.
+        calendar: its calendar.
         attributes: variable -> CF attributes.
         described: what describes the run.
         products: what is made of the outputs before they are read; None for the outputs as they are.
@@ -59,13 +59,13 @@ class OnlineForecasts(ForecastSource):
         origin: Path,
         channels: ChannelMap,
         grid: LatLonGrid,
-        clock: Calendar,
+        calendar: Calendar,
         attributes: Mapping[str, Mapping[str, str]],
         described: Mapping[str, object],
         products: OutputDiagnostics | None = None,
         masks: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        self.origin, self.grid, self.clock, self.attributes = origin, grid, clock, described
+        self.origin, self.grid, self.calendar, self.attributes = origin, grid, calendar, described
         self.initial_minutes, self.lead_minutes = (np.array(sorted(own), dtype=np.int64) for own in (initial, leads))
         self.members = members
         self.channel_names = [channel.name for channel in channels.output]

@@ -1,48 +1,43 @@
-"""What an error costs in one cell, by name; plugins add their own."""
+"""The built-in pointwise losses: mean squared error, mean absolute error, Huber's loss."""
 
 from __future__ import annotations
-
-import functools
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from credit.config.schema_trainer import register_loss_kind
-from credit.errors import ConfigError
-
-Pointwise = Callable[[Tensor], Tensor]
-_KINDS: dict[str, Pointwise] = {"mse": torch.square, "mae": torch.abs}
+from credit.losses.base import LossContext, PointwiseLoss
+from credit.losses.registry import register_loss
+from credit.losses.section import PointwiseSection
 
 
-def register_loss(name: str) -> Callable[[Pointwise], Pointwise]:
-    """Decorator that makes a function available as ``loss.kind: name``.
+@register_loss("mse", PointwiseSection)
+class MeanSquaredError(PointwiseLoss):
+    """Mean squared error."""
 
-    The function maps the error (B, C, H, W), float32 and in the unit of ``loss.scaling``, to what each cell costs, of
-    the same shape; it is differentiated. Weights of cells, variables and levels are applied to what it returns.
-
-    Raises:
-        ConfigError: if another function has the name.
-    """
-
-    def register(function: Pointwise) -> Pointwise:
-        other = _KINDS.get(name, function)
-        # a plugin that is loaded again brings its function anew
-        same = (other.__module__, other.__qualname__) == (function.__module__, function.__qualname__)
-        if name == "huber" or not same:
-            raise ConfigError(f"loss name {name!r} of {function.__module__} is taken; choose another name")
-        _KINDS[name] = function
-        register_loss_kind(name)
-        return function
-
-    return register
+    def cost(self, error_BMCHW: Tensor) -> Tensor:
+        """See the base class."""
+        return error_BMCHW.square()
 
 
-def pointwise_loss(kind: str, huber_delta: float) -> Pointwise:
-    """Return the function of ``loss.kind``."""
-    return functools.partial(_huber, delta=huber_delta) if kind == "huber" else _KINDS[kind]
+@register_loss("mae", PointwiseSection)
+class MeanAbsoluteError(PointwiseLoss):
+    """Mean absolute error."""
+
+    def cost(self, error_BMCHW: Tensor) -> Tensor:
+        """See the base class."""
+        return error_BMCHW.abs()
 
 
-def _huber(error: Tensor, delta: float) -> Tensor:
-    return functional.huber_loss(error, torch.zeros_like(error), reduction="none", delta=delta)
+@register_loss("huber", PointwiseSection)
+class HuberLoss(PointwiseLoss):
+    """Huber's loss (doi:10.1214/aoms/1177703732): squared for small errors, linear beyond ``loss.huber_delta``."""
+
+    def __init__(self, context: LossContext, section: PointwiseSection) -> None:
+        super().__init__(context, section)
+        self._delta = section.huber_delta
+
+    def cost(self, error_BMCHW: Tensor) -> Tensor:
+        """See the base class."""
+        zero = torch.zeros_like(error_BMCHW)
+        return functional.huber_loss(error_BMCHW, zero, reduction="none", delta=self._delta)

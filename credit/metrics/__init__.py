@@ -1,5 +1,5 @@
-"""Metrics of validation during training."""
+"""Metrics of the validation during training."""
 
-from credit.metrics.errors import ErrorSums
+from credit.metrics.base import Metric, MetricContext, metric_class, register_metric
 
-__all__ = ["ErrorSums"]
+__all__ = ["Metric", "MetricContext", "metric_class", "register_metric"]

@@ -1,5 +1,26 @@
-"""Models, and the registry that finds them by name."""
+"""Networks, the layers that they share, and the registry that finds models by name.
 
-from credit.models.registry import build_model, model_class, model_names, register_model
+What this package exports is imported when it is asked for: layers and LoRA are used by projects that have neither the
+config nor the weather packages.
+"""
 
-__all__ = ["build_model", "model_class", "model_names", "register_model"]
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_EXPORTS = {
+    "ForecastModel": "credit.models.base",
+    "ModelSpec": "credit.models.base",
+    "build_model": "credit.models.registry",
+    "model_class": "credit.models.registry",
+    "model_names": "credit.models.registry",
+    "register_model": "credit.models.registry",
+}
+__all__ = ["ForecastModel", "ModelSpec", "build_model", "model_class", "model_names", "register_model"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _EXPORTS:
+        return getattr(importlib.import_module(_EXPORTS[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -25,7 +25,7 @@ _NORMS = (nn.LayerNorm, nn.GroupNorm)
 _KNOWN = (*_NORMS, nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
 _OWN_NORM = (
     "weights that torch's spectral_norm, weight_norm or another parametrization makes cannot be started; "
-    "credit.models.wxformer.spectral_norm.apply_spectral_norm(model) normalises on any mesh, a parametrization of your "
+    "credit.models.layers.spectral_norm.apply_spectral_norm(model) normalises on any mesh, a parametrization of your "
     "own needs a method initial_buffers(weight, generator)"
 )
 

@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize
 
 from credit.errors import ConfigError, did_you_mean
 from credit.models.initialise import generator_for
-from credit.models.wxformer.spectral_norm import without_autocast
+from credit.models.kernels.autocast import without_autocast
 from credit.parallel.blocks.marks import plain_name
 from credit.parallel.dtensor import local
 

@@ -1,68 +1,77 @@
-"""Models by name.
+"""Models by name: ``model.type``.
 
-Every registered class takes the keyword arguments `image_height, image_width, in_channels, out_channels, frames,
-output_frames` and its own keys, and maps (B, in_channels, frames, H, W) to (B, out_channels, output_frames, H, W). It
-is built on the meta device and filled from `credit.models.initialise.initial_values`. A module in this package
-registers its class by being there; a module elsewhere does so by being imported.
+A registered class derives from `credit.models.base.ForecastModel`, is built from a `ModelSpec` and its own config
+section, and maps (B, in_channels, frames, H, W) to (B, out_channels, output_frames, H, W). It is built on the meta
+device and filled from `credit.models.initialise.initial_values`.
+
+This module imports no torch, so that a config can be loaded without it.
 """
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from torch import nn
+from credit.config.registry import MODELS
+from credit.config.schema_model import ModelSection
+from credit.errors import ConfigError
 
-from credit.errors import ConfigError, did_you_mean
+if TYPE_CHECKING:
+    from credit.models.base import ForecastModel, ModelSpec
 
-ModelClass = TypeVar("ModelClass", bound=type[nn.Module])
-_MODELS: dict[str, type[nn.Module]] = {}
+ModelClass = TypeVar("ModelClass", bound="type[ForecastModel]")
 
 
-def register_model(name: str) -> Callable[[ModelClass], ModelClass]:
-    """Class decorator that makes a model available as `model.type: name`.
+def register_model(name: str, section: type[ModelSection]) -> Callable[[ModelClass], ModelClass]:
+    """Class decorator that makes a model available as ``model.type: name``, with `section` for its config keys.
+
+    Args:
+        name: of the model.
+        section: derives from `ModelSection`; each key has a `pydantic.Field` with a description.
 
     Raises:
-        ConfigError: if another class has the name.
+        ConfigError: if another class has the name, or the class does not derive from `ForecastModel`.
     """
 
     def register(cls: ModelClass) -> ModelClass:
-        other = _MODELS.setdefault(name, cls)
-        if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+        from credit.models.base import ForecastModel
+
+        if not issubclass(cls, ForecastModel):
             raise ConfigError(
-                f"model name {name!r} of {cls.__module__} is taken by {other.__module__}; choose another name"
+                f'model "{name}": {cls.__module__}.{cls.__qualname__} must derive from '
+                "credit.models.base.ForecastModel, whose docstring says what a model may declare"
             )
-        return cls
+        return MODELS.register(name, section)(cls)
 
     return register
 
 
-def model_class(name: str) -> type[nn.Module]:
+def model_class(name: str) -> type[ForecastModel]:
     """Return the class registered as `name`.
 
     Raises:
         ConfigError: for an unknown name, with the nearest one.
     """
-    names = model_names()
-    if name not in _MODELS:
-        raise ConfigError(f"model.type: {name!r} is not a model{did_you_mean(name, names)}")
-    return _MODELS[name]
+    return MODELS.find_class(name)
 
 
-def build_model(type: str, **settings: Any) -> nn.Module:
-    """Return a new model of the registered `type`, built with `settings`.
+def model_names() -> list[str]:
+    """Return the names of all models, sorted."""
+    return MODELS.names()
+
+
+def build_model(spec: ModelSpec, section: ModelSection) -> ForecastModel:
+    """Return a new model of the type that `section` names.
 
     Raises:
         ConfigError: for an unknown type, or a model with parameters that cannot be trained here.
     """
-    model = model_class(type)(**settings)
+    model = model_class(section.type)(spec, section)
     _require_trainable(model)
     return model
 
 
-def _require_trainable(model: nn.Module) -> None:
+def _require_trainable(model: ForecastModel) -> None:
     """Refuse parameters that memory or the optimizer would treat as something else.
 
     Raises:
@@ -71,7 +80,7 @@ def _require_trainable(model: nn.Module) -> None:
     names: dict[int, str] = {}
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(path, recurse=False):
-            # each module is given memory of its own, so that one parameter would become two
+            # Each module is given memory of its own, so that a shared parameter would become two.
             other = names.setdefault(id(parameter), name)
             if other != name:
                 raise ConfigError(
@@ -83,12 +92,3 @@ def _require_trainable(model: nn.Module) -> None:
                     f"model.type: {name} is complex, which fused AdamW cannot train; store real and imaginary part in "
                     "a last dimension of 2, and use torch.view_as_complex in forward"
                 )
-
-
-def model_names() -> list[str]:
-    """Return the names of all models, those of this package included, sorted."""
-    import credit.models as package
-
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{package.__name__}.{module.name}")
-    return sorted(_MODELS)

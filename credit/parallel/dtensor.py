@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement
 
@@ -32,3 +34,20 @@ def num_shards(tensor: Tensor) -> int:
             if shard_dim(placement) is not None:
                 shards *= tensor.device_mesh.size(axis)
     return shards
+
+
+def local_bounds(tensor: Tensor) -> list[slice]:
+    """Return which elements of the whole tensor this rank holds, a slice for each dimension."""
+    bounds = [slice(0, length) for length in tensor.shape]
+    if not isinstance(tensor, DTensor):
+        return bounds
+    mesh = tensor.device_mesh
+    # Where two axes cut the same dimension, FSDP2 has cut what tensor parallelism had left: the last axis comes first.
+    for axis in reversed(range(mesh.ndim)):
+        dim = shard_dim(tensor.placements[axis])
+        if dim is not None:
+            start, stop = bounds[dim].start, bounds[dim].stop
+            length = math.ceil((stop - start) / mesh.size(axis))
+            start = min(start + length * mesh.get_local_rank(axis), stop)
+            bounds[dim] = slice(start, min(start + length, stop))
+    return bounds

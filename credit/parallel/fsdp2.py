@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -48,7 +48,6 @@ __all__ = [
     "_has_fsdp2_shard",
     "_is_shardable",
     "apply_fsdp2",
-    "iter_unsharded_units",
     "fsdp2_is_applied",
     "fsdp2_load_optimizer_state_dict",
     "fsdp2_load_state_dict",
@@ -280,20 +279,3 @@ def set_gradient_sync(model: nn.Module, on: bool) -> None:
     """Say whether the next backward passes reduce the gradients over the ranks or add them up on each."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(on)
-
-
-def iter_unsharded_units(model: nn.Module) -> Iterator[list[nn.Module]]:
-    """Yield the modules of one sharding unit after the other while their weights are whole; collective.
-
-    A model that is not sharded is one unit.
-    """
-    seen: set[int] = set()
-    units = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    for unit in reversed(units or [model]):  # inner ones first
-        own = [module for module in unit.modules() if id(module) not in seen]
-        seen.update(map(id, own))
-        if isinstance(unit, FSDPModule):
-            unit.unshard()
-        yield own
-        if isinstance(unit, FSDPModule):
-            unit.reshard()

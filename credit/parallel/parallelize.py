@@ -14,7 +14,7 @@ from credit.errors import ConfigError
 from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
 from credit.parallel.blocks.compilation import keep_dtensors_outside
 from credit.parallel.fsdp2 import shard_units
-from credit.parallel.tensor.tensor_parallel import apply_tensor_parallel, has_dropout
+from credit.parallel.tensor.tensor_parallel import apply_tensor_parallel, has_dropout, share_sums
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +70,8 @@ def parallelize(
     if compile_blocks is not None:
         keep_dtensors_outside(model)
         compile_blocks(model)
+    elif tensor_ranks > 1:
+        share_sums(model)
     if shard and mesh is not None:
         data_axes = tuple(name for name in mesh.mesh_dim_names if name != "tp")
         split_mesh = mesh[data_axes]

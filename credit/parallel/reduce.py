@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from credit.parallel.dtensor import local_shard, num_shards
@@ -120,3 +121,43 @@ def mean_over_ranks(values: Tensor) -> Tensor:
     total = values.clone()
     dist.all_reduce(total)
     return total / dist.get_world_size()
+
+
+def sum_over_shards(summands: Sequence[Tensor], sharded: Sequence[DTensor]) -> list[Tensor]:
+    """Collective: return the sum of each summand over the ranks of a mesh, by one all-reduce for each mesh.
+
+    A mesh whose ranks all belong to a larger one of these meshes takes part in the all-reduce of that.
+
+    Args:
+        summands: this rank's, each computed from its shard of a tensor; ranks with the same shard have the same one.
+        sharded: for each summand the tensor that is sharded.
+
+    Returns:
+        New tensors, equal on all ranks of a mesh.
+    """
+    groups = {mesh: _group_of(mesh) for mesh in dict.fromkeys(tensor.device_mesh for tensor in sharded)}
+    ranks = {group: set(dist.get_process_group_ranks(group)) for group in groups.values()}
+    by_size = sorted(ranks, key=lambda group: len(ranks[group]), reverse=True)
+    members: dict[dist.ProcessGroup, list[int]] = {}
+    for index, tensor in enumerate(sharded):
+        mesh_ranks = ranks[groups[tensor.device_mesh]]
+        group = next(group for group in by_size if mesh_ranks <= ranks[group])
+        members.setdefault(group, []).append(index)
+    sums: dict[int, Tensor] = {}
+    for group, indices in members.items():
+        # Ranks that hold copies of a shard share the summand.
+        shares = [summands[index].flatten() * (num_shards(sharded[index]) / len(ranks[group])) for index in indices]
+        total = torch.cat(shares)
+        dist.all_reduce(total, group=group)
+        parts = total.split([len(share) for share in shares])
+        sums |= {index: part.view_as(summands[index]) for index, part in zip(indices, parts, strict=True)}
+    return [sums[index] for index in range(len(summands))]
+
+
+def _group_of(mesh: DeviceMesh) -> dist.ProcessGroup:
+    """Return the process group of all ranks of a mesh."""
+    if mesh.ndim == 1:
+        return mesh.get_group()
+    if mesh.size() == dist.get_world_size():
+        return dist.group.WORLD
+    return mesh._flatten().get_group()

@@ -15,7 +15,7 @@ from credit.calendar import Calendar
 from credit.channels import Channel, ChannelMap
 from credit.config import Config
 from credit.config.schema_data import DataConfig
-from credit.config.schema_forecast import ClimatologyConfig
+from credit.config.schema_verification import ClimatologyConfig
 from credit.data.climatology.climatology import Climatology
 from credit.data.climatology.stored import load_or_fit_climatology
 from credit.data.formats import cf
@@ -28,6 +28,7 @@ from credit.data.splits import Split, build_splits
 from credit.data.store.statistics import Statistics, fit_statistics
 from credit.errors import CheckpointError, ConfigError, DataError
 from credit.grid import LatLonGrid
+from credit.models.base import ModelSpec
 
 logger = logging.getLogger(__name__)
 
@@ -63,9 +64,9 @@ class ModelAssets:
     layers: VerticalLayers | None = None
     seen: tuple[tuple[str, str], ...] = ()
 
-    def after(self, splits: Iterable[Split], clock: Calendar) -> ModelAssets:
+    def after(self, splits: Iterable[Split], calendar: Calendar) -> ModelAssets:
         """Return those of weights that are trained or selected on the periods of `splits`, too."""
-        own = [(clock.format(split.first), clock.format(split.last)) for split in splits]
+        own = [(calendar.format(split.first), calendar.format(split.last)) for split in splits]
         return replace(self, seen=tuple(dict.fromkeys([*self.seen, *own])))
 
     @property
@@ -131,13 +132,13 @@ def fit_assets(config: Config, reader: FieldReader, train: Split) -> ModelAssets
     statistics = getattr(reader, "statistics", None)
     if statistics is None:
         packing = getattr(reader, "packing_steps", None)
-        accepted = [name for name, field in config.data.fields.items() if field.valid_range is not None]
+        accepted = [name for name, field in config.data.variable_options.items() if field.valid_range is not None]
         statistics = fit_statistics(
             reader, train.first, train.last, config.data.step_minutes, packing, True, config.data.transforms, accepted
         )
     if hasattr(reader, "times_of_files"):
         # the training period has just been read; validation would meet its own only after an epoch
-        valid = build_splits(config.data, reader.clock)["valid"]
+        valid = build_splits(config.data, reader.calendar)["valid"]
         bad = look_at_values(reader, valid.first, valid.last).bad
         if bad:
             raise DataError(bad[0])
@@ -162,12 +163,13 @@ def fit_assets(config: Config, reader: FieldReader, train: Split) -> ModelAssets
 
 
 def find_run_layers(config: Config) -> VerticalLayers | None:
-    """Return the layers that the budgets of ``model.post`` are summed over, None where it has none.
+    """Return the layers that the post-processes of the run sum over, None where none does.
 
     Raises:
         ConfigError: if the run's levels do not make up whole columns.
     """
-    return build_layers(config.data) if any(one.kind != "clamp" for one in config.model.post or []) else None
+    entries = config.model.postprocess_entries | config.inference.postprocess_entries
+    return build_layers(config.data) if any(entry.needs_whole_columns for entry in entries.values()) else None
 
 
 def zero_mean_vectors(statistics: Statistics, conf: DataConfig, reader: FieldReader) -> Statistics:
@@ -177,8 +179,36 @@ def zero_mean_vectors(statistics: Statistics, conf: DataConfig, reader: FieldRea
     return replace(statistics, mean=mean)
 
 
+def build_model_spec(
+    conf: DataConfig, channels: ChannelMap, grid: LatLonGrid, attributes: Mapping[str, Mapping[str, str]]
+) -> ModelSpec:
+    """Return everything about the data that a model is built from."""
+    vector_channels = []
+    eastward: dict[tuple[str, float | None], int] = {}
+    northward: dict[tuple[str, float | None], int] = {}
+    for row, channel in enumerate(channels.input):
+        if not is_vector_component(conf, channel, attributes):
+            continue
+        vector_channels.append(row)
+        name = attributes.get(channel.variable, {}).get("standard_name", "")
+        if "eastward" in name:
+            eastward[name.replace("eastward", ""), channel.level] = row
+        elif "northward" in name:
+            northward[name.replace("northward", ""), channel.level] = row
+    pairs = tuple((row, northward[vector]) for vector, row in eastward.items() if vector in northward)
+    return ModelSpec(
+        channels=channels,
+        grid=grid,
+        input_frames=conf.history_len,
+        output_frames=1,
+        timestep_minutes=conf.step_minutes,
+        vector_channels=tuple(vector_channels),
+        vector_pairs=pairs,
+    )
+
+
 def is_vector_component(conf: DataConfig, channel: Channel, attributes: Mapping[str, Mapping[str, str]]) -> bool:
-    """Whether a channel is a component of a vector and changes sign across a pole."""
+    """Return whether a channel is a component of a vector, which changes its sign across a pole."""
     name = attributes.get(channel.variable, {}).get("standard_name", "")
     return cf.is_vector_component(conf.field(channel.variable).vector, name)
 
@@ -194,10 +224,10 @@ def require_same_fields(
         path: the checkpoint.
         channels: of the config, where the reader has a part of them; default: the reader's.
     """
-    difference = assets.channels.difference(channels or reader.channels)
+    difference = assets.channels.describe_mismatch(channels or reader.channels)
     if difference:
         raise CheckpointError(f"{path}: trained on other channels than data.variables asks for: {difference}")
-    difference = assets.grid.difference(reader.grid)
+    difference = assets.grid.describe_mismatch(reader.grid)
     if difference:
         raise DataError(f"{path}: trained on another grid than the data have: {difference}")
     for name, attributes in assets.attributes.items():
@@ -220,4 +250,4 @@ def _describe_way_out(name: str, theirs: str, ours: str) -> str:
         )
     except ConfigError:
         pass  # without UDUNITS it is not known
-    return f'data.fields.{name}.units: "{ours}" converts them'
+    return f'data.variable_options.{name}.units: "{ours}" converts them'

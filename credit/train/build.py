@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from credit.calendar import parse_duration
 from credit.channels import Channel, ChannelMap
 from credit.config import Config, build_config
 from credit.config.schema_data import VariableOptions
+from credit.config.schema_postprocess import replace_entries
 from credit.data.normalize import Normalizer
 from credit.data.reader import FieldReader
 from credit.data.samples.cached_reader import CachedReader
@@ -28,20 +28,20 @@ from credit.errors import CheckpointError, ConfigError, did_you_mean
 from credit.forecast.ensemble.perturbations import describe_ensemble
 from credit.forecast.io.diagnostics import OutputDiagnostics
 from credit.forecast.io.schema import SEEN
-from credit.forecast.postprocess.hyperdiffusion import Hyperdiffusion
+from credit.forecast.objectives.base import Objective, ObjectiveContext, build_objective
+from credit.forecast.postprocess.base import PostprocessContext, build_postprocess
 from credit.forecast.stepper import Stepper
-from credit.losses import WeightedLoss, build_loss
-from credit.metrics import ErrorSums
-from credit.models.device_paths import retain_freed_memory
+from credit.losses.base import Loss
+from credit.losses.build import build_loss
+from credit.metrics import Metric, MetricContext, metric_class
+from credit.models.inference import prepare_for_inference
 from credit.models.initialise import initial_values
-from credit.models.wxformer.inference import prepare_for_inference
 from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
 from credit.parallel.object_collectives import run_on_rank0
 from credit.parallel.process_info import ProcessInfo
 from credit.parallel.state.materialise import fill_, require_filled
 from credit.parallel.watchdog import Watchdog
-from credit.train.assets import ModelAssets, fit_assets, is_vector_component, require_same_fields
-from credit.train.build_fixers import build_constraints, output_bounds
+from credit.train.assets import ModelAssets, fit_assets, require_same_fields
 from credit.train.build_model import build_parallel_model, choose_device, use_deterministic_algorithms
 from credit.train.checkpoint import checkpoint
 from credit.train.checkpoint.external_weights import assets_for_weights, load_weights
@@ -49,14 +49,15 @@ from credit.train.checkpoint.resume import choose_start, find_initial_weights, l
 from credit.train.ema import EMA
 from credit.train.fine_tuning import describe_base, find_base, load_base, load_forecast_network
 from credit.train.initial_condition_checks import find_masked_cells
-from credit.train.monitor.preview import DrawEarlyView, build_early_view
+from credit.train.monitor.preview import DrawPreview, build_preview
 from credit.train.monitor.usage import build_meter
 from credit.train.open_data import open_training_fields
 from credit.train.optim import build_optimizer, forecast_len_at
 from credit.train.prefetch import DevicePrefetcher
-from credit.train.step import TrainingStep
+from credit.train.step import StepSettings, TrainingStep
 from credit.train.trainer import Trainer, TrainingComponents
 from credit.train.validate import ValidationShare, evenly_spaced, shard_cases, validate
+from credit.utils.malloc import retain_freed_memory
 
 
 def build_normalizer(config: Config, assets: ModelAssets) -> Normalizer:
@@ -73,41 +74,39 @@ def build_stepper(config: Config, assets: ModelAssets, model: nn.Module, device:
     normalizer = build_normalizer(config, assets).to(device)
     static = torch.from_numpy(np.ascontiguousarray(assets.static_CHW)).to(device)
     cells = valid_cells(assets, assets.channels.group("prognostic"))
-    valid = torch.from_numpy(cells).to(device)
     return Stepper(
         model,
         assets.channels,
         normalizer,
         static,
         config.model.residual,
-        *output_bounds(config, assets),
-        None if cells.all() else valid,
+        None if cells.all() else torch.from_numpy(cells).to(device),
         amp,
-        build_hyperdiffusion(config, assets, valid),
-        build_constraints(config, assets, normalizer, device),
+        build_postprocess(config.model.postprocess_entries, postprocess_context(config, assets, normalizer, device)),
     )
 
 
-def build_hyperdiffusion(config: Config, assets: ModelAssets, valid_CHW: torch.Tensor) -> Hyperdiffusion | None:
-    """Return the run's damping of short waves, on the device of `valid_CHW`; None where the config asks for none."""
-    conf = config.model.hyperdiffusion
-    if conf is None:
-        return None
-    vector = [is_vector_component(config.data, c, assets.attributes) for c in assets.channels.group("prognostic")]
-    return Hyperdiffusion(
-        assets.grid,
-        config.data.step_minutes,
-        parse_duration(conf.time),
-        conf.order,
-        torch.tensor(vector, device=valid_CHW.device),
-        valid_CHW.all(dim=2).all(dim=1),
+def postprocess_context(
+    config: Config, assets: ModelAssets, normalizer: Normalizer, device: torch.device
+) -> PostprocessContext:
+    """Return what the run's post-processes are built from."""
+    return PostprocessContext(
+        data=config.data,
+        channels=assets.channels,
+        grid=assets.grid,
+        attributes=assets.attributes,
+        masks=assets.masks,
+        static_CHW=assets.static_CHW,
+        layers=assets.layers,
+        normalizer=normalizer,
+        device=device,
     )
 
 
-def build_run_loss(config: Config, assets: ModelAssets, device: torch.device) -> WeightedLoss:
+def build_run_loss(config: Config, assets: ModelAssets, device: torch.device) -> Loss:
     """Return the training loss on `device`."""
     scale = build_normalizer(config, assets).tendency_scale_C.numpy()
-    return build_loss(config.loss, assets.channels, assets.grid.area_weights(), scale, assets.masks).to(device)
+    return build_loss(config.loss, assets.channels, assets.grid, scale, assets.masks).to(device)
 
 
 def valid_cells(assets: ModelAssets, channels: Sequence[Channel]) -> np.ndarray:
@@ -194,16 +193,19 @@ def build_products(made: Forecaster, last_lead: int) -> OutputDiagnostics:
 
 def with_trained_settings(config: Config, trained: Config) -> Config:
     """Return `config` with everything that the weights were trained with; sources and forecasting are its own."""
-    fields = {name: trained.data.field(name) for name in trained.data.fields.keys() | config.data.fields.keys()}
+    fields = {
+        name: trained.data.field(name)
+        for name in trained.data.variable_options.keys() | config.data.variable_options.keys()
+    }
     forcing = config.data.variables.dynamic_forcing
     for name in fields.keys() & {*forcing.vars_3D, *forcing.vars_2D}:
         own = config.data.field(name)
         update = {"in_forecast": own.in_forecast, "minimum": own.minimum, "maximum": own.maximum}
         fields[name] = fields[name].model_copy(update=update)
     kept = {"solar": trained.data.solar, "transforms": trained.data.transforms}
-    data = config.data.model_copy(update={"fields": fields, **kept})
-    damping = config.inference.hyperdiffusion or trained.model.hyperdiffusion
-    model = trained.model.model_copy(update={"hyperdiffusion": damping})
+    data = config.data.model_copy(update={"variable_options": fields, **kept})
+    entries = replace_entries(trained.model.postprocess_entries, config.inference.postprocess_entries)
+    model = trained.model.model_copy(update={"hyperdiffusion": None, "postprocess": list(entries.values()) or None})
     return config.model_copy(update={"model": model, "data": data})
 
 
@@ -213,12 +215,13 @@ def describe_run(made: Forecaster) -> dict[str, str | int]:
     for channel in made.assets.channels.group("dynamic_forcing"):
         how = _describe_held(made.config.data.field(channel.variable)) if channel.source == "data" else "computed"
         forcing.append(f"{channel.name}: {how}")
-    damping = made.config.model.hyperdiffusion
-    post = made.config.model.post
+    entries = made.config.model.postprocess_entries.values()
+    damping = next((entry for entry in entries if entry.kind == "hyperdiffusion"), None)
+    kinds = dict.fromkeys(entry.kind for entry in entries if entry.kind != "hyperdiffusion")
     ensemble = made.config.inference.ensemble
     described = {} if ensemble is None else {"ensemble": describe_ensemble(ensemble)}
     described |= {"precision": "bfloat16"} if made.config.inference.amp else {}
-    described |= {} if post is None else {"post": ", ".join(dict.fromkeys(one.kind for one in post))}
+    described |= {"post": ", ".join(kinds)} if kinds else {}
     return {
         "title": f"Forecasts of {made.config.experiment}",
         "experiment": made.config.experiment,
@@ -245,7 +248,7 @@ def assemble_training(
     launch: ProcessInfo,
     device: torch.device,
     watchdog: Watchdog,
-    draw: DrawEarlyView,
+    draw: DrawPreview,
     began: float | None = None,
     peaks: Mapping[str, float] | None = None,
 ) -> Trainer:
@@ -270,14 +273,15 @@ def assemble_training(
         assets = assets if weights is None else assets_for_weights(config, assets, reader, weights)
     else:
         config, assets = load_run_state(config, reader, mesh, origin, goes_on=start is not None)
-    assets = assets.after((splits["train"], splits["valid"]), reader.clock)
+    assets = assets.after((splits["train"], splits["valid"]), reader.calendar)
     conf = config.trainer
     model, autocast = build_parallel_model(config, assets, mesh, device)
     if start is None or base is not None:
         _fill(model, base, weights, config.seed)
     model.train()
     stepper = build_stepper(config, assets, model, device, autocast)
-    loss = build_run_loss(config, assets, device)
+    objective_context = ObjectiveContext(stepper, build_run_loss(config, assets, device), conf.recompute_steps)
+    objective = build_objective(conf.objective, objective_context)
     optimizer = build_optimizer(model, conf)
     average = EMA(model, conf.ema_decay) if conf.use_ema else None
     frames = FrameReader(reader, data, assets.climatology)
@@ -289,7 +293,9 @@ def assemble_training(
 
     def run_validation(step: int, stop: Callable[[], bool]) -> dict[str, float] | None:
         with DevicePrefetcher(valid_loader, device, mesh.tensor_peers) as batches:
-            return validate(stepper, loss, batches, share, weight_CHW, data.step_minutes, forecast_len(step - 1), stop)
+            return validate(
+                objective, batches, share, build_metrics(config, assets, weight_CHW), forecast_len(step - 1), stop
+            )
 
     trainer = Trainer(
         TrainingComponents(
@@ -297,18 +303,18 @@ def assemble_training(
             launch=launch,
             mesh=mesh,
             assets=assets,
-            clock=reader.clock,
+            calendar=reader.calendar,
             device=device,
             model=model,
             optimizer=optimizer,
             average=average,
-            training_step=build_step(config, stepper, loss, optimizer, average, forecast_len, mesh.data_rank),
+            training_step=build_step(config, objective, optimizer, average, forecast_len, mesh.data_rank),
             order=order,
             total_steps=total,
             watchdog=watchdog,
             meter=build_meter(config, assets, device, mesh, order.samples_a_step, peaks or {}, began),
             validate=run_validation,
-            early_view=build_early_view(config, frames, splits["valid"], stepper, weight_CHW, mesh, draw),
+            preview=build_preview(config, frames, splits["valid"], stepper, weight_CHW, mesh, draw),
             base=describe_base(base) if base is not None else None,
         )
     )
@@ -332,8 +338,7 @@ def _fill(model: nn.Module, base: Path | None, weights: Path | None, seed: int) 
 
 def build_step(
     config: Config,
-    stepper: Stepper,
-    loss: WeightedLoss,
+    objective: Objective,
     optimizer: torch.optim.Optimizer,
     average: EMA | None,
     forecast_len: Callable[[int], int],
@@ -341,8 +346,15 @@ def build_step(
 ) -> TrainingStep:
     """Return what takes the run's optimizer steps."""
     conf = config.trainer
-    how = conf.grad_accum_every, conf.grad_max_norm, forecast_len, conf.backprop_on_timestep, conf.recompute_steps
-    return TrainingStep(stepper, loss, optimizer, average, config.seed, *how, data_rank)
+    settings = StepSettings(
+        forecast_len=forecast_len,
+        seed=config.seed,
+        accumulation=conf.grad_accum_every,
+        grad_max_norm=conf.grad_max_norm,
+        counted_steps=conf.backprop_on_timestep,
+        data_rank=data_rank,
+    )
+    return TrainingStep(objective, optimizer, average, settings)
 
 
 def build_training_order(
@@ -350,15 +362,17 @@ def build_training_order(
 ) -> SampleSchedule:
     """Return which samples this rank takes at each step."""
     data, conf = config.data, config.trainer
-    initial = require_samples(reader.times, split, reader.clock, data, data.forecast_len)
-    blank = mesh.tensor_rank > 0
-    dataset = ForecastDataset(frames, initial, data.step_minutes, data.history_len, data.forecast_len, blank=blank)
+    initial = require_samples(reader.times, split, reader.calendar, data, data.forecast_len)
+    placeholder = mesh.tensor_rank > 0
+    dataset = ForecastDataset(
+        frames, initial, data.step_minutes, data.history_len, data.forecast_len, placeholder=placeholder
+    )
     return SampleSchedule(
         dataset,
         conf.train_batch_size,
         conf.grad_accum_every,
         config.seed,
-        0 if blank else data.num_workers,
+        0 if placeholder else data.num_workers,
         data_rank=mesh.data_rank,
         data_ranks=mesh.data_ranks,
     )
@@ -369,7 +383,7 @@ def build_valid_loader(
 ) -> tuple[Loader, ValidationShare]:
     """Return this rank's share of initial times spread over the whole of `split`, with forcing a forecast may know."""
     data = config.data
-    found = require_samples(reader.times, split, reader.clock, data, data.valid_forecast_len)
+    found = require_samples(reader.times, split, reader.calendar, data, data.valid_forecast_len)
     initial = evenly_spaced(found, config.trainer.valid_samples)
     dataset = ForecastDataset(
         frames,
@@ -378,17 +392,32 @@ def build_valid_loader(
         data.history_len,
         data.valid_forecast_len,
         as_forecast=True,
-        blank=mesh.tensor_rank > 0,
+        placeholder=mesh.tensor_rank > 0,
     )
     share = shard_cases(len(initial), config.trainer.valid_batch_size, mesh.data_rank, mesh.data_ranks)
     return Loader(dataset, share.batches, workers=0), share
 
 
+def validation_hours(config: Config) -> list[float]:
+    """Return the lead times of the validation in hours."""
+    return [(number + 1) * config.data.step_minutes / 60 for number in range(config.data.valid_forecast_len)]
+
+
+def build_metrics(config: Config, assets: ModelAssets, weight_CHW: torch.Tensor) -> list[Metric]:
+    """Return new metrics of a validation, without sums."""
+    context = MetricContext(assets.channels, weight_CHW, validation_hours(config))
+    return [metric_class(name)(context) for name in config.trainer.metrics]
+
+
 def require_monitor(config: Config, channels: ChannelMap) -> None:
-    """Refuse a ``trainer.monitor`` that validation does not measure."""
-    hours = [(n + 1) * config.data.step_minutes / 60 for n in range(config.data.valid_forecast_len)]
-    known = ["loss", *ErrorSums.names(channels, hours)]
-    if config.trainer.monitor not in known:
-        raise ConfigError(
-            f'trainer.monitor: "{config.trainer.monitor}" is not measured{did_you_mean(config.trainer.monitor, known)}'
-        )
+    """Refuse a ``trainer.monitor`` that the validation does not measure.
+
+    Raises:
+        ConfigError: also for an unknown name in ``trainer.metrics``.
+    """
+    measured = ["loss"]
+    for name in config.trainer.metrics:
+        measured += metric_class(name).names(channels, validation_hours(config))
+    monitor = config.trainer.monitor
+    if monitor not in measured:
+        raise ConfigError(f'trainer.monitor: "{monitor}" is not measured{did_you_mean(monitor, measured)}')

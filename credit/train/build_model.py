@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import logging
 import os
 import shutil
@@ -16,20 +15,20 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from credit.channels import ChannelMap
 from credit.config import Config
-from credit.config.schema_forecast import ForecastParallelismConfig
-from credit.config.schema_model import ModelSection
+from credit.config.schema_inference import ForecastParallelismConfig
 from credit.config.schema_trainer import MixedPrecisionConfig, TrainerConfig
 from credit.errors import ConfigError
 from credit.grid import LatLonGrid
+from credit.models.base import ForecastModel
+from credit.models.layers.spectral_norm import normalize_together
 from credit.models.lora import apply_lora
-from credit.models.registry import build_model, model_class
-from credit.models.wxformer import spectral_norm
+from credit.models.registry import build_model
 from credit.parallel.fsdp2 import _build_mp_policy
 from credit.parallel.mesh import DeviceGrid, ParallelDims, build_mesh
 from credit.parallel.parallelize import parallelize
 from credit.parallel.process_info import ProcessInfo
 from credit.parallel.state.materialise import allocate_
-from credit.train.assets import ModelAssets, is_vector_component
+from credit.train.assets import ModelAssets, build_model_spec
 
 logger = logging.getLogger(__name__)
 
@@ -70,22 +69,9 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     return torch.device(name)
 
 
-def build_network(config: Config, channels: ChannelMap, grid: LatLonGrid, attributes: Mapping) -> nn.Module:
-    """Return the untrained network; shapes and channel counts are derived from channels and grid."""
-    rows, columns = grid.shape
-    derived = {
-        "image_height": rows,
-        "image_width": columns,
-        "in_channels": len(channels.input),
-        "out_channels": len(channels.output),
-        "frames": config.data.history_len,
-        "output_frames": 1,
-    }
-    vectors = [n for n, c in enumerate(channels.input) if is_vector_component(config.data, c, attributes)]
-    known = {"vector_channels": vectors, "pole_points": grid.has_pole_points}
-    asked = inspect.signature(model_class(config.model.type)).parameters
-    derived |= {name: value for name, value in known.items() if name in asked}
-    return build_model(config.model.type, **config.model.model_dump(exclude=set(ModelSection.model_fields)), **derived)
+def build_network(config: Config, channels: ChannelMap, grid: LatLonGrid, attributes: Mapping) -> ForecastModel:
+    """Return the untrained network of a run."""
+    return build_model(build_model_spec(config.data, channels, grid, attributes), config.model)
 
 
 def build_parallel_model(
@@ -120,24 +106,10 @@ def build_parallel_model(
         cpu_offload=conf.parallelism.cpu_offload,
     )
     allocate_(model, device, host_parameters=sharded and conf.parallelism.cpu_offload)
-    if device.type != "cpu":
-        by_block = sharded or bool(conf.activation_checkpoint) or mesh.degrees.tensor > 1
-        batch_spectral_norm(model, by_block)
+    # Tensor parallelism has arranged this for the sums of split weights. A compiled block normalises its own weights.
+    if device.type != "cpu" and mesh.degrees.tensor == 1 and not conf.compile:
+        normalize_together(model, by_unit=sharded or bool(conf.activation_checkpoint))
     return model, autocast
-
-
-def batch_spectral_norm(model: nn.Module, by_block: bool) -> None:
-    """Let weights of one shape be normalised together, see `credit.models.wxformer.spectral_norm_batched`; in place.
-
-    Args:
-        model: a trainer times its iterations.
-        by_block: whether a block's weights are whole, or what is made of them is kept, during its own forward alone, or
-            tensor parallelism has split them, whose sums are a block's.
-    """
-    if by_block:
-        spectral_norm.prepare_units_before_forward(model)
-    else:
-        spectral_norm.prepare_before_forward(model)
 
 
 def build_policy(conf: TrainerConfig, sharded: bool) -> MixedPrecisionPolicy | None:
@@ -190,9 +162,8 @@ def require_compiler(device: torch.device) -> None:
 def compile_blocks(model: nn.Module, backend: str = "inductor") -> None:
     """torch.compile every marked block, with the checkpointing around it, in place; before FSDP2.
 
-    A block is one graph, and code that torch cannot trace is an error. Spectral norm's power iteration runs before it:
-    inside, its flag would double the graphs, and checkpointing refuses code that changes state. Forwards are compiled,
-    not modules, so that hooks stay outside too. FSDP2 puts its own hook first, so the iteration sees whole weights.
+    A block is one graph, and code that torch cannot trace is an error. Forwards are compiled, not modules, so that
+    hooks stay outside.
 
     Args:
         model: on any device.
@@ -206,7 +177,6 @@ def compile_blocks(model: nn.Module, backend: str = "inductor") -> None:
     # on, which is one more.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 5 * len(units))
     for unit in units:
-        spectral_norm.iterate_before_forward(unit)
         # Blocks of one class differ in shape: left to itself, torch would compile the second for any shape, where
         # inductor fails ("cannot determine truth value of Relational", torch 2.13).
         unit.forward = torch.compile(unit.forward, fullgraph=True, dynamic=False, backend=backend)

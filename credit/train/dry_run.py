@@ -22,9 +22,9 @@ from credit.data.store.statistics import Statistics
 from credit.errors import ConfigError, CreditError
 from credit.forecast.stepper import forcing_windows
 from credit.grid import LatLonGrid
-from credit.losses import WeightedLoss
+from credit.losses.base import Loss
+from credit.models.layers.spectral_norm import advance_power_iterations
 from credit.models.lora import apply_lora, checkpoint_state_dict
-from credit.models.wxformer import spectral_norm
 from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
 from credit.parallel.mesh import ParallelDims, build_mesh
 from credit.parallel.process_info import fake_process_group
@@ -119,11 +119,10 @@ def try_step(config: Config, assets: ModelAssets) -> DryRunResult:
     build_stepper(config, assets, model, _META, amp=False)
     with np.errstate(invalid="ignore"):
         loss = build_run_loss(config, assets, _META)
-    spectral_norm.iterate_per_step(model)
-    spectral_norm.arm(model)
+    advance_power_iterations(model)
     try:
         with _blame(kind, "fails in the forward pass"):
-            total = _rollout_loss(config, assets.channels, model, loss)
+            total = _rollout_loss(config, assets.channels, model, loss, assets.grid.shape)
         with _blame(kind, "fails in the backward pass"):
             total.backward()
     except _NeedsValues as error:
@@ -171,11 +170,11 @@ def try_mesh(config: Config, assets: ModelAssets, degrees: ParallelDims) -> None
             build_parallel_model(config.model_copy(update={"trainer": trainer}), assets, mesh, _META)
 
 
-def _rollout_loss(config: Config, channels: ChannelMap, model: nn.Module, loss: WeightedLoss) -> Tensor:
+def _rollout_loss(config: Config, channels: ChannelMap, model: nn.Module, loss: Loss, grid: tuple[int, int]) -> Tensor:
     """Return the loss of a batch, by the shapes of `credit.forecast.stepper.Stepper` and `credit.train.step`."""
     data, trainer = config.data, config.trainer
     # the third step of a rollout is like the second
-    grid, length = loss.weight_CHW.shape[1:], min(data.forecast_len, 2)
+    length = min(data.forecast_len, 2)
 
     def empty(group: str, frames: int) -> Tensor:
         return torch.empty(trainer.train_batch_size, len(channels.group(group)), frames, *grid, device=_META)
@@ -194,7 +193,7 @@ def _rollout_loss(config: Config, channels: ChannelMap, model: nn.Module, loss: 
                 f"model.type: {config.model.type} returns {tuple(out_BCTHW.shape)} for an input of "
                 f"{tuple(x_BCTHW.shape)}; it must be {tuple(target.shape)} (batch, output channels, 1, rows, columns)"
             )
-        losses.append(loss(out_BCTHW[:, :, 0], target[:, :, 0]))
+        losses.append(loss(out_BCTHW[:, None, :, 0], target[:, :, 0]))
         state = torch.cat([state[:, :, 1:], out_BCTHW[:, channels.output_slice("prognostic")]], dim=2)
     return torch.stack(losses).mean()
 

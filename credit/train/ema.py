@@ -11,11 +11,11 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
-from credit.models.wxformer import spectral_norm
+from credit.models.layers.spectral_norm import advance_power_iterations, singular_vectors
 from credit.parallel.blocks.marks import plain_name
-from credit.parallel.dtensor import local
-from credit.parallel.fsdp2 import iter_unsharded_units, reshard
+from credit.parallel.fsdp2 import reshard
 
 AVERAGE_ITERATIONS = 5
 
@@ -45,23 +45,23 @@ class EMA:
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Put the average into the model for the duration of the block; collective where the model is sharded."""
-        vectors = {name: buffer.clone() for name, buffer in spectral_norm.vectors(self._model).items()}
+        vectors = {name: buffer.clone() for name, buffer in singular_vectors(self._model).items()}
         reshard(self._model)
         self._swap()
         try:
-            for modules in iter_unsharded_units(self._model):
-                spectral_norm.settle_(modules, AVERAGE_ITERATIONS)
+            advance_power_iterations(self._model, AVERAGE_ITERATIONS)
             yield
         finally:
             reshard(self._model)
             self._swap()
             with torch.no_grad():
-                for name, buffer in spectral_norm.vectors(self._model).items():
+                for name, buffer in singular_vectors(self._model).items():
                     buffer.copy_(vectors[name])
 
     def _parts(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Return this rank's parts of the average and of the live weights."""
-        return [local(p) for p in self.average.values()], [local(p) for p in self._live]
+        averages = [p.to_local() if isinstance(p, DTensor) else p for p in self.average.values()]
+        return averages, [p.to_local() if isinstance(p, DTensor) else p for p in self._live]
 
     @torch.no_grad()
     def _swap(self) -> None:

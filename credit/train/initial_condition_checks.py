@@ -64,7 +64,7 @@ def describe_distribution_shift(assets: ModelAssets, normalizer: Normalizer, fie
     return (
         f"the fields of {when} are unlike those of training: their means over the globe lie far from the training "
         f"period's, in standard deviations by {', '.join(far[:_NAMED])}{more}; see whether units and variables are the "
-        "same (data.fields.NAME.units, data.sources.N.rename)"
+        "same (data.variable_options.NAME.units, data.sources.N.rename)"
     )
 
 

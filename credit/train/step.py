@@ -12,12 +12,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from credit.data.samples.batch import Batch
-from credit.forecast.stepper import Stepper, forcing_windows
-from credit.models.wxformer import spectral_norm
-from credit.parallel.fsdp2 import set_gradient_sync
+from credit.forecast.objectives.base import Objective
+from credit.models.layers.spectral_norm import advance_power_iterations
 from credit.parallel.reduce import gradient_norm
 from credit.train.ema import EMA
 from credit.train.monitor.nonfinite import bad_channels, first_bad_layer
@@ -40,45 +38,46 @@ class StepResult:
     stop: torch.Tensor
 
 
+@dataclass(frozen=True)
+class StepSettings:
+    """How optimizer steps are taken.
+
+    Attributes:
+        forecast_len: optimizer step -> length of the rollout.
+        seed: of the run.
+        accumulation: micro-steps of an optimizer step.
+        grad_max_norm: clip the gradient to this norm, or None.
+        counted_steps: rollout steps (from 1) whose loss counts, or None for all.
+        data_rank: of this process.
+    """
+
+    forecast_len: Callable[[int], int]
+    seed: int = 0
+    accumulation: int = 1
+    grad_max_norm: float | None = None
+    counted_steps: list[int] | None = None
+    data_rank: int = 0
+
+
 class TrainingStep:
     """Takes optimizer steps.
 
     Args:
-        stepper: runs the network.
-        loss: of normalised prediction and target.
+        objective: what a step asks of the model.
         optimizer: fused AdamW.
         average: moving average of the weights, or None.
-        seed: of the run.
-        accumulation: micro-steps.
-        grad_max_norm: clip to this, or None.
-        forecast_len: optimizer step -> length of the rollout.
-        counted_steps: rollout steps (from 1) whose loss counts, or None for all.
-        recompute: recompute rollout steps in the backward pass.
-        data_rank: of this process.
+        settings: how steps are taken.
     """
 
     def __init__(
-        self,
-        stepper: Stepper,
-        loss: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        average: EMA | None,
-        seed: int,
-        accumulation: int,
-        grad_max_norm: float | None,
-        forecast_len: Callable[[int], int],
-        counted_steps: list[int] | None,
-        recompute: bool,
-        data_rank: int = 0,
+        self, objective: Objective, optimizer: torch.optim.Optimizer, average: EMA | None, settings: StepSettings
     ) -> None:
-        self._stepper, self._loss, self._optimizer, self._average = stepper, loss, optimizer, average
-        self._seed, self._accumulation, self._data_rank = seed, accumulation, data_rank
-        self._max_norm = grad_max_norm if grad_max_norm is not None else torch.inf
-        self._forecast_len, self._counted, self._recompute = forecast_len, counted_steps, recompute
-        spectral_norm.iterate_per_step(stepper.model)
-        # looked for once: going through the model takes longer than the sums of the norm
-        chains = spectral_norm.parametrizations(stepper.model)
-        self._iterated = [norm for _, norm, chain in chains if spectral_norm.trains(chain)]
+        self._objective = objective
+        self._model = objective.stepper.model
+        self._optimizer = optimizer
+        self._average = average
+        self._settings = settings
+        self._max_norm = settings.grad_max_norm if settings.grad_max_norm is not None else torch.inf
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
     def __call__(self, batches: Iterator[Batch], step: int, learning_rate: float, stop: bool = False) -> StepResult:
@@ -90,13 +89,13 @@ class TrainingStep:
             learning_rate: of this step.
             stop: whether this rank wants the run to end; the sum over the ranks is in the result.
         """
-        for norm in self._iterated:
-            norm.armed = True
+        # Before the first forward, so that all micro-steps and recomputations see the same normalised weights.
+        advance_power_iterations(self._model)
         losses = []
-        for micro in range(self._accumulation):
-            loss = self._micro_loss(next(batches), step, micro, micro + 1 == self._accumulation)
-            (loss / self._accumulation).backward()
-            losses.append(loss.detach() / self._accumulation)
+        for micro in range(self._settings.accumulation):
+            loss = self._micro_loss(next(batches), step, micro, micro + 1 == self._settings.accumulation)
+            (loss / self._settings.accumulation).backward()
+            losses.append(loss.detach() / self._settings.accumulation)
         total = torch.stack(losses).sum()
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         # a loss may overflow where its gradient does not
@@ -117,51 +116,27 @@ class TrainingStep:
 
     def counted(self, step: int) -> list[int]:
         """Return the rollout steps (from 1) whose loss counts in optimizer step `step`; the last ends the rollout."""
-        steps = range(1, self._forecast_len(step) + 1)
-        return [n for n in steps if self._counted is None or n in self._counted]
+        steps = range(1, self._settings.forecast_len(step) + 1)
+        counted = self._settings.counted_steps
+        return [number for number in steps if counted is None or number in counted]
 
     def explain(self, batches: Iterator[Batch], step: int) -> str | None:
         """Return in words what is the first not to be finite in optimizer step `step`, None if nothing is.
 
         The step is computed once more on every rank, with the weights as they are, and changes nothing.
         """
-        names = [channel.name for channel in self._stepper.channels.group("prognostic")]
+        names = [channel.name for channel in self._objective.stepper.channels.group("prognostic")]
         found = None
-        for micro in range(self._accumulation):
+        for micro in range(self._settings.accumulation):
             batch = next(batches)
             infinite = bad_channels(batch.history_BCTHW, names)
-            where = first_bad_layer(
-                self._stepper.model, functools.partial(self._micro_loss, batch, step, micro, last=False)
-            )
+            where = first_bad_layer(self._model, functools.partial(self._micro_loss, batch, step, micro, last=False))
             found = found or (f"the input channels {', '.join(infinite)}" if infinite else where)
         return found
 
     def _micro_loss(self, batch: Batch, step: int, micro: int, last: bool) -> torch.Tensor:
-        torch.manual_seed(draw_seed(self._seed, step, micro, self._data_rank))
-        return self._batch_loss(batch, self.counted(step), last)
-
-    def _batch_loss(self, batch: Batch, counted: list[int], last: bool) -> torch.Tensor:
-        """Return the loss averaged over the `counted` rollout steps; gradients flow through all of them.
-
-        Gradients are reduced over the ranks once an optimizer step: in the last micro-step (`last`), when its backward
-        pass has come to the first step of the rollout.
-        """
-        model = self._stepper.model
-        normalizer = self._stepper.normalizer
-        history = normalizer.encode(batch.history_BCTHW, "prognostic")
-        forcing = normalizer.encode(batch.forcing_BCTHW, "dynamic_forcing")
-        target = normalizer.encode(batch.target_BCTHW, "output")
-        windows = forcing_windows(forcing, history.shape[2])
-        steps = max(counted)
-        set_gradient_sync(model, last and steps == 1)
-        losses = []
-        rollout = self._stepper.rollout(history, windows, steps, recompute=self._recompute and steps > 1)
-        for number, output in enumerate(rollout, start=1):
-            if last and number == 1 < steps:
-                output.register_hook(lambda gradient: set_gradient_sync(model, True))
-            if number in counted:
-                losses.append(self._loss(output, target[:, :, number - 1]))
-        return torch.stack(losses).mean()
+        torch.manual_seed(draw_seed(self._settings.seed, step, micro, self._settings.data_rank))
+        return self._objective.training_loss(batch, self.counted(step), reduce_gradients=last)
 
 
 def draw_seed(*parts: int) -> int:

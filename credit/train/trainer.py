@@ -16,7 +16,7 @@ from torch import nn
 
 from credit.calendar import Calendar
 from credit.config import Config
-from credit.data.samples.loader import SampleSchedule, block_at
+from credit.data.samples.loader import SampleSchedule, block_of_step
 from credit.errors import CreditError
 from credit.models.lora import checkpoint_state_dict
 from credit.parallel.fsdp2 import reshard
@@ -53,7 +53,7 @@ class TrainingComponents:
     config: Config
     launch: ProcessInfo
     assets: ModelAssets
-    clock: Calendar
+    calendar: Calendar
     device: torch.device
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -64,7 +64,7 @@ class TrainingComponents:
     mesh: DeviceGrid
     # step, whether to stop -> metrics of the weights now in the model, None where it stopped
     validate: Callable[[int, Callable[[], bool]], dict[str, float] | None]
-    early_view: Preview | None  # of the weights that validation scored
+    preview: Preview | None  # of the weights that validation scored
     watchdog: Watchdog
     meter: UsageMeter
     base: dict[str, str] | None  # what adapters adapt, where only they train
@@ -85,7 +85,7 @@ class Trainer:
         self._presence: RunLock | None = None
         self._status_before: dict[str, Any] = {}
         self._validate_every = self._conf.validate_every or parts.order.steps_per_epoch
-        self._view_every = self._validate_every * (self._conf.early_view.every if self._conf.early_view else 1)
+        self._view_every = self._validate_every * (self._conf.preview.every if self._conf.preview else 1)
         self._checkpoint_every = self._conf.checkpoint_every or parts.order.steps_per_epoch
 
     def load(self, path: Path) -> None:
@@ -225,7 +225,7 @@ class Trainer:
         """
         parts, at = self._parts, self._at
         minutes = {time for step in astray.steps for time in parts.order.initial_times(step, at.left_out)}
-        times = ", ".join(parts.clock.format(time) for time in sorted(minutes))
+        times = ", ".join(parts.calendar.format(time) for time in sorted(minutes))
         what = f"step {astray.steps[-1] + 1}: {astray.what}"
         if not astray.finite and at.rollbacks:
             last = astray.steps[-1]
@@ -243,7 +243,7 @@ class Trainer:
             raise CreditError(
                 f"{what}, and there is no checkpoint to go back to. Initial times of the batches: {times}"
             )
-        blocks = [block_at(step, at.left_out) for step in astray.steps]
+        blocks = [block_of_step(step, at.left_out) for step in astray.steps]
         history = {
             "left_out": sorted({*at.left_out, *blocks}),
             "rollbacks": at.rollbacks + (not astray.finite),
@@ -319,9 +319,9 @@ class Trainer:
         average = parts.average.applied() if parts.average is not None else nullcontext()
         with parts.meter.timed("validation_s"), average:
             metrics = parts.validate(at.step, asked)
-            if metrics is not None and parts.early_view is not None and self._due(at.step, self._view_every):
+            if metrics is not None and parts.preview is not None and self._due(at.step, self._view_every):
                 self._note(f"early view at step {at.step}")
-                if not parts.early_view(at.step, log, asked):
+                if not parts.preview(at.step, log, asked):
                     metrics = None  # the validation is made up for, and the view with it
         if metrics is None:
             return self._agree(stop.reason(self._save_seconds()))
@@ -369,7 +369,7 @@ class Trainer:
             "optimizer": optimizer_tensors(parts.model, parts.optimizer),
         }
         at.spent = parts.meter.state()
-        meta = checkpoint_meta(parts.config, parts.assets, at, parts.clock.calendar, parts.mesh.data_ranks, parts.base)
+        meta = checkpoint_meta(parts.config, parts.assets, at, parts.calendar.name, parts.mesh.data_ranks, parts.base)
         keep = checkpoint.Retention(
             self._conf.keep_last, self._conf.keep_every, tuple(int(step) for _, step in at.best_saved)
         )

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
 
 from credit.data.samples.batch import Batch
-from credit.forecast.stepper import Stepper, forcing_windows
-from credit.metrics import ErrorSums
+from credit.forecast.objectives.base import Objective
+from credit.metrics import Metric
 from credit.parallel.reduce import mean_over_ranks
 
 
@@ -63,69 +62,74 @@ def any_rank_stops(stop: Callable[[], bool], device: torch.device) -> bool:
 
 @torch.no_grad()
 def validate(
-    stepper: Stepper,
-    loss: nn.Module,
+    objective: Objective,
     batches: Iterator[Batch],
-    mine: ValidationShare,
-    weight_CHW: torch.Tensor,
-    step_minutes: int,
+    share: ValidationShare,
+    metrics: Sequence[Metric],
     loss_steps: int,
     stop: Callable[[], bool],
 ) -> dict[str, float] | None:
-    """Return the metrics of the weights that are in the model now, over the cases of all ranks; collective.
+    """Collective: return the metrics of the weights that are in the model now, over the cases of all ranks.
 
     None where a rank wanted to stop before it was over.
 
     Args:
-        stepper: runs the network, which is put in eval mode and back.
-        loss: the training loss, averaged over the first `loss_steps` steps.
+        objective: predicts with the network, which is put in eval mode and back.
         batches: of this rank, on its device.
-        mine: what they are.
-        weight_CHW: cell weights by output channel, summing to 1 over each.
-        step_minutes: time step.
-        loss_steps: as many as training's rollout has.
+        share: the cases that this rank evaluates.
+        metrics: new ones, without sums.
+        loss_steps: the training loss is averaged over the first so many steps, as many as training's rollout has.
         stop: whether this rank wants to stop; asked before each batch.
     """
-    model = stepper.model
+    model = objective.stepper.model
     was_training = model.training
     model.eval()
-    sums, losses = None, torch.zeros((), dtype=torch.float64, device=weight_CHW.device)
-    stopped = False
-    for counted in mine.counted:
-        stopped = any_rank_stops(stop, weight_CHW.device)
-        if stopped:
+    device = objective.stepper.normalizer.tendency_scale_C.device
+    loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+    is_stopped = False
+    for num_counted in share.counted:
+        is_stopped = any_rank_stops(stop, device)
+        if is_stopped:
             break
-        batch = next(batches)
-        steps = batch.target_BCTHW.shape[2]
-        sums = sums or ErrorSums(weight_CHW, steps)
-        losses += _batch(stepper, loss, batch, counted, sums, min(loss_steps, steps))
+        loss_sum += _add_batch(objective, next(batches), num_counted, metrics, loss_steps)
     model.train(was_training)
-    if stopped:
+    if is_stopped:
         return None
-    assert sums is not None, "a validation loader is never empty"
-    # tensor-parallel peers have the same cases, so the means are those over the data ranks
-    for values in (losses, sums.model_LC, sums.persistence_LC):
-        values.copy_(mean_over_ranks(values))
-    sums.cases = mine.cases / mine.ranks
-    hours = [(number + 1) * step_minutes / 60 for number in range(sums.model_LC.shape[0])]
-    return {"loss": losses.item() / sums.cases, **sums.summary(stepper.channels, hours)}
+    # Tensor-parallel peers have the same cases, so the means are those over the data ranks.
+    totals = [loss_sum]
+    for metric in metrics:
+        totals += metric.sums.values()
+    for total in totals:
+        total.copy_(mean_over_ranks(total))
+    num_cases = share.cases / share.ranks
+    values = {"loss": loss_sum.item() / num_cases}
+    for metric in metrics:
+        values |= metric.summary(num_cases)
+    return values
 
 
-def _batch(
-    stepper: Stepper, loss: nn.Module, batch: Batch, counted: int, sums: ErrorSums, loss_steps: int
+def _add_batch(
+    objective: Objective, batch: Batch, num_counted: int, metrics: Sequence[Metric], loss_steps: int
 ) -> torch.Tensor | float:
-    """Add the first `counted` cases of a batch to `sums` and return their loss times their number."""
-    normalizer = stepper.normalizer
-    history = normalizer.encode(batch.history_BCTHW, "prognostic")
-    windows = forcing_windows(normalizer.encode(batch.forcing_BCTHW, "dynamic_forcing"), history.shape[2])
-    target = normalizer.encode(batch.target_BCTHW, "output")
-    start = history[:, :, -1]
-    # diagnostics have no initial value, so persistence is their mean
-    persistence = torch.cat([start, torch.zeros_like(target[:, start.shape[1] :, 0])], dim=1)[:counted]
-    total = 0.0
-    for number, output in enumerate(stepper.rollout(history, windows, target.shape[2])):
-        output, truth = output[:counted], target[:counted, :, number]
-        sums.add(number, *(normalizer.decode_differences(x, "output") for x in (output, persistence, truth)))
-        if number < loss_steps and counted:
-            total += loss(output, truth).double() * counted / loss_steps
-    return total
+    """Add the first `num_counted` cases of a batch to the metrics and return the sum of their losses."""
+    stepper = objective.stepper
+    decode = stepper.normalizer.decode_differences
+    encoded = objective.encode(batch)
+    target_BCTHW = encoded.target_BCTHW
+    num_steps = target_BCTHW.shape[2]
+    loss_steps = min(loss_steps, num_steps)
+    start_BCHW = encoded.history_BCTHW[:, :, -1]
+    # Diagnostics have no initial value, so their persistence is the mean.
+    diagnostics_BCHW = torch.zeros_like(target_BCTHW[:, start_BCHW.shape[1] :, 0])
+    persistence_BCHW = torch.cat([start_BCHW, diagnostics_BCHW], dim=1)[:num_counted]
+    loss_sum = 0.0
+    for lead, prediction_BMCHW in enumerate(objective.predict(encoded, num_steps)):
+        prediction_BMCHW = prediction_BMCHW[:num_counted]
+        truth_BCHW = target_BCTHW[:num_counted, :, lead]
+        forecast_BMCHW = decode(prediction_BMCHW.flatten(0, 1), "output").unflatten(0, prediction_BMCHW.shape[:2])
+        persistence, truth = decode(persistence_BCHW, "output"), decode(truth_BCHW, "output")
+        for metric in metrics:
+            metric.add(lead, forecast_BMCHW, persistence, truth)
+        if lead < loss_steps and num_counted:
+            loss_sum += objective.loss(prediction_BMCHW, truth_BCHW).double() * num_counted / loss_steps
+    return loss_sum

@@ -1,65 +1,94 @@
-"""A file that is replaced whole: readers see the old one or the new one, never a part."""
+"""Atomic replacement of files and folders: readers see the old content or the new one, never a part of either."""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
-from contextlib import suppress
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from credit.errors import CreditError
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
 
 def atomic_write(path: Path, write: Callable[[Path], object]) -> Path:
-    """Let `write` fill a file beside `path`, then put that in its place.
+    """Write a file under a temporary name in the folder of `path`, then rename it to `path`.
 
-    For one writer of a path at a time. The file is on the disk before it takes the name; the folder need not be: after
-    a power cut the old file may be there. Its mode is that of any new file, also where a library writes files that the
-    owner alone can read.
+    Only one process may write a path at a time. The file is flushed to the disk before it is renamed. The folder is
+    not, so after a power cut the old file may be there. The file gets the mode of any new file, even if a library
+    creates files that only the owner can read.
+
+    Args:
+        path: the file.
+        write: writes the content to the temporary path that it is given.
 
     Raises:
         CreditError: if it cannot be written; the old file stays.
     """
-    beside = path.with_name(f".{path.name}.part")
+    temporary = path.with_name(f".{path.name}.part")
     try:
-        beside.unlink(missing_ok=True)  # a killed process may have left it
-        mode = _mode_of_new_file(beside)
-        write(beside)
-        if not beside.is_symlink():
-            beside.chmod(mode)
-        _flush(beside)
-        os.replace(beside, path)
-    except (OSError, RuntimeError) as error:  # the netCDF library raises either
+        temporary.unlink(missing_ok=True)  # A killed process may have left it.
+        mode = _mode_of_new_file(temporary)
+        write(temporary)
+        if not temporary.is_symlink():
+            temporary.chmod(mode)
+            _flush(temporary)
+        os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:  # The netCDF library raises either.
         with suppress(OSError):
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         reason = getattr(error, "strerror", None) or error
-        advice = "; is the disk full?" if getattr(error, "errno", None) in _FULL else ""
+        is_disk_full = getattr(error, "errno", None) in _DISK_FULL_ERRORS
+        advice = "; is the disk full?" if is_disk_full else ""
         raise CreditError(f"{path}: cannot be written ({reason}){advice}") from error
     return path
 
 
+def atomic_write_text(path: Path, text: str) -> Path:
+    """Write a text file as `atomic_write` does."""
+    return atomic_write(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+@contextmanager
+def atomic_folder(path: Path, scratch_folder: Path | None = None) -> Iterator[Path]:
+    """Yield the path of a folder to create, which is renamed to `path` if the block ends without an error.
+
+    A folder at `path` is moved away before, and removed afterwards. Readers see the old folder, none, or the new one,
+    never one that is partly filled or partly removed.
+
+    Args:
+        path: the folder to create or replace.
+        scratch_folder: for the new and the old folder in the meantime, on the same file system as `path`; the folder
+            of `path` by default.
+    """
+    scratch_folder = path.parent if scratch_folder is None else scratch_folder
+    new_folder = scratch_folder / f".{path.name}.{os.getpid()}.partial"
+    old_folder = scratch_folder / f".{path.name}.{os.getpid()}.old"
+    try:
+        yield new_folder
+        if path.exists():
+            os.replace(path, old_folder)
+        os.replace(new_folder, path)
+    finally:
+        shutil.rmtree(new_folder, ignore_errors=True)
+        shutil.rmtree(old_folder, ignore_errors=True)
+
+
 def _mode_of_new_file(path: Path) -> int:
-    """Return the mode that the system gives a new file at `path`, by the umask or the folder's rules."""
+    """Return the mode that the system gives a new file at `path`, by the umask or the rules of the folder."""
     path.touch(exist_ok=False)
     mode = path.stat().st_mode & 0o777
     path.unlink()
     return mode
 
 
-def atomic_write_text(path: Path, text: str) -> Path:
-    """Write a text file as `atomic_write` does."""
-    return atomic_write(path, lambda beside: beside.write_text(text, encoding="utf-8"))
-
-
 def _flush(path: Path) -> None:
-    """Wait until the disk has the file; a link has nothing to wait for."""
-    if path.is_symlink():
-        return
-    number = os.open(path, os.O_RDONLY)
+    """Wait until a file is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(number)
+        os.fsync(descriptor)
     finally:
-        os.close(number)
+        os.close(descriptor)

@@ -38,9 +38,9 @@ def seen_periods(archive: ForecastSource) -> list[tuple[str, str]]:
     return [(first, last) for first, slash, last in told if slash]
 
 
-def describe_seen(archives: Mapping[str, ForecastSource], test: Split, clock: Calendar) -> str:
+def describe_seen(archives: Mapping[str, ForecastSource], test: Split, calendar: Calendar) -> str:
     """Return in words which forecasts have seen a part of the test period; nothing where none has."""
-    found = {name: find_overlap(test, seen_periods(own), clock) for name, own in archives.items()}
+    found = {name: find_overlap(test, seen_periods(own), calendar) for name, own in archives.items()}
     told = [f"{name} on {' to '.join(period)}" for name, period in found.items() if period]
     return f"Trained or selected on a part of the test period: {', '.join(told)}" if told else ""
 
@@ -66,7 +66,7 @@ def agree(
         with problems.collect():
             require_comparable(name, own, reader, regridded)
         with problems.collect():
-            require_no_leakage(test, [] if allow_seen else seen_periods(own), call(name, own), reader.clock)
+            require_no_leakage(test, [] if allow_seen else seen_periods(own), call(name, own), reader.calendar)
         with problems.collect():
             lacking[name] = lacking_channels(name, own, reader, archives["model"].channel_names)
     with problems.collect():
@@ -100,8 +100,8 @@ def find_unscored(
         thing that the data lack: a part of the test period, truth of some of the forecasts.
     """
     step, lines = config.data.step_minutes, []
-    period, initial = test.describe(reader.clock), archive.initial_minutes.tolist()
-    cover = describe_coverage(reader.times, test, reader.clock, step)
+    period, initial = test.describe(reader.calendar), archive.initial_minutes.tolist()
+    cover = describe_coverage(reader.times, test, reader.calendar, step)
     if cover:
         lines.append(f"{period}: {cover}")
     whole = len(cases_with_truth({*initial}, reader, leads, test))
@@ -152,12 +152,12 @@ def require_comparable(name: str, archive: ForecastSource, reader: FieldReader, 
             f"but {', '.join(archive.channel_names[:20])}; what others call by another name is renamed by "
             "verification.other_forecasts.NAME.rename"
         )
-    difference = reader.grid.difference(archive.grid)
+    difference = reader.grid.describe_mismatch(archive.grid)
     if difference and not regridded:
         problems.add(f"{where}: its grid is not that of the data: {difference}; verification.grid brings both to one")
-    if archive.clock != reader.clock and not {archive.clock.calendar, reader.clock.calendar} <= _REAL_CALENDARS:
+    if archive.calendar != reader.calendar and not {archive.calendar.name, reader.calendar.name} <= _REAL_CALENDARS:
         problems.add(
-            f"{where}: calendar {archive.clock.calendar}, the data have {reader.clock.calendar}; only forecasts in the "
+            f"{where}: calendar {archive.calendar.name}, the data have {reader.calendar.name}; only forecasts in the "
             "data's calendar can be scored"
         )
     scored = [channel for channel in outputs if channel.name in archive.channel_names]
@@ -222,8 +222,8 @@ def common_cases(
     cases = cases_with_truth(common, reader, leads, test)
     if not len(cases):
         raise DataError(
-            f"{test.describe(reader.clock)}: of {len(common)} initial times that all forecasts have, none has truth at "
-            f"every lead up to {leads[-1] / 60:g} h in this period; {describe_span(reader.times, reader.clock)}; "
+            f"{test.describe(reader.calendar)}: of {len(common)} initial times that all forecasts have, none has truth "
+            f"at every lead up to {leads[-1] / 60:g} h in this period; {describe_span(reader.times, reader.calendar)}; "
             "forecast from times in both (inference.initial_times), or choose another data.splits.test"
         )
     return cases
@@ -243,5 +243,5 @@ def _some_hours(minutes: np.ndarray) -> str:
 
 
 def _some_times(archive: ForecastSource) -> str:
-    first, last = (archive.clock.format(archive.initial_minutes[place]) for place in (0, -1))
+    first, last = (archive.calendar.format(archive.initial_minutes[place]) for place in (0, -1))
     return f"{len(archive.initial_minutes)}, {first} to {last}"

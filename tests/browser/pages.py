@@ -11,7 +11,7 @@ import xarray as xr
 
 from credit.calendar import Calendar
 from credit.channels import Channel
-from credit.config.schema_events import EventConfig
+from credit.config.schema_verification import EventConfig
 from credit.verify.report.report import write_report
 from credit.verify.scores.events import EventStatistics
 from credit.verify.scores.seeps import SeepsSums
@@ -27,8 +27,8 @@ from tests.unit.verify.conftest import make_config
 
 LEADS = np.array([6, 12, 24, 48, 72, 240]) * 60
 REGIONS = ["global", "tropics", "extratropics_north"]
-_CLOCK = Calendar()
-_INITIAL = _CLOCK.parse("2001-01-01") + 1440 * np.arange(120)
+_CALENDAR = Calendar()
+_INITIAL = _CALENDAR.parse("2001-01-01") + 1440 * np.arange(120)
 _SIZES = {"model": 1.0, "persistence": 2.0, "damped_persistence": 1.5, "climatology": 3.0}
 
 
@@ -74,7 +74,7 @@ def make_table(
         sums[other] = _make_sums(1.2, 9, count - 1, 1), list(range(count - 1))
     facts = dict.fromkeys(FACTS, "x") | {"n_cases": len(_INITIAL), "level_units": "hPa", "initial_times": "2001"}
     thresholds = _make_thresholds(sums, members) if events else None
-    return build_table(sums, rows, LEADS, cases_by_season(_INITIAL, _CLOCK), REGIONS, facts, None, thresholds)
+    return build_table(sums, rows, LEADS, cases_by_season(_INITIAL, _CALENDAR), REGIONS, facts, None, thresholds)
 
 
 def without(table: ScoreTable, metric: str) -> ScoreTable:
@@ -93,6 +93,6 @@ def write_page(table: ScoreTable, folder: Path, figures: Sequence[tuple[str, Pat
         cases=_INITIAL,
         figure_channels=table.channels[-1:],
     )
-    archive = SimpleNamespace(attributes={}, clock=_CLOCK)
+    archive = SimpleNamespace(attributes={}, calendar=_CALENDAR)
     folder.mkdir()
     return write_report(make_config(folder), found, archive, None, figures, folder)

@@ -57,7 +57,7 @@ CONFIG = {
             "dynamic_forcing": {"vars_2D": ["sst", "toa_incident_solar_radiation"]},
             "static": {"vars_2D": ["land", "sin_latitude"]},
         },
-        "fields": {"sst": {"missing": "fill_mean"}, "rain": {"minimum": 0}},
+        "variable_options": {"sst": {"missing": "fill_mean"}, "rain": {"minimum": 0}},
         "transforms": {"rain": {"kind": "log1p", "unit": 0.2}},
         "splits": {
             "train": ["2000-01-01", "2000-01-28"],

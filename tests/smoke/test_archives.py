@@ -10,7 +10,7 @@ import pytest
 import xarray as xr
 
 GRID = ("data.grid={rows: 16, columns: 16, poles: true}", "data.regrid=conservative")
-FIELDS = "data.fields={sst: {missing: fill_mean}, rain: {minimum: 0}, t2m: {units: K}}"
+FIELDS = "data.variable_options={sst: {missing: fill_mean}, rain: {minimum: 0}, t2m: {units: K}}"
 
 
 @pytest.mark.slow

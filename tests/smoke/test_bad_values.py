@@ -35,8 +35,11 @@ def test_a_fill_value_that_nothing_declares(small_run: Path, command, fill: floa
     for arguments in (["check", config], ["train", config, *SHORT], ["preprocess", config, "data.store=begun.zarr"]):
         ended = command(*arguments)
         assert ended.returncode == 2, ended.stdout
-        assert said in ended.stdout + ended.stderr and "data.fields.rain.valid_range" in ended.stdout + ended.stderr
-    skip, declare = "data.bad_times=skip", "data.fields.rain.valid_range=[0, 10]"
+        assert (
+            said in ended.stdout + ended.stderr
+            and "data.variable_options.rain.valid_range" in ended.stdout + ended.stderr
+        )
+    skip, declare = "data.on_bad_time=skip", "data.variable_options.rain.valid_range=[0, 10]"
     begun = command("preprocess", config, "data.store=begun.zarr", declare)
     assert begun.returncode == 2 and "valid_range: None in the store, [0.0, 10.0] in the config" in begun.stderr
     for name, options in (("skipped.zarr", [skip]), ("declared.zarr", [skip, declare])):
@@ -55,7 +58,7 @@ def test_a_value_far_from_all_others(small_run: Path, command) -> None:
     for arguments in (["train", config, *SHORT, plain], ["preprocess", config, plain, "data.store=store.zarr"]):
         ended = command(*arguments)
         assert ended.returncode == 2 and said in ended.stderr
-    skipped = command("preprocess", config, plain, "data.store=store.zarr", "data.bad_times=skip")
+    skipped = command("preprocess", config, plain, "data.store=store.zarr", "data.on_bad_time=skip")
     assert skipped.returncode == 0 and said in skipped.stderr
     store = open_store("store.zarr")
     assert len(store.times) == 199
@@ -94,7 +97,7 @@ def test_initial_states_and_the_truth_of_scores(small_run: Path, command) -> Non
 def test_a_monitor_that_is_never_finite(small_run: Path, command) -> None:
     """Values that the config declares to be data reach the scores; the run has failed, also when it is asked again."""
     spoil(small_run, "rain", (slice(124, 148), 3, 3), 1e37, "mm")
-    accepted = ("data.fields.rain.valid_range=[0, 1.0e38]", "data.transforms={}")
+    accepted = ("data.variable_options.rain.valid_range=[0, 1.0e38]", "data.transforms={}")
     for attempt in range(2):
         ended = command("train", small_run / "config.yml", *SHORT, *accepted, "trainer.monitor=loss")
         assert ended.returncode == 1, ended.stderr

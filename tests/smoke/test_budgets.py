@@ -21,7 +21,7 @@ def write_air(folder: Path) -> Path:
     raw = raw_config(folder)
     raw["data"] |= {"sources": [{"path": str(folder / "air.nc")}], "splits": CONFIG["data"]["splits"]}
     raw["data"] |= {"split_gap": "1d", "valid_forecast_len": 2}
-    raw["model"] = {**CONFIG["model"], "post": POST}
+    raw["model"] = {**CONFIG["model"], "postprocess": POST}
     raw |= {
         "trainer": CONFIG["trainer"] | {"max_steps": 6, "validate_every": 3, "checkpoint_every": 3},
         "inference": {"lead_time": "240h", "initial_times": ["2000-02-08", "2000-02-09"]},
@@ -86,8 +86,8 @@ def test_from_the_check_to_the_files(tmp_path: Path, command) -> None:
     again = ("data.coefficients=" + str(tmp_path / "elsewhere.csv"),)
     done = command("train", config, "trainer.max_steps=7", *again)
     assert done.returncode == 0, done.stderr
-    done = command("train", config, "trainer.max_steps=8", "model.post=null", "data.coefficients=null")
-    assert done.returncode == 1 and "model.post" in done.stderr and "Traceback" not in done.stderr, done.stderr
+    done = command("train", config, "trainer.max_steps=8", "model.postprocess=null", "data.coefficients=null")
+    assert done.returncode == 1 and "model.postprocess" in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
 def test_a_part_of_the_column_is_refused_before_anything_is_computed(tmp_path: Path, command) -> None:

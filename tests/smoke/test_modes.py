@@ -28,7 +28,7 @@ def test_all_that_the_commands_write(
     job = "--cluster", "slurm", "slurm.walltime=1h", "slurm.ranks_per_node=1"
     for arguments in (
         ("preprocess", config, store, "--report", "preprocess.climatology=true"),
-        ("train", config, store, "trainer.max_steps=1", "trainer.validate_every=1", "trainer.early_view={every: 1}"),
+        ("train", config, store, "trainer.max_steps=1", "trainer.validate_every=1", "trainer.preview={every: 1}"),
         ("rollout", config, store),
         ("rollout", config, store, "inference.format=zarr", "inference.folder=zarr"),
         ("verify", config, store),

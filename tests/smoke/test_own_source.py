@@ -1,4 +1,4 @@
-"""The example of docs/data.md: a source that a plugin registers goes through every command as a file does."""
+"""The example of docs/own_source.md: a source that a plugin registers goes through every command as a file does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from credit.config import schema_source
 from credit.data.formats import plugin_source
 from tests.smoke.test_train import rows
 
-PAGE = Path(__file__).parents[2] / "docs" / "data.md"
+PAGE = Path(__file__).parents[2] / "docs" / "own_source.md"
 SHORT = ("trainer.max_steps=3", "trainer.validate_every=3", "trainer.checkpoint_every=3", "trainer.log_every=1",
          "inference.initial_times=['2000-02-08', '2000-02-09']", "model.attn_dropout=0")  # fmt: skip
 
@@ -31,8 +31,8 @@ def write_archive(folder: Path) -> None:
         for place, time in enumerate(data.time.values):
             name = np.datetime_as_string(time, "h").translate(str.maketrans("", "", "-T"))
             np.savez(archive / f"{name}.npz", **{one: data[one][place] for one in ("z", "t2m", "rain", "sst")})
-    section = PAGE.read_text(encoding="utf-8").split("### Sources of your own")[1]
-    blocks = dict(re.findall(r"```(python|yaml)\n(.*?)```", section, re.DOTALL))
+    page = PAGE.read_text(encoding="utf-8")
+    blocks = dict(re.findall(r"```(python|yaml)\n(.*?)```", page, re.DOTALL))
     (folder / "lab_archive.py").write_text(blocks["python"])
     raw, own = yaml.safe_load((folder / "config.yml").read_text()), yaml.safe_load(blocks["yaml"])
     raw |= {"plugins": own["plugins"], "data": raw["data"] | own["data"]}
@@ -80,10 +80,12 @@ def test_the_source_of_the_page_is_as_good_as_a_file(own_run: Path, command) -> 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (["data.sources.0.options={}"], ["data.sources.0", "missing a required argument: 'folder'"]),
-        (["data.sources.0.options={foldr: archive}"], ['"foldr" is none of npz_archive', 'did you mean "folder"']),
-        (["data.sources.0.type=npz_archiv"], ['type: "npz_archiv" is no source', 'did you mean "npz_archive"']),
-        (["data.sources.0.path=data.nc"], ["data.sources.0", "path", "type", "one of the two"]),
+        (["data.sources.0.options={}"], ["data.sources.0", "options: folder: this option is missing"]),
+        (["data.sources.0.options={foldr: archive}"],
+         ['"foldr" is not an option of npz_archive', 'did you mean "folder"']),
+        (["data.sources.0.type=npz_archiv"],
+         ['type: "npz_archiv" is not a registered source', 'did you mean "npz_archive"']),
+        (["data.sources.0.path=data.nc"], ["data.sources.0", "path", "type", "both are given"]),
         (["data.sources.0.format=grib"], ["data.sources.0", "format is for files"]),
         (["data.sources.0.options.folder=nowhere"],
          ["data.sources.0 (npz_archive)", "FileNotFoundError", "lab_archive.py, line"]),
@@ -106,7 +108,7 @@ def test_a_time_that_cannot_be_read(own_run: Path, command) -> None:
     call = "data.sources.0 (npz_archive): read('z', 2000-01-10 06:00:00, (850.0, 500.0)) fails"
     for word in (call, "data.sources.0.options", "lab_archive.py, line"):
         assert word in said, said
-    done = command(*arguments, "data.bad_times=skip", "preprocess.workers=2")
+    done = command(*arguments, "data.on_bad_time=skip", "preprocess.workers=2")
     assert done.returncode == 0, done.stderr
     described = json.loads(Path("own.zarr/zarr.json").read_text())["attributes"]["credit"]
     assert list(described["bad_times"]) == ["2000-01-10T06:00"]

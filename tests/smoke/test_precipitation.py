@@ -63,7 +63,7 @@ def write_config(folder: Path) -> Path:
             "diagnostic": {"vars_2D": ["tp"]},
             "static": {"vars_2D": ["sin_latitude"]},
         },
-        "fields": fields,
+        "variable_options": fields,
         "transforms": {"tp": {"kind": "log1p", "unit": 0.0002}},
         "splits": {"train": TRAIN, "valid": ["2000-03-02", "2000-03-05"], "test": ["2000-03-08", "2000-03-24"]},
         "split_gap": "1d",

@@ -14,7 +14,7 @@ import pytest
 from credit.errors import CreditError, DataError
 from credit.parallel import process_info
 from credit.train import trainer
-from tests.smoke.test_early_view import log_of
+from tests.smoke.test_preview import log_of
 
 SHORT = ("trainer.max_steps=20", "trainer.checkpoint_every=10", "trainer.schedule.kind=constant")
 

@@ -18,7 +18,7 @@ from credit.forecast.io.forecast_reader import open_forecasts
 def test_without_files_and_against_another_run(small_run: Path, capsys: pytest.CaptureFixture) -> None:
     """With an event and SEEPS, which the waves' rain stands for."""
     raw = yaml.safe_load((small_run / "config.yml").read_text())
-    raw["data"]["fields"]["rain"]["temporal"] = "accumulate"
+    raw["data"]["variable_options"]["rain"]["temporal"] = "accumulate"
     raw["verification"] |= {"events": {"warm": {"channel": "t2m", "above_quantile": 0.8}}, "seeps": ["rain"]}
     (small_run / "config.yml").write_text(yaml.safe_dump(raw))
     config, run = str(small_run / "config.yml"), small_run / "run"

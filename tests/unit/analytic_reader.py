@@ -40,12 +40,12 @@ class AnalyticReader:
         self,
         channels: ChannelMap,
         grid: LatLonGrid,
-        clock: Calendar,
+        calendar: Calendar,
         times: np.ndarray,
         function: Callable[[int, int], np.ndarray],
         masks: dict[str, np.ndarray] | None = None,
     ) -> None:
-        self.channels, self.grid, self.clock = channels, grid, clock
+        self.channels, self.grid, self.calendar = channels, grid, calendar
         self.times = np.asarray(times, dtype=np.int64)
         self.attributes = {
             c.variable: ATTRIBUTES.get(c.variable, {"units": "1"}) for c in channels.stored + channels.static_stored

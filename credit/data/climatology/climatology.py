@@ -108,12 +108,12 @@ class Climatology:
     description: str
     years: float
     centres: tuple[float, ...] | None = None
-    _clock: Calendar = field(init=False, repr=False, compare=False)
+    _calendar: Calendar = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         assert self.kind in ("harmonic", "table", "days") and self.fields.ndim == 5
         assert (self.centres is not None) == (self.kind == "table")
-        object.__setattr__(self, "_clock", Calendar(self.calendar))
+        object.__setattr__(self, "_calendar", Calendar(self.calendar))
 
     def at(self, minutes: int) -> np.ndarray:
         """Return the fields expected at `minutes`, (C, H, W) float32; see `sum_at`."""
@@ -127,8 +127,8 @@ class Climatology:
         """
         member, parts = self._time_of_day(minutes), self.fields.shape[1]
         if self.kind == "days":
-            return self.fields[member, self._clock.datetime(minutes).dayofyr - 1]
-        fraction = float(self._clock.year_fraction(np.array(minutes)))
+            return self.fields[member, self._calendar.datetime(minutes).dayofyr - 1]
+        fraction = float(self._calendar.year_fraction(np.array(minutes)))
         if self.kind == "harmonic":
             return LazyWeightedSum(evaluate_harmonics(fraction, parts).astype(np.float32), self.fields[member])
         position = (fraction - self.centres[member]) * parts
@@ -148,7 +148,7 @@ class Climatology:
             if self.kind != "days":
                 way_out = "set verification.climatology.by_hour: false"
             raise DataError(
-                f"climatology: {self._clock.format(minutes)} is at none of its times of the day ({known}); {way_out}"
+                f"climatology: {self._calendar.format(minutes)} is at none of its times of the day ({known}); {way_out}"
             )
         return int(match[0])
 

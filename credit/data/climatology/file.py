@@ -21,8 +21,8 @@ import xarray as xr
 
 from credit.calendar import Calendar
 from credit.config.schema_data import DataConfig
-from credit.config.schema_forecast import ClimatologyConfig
 from credit.config.schema_source import SourceConfig
+from credit.config.schema_verification import ClimatologyConfig
 from credit.data.climatology.climatology import KEPT_BYTES, Climatology, LazyFields
 from credit.data.formats.cf import Coordinates, level_values, match_levels
 from credit.data.formats.files import expand_path, open_file
@@ -45,7 +45,7 @@ def load_climatology(
     conf: ClimatologyConfig,
     data: DataConfig,
     channels: Sequence[Channel],
-    clock: Calendar,
+    calendar: Calendar,
     attributes: Mapping[str, Mapping[str, str]],
     grid: LatLonGrid | None,
 ) -> tuple[Climatology, LatLonGrid]:
@@ -55,7 +55,7 @@ def load_climatology(
         conf: path, and names in the file where they are not those of the data.
         data: names in the sources, which the file may share; units of levels.
         channels: the channels that are wanted; levels must be there exactly.
-        clock: calendar of the times it will be asked for.
+        calendar: calendar of the times it will be asked for.
         attributes: variable -> attributes of the data, to whose units the file's are converted.
         grid: the grid that it must be on, up to orientation; None where its fields will be brought to another.
 
@@ -71,16 +71,16 @@ def load_climatology(
     path = paths[0]
     dataset = open_file(path, SourceConfig(path=str(path), storage_options=conf.storage_options))
     file = _File(dataset, str(path), conf, data, attributes)
-    days, hours = file.days(clock.calendar), file.hours()
+    days, hours = file.days(calendar.name), file.hours()
     by_variable: dict[str, list[int]] = {}
     for place, channel in enumerate(channels):
         by_variable.setdefault(channel.variable, []).append(place)
     found = [file.find(name, places, channels) for name, places in by_variable.items()]
     own = found[0].grid
     for each in found:
-        if difference := own.difference(each.grid):
+        if difference := own.describe_mismatch(each.grid):
             raise DataError(f"{path}: its variables are on different grids: {difference}")
-    difference = grid.difference(own) if grid is not None else None
+    difference = grid.describe_mismatch(own) if grid is not None else None
     if difference:
         raise DataError(
             f"{path}: its grid is not that of the data: {difference}; verification.grid brings both to one, or take a "
@@ -89,7 +89,7 @@ def load_climatology(
     fields = _lazy((max(1, len(hours)), days, len(channels), *own.shape), found, str(path))
     described = f"file {Path(str(path)).name}"
     names = tuple(channel.name for channel in channels)
-    return Climatology(names, clock.calendar, "days", fields, hours, described, float("nan")), own
+    return Climatology(names, calendar.name, "days", fields, hours, described, float("nan")), own
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from tqdm import tqdm
 
 from credit.calendar import Calendar
-from credit.config.schema_forecast import ClimatologyConfig
+from credit.config.schema_verification import ClimatologyConfig
 from credit.data.climatology.climatology import Climatology, evaluate_harmonics
 from credit.errors import ConfigError
+from credit.utils.progress import ProgressBar
 
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
@@ -95,16 +95,16 @@ def fit_climatology(
     Raises:
         ConfigError: if the period cannot carry the method.
     """
-    fit = plan_fit(reader.times, reader.clock, first_minutes, last_minutes, conf or ClimatologyConfig())
+    fit = plan_fit(reader.times, reader.calendar, first_minutes, last_minutes, conf or ClimatologyConfig())
     fields = fit_fields(fit, reader, channel_names)
     return Climatology(
-        tuple(channel_names), reader.clock.calendar, fit.kind, fields, fit.day_minutes, fit.description, fit.years,
+        tuple(channel_names), reader.calendar.name, fit.kind, fields, fit.day_minutes, fit.description, fit.years,
         fit.centres,
     )  # fmt: skip
 
 
 def plan_fit(
-    times: np.ndarray, clock: Calendar, first_minutes: int, last_minutes: int, conf: ClimatologyConfig
+    times: np.ndarray, calendar: Calendar, first_minutes: int, last_minutes: int, conf: ClimatologyConfig
 ) -> ClimatologyPlan:
     """Return how a climatology is fitted to the times of a period.
 
@@ -115,13 +115,13 @@ def plan_fit(
     if not len(positions):
         raise ConfigError("data.splits.train: the data have no time in it, so there is no climatology")
     times = times[positions]
-    years = _years(times, clock)
-    fractions = clock.year_fraction(times)
+    years = _years(times, calendar)
+    fractions = calendar.year_fraction(times)
     day_minutes = np.unique(times % 1440) if conf.by_hour else np.empty(0, dtype=np.int64)
     members = np.searchsorted(day_minutes, times % 1440) if conf.by_hour else np.zeros(len(times), dtype=np.int64)
     groups = [fractions[members == member] for member in range(max(1, len(day_minutes)))]
     centres, width = None, float("nan")
-    period = f"{clock.format(times[0])[:10]} to {clock.format(times[-1])[:10]}"
+    period = f"{calendar.format(times[0])[:10]} to {calendar.format(times[-1])[:10]}"
     if conf.method == "harmonic":
         kind = "harmonic"
         divisors = np.stack([_invert(group, conf.harmonics, period) for group in groups])
@@ -129,7 +129,7 @@ def plan_fit(
         assert conf.method == "window", conf.method
         kind = "table"
         _require_years(conf.window_days, years)
-        days = clock.days_a_year
+        days = calendar.days_a_year
         # parts a twelfth of the window long lose nothing that the window has left
         count = round(days / max(1.0, conf.window_days / 12.0))
         width = conf.window_days * count / days
@@ -177,7 +177,7 @@ def fit_fields(
     places: list[np.ndarray | None] = [None] * len(stored)
     for channel, place in zip(index, values, strict=True):
         places[channel] = place
-    for row, weight in zip(tqdm(rows, "climatology", disable=None if progress else True), weights, strict=True):
+    for row, weight in zip(ProgressBar(rows, "climatology", disable=None if progress else True), weights, strict=True):
         reader.read_into(int(fit.positions[row]), places)
         _add(sums[fit.members[row] - members[0]], weight, values)
     divisors, fields = fit.divisors[members], np.empty(sums.shape, dtype=np.float32)
@@ -211,11 +211,11 @@ def _add(sums_KCHW: np.ndarray, weight_K: np.ndarray, values_CHW: np.ndarray) ->
             sums_KCHW[part, stretch] += weight_K[part] * values
 
 
-def _years(times: np.ndarray, clock: Calendar) -> float:
+def _years(times: np.ndarray, calendar: Calendar) -> float:
     """Return the years from the first time to a step after the last; those of the calendar count one each."""
     ends = np.array([times[0], times[-1] + (np.diff(times).min() if len(times) > 1 else 0)])
-    first, last = (clock.datetime(minutes).year for minutes in ends)
-    return last - first + float(np.diff(clock.year_fraction(ends))[0])
+    first, last = (calendar.datetime(minutes).year for minutes in ends)
+    return last - first + float(np.diff(calendar.year_fraction(ends))[0])
 
 
 def _require_years(window_days: int, years: float) -> None:

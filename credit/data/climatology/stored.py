@@ -1,29 +1,22 @@
 """The climatology that a training store keeps, so that no verification and no new run has to fit it again.
 
-A zarr group ``climatology`` in the store:
+It is the array ``fields`` of the zarr group ``climatology`` in the store: (time_of_day, part, channel, latitude,
+longitude) float32, with the channels ``channels.stored``; see `Climatology` for times of the day and parts.
 
-| array | shape | what |
-|---|---|---|
-| ``fields`` | (time_of_day, part, channel, latitude, longitude) float32 | of ``channels.stored``; see `Climatology` |
-| ``done`` | (block,) uint8 | 1 where a block is written |
-| ``digest`` | (block,) uint64 | checksum of a block's fields |
-
-A chunk of ``fields`` is one part of the year, of at most 4 MiB of channels, with a CRC32C that is verified at every
-read, so that a time of the year is read without the rest. It is written block by block: each is fitted by itself, in so
-much memory as `BLOCK_BYTES` says, and has a lock beside the store. The attribute ``credit`` holds settings, period, and
-``complete``, set when all blocks are there.
+A chunk is one part of the year and at most 4 MiB of channels. It ends with a CRC32C that zarr verifies at every read.
+The array is written block by block: each block is fitted by itself, in as much memory as `BLOCK_BYTES` says, under a
+lock file beside the store. zarr renames each chunk to its place once it is written, so a block is written if all its
+chunk files are there. The group's attribute ``credit`` holds the settings, the period, and ``complete``, which is set
+when all blocks are written.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import logging
 import math
-import os
 import shutil
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,20 +24,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zarr
-from tqdm import tqdm
 from zarr.codecs import BloscCodec, Crc32cCodec
 
 from credit.config.schema_data import DataConfig, PreprocessConfig
-from credit.config.schema_forecast import ClimatologyConfig
+from credit.config.schema_verification import ClimatologyConfig
 from credit.data.climatology.climatology import Climatology, LazyFields
 from credit.data.climatology.fit import ClimatologyPlan, fit_climatology, fit_fields, plan_fit
 from credit.data.splits import Split, build_splits
-from credit.data.store import store_writer
-from credit.data.store.chunk_reader import find_fault_of_size
-from credit.data.store.executor import run_parts
+from credit.data.store.chunk_reader import find_size_fault
+from credit.data.store.executor import run_until_done
 from credit.data.store.preprocess import disk_errors_of, require_space
 from credit.data.store.store_reader import READ_ERRORS, StoreReader, open_configured_store, open_store
 from credit.errors import DataError
+from credit.utils.atomic import atomic_folder
+from credit.utils.file_lock import file_lock
+from credit.utils.progress import ProgressBar
 
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
@@ -52,25 +46,28 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FORMAT = 2
-# their windows had other times; harmonics are the same
-_FORMAT_WITHOUT_CENTRES = 1
-# of sums and fields while a block is fitted
+# Windows of format 1 averaged other times. Its harmonics are those of format 2.
+_FORMAT_OF_OTHER_WINDOWS = 1
+# Memory for the sums and fields of a block while it is fitted.
 BLOCK_BYTES = 4 * 2**30
 _CHUNK_BYTES = 4 * 2**20
-_BYTES_A_VALUE = 8 + 4  # its sum and itself
-_SECONDS_BETWEEN_LOOKS = 2.0
-_WAY_OUT = "run credit_preprocess again"
+# A float64 sum and the float32 field that it becomes.
+_BYTES_PER_VALUE = 8 + 4
+_ADVICE = "run credit_preprocess again"
+
+# Times of the day, parts of the year and channels.
+Block = tuple[slice, slice, slice]
 
 
 @dataclass(frozen=True)
 class FitTask:
-    """What a process needs to fit blocks; may be sent to another machine that sees the same files.
+    """Input of the processes that fit blocks; may be sent to another machine that sees the same files.
 
     Attributes:
         path: the store.
         conf: the climatology.
         period: first and last minute.
-        progress: show a bar on a terminal.
+        progress: show a progress bar on a terminal.
     """
 
     path: Path
@@ -79,314 +76,350 @@ class FitTask:
     progress: bool
 
     def plan(self, reader: StoreReader) -> ClimatologyPlan:
-        """Return how it is fitted to the store's times."""
-        return plan_fit(reader.times, reader.clock, *self.period, self.conf)
+        """Return the plan of the fit to the times of the store."""
+        return plan_fit(reader.times, reader.calendar, *self.period, self.conf)
 
 
 def preprocess_climatology(
     conf: DataConfig,
     settings: PreprocessConfig,
-    wanted: ClimatologyConfig,
+    climatology: ClimatologyConfig,
     progress: bool = True,
     deep: bool = False,
 ) -> None:
-    """Fit a climatology of every stored channel to ``data.splits.train`` and keep it in the complete store of a config.
+    """Fit a climatology of every stored channel to ``data.splits.train`` and write it to the complete store.
 
-    Several processes may do it at once; one that was begun goes on, one with other settings or period is replaced.
-    Blocks of a complete one that are lost or damaged are fitted again.
+    Several processes may do this at once. A climatology that was begun is continued; one with other settings or
+    another period is replaced. Blocks of a complete one that are lost or damaged are fitted again.
 
     Args:
         conf: the data section.
-        settings: how the work is shared out.
-        wanted: the climatology.
-        progress: show a bar on a terminal.
-        deep: compare the checksums of one that is complete.
+        settings: how the blocks are distributed among processes.
+        climatology: the climatology to fit.
+        progress: show a progress bar on a terminal.
+        deep: read the fields of a complete climatology and compare their checksums.
 
     Raises:
-        ConfigError: if the training period cannot carry it.
+        ConfigError: if the training period is too short for the method.
         DataError: if the store is not what the config describes, or the disk is full.
     """
     path = Path(conf.store)
+    lock_folder = _lock_folder(path)
     reader = open_configured_store(conf)
-    train = build_splits(conf, reader.clock)["train"]
-    if difference(path, wanted, train) is None:
-        damaged = find_damaged_blocks(path, deep)
-        if not damaged:
+    train = build_splits(conf, reader.calendar)["train"]
+    if describe_mismatch(path, climatology, train) is None:
+        damaged_blocks = find_damaged_blocks(path, deep)
+        if not damaged_blocks:
             logger.info("%s has its climatology", path)
             return
-        logger.warning("%s: %d blocks of its climatology are fitted again", path, len(damaged))
-        with store_writer.lock(_lock_folder(path) / "create.lock"):
-            _mark_blocks(path, damaged)
-    alone = settings.workers == 1 and settings.cluster == "none"
-    job = FitTask(path, wanted, (train.first, train.last), progress and alone)
-    fit = job.plan(reader)
+        logger.warning("%s: %d blocks of its climatology are fitted again", path, len(damaged_blocks))
+        with file_lock(lock_folder / "create.lock"):
+            _discard_blocks(path, damaged_blocks)
+    is_single_process = settings.workers == 1 and settings.cluster == "none"
+    task = FitTask(path, climatology, (train.first, train.last), progress and is_single_process)
+    plan = task.plan(reader)
     with disk_errors_of(path):
-        if not _begun(job):
-            require_space(path, bytes_of(fit, len(reader.channels.stored), reader.grid.shape)[0])
-        with store_writer.lock(_lock_folder(path) / "create.lock"):
-            if not _begun(job):
-                _create(job, fit, reader)
-        _fit_blocks(job, settings, None if progress and not alone else True)
-        with store_writer.lock(_lock_folder(path) / "close.lock"):
-            group = zarr.open_group(path / "climatology", mode="r+")
-            whole = hashlib.blake2b(group["digest"][:].tobytes(), digest_size=16).hexdigest()
-            group.attrs["credit"] = dict(group.attrs)["credit"] | {"complete": True, "content": whole}
-        shutil.rmtree(_lock_folder(path), ignore_errors=True)
+        if not _is_begun(task):
+            disk_bytes, _ = estimate_bytes(plan, len(reader.channels.stored), reader.grid.shape)
+            require_space(path, disk_bytes)
+        with file_lock(lock_folder / "create.lock"):
+            if not _is_begun(task):
+                _create(task, plan, reader)
+        # A single process shows a bar of the times of each block instead.
+        is_bar_hidden = None if progress and not is_single_process else True
+        with ProgressBar(desc="climatology", unit="block", total=len(_list_blocks(path)), disable=is_bar_hidden) as bar:
+            run_until_done(partial(fit_block, task), partial(_find_missing_blocks, path), settings, bar)
+        with file_lock(lock_folder / "close.lock"):
+            _update_description(path, complete=True)
+        shutil.rmtree(lock_folder, ignore_errors=True)
 
 
 def load_or_fit_climatology(
-    reader: FieldReader, channel_names: Sequence[str], train: Split, wanted: ClimatologyConfig
+    reader: FieldReader, channel_names: Sequence[str], train: Split, climatology: ClimatologyConfig
 ) -> Climatology:
-    """Return a climatology of the training period: the store's if it is the wanted one, else one that is fitted now.
+    """Return the climatology of the training period that the store has, or fit it if the store's is a different one.
 
     Raises:
-        ConfigError: if the training period cannot carry it.
+        ConfigError: if the training period is too short for the method.
         DataError: if the store's is damaged.
     """
     path = getattr(reader, "path", None)
-    reason = "there is no store" if path is None else difference(path, wanted, train)
+    reason = "there is no store" if path is None else describe_mismatch(path, climatology, train)
     if reason is None:
-        climatology = _open(path, channel_names, reader.clock.calendar)
-        logger.info("climatology of %d channels: that of the store (%s)", len(channel_names), climatology.description)
-        return climatology
-    # one that was made and is not taken: fitting it now may take long, and much memory
-    level = logging.INFO if path is None or _describe(path) is None else logging.WARNING
+        stored = _open(path, channel_names, reader.calendar.name)
+        logger.info("climatology of %d channels: that of the store (%s)", len(channel_names), stored.description)
+        return stored
+    # Fitting may take long and much memory, so a stored climatology that is not used deserves a warning.
+    is_stored_one_unused = path is not None and _read_description(path) is not None
+    level = logging.WARNING if is_stored_one_unused else logging.INFO
     logger.log(level, "climatology of %d channels: fitted now to data.splits.train; %s", len(channel_names), reason)
-    return fit_climatology(reader, channel_names, train.first, train.last, wanted)
+    return fit_climatology(reader, channel_names, train.first, train.last, climatology)
 
 
-def difference(path: Path, wanted: ClimatologyConfig, train: Split) -> str | None:
-    """Return why a store's climatology is not the wanted one, None where it is."""
-    meta = _describe(path)
-    if meta is None:
+def describe_mismatch(path: Path, climatology: ClimatologyConfig, train: Split) -> str | None:
+    """Return why the climatology of a store is not the given one, None if it is."""
+    description = _read_description(path)
+    if description is None:
         return "the store has none (preprocess.climatology)"
-    if not _is_current(meta):
-        return f"the store's is of another version of credit, which averaged other times ({_WAY_OUT})"
-    before, now = meta["settings"], _about(wanted)
-    if before != now:
-        return f"the store's is with {before}, not {now}"
-    if meta["period"] != [train.first, train.last]:
-        return f"the store's is of another period ({meta['description']})"
-    return None if meta["complete"] else f"the store's is not complete ({_WAY_OUT})"
+    if not _is_current(description):
+        return f"the store's is of another version of credit, which averaged other times ({_ADVICE})"
+    stored_settings = description["settings"]
+    settings = _relevant_settings(climatology)
+    if stored_settings != settings:
+        return f"the store's is with {stored_settings}, not {settings}"
+    if description["period"] != [train.first, train.last]:
+        return f"the store's is of another period ({description['description']})"
+    if not description["complete"]:
+        return f"the store's is not complete ({_ADVICE})"
+    return None
 
 
 def describe_stored(path: Path) -> str:
-    """Return in words which climatology a store has."""
-    meta = _describe(path)
-    return "none" if meta is None else meta["description"] + ("" if meta["complete"] else ", not complete")
+    """Return a description of a store's climatology for readers."""
+    description = _read_description(path)
+    if description is None:
+        return "none"
+    return description["description"] + ("" if description["complete"] else ", not complete")
 
 
 def find_damaged_blocks(path: Path, deep: bool = False) -> list[int]:
-    """Return the blocks of a store's complete climatology that are lost or damaged.
+    """Return the numbers of the blocks of a complete climatology that are lost or damaged.
 
     Args:
         path: the store.
-        deep: read the fields and compare checksums; else look at the sizes of their files.
+        deep: read the fields, which verifies their checksums; else only the sizes of the files are checked.
     """
-    meta = _describe(path)
-    if meta is None or not meta["complete"]:
+    description = _read_description(path)
+    if description is None or not description["complete"]:
         return []
-    group = zarr.open_group(path / "climatology", mode="r")
-    array = group["fields"]
-    damaged = []
-    for number, block in enumerate(_blocks(array.shape[:3], meta["block"])):
-        # the chunks of the block, of one time of the day and one part each
-        spans = [
-            range(span.start // length, -(-span.stop // length))
-            for span, length in zip(block, array.chunks, strict=False)
-        ]
-        names = ("/".join(map(str, place)) for place in itertools.product(*spans))
-        faults = (find_fault_of_size(f"{path}/climatology/fields/c/{name}/0/0", None, True) for name in names)
-        is_damaged = any(fault is not None for fault in faults)
-        if deep and not is_damaged:
-            try:
-                is_damaged = store_writer.digest(array[block]) != int(group["digest"][number])
-            except READ_ERRORS:
-                is_damaged = True
-        if is_damaged:
-            damaged.append(number)
-    return damaged
+    damaged_blocks = _find_missing_blocks(path)
+    if deep:
+        fields = _open_fields(path)
+        for number, block in enumerate(_list_blocks(path)):
+            if number not in damaged_blocks and not _is_readable(fields, block):
+                damaged_blocks.append(number)
+    return sorted(damaged_blocks)
 
 
-def _mark_blocks(path: Path, numbers: Sequence[int]) -> None:
-    """Mark blocks of a climatology to be fitted again; it is not complete from now on."""
-    group = zarr.open_group(path / "climatology", mode="r+")
-    group.attrs["credit"] = dict(group.attrs)["credit"] | {"complete": False}
-    for number in numbers:
-        group["done"][number] = 0
+def estimate_bytes(plan: ClimatologyPlan, num_channels: int, grid_shape: tuple[int, int]) -> tuple[int, int]:
+    """Return the most bytes that a climatology takes in a store, and in the memory of a process that fits a block."""
+    times_of_day, num_parts = plan.shape
+    cells = math.prod(grid_shape)
+    _, block_parts, block_channels = _block_shape(plan, num_channels, cells)
+    disk_bytes = 4 * times_of_day * num_parts * num_channels * cells
+    # Besides the block there are two float32 copies of the fields of one time.
+    memory_bytes = cells * (_BYTES_PER_VALUE * block_parts * block_channels + 8 * num_channels)
+    return disk_bytes, memory_bytes
 
 
-def bytes_of(fit: ClimatologyPlan, channels: int, grid_shape: tuple[int, int]) -> tuple[int, int]:
-    """Return the most bytes that a climatology takes in a store, and in memory while a process fits it."""
-    (members, count), cells = fit.shape, math.prod(grid_shape)
-    _, parts_at_once, channels_at_once = _block_shape(fit, channels, cells)
-    # besides, two copies of a time's fields
-    memory = cells * (_BYTES_A_VALUE * parts_at_once * channels_at_once + 8 * channels)
-    return 4 * members * count * channels * cells, memory
+def fit_block(task: FitTask, number: int) -> int:
+    """Fit and write a block, unless it is written already or another process is fitting it.
+
+    Returns:
+        1 if the block was written, else 0.
+    """
+    with file_lock(_lock_folder(task.path) / f"{number:06d}.lock", wait=False) as is_held:
+        fields = _open_fields(task.path, "r+")
+        block = _list_blocks(task.path)[number]
+        if not is_held or _is_written(task.path, fields, block):
+            return 0
+        times_of_day, parts, channels = block
+        reader = open_store(task.path)
+        plan = task.plan(reader)
+        if plan.kind == "harmonic":
+            # All harmonics are fitted together, from the same sums.
+            parts = slice(None)
+        names = _read_description(task.path)["channels"][channels]
+        fields[block] = fit_fields(plan, reader, names, times_of_day, parts, task.progress)
+        return 1
 
 
 def _lock_folder(path: Path) -> Path:
     return path.with_name(f".{path.name}.climatology")
 
 
-def _describe(path: Path) -> dict[str, Any] | None:
-    """Return the description of a store's climatology, complete or not, None where it has none."""
+def _open_fields(path: Path, mode: str = "r") -> zarr.Array:
+    return zarr.open_group(path / "climatology", mode=mode)["fields"]
+
+
+def _read_description(path: Path) -> dict[str, Any] | None:
+    """Return the description of a store's climatology, complete or not; None if it has none."""
     try:
         return dict(zarr.open_group(path / "climatology", mode="r").attrs)["credit"]
     except (FileNotFoundError, KeyError):
         return None
 
 
-def _is_current(meta: dict[str, Any]) -> bool:
-    """Whether a store's climatology has the numbers that a fit has now."""
-    before = meta["format"] == _FORMAT_WITHOUT_CENTRES and meta["kind"] == "harmonic"
-    return meta["format"] == FORMAT or before
+def _update_description(path: Path, complete: bool) -> None:
+    group = zarr.open_group(path / "climatology", mode="r+")
+    group.attrs["credit"] = dict(group.attrs)["credit"] | {"complete": complete}
 
 
-def _about(conf: ClimatologyConfig) -> dict[str, Any]:
-    """Return what of the config the numbers depend on."""
-    width = {"harmonics": conf.harmonics} if conf.method == "harmonic" else {"window_days": conf.window_days}
-    return {"method": conf.method, **width, "by_hour": conf.by_hour}
+def _is_current(description: dict[str, Any]) -> bool:
+    """Return whether a fit gives the numbers of the stored climatology today."""
+    if description["format"] == _FORMAT_OF_OTHER_WINDOWS:
+        return description["kind"] == "harmonic"
+    return description["format"] == FORMAT
 
 
-def _begun(job: FitTask) -> bool:
-    """Whether the store has such a climatology, complete or not."""
-    meta = _describe(job.path)
-    if meta is None or not _is_current(meta):
+def _relevant_settings(conf: ClimatologyConfig) -> dict[str, Any]:
+    """Return the settings that the numbers depend on."""
+    settings: dict[str, Any] = {"method": conf.method}
+    if conf.method == "harmonic":
+        settings["harmonics"] = conf.harmonics
+    else:
+        settings["window_days"] = conf.window_days
+    settings["by_hour"] = conf.by_hour
+    return settings
+
+
+def _is_begun(task: FitTask) -> bool:
+    """Return whether the store has the climatology of a task, complete or not."""
+    description = _read_description(task.path)
+    if description is None or not _is_current(description):
         return False
-    return (meta["settings"], meta["period"]) == (_about(job.conf), list(job.period))
+    is_same_period = description["period"] == list(task.period)
+    return is_same_period and description["settings"] == _relevant_settings(task.conf)
 
 
-def _block_shape(fit: ClimatologyPlan, channels: int, cells: int) -> tuple[int, int, int]:
+def _block_shape(plan: ClimatologyPlan, num_channels: int, cells: int) -> tuple[int, int, int]:
     """Return how many times of the day, parts of the year and channels are fitted at once.
 
-    Neighbouring parts of the year need mostly the same times, and a read brings all channels; so a block has all
-    channels and as many parts as there is room for, and fewer channels only where one part is too much.
+    Neighbouring parts of the year need mostly the same times, and a read brings all channels. So a block has all
+    channels and as many parts as the memory allows, and fewer channels only where one part is too large.
     """
-    at_once = BLOCK_BYTES // (_BYTES_A_VALUE * cells)
-    least = fit.shape[1] if fit.kind == "harmonic" else 1
-    chunk = _channels_a_chunk(channels, cells)
-    # whole chunks, so that no two processes write the same
-    channels_at_once = min(channels, max(1, at_once // least // chunk) * chunk)
-    return 1, max(least, min(fit.shape[1], at_once // channels_at_once)), channels_at_once
+    max_fields = BLOCK_BYTES // (_BYTES_PER_VALUE * cells)
+    min_parts = plan.shape[1] if plan.kind == "harmonic" else 1
+    chunk_channels = _chunk_channels(num_channels, cells)
+    # Blocks consist of whole chunks, so that no two processes write the same chunk.
+    block_chunks = max(1, max_fields // min_parts // chunk_channels)
+    block_channels = min(num_channels, block_chunks * chunk_channels)
+    block_parts = max(min_parts, min(plan.shape[1], max_fields // block_channels))
+    return 1, block_parts, block_channels
 
 
-def _channels_a_chunk(channels: int, cells: int) -> int:
-    return max(1, min(channels, _CHUNK_BYTES // (4 * cells)))
+def _chunk_channels(num_channels: int, cells: int) -> int:
+    return max(1, min(num_channels, _CHUNK_BYTES // (4 * cells)))
 
 
-def _blocks(shape: Sequence[int], lengths: Sequence[int]) -> list[tuple[slice, ...]]:
-    """Return the blocks of an array, of the given lengths along its first axes, as slices."""
-    axes = (
-        [slice(first, min(first + length, size)) for first in range(0, size, length)]
-        for size, length in zip(shape, lengths, strict=True)
-    )
-    return list(itertools.product(*axes))
+def _list_blocks(path: Path) -> list[Block]:
+    """Return the blocks of a store's climatology as slices of the first three axes of its fields."""
+    slices_of_axis = []
+    for size, length in zip(_open_fields(path).shape[:3], _read_description(path)["block"], strict=True):
+        starts = range(0, size, length)
+        slices_of_axis.append([slice(start, min(start + length, size)) for start in starts])
+    return list(itertools.product(*slices_of_axis))
 
 
-def _create(job: FitTask, fit: ClimatologyPlan, reader: StoreReader) -> None:
-    """Make the group without fields, beside the store, and move it to its place; one that is there goes."""
-    channels, grid = reader.channels.stored, reader.grid
-    cells, shape = math.prod(grid.shape), (*fit.shape, len(channels))
-    lengths = _block_shape(fit, len(channels), cells)
-    count = len(_blocks(shape, lengths))
-    place, folder = job.path / "climatology", _lock_folder(job.path)
-    beside, before = folder / "made", folder / "replaced"
-    shutil.rmtree(before, ignore_errors=True)
-    group = zarr.open_group(beside, mode="w", zarr_format=3)
-    group.create_array(
-        "fields",
-        shape=(*shape, *grid.shape),
-        chunks=(1, 1, _channels_a_chunk(len(channels), cells), *grid.shape),
-        dtype=np.float32,
-        fill_value=np.nan,
-        compressors=[BloscCodec(cname="lz4", clevel=1, shuffle="shuffle"), Crc32cCodec()],
-        dimension_names=("time_of_day", "part", "channel", "latitude", "longitude"),
-        config={"write_empty_chunks": True},
-    )
-    for name, dtype in (("done", np.uint8), ("digest", np.uint64)):
+def _chunk_files(path: Path, fields: zarr.Array, block: Block) -> Iterator[Path]:
+    """Yield the paths of the chunk files of a block."""
+    indices_of_axis = []
+    for span, length in zip(block, fields.chunks[:3], strict=True):
+        indices_of_axis.append(range(span.start // length, math.ceil(span.stop / length)))
+    for time_of_day, part, channel_chunk in itertools.product(*indices_of_axis):
+        yield path / "climatology" / "fields" / "c" / str(time_of_day) / str(part) / str(channel_chunk) / "0" / "0"
+
+
+def _is_written(path: Path, fields: zarr.Array, block: Block) -> bool:
+    """Return whether all chunk files of a block are there in full size; their values are not read."""
+    return all(find_size_fault(str(file), None, True) is None for file in _chunk_files(path, fields, block))
+
+
+def _find_missing_blocks(path: Path) -> list[int]:
+    """Return the numbers of the blocks of which a chunk file is lost or cut."""
+    fields = _open_fields(path)
+    return [number for number, block in enumerate(_list_blocks(path)) if not _is_written(path, fields, block)]
+
+
+def _is_readable(fields: zarr.Array, block: Block) -> bool:
+    """Return whether the fields of a block can be read, which verifies the checksum of every chunk."""
+    try:
+        fields[block]
+    except READ_ERRORS:
+        return False
+    return True
+
+
+def _discard_blocks(path: Path, numbers: Sequence[int]) -> None:
+    """Remove blocks of a climatology, which is incomplete from now on."""
+    _update_description(path, complete=False)
+    fields = _open_fields(path)
+    blocks = _list_blocks(path)
+    for number in numbers:
+        for file in _chunk_files(path, fields, blocks[number]):
+            file.unlink(missing_ok=True)
+
+
+def _create(task: FitTask, plan: ClimatologyPlan, reader: StoreReader) -> None:
+    """Create the group without fields; it replaces one that is there."""
+    names = [channel.name for channel in reader.channels.stored]
+    grid_shape = reader.grid.shape
+    cells = math.prod(grid_shape)
+    with atomic_folder(task.path / "climatology", _lock_folder(task.path)) as folder:
+        group = zarr.open_group(folder, mode="w", zarr_format=3)
         group.create_array(
-            name, shape=(count,), chunks=(1,), dtype=dtype, fill_value=0, config={"write_empty_chunks": True}
+            "fields",
+            shape=(*plan.shape, len(names), *grid_shape),
+            chunks=(1, 1, _chunk_channels(len(names), cells), *grid_shape),
+            dtype=np.float32,
+            fill_value=np.nan,
+            compressors=[BloscCodec(cname="lz4", clevel=1, shuffle="shuffle"), Crc32cCodec()],
+            dimension_names=("time_of_day", "part", "channel", "latitude", "longitude"),
+            # A chunk that is not there is lost, even if all its values are missing.
+            config={"write_empty_chunks": True},
         )
-    group.attrs["credit"] = {
-        "format": FORMAT,
-        "complete": False,
-        "settings": _about(job.conf),
-        "period": list(job.period),
-        "channels": [channel.name for channel in channels],
-        "kind": fit.kind,
-        "centres": fit.centres,
-        "day_minutes": fit.day_minutes.tolist(),
-        "description": fit.description,
-        "years": fit.years,
-        "block": list(lengths),
-    }
-    if place.exists():
-        os.replace(place, before)
-    os.replace(beside, place)
+        group.attrs["credit"] = {
+            "format": FORMAT,
+            "complete": False,
+            "settings": _relevant_settings(task.conf),
+            "period": list(task.period),
+            "channels": names,
+            "kind": plan.kind,
+            "centres": plan.centres,
+            "day_minutes": plan.day_minutes.tolist(),
+            "description": plan.description,
+            "years": plan.years,
+            "block": list(_block_shape(plan, len(names), cells)),
+        }
 
 
-def _fit_blocks(job: FitTask, settings: PreprocessConfig, hidden: bool | None) -> None:
-    """Fit the blocks that are not there yet, and wait for those that other processes are at."""
-    marks = zarr.open_group(job.path / "climatology", mode="r")["done"]
-    with tqdm(desc="climatology", unit="block", total=len(marks[:]), disable=hidden) as bar:
-        while not marks[:].all():
-            for count in run_parts(partial(fit_block, job), np.flatnonzero(marks[:] == 0).tolist(), settings):
-                bar.update(count)
-            if not marks[:].all():
-                time.sleep(_SECONDS_BETWEEN_LOOKS)  # another process is at what is left
-
-
-def fit_block(job: FitTask, number: int) -> int:
-    """Fit and write a block, unless it is there already or another process is at it; returns how many are new."""
-    with store_writer.lock(_lock_folder(job.path) / f"{number:06d}.lock", wait=False) as mine:
-        group = zarr.open_group(job.path / "climatology", mode="r+")
-        if not mine or group["done"][number]:
-            return 0
-        meta, array = dict(group.attrs)["credit"], group["fields"]
-        block = _blocks(array.shape[:3], meta["block"])[number]
-        members, columns, channels = block
-        reader = open_store(job.path)
-        fit = job.plan(reader)
-        # harmonics are not parted
-        columns = slice(None) if fit.kind == "harmonic" else columns
-        fields = fit_fields(fit, reader, meta["channels"][channels], members, columns, job.progress)
-        array[block] = fields
-        group["digest"][number] = store_writer.digest(fields)
-        group["done"][number] = 1
-        return 1
-
-
-def _open(path: Path, channel_names: Sequence[str], calendar: str) -> Climatology:
-    """Return a store's climatology of some channels; what is more than harmonics of the year is read when needed."""
-    meta = _describe(path)
-    fields: Any = _stored_fields(path, [meta["channels"].index(name) for name in channel_names])
-    if meta["kind"] == "harmonic" and not meta["day_minutes"]:
+def _open(path: Path, channel_names: Sequence[str], calendar_name: str) -> Climatology:
+    """Return some channels of a store's climatology; anything larger than plain harmonics is read when needed."""
+    description = _read_description(path)
+    channel_index = [description["channels"].index(name) for name in channel_names]
+    fields: np.ndarray | LazyFields = _lazy_fields(path, channel_index)
+    if description["kind"] == "harmonic" and not description["day_minutes"]:
         fields = fields[0][None]
-    day_minutes = np.array(meta["day_minutes"], dtype=np.int64)
+    centres = tuple(description["centres"]) if description["kind"] == "table" else None
     return Climatology(
-        tuple(channel_names), calendar, meta["kind"], fields, day_minutes, meta["description"], meta["years"],
-        tuple(meta["centres"]) if meta["kind"] == "table" else None,
-    )  # fmt: skip
+        names=tuple(channel_names),
+        calendar=calendar_name,
+        kind=description["kind"],
+        fields=fields,
+        day_minutes=np.array(description["day_minutes"], dtype=np.int64),
+        description=description["description"],
+        years=description["years"],
+        centres=centres,
+    )
 
 
-def _stored_fields(path: Path, channels: list[int]) -> LazyFields:
-    """Return the fields of some channels, read when they are asked for."""
-    array = zarr.open_group(path / "climatology", mode="r")["fields"]
-    times_of_day, count, _, *cells = array.shape
-    everywhere = slice(None)
+def _lazy_fields(path: Path, channel_index: list[int]) -> LazyFields:
+    """Return the fields of some channels, which are read when they are accessed."""
+    array = _open_fields(path)
+    times_of_day, num_parts, _, *grid_shape = array.shape
 
     def read(time_of_day: int, part: int) -> np.ndarray:
+        selection = (time_of_day, part, channel_index, slice(None), slice(None))
         try:
-            fields = array.get_orthogonal_selection((time_of_day, part, channels, everywhere, everywhere))
-            # zarr takes a chunk that is lost for one of missing values
-            if np.isnan(fields).all(axis=(1, 2)).any():
+            fields_CHW = array.get_orthogonal_selection(selection)
+            # zarr returns missing values for a chunk that is lost.
+            if np.isnan(fields_CHW).all(axis=(1, 2)).any():
                 raise ValueError("a chunk is lost")
         except (OSError, ValueError, RuntimeError) as error:
             raise DataError(
-                f"store {path}: its climatology cannot be read ({error}); run credit_preprocess CONFIG --deep, with "
-                "preprocess.climatology=true, which fits what is damaged again"
+                f"store {path}: its climatology cannot be read ({error}); run credit_preprocess CONFIG --deep with "
+                "preprocess.climatology=true, which fits the damaged blocks again"
             ) from error
-        return fields
+        return fields_CHW
 
-    return LazyFields((times_of_day, count, len(channels), *cells), read)
+    return LazyFields((times_of_day, num_parts, len(channel_index), *grid_shape), read)

@@ -73,7 +73,7 @@ class VariableLayout:
         chunk_times: how many times a chunk of the file spans, which are unpacked together; 1 without chunks.
         rules: what the values may be.
         where: the file and the variable, for messages.
-        clock: the calendar of `times`, for messages; None where no file has had a time yet.
+        calendar: the calendar of `times`, for messages; None where no file has had a time yet.
     """
 
     name: str
@@ -92,7 +92,7 @@ class VariableLayout:
     chunk_times: int
     rules: ValueRules
     where: str
-    clock: Calendar | None
+    calendar: Calendar | None
 
     def read(self, dataset: xr.Dataset, position: int | slice) -> np.ndarray:
         """Return fields on the run's grid and in its units, missing ones NaN.
@@ -142,11 +142,11 @@ class VariableLayout:
         """Return what is wrong with values, with their time and the place of the first."""
         levels = self.rules.levels
         when = "" if len(levels) == 1 and levels[0] is None else f", level {levels[implausible.row]:g}"
-        if self.times is not None and self.clock is not None:
+        if self.times is not None and self.calendar is not None:
             number = 0
             if "time" in self.dims:
                 number = position.start + implausible.index[0] if isinstance(position, slice) else position
-            when += f" at {self.clock.format(self.times[number])}"
+            when += f" at {self.calendar.format(self.times[number])}"
         row, column = np.argwhere(self.orientation.apply(implausible.cells))[0]
         place = f"latitude {self.grid.lat[row]:g}, longitude {self.grid.lon[column]:g}"
         return f"{self.where}{when}: {self.rules.describe(implausible, place)}"
@@ -311,7 +311,8 @@ def role_of(name: str, variable: xr.Variable) -> str | None:
 
 
 def is_vector_component(choice: str, standard_name: str) -> bool:
-    """Whether a variable is a component of a vector, by ``data.fields.NAME.vector`` and, for ``auto``, by its name."""
+    """Whether a variable is a component of a vector, by ``data.variable_options.NAME.vector`` and, for ``auto``, by "
+    "its name."""
     return choice == "yes" or (choice == "auto" and ("eastward" in standard_name or "northward" in standard_name))
 
 
@@ -356,6 +357,7 @@ def match_levels(have: np.ndarray, wanted: Sequence[float], variable: str, units
     if missing:
         raise DataError(
             f"{where}: {variable} has no level {', '.join(f'{level:g}' for level in missing)} {units}; it has "
-            f"{', '.join(f'{level:g}' for level in have)} {units}; change data.levels or data.fields.{variable}.levels"
+            f"{', '.join(f'{level:g}' for level in have)} {units}; change data.levels or "
+            f"data.variable_options.{variable}.levels"
         )
     return tuple(rows)

@@ -121,7 +121,7 @@ class ValueRules:
             must stand apart from values that differ.
         valid_range: least and greatest value that the config declares, in the units of the file; then all within is
             accepted, and all outside is missing.
-        name: the variable, where the config can have options for it in ``data.fields``; else empty.
+        name: the variable, where the config can have options for it in ``data.variable_options``; else empty.
     """
 
     levels: tuple[float | None, ...]
@@ -164,14 +164,14 @@ class ValueRules:
         """Return what is wrong with the values of a field, and what to do; `place` is where the first one lies."""
         value, place = f"{implausible.value:.6g}", place and f" at {place}"
         count = f"{int(implausible.cells.sum())} of {implausible.cells.size} values are"
-        key = f"data.fields.{self.name}"
+        key = f"data.variable_options.{self.name}"
         if implausible.is_fill:
             problem = f"{count} {value}, the first{place}: a fill value that the file does not declare as missing"
             advice = "declare it there (attribute _FillValue)"
             if self.name:
                 advice += (
                     f", or set {key}.valid_range: [least, greatest], outside of which values are missing; "
-                    f"{key}.missing and data.bad_times say what becomes of missing values"
+                    f"{key}.missing and data.on_bad_time say what becomes of missing values"
                 )
         else:
             limits = self.limits[implausible.row % len(self.limits)]
@@ -242,9 +242,9 @@ def build_rules(
         level_units: of the levels.
         packing: scale and offset of packed integers in a file that declares no fill value; else None.
         file_range: from `read_file_range`.
-        valid_range: ``data.fields.NAME.valid_range``, in the units of the run.
+        valid_range: ``data.variable_options.NAME.valid_range``, in the units of the run.
         conversion: from the units of the file to those of the run.
-        has_options: whether the variable can have options in ``data.fields``.
+        has_options: whether the variable can have options in ``data.variable_options``.
     """
     units = plain(attributes.get("units", ""))
     quantity = _quantity_of(name, attributes)
@@ -357,7 +357,7 @@ def _describe_units(name: str, attributes: Mapping[str, str]) -> str | None:
     return (
         f'{name}: its units are "{attributes["units"]}", but {quantity_name} is a {quantity} '
         f"({' or '.join(_QUANTITY_LIMITS[quantity])}); correct units or standard_name in the files, or "
-        f"data.sources.N.rename; or set data.fields.{name}.valid_range: [least, greatest] to read it as it is"
+        f"data.sources.N.rename; or set data.variable_options.{name}.valid_range: [least, greatest] to read it as it is"
     )
 
 

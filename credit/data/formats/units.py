@@ -101,13 +101,13 @@ def find_conversion(have: str, wanted: str, name: str, where: str, key: str = ""
         wanted: those of the data.
         name: the variable.
         where: the file.
-        key: what says so, by default ``data.fields.NAME.units``.
+        key: what says so, by default ``data.variable_options.NAME.units``.
 
     Raises:
         ConfigError: if `wanted` is no unit, or cf-units is needed and not installed.
         DataError: if the file has no units, or such that cannot be converted.
     """
-    key = key or f"data.fields.{name}.units"
+    key = key or f"data.variable_options.{name}.units"
     if not have.strip():
         raise DataError(
             f'{where}: {name} has no units, so it cannot be converted to "{wanted}" ({key}); write its units into the '

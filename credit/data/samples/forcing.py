@@ -47,7 +47,7 @@ def toa_radiation(
     lat_deg: np.ndarray,
     lon_deg: np.ndarray,
     minutes: int,
-    clock: Calendar,
+    calendar: Calendar,
     step_minutes: int,
     window: str = "past",
     tsi: str = "constant",
@@ -59,7 +59,7 @@ def toa_radiation(
         lat_deg: (H,) degrees north.
         lon_deg: (W,) degrees east.
         minutes: the time t at which the step starts.
-        clock: the calendar; calendars without leap days place the Sun by the fraction of the year.
+        calendar: the calendar; calendars without leap days place the Sun by the fraction of the year.
         step_minutes: length dt of the step.
         window: ``past`` integrates over (t - dt, t], ERA5's label; ``next`` over (t, t + dt].
         tsi: ``constant`` (1361 W m-2) or ``era5`` (yearly, linear between mid-years, held before 1940).
@@ -73,21 +73,21 @@ def toa_radiation(
     lat = np.deg2rad(np.asarray(lat_deg, dtype=np.float64))[:, None]
     lon = np.deg2rad(np.asarray(lon_deg, dtype=np.float64))[None, :]
     if mean == "daily":
-        share = _daily_mean(lat, start + step_minutes / 2.0, clock)
+        share = _daily_mean(lat, start + step_minutes / 2.0, calendar)
         total = np.repeat(share * step_minutes * 60.0, lon.shape[1], axis=1)
     else:
         pieces = max(1, int(np.ceil(step_minutes / _LONGEST_PIECE_MINUTES)))
         edges = start + np.linspace(0.0, step_minutes, pieces + 1)
         total = np.zeros((lat.shape[0], lon.shape[1]))
         for first, last in zip(edges[:-1], edges[1:], strict=True):
-            total += _piece(lat, lon, first, last, clock)
-    irradiance = SOLAR_CONSTANT if tsi == "constant" else era5_irradiance(start + step_minutes / 2.0, clock)
+            total += _piece(lat, lon, first, last, calendar)
+    irradiance = SOLAR_CONSTANT if tsi == "constant" else era5_irradiance(start + step_minutes / 2.0, calendar)
     return (irradiance * total).astype(np.float32)
 
 
-def era5_irradiance(minutes: float, clock: Calendar) -> float:
+def era5_irradiance(minutes: float, calendar: Calendar) -> float:
     """Return ERA5's total solar irradiance in W m-2 at 1 au (CMIP5's series times 0.9965)."""
-    year = clock.datetime(int(minutes)).year + float(clock.year_fraction(np.array(int(minutes)))) - 0.5
+    year = calendar.datetime(int(minutes)).year + float(calendar.year_fraction(np.array(int(minutes)))) - 0.5
     below = int(np.floor(year))
     share = year - below
     return _ERA5_SCALE * ((1.0 - share) * _cmip5_irradiance(below) + share * _cmip5_irradiance(below + 1))
@@ -99,16 +99,16 @@ def _cmip5_irradiance(year: int) -> float:
     return _CMIP5_TSI[max(year, _CMIP5_FIRST_YEAR) - _CMIP5_FIRST_YEAR]
 
 
-def sun_position(minutes: float, clock: Calendar) -> tuple[float, float, float]:
+def sun_position(minutes: float, calendar: Calendar) -> tuple[float, float, float]:
     """Return declination (rad), equation of time (rad of hour angle) and squared inverse distance (au-2).
 
     Source: "Approximate Solar Coordinates", The Astronomical Almanac, section C (also aa.usno.navy.mil/faq/sun_approx).
     """
-    if clock.calendar in ("standard", "proleptic_gregorian"):
+    if calendar.name in ("standard", "proleptic_gregorian"):
         days = minutes / 1440.0 - _DAYS_1900_TO_J2000
     else:
         whole = int(np.floor(minutes))
-        days = _JAN_2001_SINCE_J2000 + _TROPICAL_YEAR_DAYS * float(clock.year_fraction(np.array(whole)))
+        days = _JAN_2001_SINCE_J2000 + _TROPICAL_YEAR_DAYS * float(calendar.year_fraction(np.array(whole)))
     anomaly = np.deg2rad(357.529 + 0.98560028 * days)
     mean_longitude = np.deg2rad(280.459 + 0.98564736 * days)
     longitude = mean_longitude + np.deg2rad(1.915 * np.sin(anomaly) + 0.020 * np.sin(2.0 * anomaly))
@@ -127,16 +127,16 @@ def _daylight(lat: np.ndarray, declination: float) -> tuple[np.ndarray, np.ndarr
     return a, b, np.arccos(np.clip(-a / np.maximum(b, 1e-15), -1.0, 1.0))
 
 
-def _daily_mean(lat: np.ndarray, minutes: float, clock: Calendar) -> np.ndarray:
+def _daily_mean(lat: np.ndarray, minutes: float, calendar: Calendar) -> np.ndarray:
     """Return the mean over a day of the zenith angle's positive cosine over distance squared, (H, 1)."""
-    declination, _, inverse_square = sun_position(minutes, clock)
+    declination, _, inverse_square = sun_position(minutes, calendar)
     a, b, sunset = _daylight(lat, declination)
     return inverse_square / np.pi * np.maximum(a * sunset + b * np.sin(sunset), 0.0)
 
 
-def _piece(lat: np.ndarray, lon: np.ndarray, first: float, last: float, clock: Calendar) -> np.ndarray:
+def _piece(lat: np.ndarray, lon: np.ndarray, first: float, last: float, calendar: Calendar) -> np.ndarray:
     """Return the integral over (first, last] of the positive cosine over distance squared, (H, W) in s."""
-    declination, equation, inverse_square = sun_position(0.5 * (first + last), clock)
+    declination, equation, inverse_square = sun_position(0.5 * (first + last), calendar)
     a, b, sunset = _daylight(lat, declination)
     half_day = a * sunset + b * np.sin(sunset)
 
@@ -157,7 +157,7 @@ def _piece(lat: np.ndarray, lon: np.ndarray, first: float, last: float, clock: C
 
 
 def compute_dynamic_forcing(
-    name: str, minutes: int, clock: Calendar, grid: LatLonGrid, step_minutes: int, solar: SolarConfig
+    name: str, minutes: int, calendar: Calendar, grid: LatLonGrid, step_minutes: int, solar: SolarConfig
 ) -> np.ndarray:
     """Return one computed dynamic forcing of the step that starts at `minutes`, (H, W) float32.
 
@@ -165,13 +165,13 @@ def compute_dynamic_forcing(
     solar time of the place (UTC plus an hour for 15 degrees east), counted from its midnight.
     """
     if name == "toa_incident_solar_radiation":
-        return toa_radiation(grid.lat, grid.lon, minutes, clock, step_minutes, solar.window, solar.tsi, solar.mean)
+        return toa_radiation(grid.lat, grid.lon, minutes, calendar, step_minutes, solar.window, solar.tsi, solar.mean)
     wave = {"sin": np.sin, "cos": np.cos}[name[:3]]
     if name.endswith("_year"):
-        value = wave(2.0 * np.pi * clock.year_fraction(np.array(minutes)))
+        value = wave(2.0 * np.pi * calendar.year_fraction(np.array(minutes)))
         return np.full(grid.shape, value, dtype=np.float32)
     assert name.endswith("_day"), name
-    local = clock.day_fraction(np.array(minutes)) + grid.lon / 360.0
+    local = calendar.day_fraction(np.array(minutes)) + grid.lon / 360.0
     return np.broadcast_to(wave(2.0 * np.pi * local).astype(np.float32), grid.shape).copy()
 
 

@@ -65,7 +65,7 @@ def check_values(
         if np.isnan(field).all():
             raise DataError(
                 f"{_describe_channel(channel)} at {when}: the whole field is missing (NaN); correct the file, leave "
-                "such times out (data.bad_times: skip with a data.store, or other data.splits), or take the variable "
+                "such times out (data.on_bad_time: skip with a data.store, or other data.splits), or take the variable "
                 "out of data.variables"
             )
         mask = masks.get(channel.variable)
@@ -84,8 +84,9 @@ def _describe(field: np.ndarray, wrong: np.ndarray, channel: Channel, grid: LatL
     row, column = np.argwhere(wrong)[0]
     kind = "missing (NaN)" if np.isnan(field[row, column]) else "infinite"
     declare = (
-        f"; if it is always missing in the same cells (over land), declare data.fields.{channel.variable}.missing: "
-        "fill_mean, else correct the file or leave these times out (data.bad_times: skip with a data.store, or other "
+        "; if it is always missing in the same cells (over land), declare "
+        f"data.variable_options.{channel.variable}.missing: "
+        "fill_mean, else correct the file or leave these times out (data.on_bad_time: skip with a data.store, or other "
         "data.splits)"
     )
     return (

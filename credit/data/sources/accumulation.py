@@ -42,7 +42,7 @@ class TimeAggregation:
         return [weight for weight, _ in found], [place for _, place in found]
 
 
-def build_windows(name: str, series: VariableSeries, conf: DataConfig, clock: Calendar) -> TimeAggregation:
+def build_windows(name: str, series: VariableSeries, conf: DataConfig, calendar: Calendar) -> TimeAggregation:
     """Return how a variable's values over ``data.timestep`` come from its files.
 
     Raises:
@@ -55,16 +55,18 @@ def build_windows(name: str, series: VariableSeries, conf: DataConfig, clock: Ca
         for piece in series.pieces:
             methods = piece.layout.attributes.get("cell_methods", "")
             if "time: mean" in methods or "time: sum" in methods:
-                logger.warning('%s is taken as instantaneous; its cell_methods say "%s" (data.fields)', name, methods)
+                logger.warning(
+                    '%s is taken as instantaneous; its cell_methods say "%s" (data.variable_options)', name, methods
+                )
                 break
         return TimeAggregation(series.times, [(whole, np.arange(len(series.times)))])
-    begins = _begins(name, series, clock)
+    begins = _begins(name, series, calendar)
     if temporal == "deaccumulate":
         return _running(name, series, conf, begins)
-    return _pieces(name, series, conf, clock, begins)
+    return _pieces(name, series, conf, calendar, begins)
 
 
-def _begins(name: str, series: VariableSeries, clock: Calendar) -> np.ndarray | None:
+def _begins(name: str, series: VariableSeries, calendar: Calendar) -> np.ndarray | None:
     """Return (N,) minutes at which the intervals of the values begin, where the files have time bounds.
 
     Raises:
@@ -76,7 +78,7 @@ def _begins(name: str, series: VariableSeries, clock: Calendar) -> np.ndarray | 
     each = np.stack([bounds[piece][place] for piece, place in zip(series.piece, series.position, strict=True)])
     wrong = np.flatnonzero(each[:, 1] != series.times)
     if len(wrong):
-        begin, end, label = (clock.format(minutes) for minutes in (*each[wrong[0]], series.times[wrong[0]]))
+        begin, end, label = (calendar.format(minutes) for minutes in (*each[wrong[0]], series.times[wrong[0]]))
         raise DataError(
             f"{series.pieces[series.piece[wrong[0]]].path}: the value of {name} at {label} covers {begin} to {end}; a "
             "mean or an accumulation must carry the label of its end: shift the time axis"
@@ -85,7 +87,7 @@ def _begins(name: str, series: VariableSeries, clock: Calendar) -> np.ndarray | 
 
 
 def _pieces(
-    name: str, series: VariableSeries, conf: DataConfig, clock: Calendar, begins: np.ndarray | None
+    name: str, series: VariableSeries, conf: DataConfig, calendar: Calendar, begins: np.ndarray | None
 ) -> TimeAggregation:
     """Put windows of a time step together from one or more intervals, all of one length."""
     step, times = conf.step_minutes, series.times
@@ -94,7 +96,10 @@ def _pieces(
     lengths = np.unique(np.diff(times) if begins is None else times - begins)
     length = int(lengths[0]) if len(lengths) else step
     path = series.pieces[0].path
-    rule = f"data.fields.{name}.temporal is {conf.field(name).temporal}, so its values must make up data.timestep"
+    rule = (
+        f"data.variable_options.{name}.temporal is {conf.field(name).temporal}, so its values must make up "
+        "data.timestep"
+    )
     if begins is not None and len(lengths) > 1:
         spans = " and ".join(format_duration(int(one)) for one in lengths[:2])
         raise DataError(
@@ -140,8 +145,10 @@ def _running(name: str, series: VariableSeries, conf: DataConfig, begins: np.nda
     if begins is None:
         if restarts is None:
             raise DataError(
-                f"{series.pieces[0].path}: data.fields.{name}.temporal is deaccumulate, but neither time bounds nor "
-                f"data.fields.{name}.restarts say where an accumulation begins; name the hours (UTC), such as [0, 12]"
+                f"{series.pieces[0].path}: data.variable_options.{name}.temporal is deaccumulate, but neither time "
+                "bounds nor "
+                f"data.variable_options.{name}.restarts say where an accumulation begins; name the hours (UTC), such "
+                "as [0, 12]"
             )
         begins = _last_restart(times, restarts)
     begin_of = dict(zip(times.tolist(), begins.tolist(), strict=True))

@@ -41,14 +41,14 @@ class Contribution:
     times: np.ndarray
     idle: dict[Path | str, str]
 
-    def describe(self, conf: DataConfig, clock: Calendar) -> str:
+    def describe(self, conf: DataConfig, calendar: Calendar) -> str:
         """Return the account in one line."""
         files = f"{self.num_files} file{'' if self.num_files == 1 else 's'}"
         if self.idle:
             files += f" ({len(self.idle)} of them give nothing)"
         span = "no time"
         if len(self.times):
-            span = f"{clock.format(self.times[0])}..{clock.format(self.times[-1])}, {len(self.times)} times"
+            span = f"{calendar.format(self.times[0])}..{calendar.format(self.times[-1])}, {len(self.times)} times"
         variables = ", ".join(self.variables) or "nothing"
         return f"data.sources.{self.source} ({_address(conf.sources[self.source])}): {files}; {span}; {variables}"
 

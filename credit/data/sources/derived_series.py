@@ -97,8 +97,8 @@ def build_variable(name: str, scan: SourceIndex, conf: DataConfig, files: OpenFi
         if is_derived(name, pieces, conf):
             parts.append(build_derived(name, pieces, scan, conf, files))
         else:
-            parts.append(build_series(name, pieces, files, scan.clock))
-    return join_series(name, parts, scan.clock)
+            parts.append(build_series(name, pieces, files, scan.calendar))
+    return join_series(name, parts, scan.calendar)
 
 
 def build_derived(
@@ -116,7 +116,7 @@ def build_derived(
     Raises:
         DataError: where an input is lacking at a time, or is on another grid.
     """
-    main = build_series(name, own_pieces, files, scan.clock, raw=True)
+    main = build_series(name, own_pieces, files, scan.calendar, raw=True)
     number, first = main.pieces[0].source, main.pieces[0].layout
     roles = dict(list(conf.field(name).derived_from.items())[1:])
     pieces = {role: scan.inputs[name, variable] for role, variable in roles.items()}
@@ -132,11 +132,13 @@ def build_derived(
     inputs = {}
     for role, found in pieces.items():
         parts = by_source(_of_source(found, number))
-        parts = [build_series(roles[role], pieces_of_source, files, scan.clock, raw=True) for pieces_of_source in parts]
-        series = join_series(roles[role], parts, scan.clock)
+        parts = [
+            build_series(roles[role], pieces_of_source, files, scan.calendar, raw=True) for pieces_of_source in parts
+        ]
+        series = join_series(roles[role], parts, scan.calendar)
         _require_grid(name, main.pieces, series.pieces)
         _require_levels(name, main.pieces, series.pieces)
-        inputs[role] = series, _match(name, main, roles[role], series, scan.clock)
+        inputs[role] = series, _match(name, main, roles[role], series, scan.calendar)
     _say(name, conf.field(name).derive, first)
     kind = conf.field(name).derive
     return DerivedSeries(main.pieces, main.times, main.piece, main.position, name, kind, inputs, ground, ground_piece)
@@ -158,7 +160,7 @@ def _of_source(pieces: list[FileVariable], number: int) -> list[FileVariable]:
 
 def _require_grid(name: str, main: list[FileVariable], others: list[FileVariable]) -> None:
     for piece in (*main, *others):
-        difference = main[0].layout.grid.difference(piece.layout.grid)
+        difference = main[0].layout.grid.describe_mismatch(piece.layout.grid)
         if difference:
             raise DataError(
                 f"{name} is made of what is in {main[0].path} and {piece.path}, which are on different grids: "
@@ -181,7 +183,7 @@ def _require_levels(name: str, main: list[FileVariable], others: list[FileVariab
             )
 
 
-def _match(name: str, main: VariableSeries, role: str, series: VariableSeries, clock: Calendar) -> np.ndarray:
+def _match(name: str, main: VariableSeries, role: str, series: VariableSeries, calendar: Calendar) -> np.ndarray:
     """Return the place of each time of the main input in another one."""
     places = np.searchsorted(series.times, main.times)
     there = series.times[np.minimum(places, len(series.times) - 1)] == main.times
@@ -189,6 +191,7 @@ def _match(name: str, main: VariableSeries, role: str, series: VariableSeries, c
         lacking = np.flatnonzero(~there)
         raise DataError(
             f"{name} needs {role} at the same times, but {role} is not there at {len(lacking)} of {len(there)}, the "
-            f"first is {clock.format(main.times[lacking[0]])}; add the files that have it, or name only files with both"
+            f"first is {calendar.format(main.times[lacking[0]])}; add the files that have it, or name only files with "
+            "both"
         )
     return places

@@ -135,7 +135,7 @@ def _interpolate(quantity: str, column: Column, block: Mapping[str, np.ndarray])
         below = _names(column, placement.below)
         raise DataError(
             f"{below} is below the lowest level of the source in some cells, where geopotential needs a temperature: "
-            "derive it (data.fields.NAME.derive: geopotential)"
+            "derive it (data.variable_options.NAME.derive: geopotential)"
         )
     return placement.continued(block[FIELD])
 

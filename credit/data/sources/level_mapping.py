@@ -66,8 +66,8 @@ class LevelResolver:
         needs_ground = kind in ("geopotential", "mean_sea_level_pressure")
         if needs_ground and (vertical is None or vertical.surface_geopotential is None):
             raise DataError(
-                f"data.fields.{want.serves}.derive: {kind} is computed on hybrid levels, from surface pressure and the "
-                f"height of the ground; set both in data.sources.{number}.vertical"
+                f"data.variable_options.{want.serves}.derive: {kind} is computed on hybrid levels, from surface "
+                f"pressure and the height of the ground; set both in data.sources.{number}.vertical"
             )
         with_pressure = kind in ("relative_humidity", "relative_humidity_water")
         if vertical is None:
@@ -92,7 +92,7 @@ class LevelResolver:
             place(levels, wanted, np.array(MEAN_SURFACE_PA))
         except DataError as error:
             raise DataError(
-                f"{where}: {want.name}: {error}: data.levels or data.fields.{want.serves}.levels"
+                f"{where}: {want.name}: {error}: data.levels or data.variable_options.{want.serves}.levels"
             ) from error
         return rows, Column(levels, wanted)
 
@@ -107,7 +107,7 @@ class LevelResolver:
         """Return the run's levels where they are the source's, of pressure."""
         if self._conf.level_units == "model_level":
             raise DataError(
-                f"data.fields.{want.serves}.derive: on model levels pressure must be known; set "
+                f"data.variable_options.{want.serves}.derive: on model levels pressure must be known; set "
                 f"data.sources.{number}.vertical"
             )
         levels = HybridLevels.of_pressures(want.levels, _PASCAL[self._conf.level_units])

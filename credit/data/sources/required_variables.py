@@ -54,7 +54,7 @@ def list_required_variables(conf: DataConfig) -> list[VariableRequest]:
     wants = []
     for variable, levels in required_variables(conf.channel_map()).items():
         inputs = conf.field(variable).derived_from or {FIELD: variable}
-        key = f"data.fields.{variable}.inputs" if conf.field(variable).derive else "data.variables"
+        key = f"data.variable_options.{variable}.inputs" if conf.field(variable).derive else "data.variables"
         for number, (role, name) in enumerate(inputs.items()):
             wants.append(VariableRequest(name, role if number else FIELD, variable, levels, key))
     for number, source in enumerate(conf.sources):

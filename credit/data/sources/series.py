@@ -122,13 +122,13 @@ def by_source(pieces: list[FileVariable]) -> list[list[FileVariable]]:
     return [[piece for piece in pieces if piece.source == number] for number in numbers]
 
 
-def join_series(name: str, parts: list[VariableSeries], clock: Calendar) -> VariableSeries:
+def join_series(name: str, parts: list[VariableSeries], calendar: Calendar) -> VariableSeries:
     """Let the series of a variable from several sources follow each other in time; one alone is returned as it is.
 
     Args:
         name: the variable.
         parts: its series, one of each source.
-        clock: the calendar.
+        calendar: the calendar.
 
     Raises:
         SourceOverlap: for a time that two sources have.
@@ -142,7 +142,7 @@ def join_series(name: str, parts: list[VariableSeries], clock: Calendar) -> Vari
     times = times[order]
     again = np.flatnonzero(np.diff(times) == 0)
     if len(again):
-        raise _overlap(name, parts[part_index[again[0]]], parts[part_index[again[0] + 1]], clock)
+        raise _overlap(name, parts[part_index[again[0]]], parts[part_index[again[0] + 1]], calendar)
     first_piece = np.cumsum([0, *(len(series.pieces) for series in parts)])
     pieces = [piece for series in parts for piece in series.pieces]
     piece = np.concatenate([series.piece + first for series, first in zip(parts, first_piece, strict=False)])[order]
@@ -150,7 +150,9 @@ def join_series(name: str, parts: list[VariableSeries], clock: Calendar) -> Vari
     return JoinedSeries(pieces, times, piece, position, parts, part_index, index_in_part)
 
 
-def _overlap(name: str, first_series: VariableSeries, second_series: VariableSeries, clock: Calendar) -> SourceOverlap:
+def _overlap(
+    name: str, first_series: VariableSeries, second_series: VariableSeries, calendar: Calendar
+) -> SourceOverlap:
     """Return the error for two sources that have a time in common, with the period that would cut them apart."""
     shared_times = np.intersect1d(first_series.times, second_series.times)
     early, late = sorted((first_series, second_series), key=lambda series: int(series.times[-1]))
@@ -158,14 +160,14 @@ def _overlap(name: str, first_series: VariableSeries, second_series: VariableSer
     way_out = "say with data.sources.N.variables which of them gives it"
     rest = late.times[late.times > early.times[-1]]
     if len(rest):
-        first, last = clock.format(rest[0]), clock.format(rest[-1])
+        first, last = calendar.format(rest[0]), calendar.format(rest[-1])
         period = f'data.sources.{late_number}.period: ["{first}", "{last}"]'
         way_out = f"begin one where the other ends ({period}), or {way_out}"
     return SourceOverlap(
         [name],
         f"in data.sources {early_number} and {late_number} at the same {len(shared_times)} times, from "
-        f"{clock.format(shared_times[0])} to {clock.format(shared_times[-1])}; sources may follow each other in time, "
-        f"but each time must come from one of them: {way_out}",
+        f"{calendar.format(shared_times[0])} to {calendar.format(shared_times[-1])}; sources may follow each other in "
+        f"time, but each time must come from one of them: {way_out}",
     )
 
 
@@ -209,7 +211,7 @@ def read_constant(files: OpenFiles, name: str, piece: FileVariable, raw: bool = 
 
 
 def build_series(
-    name: str, pieces: list[FileVariable], files: OpenFiles, clock: Calendar, raw: bool = False
+    name: str, pieces: list[FileVariable], files: OpenFiles, calendar: Calendar, raw: bool = False
 ) -> VariableSeries:
     """Put the files of a variable in one source in order of time; a time in two files must have equal fields in both.
 
@@ -217,7 +219,7 @@ def build_series(
         name: the variable.
         pieces: its files.
         files: opens them.
-        clock: the calendar.
+        calendar: the calendar.
         raw: compare fields as they are in the files.
 
     Raises:
@@ -228,24 +230,26 @@ def build_series(
             raise DataError(f"{piece.path}: {name} has no time axis there; add one, or list it as static")
     times = np.concatenate([piece.times for piece in pieces])
     if not len(times):
-        raise DataError(f"data.sources.{pieces[0].source}.period: {name} has no time in it; {_span_of(pieces, clock)}")
+        raise DataError(
+            f"data.sources.{pieces[0].source}.period: {name} has no time in it; {_span_of(pieces, calendar)}"
+        )
     which = np.concatenate([np.full(len(piece.times), n) for n, piece in enumerate(pieces)])
     position = np.concatenate([piece.positions for piece in pieces])
     order = np.argsort(times, kind="stable")
     whole = VariableSeries(pieces, times[order], which[order], position[order])
     again = np.flatnonzero(np.diff(whole.times) == 0) + 1
-    _check_overlap(name, whole, again, files, clock, raw)
+    _check_overlap(name, whole, again, files, calendar, raw)
     kept = np.setdiff1d(np.arange(len(times)), again)
     return VariableSeries(pieces, whole.times[kept], whole.piece[kept], whole.position[kept])
 
 
-def _span_of(pieces: list[FileVariable], clock: Calendar) -> str:
+def _span_of(pieces: list[FileVariable], calendar: Calendar) -> str:
     times = np.concatenate([piece.layout.times for piece in pieces])
-    return f"its files have {clock.format(times.min())} to {clock.format(times.max())}"
+    return f"its files have {calendar.format(times.min())} to {calendar.format(times.max())}"
 
 
 def _check_overlap(
-    name: str, whole: VariableSeries, again: np.ndarray, files: OpenFiles, clock: Calendar, raw: bool
+    name: str, whole: VariableSeries, again: np.ndarray, files: OpenFiles, calendar: Calendar, raw: bool
 ) -> None:
     """Stop where a time is twice in a file, or two files give other fields for it; a few such times are compared."""
     if len(again) == 0:
@@ -253,15 +257,15 @@ def _check_overlap(
     for index in again:
         if whole.piece[index] == whole.piece[index - 1]:
             path = whole.pieces[whole.piece[index]].path
-            raise DataError(f"{path}: {clock.format(whole.times[index])} is there twice ({name}); remove one")
+            raise DataError(f"{path}: {calendar.format(whole.times[index])} is there twice ({name}); remove one")
     for index in again[np.unique(np.linspace(0, len(again) - 1, _MOST_COMPARED).astype(int))]:
         one, other = (whole.pieces[whole.piece[place]] for place in (index - 1, index))
         first = read_piece(files, one, int(whole.position[index - 1]), raw)
         second = read_piece(files, other, int(whole.position[index]), raw)
         if not np.array_equal(first, second, equal_nan=True):
             raise DataError(
-                f"{name} at {clock.format(whole.times[index])} differs between {one.path} and {other.path}; name only "
-                "one of them in data.sources"
+                f"{name} at {calendar.format(whole.times[index])} differs between {one.path} and {other.path}; name "
+                "only one of them in data.sources"
             )
     logger.info("%s: %d times are in two files with equal fields; the first is used", name, len(again))
 
@@ -276,7 +280,7 @@ def shared_attributes(name: str, pieces: list[FileVariable], temporal: str) -> d
     for piece in pieces[1:]:
         units, first_units = (attributes.get("units", "") for attributes in (piece.layout.attributes, first))
         if not is_same_unit(units, first_units):
-            way_out = f"set data.fields.{name}.units to what all are to be converted to"
+            way_out = f"set data.variable_options.{name}.units to what all are to be converted to"
             if not is_convertible(units, first_units):
                 way_out = (
                     "these are no units of one quantity: name the variable with this quantity (data.sources.N.rename), "

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import xarray as xr
-from tqdm import tqdm
 
 from credit.calendar import Calendar
 from credit.config.schema_data import DataConfig, VariableOptions
@@ -35,6 +34,7 @@ from credit.data.sources.required_variables import (
 from credit.errors import ConfigError, DataError
 from credit.grid import AxisOrder, LatLonGrid
 from credit.physics.vertical import Column
+from credit.utils.progress import ProgressBar
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class SourceIndex:
 
     Attributes:
         grid: the run's grid.
-        clock: the calendar that all files share.
+        calendar: the calendar that all files share.
         pieces: variable -> its files, in the order of the config; of what is derived, those of its first input.
         inputs: (variable, input) -> files of the other inputs; the variable is empty for what belongs to the ground.
         files: of each source.
@@ -81,7 +81,7 @@ class SourceIndex:
     """
 
     grid: LatLonGrid
-    clock: Calendar
+    calendar: Calendar
     pieces: dict[str, list[FileVariable]]
     inputs: dict[tuple[str, str], list[FileVariable]]
     files: list[list[Path | str]]
@@ -131,7 +131,7 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: ErrorCollector) -
         found = files_of[number]
         unread += not found
         offers = list(variables_in_source(source, wants))
-        for path in tqdm(found, "looking at files", unit="file", disable=len(found) < _FILES_WITH_BAR or None):
+        for path in ProgressBar(found, "looking at files", unit="file", disable=len(found) < _FILES_WITH_BAR or None):
             scanner = None
             with problems.collect():
                 scanner = _FileScanner(path, files.get(path, number), number, conf, shared, tables)
@@ -156,13 +156,13 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: ErrorCollector) -
     # what a file may hold that could not be read is not known to be missing
     if not unread:
         report_missing(conf, wants, present, unusable, problems)
-    if shared.clock is None and not problems.messages:
+    if shared.calendar is None and not problems.messages:
         problems.add(
             f"no file of data.sources has a time axis (standard_name time), {files_of[0][0]} neither; prognostic "
             "variables need one: add it, for example with cdo settaxis,2000-01-01,00:00,6hour IN OUT"
         )
-    known = shared.grid is not None and shared.clock is not None
-    return SourceIndex(shared.grid, shared.clock, pieces, inputs, files_of, tables.paths, idle) if known else None
+    known = shared.grid is not None and shared.calendar is not None
+    return SourceIndex(shared.grid, shared.calendar, pieces, inputs, files_of, tables.paths, idle) if known else None
 
 
 class _Shared:
@@ -174,9 +174,9 @@ class _Shared:
 
     def __init__(self, grid: LatLonGrid | None = None) -> None:
         self.grid = grid
-        self.clock: Calendar | None = None
+        self.calendar: Calendar | None = None
         self._regrids = grid is not None
-        self._grid_origin = self._clock_origin = ""
+        self._grid_origin = self._calendar_origin = ""
         self._grids: dict[tuple[bytes, ...], tuple[LatLonGrid, AxisOrder, bool]] = {}
         self._regridders: dict[tuple, Regridder] = {}
 
@@ -201,7 +201,7 @@ class _Shared:
     def _is_the_runs(self, grid: LatLonGrid, where: str) -> bool:
         if self.grid is None:
             self.grid, self._grid_origin = grid, where
-        difference = self.grid.difference(grid)
+        difference = self.grid.describe_mismatch(grid)
         if difference and not self._regrids:
             raise DataError(
                 f"{self._grid_origin} and {where} are on different grids: {difference}; set data.grid to the one that "
@@ -218,18 +218,18 @@ class _Shared:
         if not np.isfinite(np.asarray(values, dtype=np.float64)).all():
             raise DataError(f"{where}: the time coordinate has missing values")
         try:
-            clock = Calendar(str(coordinate.attrs.get("calendar", "standard")))
-            minutes = clock.from_cf(values, str(coordinate.attrs.get("units", "")))
+            calendar = Calendar(str(coordinate.attrs.get("calendar", "standard")))
+            minutes = calendar.from_cf(values, str(coordinate.attrs.get("units", "")))
         except DataError as error:
             raise DataError(f"{where}: {error}; rewrite the time axis, for example as hours since a date") from error
-        if self.clock is None:
-            self.clock, self._clock_origin = clock, where
-        both = {clock.calendar, self.clock.calendar}
-        alike = both <= _WESTERN and clock.datetime(minutes.min()).year >= _FIRST_GREGORIAN_YEAR
+        if self.calendar is None:
+            self.calendar, self._calendar_origin = calendar, where
+        both = {calendar.name, self.calendar.name}
+        alike = both <= _WESTERN and calendar.datetime(minutes.min()).year >= _FIRST_GREGORIAN_YEAR
         if len(both) > 1 and not alike:
             raise DataError(
-                f"{where} has the calendar {clock.calendar}, {self._clock_origin} has {self.clock.calendar}; all files "
-                "must share one"
+                f"{where} has the calendar {calendar.name}, {self._calendar_origin} has {self.calendar.name}; all "
+                "files must share one"
             )
         return minutes
 
@@ -271,8 +271,8 @@ class _FileScanner:
         counts = np.ones(len(layout.times), dtype=bool)
         period, key = self._conf.sources[self._number].period, f"data.sources.{self._number}.period"
         if period is not None:
-            first = self._shared.clock.parse(period[0], key)
-            last = self._shared.clock.parse_end(period[1], key)
+            first = self._shared.calendar.parse(period[0], key)
+            last = self._shared.calendar.parse_end(period[1], key)
             if last < first:
                 raise ConfigError(f"{key}: {period[1]} is before {period[0]}; write [first, last]")
             counts &= (layout.times >= first) & (layout.times <= last)
@@ -282,7 +282,7 @@ class _FileScanner:
             lacking = counts & absent[:, list(layout.level_rows)].any(axis=1)
             counts &= ~lacking
             if lacking.any():
-                first_time = self._shared.clock.format(layout.times[lacking][0])
+                first_time = self._shared.calendar.format(layout.times[lacking][0])
                 logger.warning(
                     "%s: %s lacks levels at %d of %d times, the first is %s; these times are left out",
                     *(self._where, want.name, lacking.sum(), len(lacking), first_time),
@@ -353,7 +353,7 @@ class _FileScanner:
         return VariableLayout(
             theirs, dims, rows, column, grid, orientation, regridder, conversion, to_si, times, window_bounds,
             kept, step, variable.encoding.get("preferred_chunks", {}).get(dims.get("time"), 1),
-            rules, f"{self._where}: {want.name}", self._shared.clock,
+            rules, f"{self._where}: {want.name}", self._shared.calendar,
         )  # fmt: skip
 
     def _rows(

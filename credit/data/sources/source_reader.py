@@ -77,9 +77,9 @@ class SourceReader:
     ) -> None:
         self._scan = scan
         self.grid: LatLonGrid = scan.grid
-        self.clock: Calendar = scan.clock
+        self.calendar: Calendar = scan.calendar
         self.channels = channels
-        self.times, self._places = align_times(windows, policies, scan.clock)
+        self.times, self._places = align_times(windows, policies, scan.calendar)
         self.attributes = attributes
         # a table of coefficients decides values, too
         self._paths = scan.paths | dict.fromkeys(scan.tables, 0)
@@ -195,7 +195,7 @@ class SourceReader:
         channels = [channel for channel in self.channels.stored if channel.variable in names]
         fields = self._assemble(indices, names)
         for index, one in zip(indices, fields, strict=True):
-            check_values(one, channels, self.masks, self.grid, self.clock.format(self.times[index]))
+            check_values(one, channels, self.masks, self.grid, self.calendar.format(self.times[index]))
         return fields
 
     def _assemble(self, indices: Sequence[int], names: Collection[str]) -> list[np.ndarray]:
@@ -315,7 +315,7 @@ def open_sources(conf: DataConfig) -> SourceReader:
             except SourceOverlap as error:
                 overlaps.setdefault(error.rest, []).extend(error.names)
                 continue
-            windows[name] = build_windows(name, series[name], conf, scan.clock)
+            windows[name] = build_windows(name, series[name], conf, scan.calendar)
             number, policies[name] = _find_policy(name, scan, conf)
             if name in predicted and policies[name] != "exact":
                 raise DataError(
@@ -332,7 +332,7 @@ def open_sources(conf: DataConfig) -> SourceReader:
         problems.add(str(SourceOverlap(names, rest)))
     warn_of_idle_files(list_contributions(conf, scan, None if problems.messages else series))
     problems.raise_any()
-    declared = [name for name, field in conf.fields.items() if field.missing == "fill_mean"]
+    declared = [name for name, field in conf.variable_options.items() if field.missing == "fill_mean"]
     return SourceReader(channels, scan, series, windows, policies, attributes, files, declared)
 
 

@@ -22,14 +22,14 @@ _YEAR_MINUTES = 366 * 1440
 
 
 def align_times(
-    windows: Mapping[str, TimeAggregation], policies: Mapping[str, str], clock: Calendar
+    windows: Mapping[str, TimeAggregation], policies: Mapping[str, str], calendar: Calendar
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Return the times at which every variable has a value, and the place of it among each variable's own.
 
     Args:
         windows: variable -> its own times.
         policies: variable -> exact, persist or cyclic.
-        clock: the calendar.
+        calendar: the calendar.
 
     Raises:
         DataError: if there is no such time, or a representative year is longer than a year.
@@ -45,11 +45,11 @@ def align_times(
         elif policies[name] == "persist":
             places[name] = _held(own.times, every)
         else:
-            places[name] = _repeated(name, own.times, every, clock)
+            places[name] = _repeated(name, own.times, every, calendar)
     there = np.all([place >= 0 for place in places.values()], axis=0)
     if not there.any():
         spans = (
-            f"{name} {clock.format(own.times[0])}..{clock.format(own.times[-1])} ({len(own.times)} times)"
+            f"{name} {calendar.format(own.times[0])}..{calendar.format(own.times[-1])} ({len(own.times)} times)"
             for name, own in windows.items()
         )
         raise DataError(f"data.sources: the variables have no time in common: {'; '.join(spans)}")
@@ -68,20 +68,21 @@ def _held(own: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     return np.where((place >= 0) & (wanted - own[place] <= longest), place, -1)
 
 
-def _repeated(name: str, own: np.ndarray, wanted: np.ndarray, clock: Calendar) -> np.ndarray:
+def _repeated(name: str, own: np.ndarray, wanted: np.ndarray, calendar: Calendar) -> np.ndarray:
     """Return the place of each date's value in a representative year."""
     if own[-1] - own[0] >= _YEAR_MINUTES:
         raise DataError(
             f"data.sources: {name} is from a source with times: cyclic, which is for one representative year, but its "
-            f"times run from {clock.format(own[0])} to {clock.format(own[-1])}; cut them to a year, or set times: exact"
+            f"times run from {calendar.format(own[0])} to {calendar.format(own[-1])}; cut them to a year, or set "
+            "times: exact"
         )
-    dates = np.array([_date(clock, minutes) for minutes in own])
+    dates = np.array([_date(calendar, minutes) for minutes in own])
     order = np.argsort(dates, kind="stable")
-    place = np.searchsorted(dates[order], [_date(clock, minutes) for minutes in wanted], side="right") - 1
+    place = np.searchsorted(dates[order], [_date(calendar, minutes) for minutes in wanted], side="right") - 1
     return order[place]  # what is before the first date of the year has the last one's value, place -1
 
 
-def _date(clock: Calendar, minutes: int) -> int:
+def _date(calendar: Calendar, minutes: int) -> int:
     """Return month, day, hour and minute as one number that rises through the year."""
-    date = clock.datetime(minutes)
+    date = calendar.datetime(minutes)
     return ((date.month * 100 + date.day) * 100 + date.hour) * 100 + date.minute

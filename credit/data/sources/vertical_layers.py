@@ -22,7 +22,7 @@ _ROUNDING = 1e-6
 # pressure levels that stand for whole columns: not more than a tenth of the air above the uppermost, the lowest about
 # where the ground is, and none too far from the next
 _UPPERMOST_PA, _LOWEST_PA, _WIDEST_PA = 1e4, 1e5, 2e4
-_WAY_OUT = "take budgets out of model.post, keeping clamp, or use data on levels of the whole column"
+_WAY_OUT = "take budgets out of model.postprocess, keeping clamp, or use data on levels of the whole column"
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,14 +69,16 @@ def build_layers(conf: DataConfig) -> VerticalLayers:
 def _of_coefficients(conf: DataConfig) -> VerticalLayers:
     if conf.coefficients is None:
         raise ConfigError(
-            "model.post: budgets are sums over whole columns, and of data.levels, which are model levels, the pressure "
+            "model.postprocess: budgets are sums over whole columns, and of data.levels, which are model levels, the "
+            "pressure "
             "is not known; set data.coefficients to a file with the coefficients of the half levels (netCDF, GRIB, or "
             "CSV with columns a and b)"
         )
     table = load_coefficients(Path(conf.coefficients), "data.coefficients")
     if table.a_bounds is None:
         raise ConfigError(
-            f"data.coefficients: {conf.coefficients} has no half levels, between which the budgets of model.post are "
+            f"data.coefficients: {conf.coefficients} has no half levels, between which the budgets of "
+            "model.postprocess are "
             "summed; name a file with hyai and hybi, or CSV with columns a and b of the half levels"
         )
     table = table.take(np.argsort(table.pressure(np.array(MEAN_SURFACE_PA)), kind="stable"))
@@ -85,15 +87,15 @@ def _of_coefficients(conf: DataConfig) -> VerticalLayers:
     if not joined or not np.allclose(edges[:, -1, 1], (0.0, 1.0), rtol=0.0, atol=_ROUNDING):
         raise ConfigError(
             f"data.coefficients: the half levels of {conf.coefficients} have gaps or do not reach the ground (a 0, b "
-            "1), and the budgets of model.post are sums over whole columns; name a file with all half levels"
+            "1), and the budgets of model.postprocess are sums over whole columns; name a file with all half levels"
         )
     near = np.abs(table.values[:, None] - np.asarray(conf.levels)) <= _ROUNDING * np.asarray(conf.levels)
     lacking = table.values[~near.any(axis=1)]
     if len(lacking) or not near.any(axis=0).all():
         raise ConfigError(
             f"data.levels: {len(conf.levels)} levels, {_in_words(conf.levels)}, are not the {len(table)} levels of "
-            f"data.coefficients, {_in_words(table.values)}, so the budgets of model.post would miss a part of the "
-            f"column; list all, name a file with the half levels between yours, or {_WAY_OUT}"
+            f"data.coefficients, {_in_words(table.values)}, so the budgets of model.postprocess would miss a part of "
+            f"the column; list all, name a file with the half levels between yours, or {_WAY_OUT}"
         )
     rows = near.argmax(axis=0)
     return VerticalLayers(tuple(conf.levels), table.a_bounds[rows], table.b_bounds[rows], cut_by_ground=False)
@@ -107,7 +109,8 @@ def _of_pressures(levels: Sequence[float], pascal: float, units: str) -> Vertica
     if down[0] > _UPPERMOST_PA or down[-1] < _LOWEST_PA or widest > _WIDEST_PA:
         raise ConfigError(
             f"data.levels: {_in_words(levels)} {units} do not stand for whole columns, over which the budgets of "
-            f"model.post are summed: the uppermost must be at most {_UPPERMOST_PA / pascal:g} {units}, the lowest at "
+            f"model.postprocess are summed: the uppermost must be at most {_UPPERMOST_PA / pascal:g} {units}, the "
+            "lowest at "
             f"least {_LOWEST_PA / pascal:g}, and two neighbours at most {_WIDEST_PA / pascal:g} apart; {_WAY_OUT}"
         )
     middle = 0.5 * (down[1:] + down[:-1])

@@ -1,9 +1,10 @@
-"""Runs the parts of a piece of work here, in processes of this machine, or in jobs of a cluster."""
+"""Run the parts of a task in this process, in processes of this machine, or in jobs of a cluster."""
 
 from __future__ import annotations
 
 import importlib
 import multiprocessing
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
@@ -12,50 +13,79 @@ from typing import Any
 from credit.config.schema_data import PreprocessConfig
 from credit.errors import ConfigError, DataError
 from credit.utils.installation import install_command
+from credit.utils.interrupts import start_without_interrupts
+from credit.utils.progress import ProgressBar
 
-_CLUSTERS = {"pbs": "PBSCluster", "slurm": "SLURMCluster"}
-_KILLED = (
-    "a process that was writing the store has been killed, perhaps for want of memory; run the same command again (it "
-    "goes on where it stopped), with a smaller preprocess.workers"
+_CLUSTER_CLASSES = {"pbs": "PBSCluster", "slurm": "SLURMCluster"}
+_SECONDS_BETWEEN_LOOKS = 2.0
+_WORKER_KILLED = (
+    "a process that was writing the store has been killed, perhaps for lack of memory; run the same command again (it "
+    "continues where it stopped), with a smaller preprocess.workers"
 )
-# writes the part of a number and returns how much it brought; may be sent to other processes
+# Writes the part with a given number and returns how many items it added; is pickled and sent to other processes.
 Work = Callable[[int], int]
 
 
+def run_until_done(work: Work, list_pending: Callable[[], list[int]], conf: PreprocessConfig, bar: ProgressBar) -> None:
+    """Write the parts that are pending, then wait for those that other processes are writing.
+
+    Args:
+        work: writes a part, unless another process is writing it.
+        list_pending: returns the numbers of the parts that are not written yet.
+        conf: where the parts are run.
+        bar: progress bar, advanced by what `work` returns.
+
+    Raises:
+        ConfigError, DataError: as `run_parts`.
+    """
+    pending = list_pending()
+    while pending:
+        for count in run_parts(work, pending, conf):
+            bar.update(count)
+        pending = list_pending()
+        if pending:
+            # Another process holds the locks of these parts. If it is killed, the next round writes them here.
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+
 def run_parts(work: Work, numbers: Sequence[int], conf: PreprocessConfig) -> Iterator[int]:
-    """Write parts and yield, as each is done, how much it brought.
+    """Write parts and yield the result of `work` for each as it is done.
 
     Raises:
         ConfigError: if the libraries for a cluster are not installed, or refuse ``preprocess.cluster_options``.
         DataError: for bad fields, or if a process was killed.
     """
     if conf.cluster != "none":
-        yield from _in_jobs(work, numbers, conf)
+        yield from _run_in_jobs(work, numbers, conf)
     elif conf.workers > 1 and len(numbers) > 1:
-        yield from _in_processes(work, numbers, min(conf.workers, len(numbers)))
+        yield from _run_in_processes(work, numbers, min(conf.workers, len(numbers)))
     else:
         for number in numbers:
             yield work(number)
 
 
-def _in_processes(work: Work, numbers: Sequence[int], workers: int) -> Iterator[int]:
-    """Write parts in processes, each of which has a pipe of its own: one that is killed takes nothing with it.
+def _run_in_processes(work: Work, numbers: Sequence[int], num_workers: int) -> Iterator[int]:
+    """Write parts in processes, each with a pipe of its own.
 
-    A pool's processes have locks in common, and wait for ever for one that a killed process held.
+    The processes of a `multiprocessing.Pool` share locks, and wait forever for a lock that a killed process held. With
+    one pipe for each, a process that is killed only closes its own pipe.
     """
-    # a fork would share the open files, whose libraries do not bear it
+    # A fork would share open files of netCDF and HDF5, and these libraries do not support that.
     context = multiprocessing.get_context("spawn")
-    pipes, processes, failure = [], [], None
-    left = iter(numbers)
+    pipes: list[Connection] = []
+    processes = []
+    failure: Exception | None = None
+    remaining = iter(numbers)
     try:
-        for _ in range(workers):
-            ours, theirs = context.Pipe()
-            pipes.append(ours)
-            processes.append(context.Process(target=_serve, args=(theirs,), daemon=True))
-            processes[-1].start()
-            theirs.close()
-        for pipe, number in zip(pipes, left, strict=False):
-            # not an argument of the process: writing that to one that is dead would not end
+        for _ in range(num_workers):
+            pipe, worker_pipe = context.Pipe()
+            process = context.Process(target=_serve, args=(worker_pipe,), daemon=True)
+            pipes.append(pipe)
+            processes.append(process)
+            start_without_interrupts(process)
+            worker_pipe.close()
+        for pipe, number in zip(pipes, remaining, strict=False):
+            # `work` is not an argument of the process, because passing it to a process that has died would hang.
             pipe.send(work)
             pipe.send(number)
         busy = set(pipes)
@@ -66,15 +96,20 @@ def _in_processes(work: Work, numbers: Sequence[int], workers: int) -> Iterator[
                     failure = result
                     break
                 yield result
-                number = next(left, None)
+                number = next(remaining, None)
                 if number is None:
                     busy.remove(pipe)
                 else:
                     pipe.send(number)
     except (EOFError, BrokenPipeError, ConnectionResetError) as error:
-        raise DataError(_KILLED) from error
+        raise DataError(_WORKER_KILLED) from error
+    except KeyboardInterrupt:
+        # Chunks are written atomically, so a part that is cut off is only written again by the next command.
+        for process in processes:
+            process.terminate()
+        raise
     finally:
-        # the others finish their parts
+        # A closed pipe ends its process once the part that it is writing is done.
         for pipe in pipes:
             pipe.close()
         for process in processes:
@@ -84,7 +119,7 @@ def _in_processes(work: Work, numbers: Sequence[int], workers: int) -> Iterator[
 
 
 def _serve(pipe: Connection) -> None:
-    """Write the parts that come through the pipe, until it is closed."""
+    """Write the parts whose numbers come through the pipe, until it is closed."""
     try:
         work = pipe.recv()
         while True:
@@ -92,6 +127,7 @@ def _serve(pipe: Connection) -> None:
             try:
                 result = work(number)
             except Exception as error:
+                # The traceback itself cannot be pickled.
                 error.add_note(traceback.format_exc())
                 result = error
             pipe.send(result)
@@ -99,21 +135,23 @@ def _serve(pipe: Connection) -> None:
         return
 
 
-def _in_jobs(work: Work, numbers: Sequence[int], conf: PreprocessConfig) -> Iterator[int]:
+def _run_in_jobs(work: Work, numbers: Sequence[int], conf: PreprocessConfig) -> Iterator[int]:
     try:
-        jobqueue, distributed = (importlib.import_module(name) for name in ("dask_jobqueue", "distributed"))
+        jobqueue = importlib.import_module("dask_jobqueue")
+        distributed = importlib.import_module("distributed")
     except ImportError as error:
         raise ConfigError(
             f"preprocess.cluster: {conf.cluster} needs dask-jobqueue and distributed ({error}); install them with: "
             f"{install_command('cluster')}"
         ) from error
+    class_name = _CLUSTER_CLASSES[conf.cluster]
     options: dict[str, Any] = {"processes": 1, **conf.cluster_options}
     try:
-        cluster = getattr(jobqueue, _CLUSTERS[conf.cluster])(**options)
+        cluster = getattr(jobqueue, class_name)(**options)
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"preprocess.cluster_options: {conf.cluster_options}: {error}; they are the arguments of dask_jobqueue's "
-            f"{_CLUSTERS[conf.cluster]}, for example {{cores: 1, memory: 16GB, walltime: '04:00:00', account: AB01}}"
+            f"{class_name}, for example {{cores: 1, memory: 16GB, walltime: '04:00:00', account: AB01}}"
         ) from error
     with cluster, distributed.Client(cluster) as client:
         cluster.scale(jobs=min(conf.workers, len(numbers)))
@@ -123,9 +161,9 @@ def _in_jobs(work: Work, numbers: Sequence[int], conf: PreprocessConfig) -> Iter
 def run_on_dask(client: Any, work: Work, numbers: Sequence[int]) -> Iterator[int]:
     """Write parts on the workers of a `distributed.Client`, which must see the same files."""
     distributed = importlib.import_module("distributed")
-    sent = client.scatter(work, broadcast=True)
-    # the same part on the same store is another piece of work the next time
-    futures = [client.submit(_call, sent, number, pure=False) for number in numbers]
+    scattered_work = client.scatter(work, broadcast=True)
+    # With `pure=True` dask would return the cached result when a part is written a second time.
+    futures = [client.submit(_call, scattered_work, number, pure=False) for number in numbers]
     try:
         for future in distributed.as_completed(futures):
             yield future.result()

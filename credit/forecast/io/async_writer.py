@@ -119,7 +119,7 @@ class BackgroundWriter:
         layout = self._writer.layout
         member = "" if layout.members is None else f", member {start.member}"
         raise CreditError(
-            f"{self._origin}: forecast from {layout.clock.format(start.initial)}{member}: not finite at "
+            f"{self._origin}: forecast from {layout.calendar.format(start.initial)}{member}: not finite at "
             f"{lead / 60:g} h; not written. Forecast a shorter inference.lead_time, or train on longer "
             "rollouts (data.forecast_len)"
         )

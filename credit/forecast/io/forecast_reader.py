@@ -13,7 +13,7 @@ import numpy as np
 import xarray as xr
 
 from credit.calendar import Calendar
-from credit.config.schema_forecast import OtherForecastsConfig
+from credit.config.schema_verification import OtherForecastsConfig
 from credit.data.formats.remote import is_remote, open_remote
 from credit.errors import DataError
 from credit.forecast.forecast_source import ForecastSource
@@ -32,9 +32,9 @@ class ForecastArchive(ForecastSource):
         initial_minutes: np.ndarray,
         lead_minutes: np.ndarray,
         example: ForecastMetadata,
-        clock: Calendar,
+        calendar: Calendar,
     ) -> None:
-        self.origin, self.clock = origin, clock
+        self.origin, self.calendar = origin, calendar
         self.initial_minutes = np.asarray(initial_minutes, dtype=np.int64)
         self.lead_minutes = lead_minutes
         self.members = example.members
@@ -107,13 +107,13 @@ class _NetcdfArchive(ForecastArchive):
                     members = fields.attributes.get(MEMBERS) if alone else None
                     member = 0 if members is None else int(dataset[MEMBER][...])
                     reference = dataset["forecast_reference_time"]
-                    clock = Calendar(getattr(reference, "calendar", "standard"))
+                    calendar = Calendar(getattr(reference, "calendar", "standard"))
                     if "units" not in reference.ncattrs():
                         raise DataError(
                             f'{path}: forecast_reference_time has no units; give it them, such as "hours since '
                             '1900-01-01", or write the forecast again'
                         )
-                    initial = int(clock.from_cf(reference[...], reference.units))
+                    initial = int(calendar.from_cf(reference[...], reference.units))
             except (OSError, IndexError) as error:
                 raise DataError(f"{path}: is no readable forecast ({error}); remove it") from error
             first = first or fields
@@ -132,7 +132,7 @@ class _NetcdfArchive(ForecastArchive):
             if whole is not None:
                 leads = [int(lead) for lead in str(whole).split(",")]
                 wanted.setdefault(initial, set()).update(itertools.product(leads, range(members or 1)))
-        _require_whole(places, wanted, members, clock)
+        _require_whole(places, wanted, members, calendar)
         assert first is not None
         example = places[min(places)]
         for own in places.values():
@@ -144,7 +144,7 @@ class _NetcdfArchive(ForecastArchive):
                 )
         self._places, self._in_files = places, range(members or 1)
         leads = sorted({lead for lead, _ in example})
-        super().__init__(folder, np.array(sorted(places)), np.array(leads, dtype=np.int64), first, clock)
+        super().__init__(folder, np.array(sorted(places)), np.array(leads, dtype=np.int64), first, calendar)
         self.members = self.members if members is None else int(members)
 
     def _read(self, initial_minutes: int, number: int) -> list[np.ndarray]:
@@ -162,7 +162,7 @@ class _NetcdfArchive(ForecastArchive):
 
 def _require_whole(
     places: dict[int, dict[tuple[int, int], tuple[Path, int]]], wanted: dict[int, set[tuple[int, int]]],
-    members: int | None, clock: Calendar,
+    members: int | None, calendar: Calendar,
 ) -> None:  # fmt: skip
     """Refuse a forecast that an interrupted run left without the files of some lead times or members."""
     for initial, whole in wanted.items():
@@ -171,7 +171,7 @@ def _require_whole(
             lead, member = missing[0]
             first = f"{lead / 60:g} h" if members is None else f"{lead / 60:g} h of member {member}"
             raise DataError(
-                f"{next(iter(places[initial].values()))[0]}: of the forecast from {clock.format(initial)} "
+                f"{next(iter(places[initial].values()))[0]}: of the forecast from {calendar.format(initial)} "
                 f"{len(missing)} of {len(whole)} lead times are missing, the first of them {first}; run "
                 "credit_rollout again, which continues what was interrupted, or remove its files"
             )
@@ -191,13 +191,13 @@ class _ZarrArchive(ForecastArchive):
         of_time = source.variable_attributes(init)
         if "units" not in of_time:
             raise DataError(f'{path}: {init} has no units such as "hours since 1900-01-01"')
-        clock = Calendar(str(of_time.get("calendar", "standard")))
-        initial = clock.from_cf(source.values(init), str(of_time["units"]))
+        calendar = Calendar(str(of_time.get("calendar", "standard")))
+        initial = calendar.from_cf(source.values(init), str(of_time["units"]))
         self._source, self._leading = variables, (init, lead)
         self._position = {int(minutes): number for number, minutes in enumerate(initial)}
         whole = source.values(WRITTEN).astype(bool) if WRITTEN in source.names else np.ones(len(initial), dtype=bool)
         whole = whole[: len(initial)]  # a store that is made longer gets its initial times last
-        super().__init__(path, np.sort(initial[whole]), fields.lead_minutes, fields, clock)
+        super().__init__(path, np.sort(initial[whole]), fields.lead_minutes, fields, calendar)
 
     def _read(self, initial_minutes: int, number: int) -> list[np.ndarray]:
         position = dict(zip(self._leading, (self._position[initial_minutes], number), strict=True))

@@ -24,7 +24,7 @@ class ForecastWriter:
         folder: where the forecasts go; made if needed. netCDF: one file an initial time; zarr: ``forecasts.zarr``.
         channels: the model's channels; the outputs are written.
         grid: their grid.
-        clock: their calendar.
+        calendar: their calendar.
         attributes: variable -> ``units``, ``standard_name``, ``long_name``, ``temporal`` (instant, mean, accumulate).
         step_minutes: the model's step, over which means and accumulations are taken that `windows` does not name.
         lead_minutes: lead times of the fields that `write` gets.
@@ -57,7 +57,7 @@ class ForecastWriter:
         folder: str | os.PathLike,
         channels: ChannelMap,
         grid: LatLonGrid,
-        clock: Calendar,
+        calendar: Calendar,
         attributes: Mapping[str, Mapping[str, str]],
         step_minutes: int,
         *,
@@ -78,7 +78,7 @@ class ForecastWriter:
         started_from: Callable[[int], str] | None = None,
     ) -> None:
         self.layout = build_layout(
-            channels, grid, clock, attributes, step_minutes, lead_minutes, level_units, variables, levels,
+            channels, grid, calendar, attributes, step_minutes, lead_minutes, level_units, variables, levels,
             members, keep_bits, compression, masks, global_attributes, windows,
         )  # fmt: skip
         self._shape = (len(channels.output), *grid.shape)

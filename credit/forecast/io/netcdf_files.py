@@ -53,7 +53,7 @@ _MISSING = np.float32(netCDF4.default_fillvals["f4"])
 
 def file_name(layout: ForecastSchema, initial_minutes: int) -> str:
     """Return for example ``forecast_2001-04-01T00.nc``; minutes are added where they are not 0."""
-    date = layout.clock.datetime(initial_minutes)
+    date = layout.calendar.datetime(initial_minutes)
     return date.strftime(f"{PREFIX}%Y-%m-%dT%H{'%M' if date.minute else ''}.nc")
 
 
@@ -87,7 +87,7 @@ def cut(layout: ForecastSchema, initial_minutes: int, split: str | None) -> dict
         if split == "lead":
             suffix = f"{lead // 60:03d}h" + (f"{lead % 60:02d}" if lead % 60 else "")
         else:
-            date = layout.clock.datetime(initial_minutes + lead)
+            date = layout.calendar.datetime(initial_minutes + lead)
             suffix = date.strftime("%Y-%m-%d" if split == "day" else "%Y-%m")
         cuts.setdefault(f"{stem}_{suffix}.nc", FilePart([])).numbers.append(number)
     return cuts

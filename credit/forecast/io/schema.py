@@ -9,7 +9,7 @@ import numpy as np
 
 from credit import __version__
 from credit.calendar import EPOCH, Calendar, format_duration
-from credit.channels import ChannelMap, pick
+from credit.channels import ChannelMap, take_channels
 from credit.errors import ConfigError, did_you_mean
 from credit.grid import LatLonGrid
 
@@ -70,7 +70,7 @@ class ForecastSchema:
         levels: level dimension -> level values in `level_units`.
         level_units: hPa, Pa or model_level.
         grid: horizontal grid.
-        clock: calendar.
+        calendar: calendar.
         lead_minutes: lead times of the written fields.
         members: number of an ensemble's members; None for a single forecast, which has no such dimension.
         keep_bits: bits of the mantissa that are kept, None for all 23.
@@ -82,7 +82,7 @@ class ForecastSchema:
     levels: dict[str, tuple[float, ...]]
     level_units: str
     grid: LatLonGrid
-    clock: Calendar
+    calendar: Calendar
     lead_minutes: np.ndarray
     members: int | None
     keep_bits: int | None
@@ -110,7 +110,7 @@ class ForecastSchema:
 
         It lies in the memory of `fields` where nothing has to be done.
         """
-        values = pick(fields, list(variable.index))
+        values = take_channels(fields, list(variable.index))
         values = values if variable.level_dim else values[0]
         if self.keep_bits is not None:
             values = bitround(values, self.keep_bits)
@@ -139,7 +139,7 @@ class ForecastSchema:
 
     def time_attributes(self) -> dict[str, str]:
         """Return units and calendar of every time that is written as minutes."""
-        return {"units": EPOCH, "calendar": self.clock.calendar}
+        return {"units": EPOCH, "calendar": self.calendar.name}
 
 
 def window_bounds(window: int, initial_minutes: np.ndarray | int, valid_minutes: np.ndarray) -> np.ndarray:
@@ -175,7 +175,7 @@ VALID_TIME = {"standard_name": "time", "long_name": "valid time"}
 def build_layout(
     channels: ChannelMap,
     grid: LatLonGrid,
-    clock: Calendar,
+    calendar: Calendar,
     attributes: Mapping[str, Mapping[str, str]],
     step_minutes: int,
     lead_minutes: Sequence[int],
@@ -219,8 +219,8 @@ def build_layout(
         window = None if temporal[name] == "instant" else (windows or {}).get(name, step_minutes)
         described.append(OutputVariable(name, tuple(positions[name]), dim, own, (masks or {}).get(name), window))
     return ForecastSchema(
-        tuple(described), dims, level_units, grid, clock, np.asarray(lead_minutes, dtype=np.int64), members, keep_bits,
-        compression, {"Conventions": "CF-1.8", **(global_attributes or {})},
+        tuple(described), dims, level_units, grid, calendar, np.asarray(lead_minutes, dtype=np.int64), members,
+        keep_bits, compression, {"Conventions": "CF-1.8", **(global_attributes or {})},
     )  # fmt: skip
 
 

@@ -16,7 +16,6 @@ import numpy as np
 import zarr
 from zarr.errors import ZarrUserWarning
 
-from credit.data.store.store_writer import lock
 from credit.errors import ConfigError, CreditError
 from credit.forecast.io.page_cache import start_writeback
 from credit.forecast.io.schema import (
@@ -39,6 +38,7 @@ from credit.forecast.io.schema import (
     take_level_dims,
     window_bounds,
 )
+from credit.utils.file_lock import file_lock
 from credit.utils.temporary import find_stale, temporary_path
 
 STORE = "forecasts.zarr"
@@ -245,11 +245,11 @@ class ZarrStore:
         new = np.setdiff1d(wanted, stored)
         self._initial = np.concatenate([stored, new])
         if len(new) and new[0] < stored.max():
-            clock = self._layout.clock
+            calendar = self._layout.calendar
             raise ConfigError(
-                f"{self._path}: has initial times up to {clock.format(stored.max())}, {clock.format(new[0])} not among "
-                "them; a store grows at its end only: choose another inference.folder, and of runs that share a store "
-                "start the one with the earlier times first"
+                f"{self._path}: has initial times up to {calendar.format(stored.max())}, {calendar.format(new[0])} not "
+                "among them; a store grows at its end only: choose another inference.folder, and of runs that share a "
+                "store start the one with the earlier times first"
             )
         return all(self._group[name].shape[0] == len(self._initial) for name in self._growing)
 
@@ -272,7 +272,7 @@ class ZarrStore:
         """
         with ExitStack() as held:
             try:
-                held.enter_context(lock(self._path.with_name(f".{self._path.name}.lock")))
+                held.enter_context(file_lock(self._path.with_name(f".{self._path.name}.lock")))
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     raise

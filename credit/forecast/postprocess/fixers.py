@@ -1,86 +1,25 @@
-"""What the output of a step is made to keep to: bounds of variables and the budgets of ``model.post``.
+"""Budget fixers: the mass of dry air, the water and the energy of the whole atmosphere are closed at every step.
 
-Budgets are closed on physical fields in float64, between the last input frame and the output; only the channels that a
-budget corrects are normalised again, all others keep every bit. A sample is whole on its rank, so ranks agree.
-Shape suffixes: B batch, C channels, K layers, H latitude rows, W longitude columns.
+Budgets are closed on physical fields in float64, between the last input frame and the output. Only the channels that a
+budget corrects are normalised again; all others keep every bit. A sample is whole on its rank, so ranks agree.
+Shape suffixes: B batch, K layers, H latitude rows, W longitude columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from credit.data.normalize import Normalizer
+from credit.errors import ConfigError
 from credit.forecast.postprocess import budgets
+from credit.forecast.postprocess.base import Postprocess, PostprocessContext, register_postprocess
 from credit.forecast.postprocess.budgets import ColumnIntegrator
-
-
-@dataclass(frozen=True)
-class ChannelSlice:
-    """Where a variable lies among the channels.
-
-    Attributes:
-        group: ``output``, of which prognostic channels are the first, or ``dynamic_forcing``.
-        rows: its channels there, side by side, in the order of the run's levels.
-        factor: from its units to SI; of a flux, to what passes in a step, in kg m-2 or J m-2.
-    """
-
-    group: str
-    rows: tuple[int, ...]
-    factor: float = 1.0
-
-    def __post_init__(self) -> None:
-        assert self.rows == tuple(range(self.rows[0], self.rows[-1] + 1)), "no index has to go to the device"
-
-
-class StepFields:
-    """The fields of a step in SI units, float64, decoded where they are asked for.
-
-    Args:
-        normalizer: of the run.
-        state_BCHW: the last input frame, normalised prognostic channels.
-        forcing_BCHW: its dynamic forcing.
-        output_BCHW: the normalised output.
-    """
-
-    def __init__(self, normalizer: Normalizer, state_BCHW: Tensor, forcing_BCHW: Tensor, output_BCHW: Tensor) -> None:
-        self._normalizer, self._state, self._forcing = normalizer, state_BCHW, forcing_BCHW
-        self.output_BCHW = output_BCHW
-        self._known: dict[tuple[str, ChannelSlice], Tensor] = {}
-
-    def before(self, place: ChannelSlice) -> Tensor:
-        """Return a prognostic variable in the last input frame, (B, K, H, W)."""
-        return self._decoded("prognostic", place, self._state)
-
-    def after(self, place: ChannelSlice) -> Tensor:
-        """Return a predicted variable, or the step's forcing, (B, K, H, W)."""
-        return self._decoded(place.group, place, self._forcing if place.group != "output" else self.output_BCHW)
-
-    def correct(self, place: ChannelSlice, values_BKHW: Tensor) -> None:
-        """Put other values of a predicted variable in place."""
-        encoded = self._normalizer.encode_rows(values_BKHW / place.factor, "output", place.rows)
-        first, last = place.rows[0], place.rows[-1]
-        self.output_BCHW = self.output_BCHW.slice_scatter(encoded, 1, first, last + 1)
-        # what was written is what counts from here on: the values as float32 keeps them
-        self._known.pop(("output", place), None)
-
-    def _decoded(self, group: str, place: ChannelSlice, x_BCHW: Tensor) -> Tensor:
-        key = (group, place)
-        if key not in self._known:
-            self._known[key] = self._normalizer.decode_rows(x_BCHW, group, place.rows) * place.factor
-        return self._known[key]
-
-
-class Fixer(Protocol):
-    """Closes a budget in place of the output."""
-
-    corrected: ChannelSlice
-
-    def __call__(self, fields: StepFields, columns: ColumnIntegrator) -> None: ...
+from credit.forecast.postprocess.clamp import output_bounds
+from credit.forecast.postprocess.physical_fields import ChannelSlice, StepFields, VariableResolver
+from credit.forecast.postprocess.section import BudgetSection, DryMassSection, EnergySection, WaterSection
 
 
 @dataclass(frozen=True)
@@ -92,112 +31,138 @@ class AirMass:
 
     def before(self, fields: StepFields) -> tuple[Tensor, Tensor]:
         """Return surface pressure (B, H, W) and all water (B, K, H, W) before the step."""
-        return fields.before(self.pressure)[:, 0], sum(fields.before(one) for one in self.water)
+        return fields.before(self.pressure)[:, 0], sum(fields.before(water) for water in self.water)
 
     def after(self, fields: StepFields) -> tuple[Tensor, Tensor]:
         """Return the same after it."""
-        return fields.after(self.pressure)[:, 0], sum(fields.after(one) for one in self.water)
+        return fields.after(self.pressure)[:, 0], sum(fields.after(water) for water in self.water)
 
 
-class DryMassFixer:
+class BudgetFixer(Postprocess):
+    """Base of the budget fixers. Adjacent fixers of the list share the fields that they decode.
+
+    Args:
+        context: of the run, with layers.
+        section: of a budget.
+    """
+
+    def __init__(self, context: PostprocessContext, section: BudgetSection) -> None:
+        super().__init__(context, section)
+        assert context.layers is not None, "a run with budgets has layers"
+        self._columns = ColumnIntegrator(context.layers, context.grid, context.device)
+        self._normalizer = context.normalizer
+        self._resolver = VariableResolver(context)
+        resolve = self._resolver.resolve_field
+        self._air = AirMass(
+            resolve("surface_pressure", section.surface_pressure, "pressure"),
+            tuple(resolve("specific_humidity", name, "mass fraction of water") for name in section.water),
+        )
+        self._sequence: list[BudgetFixer] = [self]
+
+    def fix(self, fields: StepFields) -> None:
+        """Close the budget by correcting one variable of `fields`."""
+        raise NotImplementedError
+
+    def forward(self, output_BCHW: Tensor, previous_BCHW: Tensor, forcing_BCHW: Tensor) -> Tensor:
+        """See the base class."""
+        with torch.autocast(output_BCHW.device.type, enabled=False):
+            fields = StepFields(self._normalizer, output_BCHW, previous_BCHW, forcing_BCHW)
+            for fixer in self._sequence:
+                fixer.fix(fields)
+        return fields.output_BCHW
+
+    def merge(self, following: Postprocess) -> Postprocess | None:
+        """See the base class."""
+        if not isinstance(following, BudgetFixer):
+            return None
+        self._sequence = [*self._sequence, *following._sequence]
+        return self
+
+    def _set_corrected(self, variable: ChannelSlice) -> None:
+        self._corrected = variable
+        self.corrected_rows = variable.rows
+
+
+@register_postprocess("dry_mass", DryMassSection)
+class DryMassFixer(BudgetFixer):
     """Corrects surface pressure, so that the mass of dry air is what it was."""
 
-    def __init__(self, air: AirMass) -> None:
-        self._air, self.corrected = air, air.pressure
+    def __init__(self, context: PostprocessContext, section: DryMassSection) -> None:
+        super().__init__(context, section)
+        self._set_corrected(self._air.pressure)
 
-    def __call__(self, fields: StepFields, columns: ColumnIntegrator) -> None:
-        """See the class."""
-        wanted_B = budgets.dry_mass(columns, *self._air.before(fields))
-        closed = budgets.close_dry_mass(columns, wanted_B, *self._air.after(fields))
-        fields.correct(self.corrected, closed[:, None])
-
-
-class WaterFixer:
-    """Corrects precipitation, so that it is evaporation minus the change of the water in the air.
-
-    Args:
-        air: of the budget.
-        precipitation: leaves the air, kg m-2.
-        evaporation: enters it, kg m-2; its factor has the sign.
-    """
-
-    def __init__(self, air: AirMass, precipitation: ChannelSlice, evaporation: ChannelSlice) -> None:
-        self._air, self.corrected, self._evaporation = air, precipitation, evaporation
-
-    def __call__(self, fields: StepFields, columns: ColumnIntegrator) -> None:
-        """See the class."""
-        before, after = (budgets.water_mass(columns, *one(fields)) for one in (self._air.before, self._air.after))
-        evaporated = columns.global_mean(fields.after(self._evaporation)[:, 0])
-        closed = budgets.close_water(columns, evaporated - (after - before), fields.after(self.corrected)[:, 0])
-        fields.correct(self.corrected, closed[:, None])
+    def fix(self, fields: StepFields) -> None:
+        """See the base class."""
+        target_B = budgets.dry_mass(self._columns, *self._air.before(fields))
+        closed_BHW = budgets.close_dry_mass(self._columns, target_B, *self._air.after(fields))
+        fields.correct(self._corrected, closed_BHW[:, None])
 
 
-class EnergyFixer:
-    """Corrects temperature, so that the energy of the air changes by what passes through its top and the ground.
+@register_postprocess("water", WaterSection)
+class WaterFixer(BudgetFixer):
+    """Corrects precipitation, so that it is evaporation minus the change of the water in the air."""
 
-    Args:
-        air: of the budget.
-        temperature: on all levels.
-        wind: eastward and northward.
-        ground_HW: geopotential of the ground, m2 s-2.
-        fluxes: into the air, J m-2; their factors have the signs.
-    """
+    def __init__(self, context: PostprocessContext, section: WaterSection) -> None:
+        super().__init__(context, section)
+        # leaves the air, kg m-2
+        precipitation = self._resolver.resolve_flux("precipitation", section.precipitation, "water", 1.0)
+        minimum, _ = output_bounds(context, section.precipitation)
+        if minimum < 0:
+            raise ConfigError(
+                f"{context.key}.precipitation: {section.precipitation} may be negative, and a factor cannot mend that; "
+                f"set data.variable_options.{section.precipitation}.minimum: 0"
+            )
+        # enters the air, kg m-2
+        sign = 1.0 if section.evaporation_positive == "up" else -1.0
+        self._evaporation = self._resolver.resolve_flux("evaporation", section.evaporation, "water", sign)
+        self._set_corrected(precipitation)
 
-    def __init__(
-        self,
-        air: AirMass,
-        temperature: ChannelSlice,
-        wind: tuple[ChannelSlice, ChannelSlice],
-        ground_HW: Tensor,
-        fluxes: Sequence[ChannelSlice],
-    ) -> None:
-        self._air, self.corrected, self._wind = air, temperature, wind
-        self._ground_HW, self._fluxes = ground_HW, tuple(fluxes)
+    def fix(self, fields: StepFields) -> None:
+        """See the base class."""
+        columns = self._columns
+        water_before_B = budgets.water_mass(columns, *self._air.before(fields))
+        water_after_B = budgets.water_mass(columns, *self._air.after(fields))
+        evaporated_B = columns.global_mean(fields.after(self._evaporation)[:, 0])
+        target_B = evaporated_B - (water_after_B - water_before_B)
+        closed_BHW = budgets.close_water(columns, target_B, fields.after(self._corrected)[:, 0])
+        fields.correct(self._corrected, closed_BHW[:, None])
 
-    def __call__(self, fields: StepFields, columns: ColumnIntegrator) -> None:
-        """See the class."""
-        heat_before, rest_before = self._energy(columns, self._air.before(fields)[0], fields.before)
-        heat_after, rest_after = self._energy(columns, self._air.after(fields)[0], fields.after)
-        gained = columns.global_mean(sum(fields.after(one)[:, 0] for one in self._fluxes))
-        wanted_B = heat_before + gained - (rest_after - rest_before)
-        fields.correct(self.corrected, budgets.close_energy(wanted_B, fields.after(self.corrected), heat_after))
 
-    def _energy(
-        self, columns: ColumnIntegrator, pressure_BHW: Tensor, of: Callable[[ChannelSlice], Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        humidity, wind = of(self._air.water[0]), [of(one) for one in self._wind]
-        return (
-            budgets.heat(columns, pressure_BHW, of(self.corrected), humidity),
-            budgets.other_energy(columns, pressure_BHW, humidity, *wind, self._ground_HW),
+@register_postprocess("energy", EnergySection)
+class EnergyFixer(BudgetFixer):
+    """Corrects temperature, so that the energy of the air changes by what passes through its top and the ground."""
+
+    def __init__(self, context: PostprocessContext, section: EnergySection) -> None:
+        super().__init__(context, section)
+        resolver = self._resolver
+        self._wind = (
+            resolver.resolve_field("eastward_wind", section.eastward_wind, "wind"),
+            resolver.resolve_field("northward_wind", section.northward_wind, "wind"),
         )
+        # into the air, J m-2
+        signs = {"top_down": 1.0, "top_up": -1.0, "surface_down": -1.0, "surface_up": 1.0}
+        self._fluxes: list[ChannelSlice] = []
+        for key, sign in signs.items():
+            for name in getattr(section, key):
+                self._fluxes.append(resolver.resolve_flux(key, name, "energy", sign))
+        temperature = resolver.resolve_field("temperature", section.temperature, "temperature")
+        self._ground_HW = resolver.resolve_ground("surface_geopotential", section.surface_geopotential)
+        self._set_corrected(temperature)
 
+    def fix(self, fields: StepFields) -> None:
+        """See the base class."""
+        heat_before_B, rest_before_B = self._energy(self._air.before(fields)[0], fields.before)
+        heat_after_B, rest_after_B = self._energy(self._air.after(fields)[0], fields.after)
+        gained_B = self._columns.global_mean(sum(fields.after(flux)[:, 0] for flux in self._fluxes))
+        target_B = heat_before_B + gained_B - (rest_after_B - rest_before_B)
+        temperature_BKHW = fields.after(self._corrected)
+        fields.correct(self._corrected, budgets.close_energy(target_B, temperature_BKHW, heat_after_B))
 
-class Fixers:
-    """Closes budgets one after the other.
-
-    Args:
-        columns: how to sum.
-        normalizer: of the run.
-        constraints: in their order.
-
-    Attributes:
-        corrected: rows of the output that a budget corrects.
-    """
-
-    def __init__(self, columns: ColumnIntegrator, normalizer: Normalizer, constraints: Sequence[Fixer]) -> None:
-        self._columns, self._normalizer, self._constraints = columns, normalizer, tuple(constraints)
-        self.corrected = sorted({row for one in constraints for row in one.corrected.rows})
-
-    def __call__(self, state_BCHW: Tensor, forcing_BCHW: Tensor, output_BCHW: Tensor) -> Tensor:
-        """Return the normalised output (B, C_out, H, W), float32, with all budgets closed.
-
-        Args:
-            state_BCHW: normalised prognostic channels of the last input frame.
-            forcing_BCHW: normalised dynamic forcing of the step.
-            output_BCHW: normalised output.
-        """
-        with torch.autocast(output_BCHW.device.type, enabled=False):
-            fields = StepFields(self._normalizer, state_BCHW, forcing_BCHW, output_BCHW)
-            for constraint in self._constraints:
-                constraint(fields, self._columns)
-        return fields.output_BCHW
+    def _energy(self, pressure_BHW: Tensor, read_variable: Callable[[ChannelSlice], Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the heat of the air, and the rest of its energy, (B,) J m-2."""
+        humidity_BKHW = read_variable(self._air.water[0])
+        u_BKHW = read_variable(self._wind[0])
+        v_BKHW = read_variable(self._wind[1])
+        heat_B = budgets.heat(self._columns, pressure_BHW, read_variable(self._corrected), humidity_BKHW)
+        rest_B = budgets.other_energy(self._columns, pressure_BHW, humidity_BKHW, u_BKHW, v_BKHW, self._ground_HW)
+        return heat_B, rest_B

@@ -11,11 +11,49 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from credit.calendar import parse_duration
+from credit.data.formats.cf import is_vector_component
 from credit.errors import ConfigError
+from credit.forecast.postprocess.base import Postprocess, PostprocessContext, register_postprocess
+from credit.forecast.postprocess.section import HyperdiffusionSection
 from credit.grid import LatLonGrid
 
 
-class Hyperdiffusion:
+@register_postprocess("hyperdiffusion", HyperdiffusionSection)
+class Hyperdiffusion(Postprocess):
+    """Damps the prognostic channels of each output by a `WaveFilter`; masked channels stay as they are.
+
+    Args:
+        context: of the run.
+        section: e-folding time and order.
+    """
+
+    def __init__(self, context: PostprocessContext, section: HyperdiffusionSection) -> None:
+        super().__init__(context, section)
+        prognostic = context.channels.group("prognostic")
+        is_vector = []
+        is_whole = []
+        for channel in prognostic:
+            standard_name = context.attributes.get(channel.variable, {}).get("standard_name", "")
+            is_vector.append(is_vector_component(context.data.field(channel.variable).vector, standard_name))
+            is_whole.append(channel.variable not in context.masks or not context.masks[channel.variable].any())
+        self._num_prognostic = len(prognostic)
+        self._filter = WaveFilter(
+            context.grid,
+            context.data.step_minutes,
+            parse_duration(section.time),
+            section.order,
+            torch.tensor(is_vector, device=context.device),
+            torch.tensor(is_whole, device=context.device),
+        )
+
+    def forward(self, output_BCHW: Tensor, previous_BCHW: Tensor, forcing_BCHW: Tensor) -> Tensor:
+        """See the base class."""
+        damped = self._filter(output_BCHW[:, : self._num_prognostic])
+        return torch.cat([damped, output_BCHW[:, self._num_prognostic :]], dim=1)
+
+
+class WaveFilter:
     """Multiplies a wave by exp(-(step / time) * (k / K)^order), K being the shortest wave that the grid carries.
 
     The shortest wave, K, spans two rows along meridians, and along latitude circles as many kilometres as two columns

@@ -1,6 +1,22 @@
-"""WXFormer and the import of its published weights."""
+"""WXFormer, and the conversion of its published weights.
 
-from credit.models.wxformer.convert_published import import_reference_state
-from credit.models.wxformer.model import WXFormer
+`WXFormer` and `from_published` are imported when they are asked for, so that a config finds the model's section without
+importing torch.
+"""
 
-__all__ = ["WXFormer", "import_reference_state"]
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_EXPORTS = {
+    "WXFormer": "credit.models.wxformer.model",
+    "from_published": "credit.models.wxformer.convert_published",
+}
+__all__ = ["WXFormer", "from_published"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _EXPORTS:
+        return getattr(importlib.import_module(_EXPORTS[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,14 +1,17 @@
-"""Import of published WXFormer weights: from the reference's state-dict names and layouts to ours."""
+"""Conversion of published WXFormer weights: from the reference's names and layouts to those of this package."""
 
 from __future__ import annotations
 
 import logging
 import re
 from collections.abc import Mapping
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from credit.errors import CheckpointError
+from credit.models.wxformer.model import WXFormer
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +29,42 @@ _LEAVES = {
 }
 
 
-def import_reference_state(state: Mapping[str, Tensor], dim_head: int | None = None) -> dict[str, Tensor]:
+def from_published(kwargs: Mapping[str, Any], state: Mapping[str, Tensor]) -> WXFormer:
+    """Return a WXFormer with published weights, for use without a config.
+
+    Args:
+        kwargs: see `WXFormer.from_kwargs`.
+        state: see `convert_published_state`.
+
+    Raises:
+        ConfigError: for an unknown keyword argument or sizes that do not fit together.
+        CheckpointError: if the state is not one of this network.
+    """
+    with torch.device("meta"):
+        model = WXFormer.from_kwargs(**kwargs)
+    converted = convert_published_state(state, kwargs.get("dim_head"))
+    _require_same_names(model, converted)
+    model.load_state_dict(converted, assign=True)
+    return model
+
+
+def _require_same_names(model: WXFormer, converted: Mapping[str, Tensor]) -> None:
+    """Refuse a state that lacks tensors of the network, has others, or has them in other shapes."""
+    expected = model.state_dict()
+    missing = sorted(expected.keys() - converted.keys())
+    unexpected = sorted(converted.keys() - expected.keys())
+    shared = expected.keys() & converted.keys()
+    other_shapes = sorted(name for name in shared if expected[name].shape != converted[name].shape)
+    for names, fault in (
+        (missing, "lacks"),
+        (unexpected, "has, unlike the network,"),
+        (other_shapes, "has other shapes of"),
+    ):
+        if names:
+            raise CheckpointError(f"the published state {fault} {', '.join(names[:5])} ({len(names)} in all)")
+
+
+def convert_published_state(state: Mapping[str, Tensor], dim_head: int | None = None) -> dict[str, Tensor]:
     """Map a published state dict to ours.
 
     The reference orders the rows of a q,k,v projection (q, k, v; head; channel), we order them (head; q, k, v;

@@ -1,121 +1,84 @@
-"""Padding of a global field across the poles and around the globe, and the padded sizes that windows ask for.
-
-Rows run from north to south: pads are `(north, south)` rows and `(west, east)` columns. A caller whose rows run the
-other way swaps the two.
-"""
+"""The `model.padding` section of WXFormer, and the check that windows fit the padded grid."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from credit.errors import ConfigError, did_you_mean
+from credit.models.layers.padding import NO_PADDING, SpherePadding, auto_padding, stage_sizes, window_multiple
 
 MODES = ("earth", "mirror")
 POLES = ("published", "exact")
 KEYS = ("mode", "lat", "lon", "pole")
 
 
-@dataclass(frozen=True)
-class SpherePadding:
-    """Pads (B, C, ..., H, W) fields on the sphere.
-
-    Attributes:
-        mode: `earth` continues a meridian across the pole at the opposite longitude; `mirror` reflects latitude in
-            place.
-        lat: rows added in the north and in the south.
-        lon: columns added in the west and in the east, periodic.
-        skip: rows at a pole that are not repeated beyond it, 0 or 1.
-        vector_runs: slices of channels whose sign flips across a pole.
-    """
-
-    mode: str
-    lat: tuple[int, int]
-    lon: tuple[int, int]
-    skip: int
-    vector_runs: tuple[slice, ...]
-
-    def padded(self, grid: tuple[int, int]) -> tuple[int, int]:
-        """Return rows and columns of a field of `grid`, padded."""
-        return grid[0] + sum(self.lat), grid[1] + sum(self.lon)
-
-    def beyond_poles(self, height: int) -> tuple[range, ...]:
-        """Return the rows of a padded field of `height` rows in which vectors point the other way."""
-        if not self.vector_runs:
-            return ()
-        return range(self.lat[0]), range(self.lat[0] + height, sum(self.lat) + height)
-
-    def pad(self, x: Tensor) -> Tensor:
-        """Return the padded field (B, C, ..., H + sum(lat), W + sum(lon))."""
-        if not any(self.lat):
-            return self._pad_lon(x)
-        return self._pad_lon(self._pad_lat_earth(x)) if self.mode == "earth" else self._pad_lat_mirror(self._pad_lon(x))
-
-    def _pad_lon(self, x: Tensor) -> Tensor:
-        west, east = self.lon
-        return torch.cat((x[..., x.shape[-1] - west :], x, x[..., :east]), dim=-1) if west or east else x
-
-    def _pad_lat_earth(self, x: Tensor) -> Tensor:
-        height = x.shape[-2]
-        north = self._across_pole(x[..., self.skip : self.skip + self.lat[0], :])
-        south = self._across_pole(x[..., height - self.skip - self.lat[1] : height - self.skip, :])
-        return torch.cat((north, x, south), dim=-2)
-
-    def _across_pole(self, rows: Tensor) -> Tensor:
-        beyond = rows.flip(-2).roll(rows.shape[-1] // 2, -1)
-        for run in self.vector_runs:
-            beyond[:, run].neg_()  # `roll` made a new tensor, so the field itself stays as it is
-        return beyond
-
-    def _pad_lat_mirror(self, x: Tensor) -> Tensor:
-        height = x.shape[-2]
-        north = x[..., 1 : 1 + self.lat[0], :].flip(-2)
-        south = x[..., height - 1 - self.lat[1] : height - 1, :].flip(-2)
-        return torch.cat((north, x, south), dim=-2)
-
-
-NO_PADDING = SpherePadding("mirror", (0, 0), (0, 0), 0, ())
-
-
-def stage_sizes(padded: int, strides: Sequence[int]) -> list[int]:
-    """Return the rows (or columns) of each encoder stage; a convolution drops what its stride does not cover."""
-    return [padded // math.prod(strides[: i + 1]) for i in range(len(strides))]
-
-
-def window_multiple(strides: Sequence[int], windows: Sequence[Sequence[int]]) -> int:
-    """Return the number whose multiples, as padded size, let every window of every stage fit.
+def build_padding(
+    padding: Mapping[str, Any] | None,
+    *,
+    grid: tuple[int, int],
+    strides: Sequence[int],
+    windows: Sequence[Sequence[int]],
+    vector_channels: Sequence[int],
+    pole_points: bool,
+) -> SpherePadding:
+    """Check the `padding` section of a model and return the padding that it describes.
 
     Args:
-        strides: stride of each stage's embedding.
-        windows: for each stage the windows that must divide its size.
+        padding: keys `mode`, `lat`, `lon` and `pole`, all with defaults (earth, auto, auto, published); None means no
+            padding. `pole: published` is what published weights were trained with: it repeats a row at the pole and
+            keeps the sign of vector components; `exact` does neither. A change of sign supposes that 0 means no wind,
+            so `exact` needs vector channels that are normalised by a scale alone.
+        grid: rows and columns.
+        strides: stride of each stage, for `auto`.
+        windows: (global, local) window of each stage, for `auto`.
+        vector_channels: input channels that hold vector components, for `pole: exact`.
+        pole_points: True if the grid has rows at the poles, for `pole: exact`.
+
+    Raises:
+        ConfigError: for an unknown key or choice, or for pads that the grid is too small for.
     """
-    return math.lcm(*(math.prod(strides[: i + 1]) * math.lcm(*windows[i]) for i in range(len(strides))))
-
-
-def auto_padding(size: int, multiple: int, strides: Sequence[int]) -> tuple[int, int]:
-    """Return the least pads that make `size` a multiple of `multiple`, at least half a coarsest cell on each side.
-
-    Half a cell of the coarsest stage keeps the seam out of the field; the rule gives the padding of the published 6
-    h model and of the 1 degree starter. An odd row goes to the second side (south or east).
-    """
-    least = math.prod(strides) // 2
-    total = math.ceil((size + 2 * least) / multiple) * multiple - size
-    return total // 2, total - total // 2
+    if padding is None:
+        return NO_PADDING
+    if not isinstance(padding, Mapping):
+        raise ConfigError(f"model.padding: {padding!r} is not a mapping with the keys {', '.join(KEYS)}")
+    for key in padding:
+        if key not in KEYS:
+            raise ConfigError(f"model.padding.{key}: unknown key{did_you_mean(key, KEYS)}")
+    mode = _choose("mode", padding.get("mode", "earth"), MODES)
+    pole = _choose("pole", padding.get("pole", "published"), POLES)
+    height, width = grid
+    multiple = window_multiple(strides, windows)
+    lat = _read_pads("lat", padding.get("lat", "auto"), height, multiple, strides)
+    lon = _read_pads("lon", padding.get("lon", "auto"), width, multiple, strides)
+    is_exact = pole == "exact"
+    if is_exact and mode != "earth":
+        raise ConfigError(
+            f"model.padding.pole: exact needs model.padding.mode: earth, which crosses the pole; mode is {mode}"
+        )
+    if mode == "earth" and any(lat) and width % 2:
+        raise ConfigError(
+            f"model.padding.mode: earth needs an even number of longitudes, the grid has {width}: "
+            "the opposite meridian is half the columns away; choose mode: mirror"
+        )
+    skip = 1 if mode == "mirror" or (is_exact and pole_points) else 0
+    for axis, pads, limit in (("lat", lat, height - skip), ("lon", lon, width)):
+        if max(pads) > limit:
+            raise ConfigError(
+                f"model.padding.{axis}: {list(pads)} is more than the {limit} cells that the grid can give on a side"
+            )
+    return SpherePadding(mode, lat, lon, skip, tuple(vector_channels) if is_exact else ())
 
 
 def check_windows(
     axis: str, size: int, pads: tuple[int, int], strides: Sequence[int], windows: Sequence[Sequence[int]]
 ) -> None:
-    """Raise a ConfigError naming the first stage whose size a window does not divide, and the nearest pads that fit.
+    """Raise a ConfigError that names the first stage whose size a window does not divide, and the nearest pads that do.
 
     Args:
         axis: `lat` or `lon`, for the message.
-        size: grid rows or columns.
+        size: rows or columns of the grid.
         pads: rows or columns added on the two sides.
         strides: stride of each stage.
         windows: (global, local) window of each stage.
@@ -138,96 +101,32 @@ def check_windows(
 
 
 def _nearest_fit(axis: str, size: int, pads: tuple[int, int], multiple: int) -> str:
+    """Return a sentence with the pads nearest to the given ones that let every window fit."""
     padded = size + sum(pads)
     above = math.ceil(padded / multiple) * multiple
     below = above - multiple
     nearest = below if below >= size and padded - below < above - padded else above
-    first = (nearest - size) // 2
+    before = (nearest - size) // 2
+    after = nearest - size - before
     return (
         f"every window fits a padded size that is a multiple of {multiple}; "
-        f"the nearest is model.padding.{axis}: [{first}, {nearest - size - first}]"
+        f"the nearest is model.padding.{axis}: [{before}, {after}]"
     )
 
 
-def build_padding(
-    padding: Mapping[str, Any] | None,
-    *,
-    grid: tuple[int, int],
-    strides: Sequence[int],
-    windows: Sequence[Sequence[int]],
-    vector_channels: Sequence[int],
-    pole_points: bool,
-) -> SpherePadding:
-    """Check the `padding` section of a model and return the padding it asks for.
-
-    Args:
-        padding: keys `mode`, `lat`, `lon` and `pole`, all with defaults (earth, auto, auto, published); None means
-            no padding. `pole: published` is what published weights were trained with: it repeats a row at the pole
-            and keeps the sign of vector components; `exact` does neither. A sign flip supposes that 0 means no wind,
-            so `exact` wants vector channels normalised by a scale alone.
-        grid: rows and columns.
-        strides: stride of each stage, for `auto`.
-        windows: (global, local) window of each stage, for `auto`.
-        vector_channels: input channels that hold vector components, for `pole: exact`.
-        pole_points: whether the grid has rows at the poles, for `pole: exact`.
-
-    Raises:
-        ConfigError: for an unknown key or choice, or pads that the grid cannot give.
-    """
-    if padding is None:
-        return NO_PADDING
-    if not isinstance(padding, Mapping):
-        raise ConfigError(f"model.padding: {padding!r} is not a mapping with the keys {', '.join(KEYS)}")
-    for key in padding:
-        if key not in KEYS:
-            raise ConfigError(f"model.padding.{key}: unknown key{did_you_mean(key, KEYS)}")
-    mode = _choice("mode", padding.get("mode", "earth"), MODES)
-    pole = _choice("pole", padding.get("pole", "published"), POLES)
-    height, width = grid
-    multiple = window_multiple(strides, windows)
-    lat = _pads("lat", padding.get("lat", "auto"), height, multiple, strides)
-    lon = _pads("lon", padding.get("lon", "auto"), width, multiple, strides)
-    exact = pole == "exact"
-    if exact and mode != "earth":
-        raise ConfigError(
-            f"model.padding.pole: exact needs model.padding.mode: earth, which crosses the pole; mode is {mode}"
-        )
-    if mode == "earth" and any(lat) and width % 2:
-        raise ConfigError(
-            f"model.padding.mode: earth needs an even number of longitudes, the grid has {width}: "
-            "the opposite meridian is half the columns away; choose mode: mirror"
-        )
-    skip = 1 if mode == "mirror" or (exact and pole_points) else 0
-    for axis, pads, limit in (("lat", lat, height - skip), ("lon", lon, width)):
-        if max(pads) > limit:
-            raise ConfigError(
-                f"model.padding.{axis}: {list(pads)} is more than the {limit} cells that the grid can give on a side"
-            )
-    return SpherePadding(mode, lat, lon, skip, _runs(vector_channels) if exact else ())
-
-
-def _choice(key: str, value: Any, choices: Sequence[str]) -> str:
+def _choose(key: str, value: Any, choices: Sequence[str]) -> str:
     if value not in choices:
         raise ConfigError(f"model.padding.{key}: {value!r} is not a choice{did_you_mean(str(value), choices)}")
     return value
 
 
-def _pads(key: str, value: Any, size: int, multiple: int, strides: Sequence[int]) -> tuple[int, int]:
+def _read_pads(key: str, value: Any, size: int, multiple: int, strides: Sequence[int]) -> tuple[int, int]:
+    """Return the two pads of an axis from `auto` or two whole numbers."""
     if value == "auto":
         return auto_padding(size, multiple, strides)
     if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
         raise ConfigError(f"model.padding.{key}: {value!r} is neither `auto` nor two numbers of cells")
-    if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in value):
-        raise ConfigError(f"model.padding.{key}: {value!r} must be whole numbers of cells, 0 or more")
+    for pad in value:
+        if not isinstance(pad, int) or isinstance(pad, bool) or pad < 0:
+            raise ConfigError(f"model.padding.{key}: {value!r} must be whole numbers of cells, 0 or more")
     return value[0], value[1]
-
-
-def _runs(channels: Sequence[int]) -> tuple[slice, ...]:
-    """Return the channels as slices of consecutive ones, so that no index tensor has to live on a device."""
-    runs: list[slice] = []
-    for channel in sorted(set(channels)):
-        if runs and runs[-1].stop == channel:
-            runs[-1] = slice(runs[-1].start, channel + 1)
-        else:
-            runs.append(slice(channel, channel + 1))
-    return tuple(runs)

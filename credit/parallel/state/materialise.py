@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from credit.errors import ConfigError
 from credit.parallel.blocks.marks import plain_name
-from credit.parallel.dtensor import local_shard, shard_dim
+from credit.parallel.dtensor import local_bounds, local_shard
 
 
 @torch.no_grad()
@@ -69,16 +69,7 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def part_of(whole: Tensor, like: Tensor) -> Tensor:
     """Return this rank's part of a whole tensor that every rank has, cut as `like` is."""
-    if not isinstance(like, DTensor):
-        return whole
-    # where two axes cut the same dimension, FSDP2 has cut what tensor parallelism had left: last axis first
-    for axis in reversed(range(like.device_mesh.ndim)):
-        dim = shard_dim(like.placements[axis])
-        if dim is not None:
-            parts = whole.chunk(like.device_mesh.size(axis), dim=dim)
-            rank = like.device_mesh.get_local_rank(axis)
-            whole = parts[rank] if rank < len(parts) else whole.narrow(dim, 0, 0)
-    return whole
+    return whole[tuple(local_bounds(like))]
 
 
 def scatter_from_main(whole: Tensor | None, target: Tensor, dtype: torch.dtype | None = None) -> Tensor:

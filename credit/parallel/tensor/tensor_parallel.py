@@ -18,7 +18,7 @@ Between a colwise layer and its rowwise partner, activations belong to the rank:
 The split weights are DTensors on the ``tp`` mesh, computed with as local tensors. A parametrized weight (spectral norm)
 keeps its parametrizations: ``original`` is split, and the method ``share`` of each is told how to add up over the parts
 and says which of its own tensors are split with the weight. If it has a static method ``share_sums``, that is given the
-block, so that it can add up for all its weights at once.
+model, so that it can add up for all weights of a block at once.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn.utils import parametrize
+from torch.nn.utils.parametrize import ParametrizationList
 
 from credit.errors import ConfigError
 from credit.parallel.blocks.sharding_units import require_unwrapped
@@ -74,7 +75,6 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> list[str]:
     for _, block in blocks:
         for group in split[block]:
             _split_group(group, mesh)
-        _share_sums(block)
     return [layer.path for layer in layers]
 
 
@@ -121,12 +121,15 @@ def _split_parameters(layer: nn.Linear, dim: int, mesh: DeviceMesh) -> None:
         _replace(layer, "bias", Shard(0), mesh)
 
 
-def _share_sums(block: nn.Module) -> None:
-    """Tell the parametrizations that can to add up for all of the block's weights at once."""
-    chains = [m.parametrizations.weight for m in block.modules() if parametrize.is_parametrized(m, "weight")]
-    for share_sums in {getattr(link, "share_sums", None): None for chain in chains for link in chain}:
-        if share_sums is not None:
-            share_sums(block)
+def share_sums(model: nn.Module) -> None:
+    """Let parametrizations that offer it add up over the ranks once for all weights of a block, in place.
+
+    Without this, and in compiled blocks, each split weight has sums of its own.
+    """
+    kinds = {type(link) for chain in model.modules() if isinstance(chain, ParametrizationList) for link in chain}
+    for kind in sorted(kinds, key=lambda kind: kind.__name__):
+        if hasattr(kind, "share_sums"):
+            kind.share_sums(model)
 
 
 def _replace(module: nn.Module, name: str, placement: Shard | Replicate, mesh: DeviceMesh) -> None:

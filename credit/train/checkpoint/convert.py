@@ -18,7 +18,7 @@ from credit.config import Config, build_config
 from credit.data.store.statistics import Statistics
 from credit.errors import CheckpointError, ConfigError, DataError, did_you_mean
 from credit.grid import AxisOrder, LatLonGrid
-from credit.models.wxformer import import_reference_state
+from credit.models.registry import model_class
 from credit.parallel.mesh import DeviceGrid
 from credit.train.assets import ModelAssets, find_run_layers
 from credit.train.build_model import build_network
@@ -79,7 +79,8 @@ def import_checkpoint(config: Config, files: PublishedFiles) -> Path:
     layers = find_run_layers(config)
     assets = ModelAssets(channels, grid, statistics, {}, static_CHW, masks={}, climatology=None, layers=layers)
     model = build_network(config, channels, grid, assets.attributes)
-    state = import_reference_state(read_state_file(files.weights), dim_head=config.model.model_dump().get("dim_head"))
+    published = read_state_file(files.weights)
+    state = model_class(config.model.type).convert_published_state(published, config.model)
     checkpoint.load_state(model, state, files.weights)
     weights = model.state_dict()
     optimizer = optimizer_tensors(model, build_optimizer(model, config.trainer))

@@ -34,7 +34,7 @@ _FREE = ("model.attn_dropout", "model.ff_dropout")
 # what may differ between the parts of one run without making it another
 _UNIMPORTANT = ("data.store", "data.sources", "data.cache", "data.cache_folder", "data.num_workers",
                 "data.splits.test", "trainer.resume", "trainer.walltime", "trainer.log_every", "trainer.keep_last",
-                "trainer.device", "trainer.tensorboard", "trainer.checkpoint_every", "trainer.early_view")  # fmt: skip
+                "trainer.device", "trainer.tensorboard", "trainer.checkpoint_every", "trainer.preview")  # fmt: skip
 
 
 def prepare_folder(folder: Path) -> None:

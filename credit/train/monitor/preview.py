@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from credit.calendar import Calendar, parse_duration
-from credit.channels import ChannelMap, figure_channels
+from credit.channels import ChannelMap, select_figure_channels
 from credit.config import Config
 from credit.config.schema_data import DataConfig
 from credit.data.reader import FieldReader
@@ -24,7 +24,8 @@ from credit.data.splits import Split, require_samples
 from credit.errors import DataError
 from credit.forecast.rollout import forecast, make_starts
 from credit.forecast.stepper import Stepper
-from credit.metrics import ErrorSums
+from credit.metrics import MetricContext
+from credit.metrics.rmse import RootMeanSquareError
 from credit.parallel.mesh import DeviceGrid
 from credit.parallel.reduce import mean_over_ranks
 from credit.train.monitor.metrics_log import MetricsLog
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 # the run's folder; its data; step -> scores of the views so far; channel -> (truth, forecast), (H, W), at the last lead
 # time of the first case; initial times; lead time in minutes -> the files that were written
-DrawEarlyView = Callable[
+DrawPreview = Callable[
     [
         Path,
         FieldReader,
@@ -62,36 +63,36 @@ class PreviewPlan:
     initial: list[int]
     lead: int
 
-    def describe(self, clock: Calendar) -> str:
+    def describe(self, calendar: Calendar) -> str:
         """Return the plan in words."""
-        first, last = clock.format(self.initial[0]), clock.format(self.initial[-1])
+        first, last = calendar.format(self.initial[0]), calendar.format(self.initial[-1])
         return f"{len(self.initial)} forecasts of {self.lead / 60:g} h, {first} to {last}; {', '.join(self.channels)}"
 
 
-def plan_early_view(
-    config: Config, channels: ChannelMap, times: np.ndarray, clock: Calendar, valid: Split
+def plan_preview(
+    config: Config, channels: ChannelMap, times: np.ndarray, calendar: Calendar, valid: Split
 ) -> PreviewPlan:
-    """Return what ``trainer.early_view`` asks for.
+    """Return what ``trainer.preview`` asks for.
 
     Args:
         config: with that section.
         channels: of the run.
         times: (N,) minutes that the data have.
-        clock: their calendar.
+        calendar: their calendar.
         valid: the validation period, in which whole forecasts lie.
 
     Raises:
         ConfigError: if a channel is not predicted.
         DataError: if no forecast fits into the period.
     """
-    conf, key, wanted = config.trainer.early_view, "verification.figure_channels", config.verification.figure_channels
+    conf, key, wanted = config.trainer.preview, "verification.figure_channels", config.verification.figure_channels
     if conf.channels is not None:
-        key, wanted = "trainer.early_view.channels", conf.channels
-    shown, lead = figure_channels(wanted, channels.output, key), parse_duration(conf.lead_time)
+        key, wanted = "trainer.preview.channels", conf.channels
+    shown, lead = select_figure_channels(wanted, channels.output, key), parse_duration(conf.lead_time)
     try:
-        found = require_samples(times, valid, clock, config.data, lead // config.data.step_minutes)
+        found = require_samples(times, valid, calendar, config.data, lead // config.data.step_minutes)
     except DataError as error:
-        raise DataError(f"trainer.early_view.lead_time: {conf.lead_time}: {error}; or shorten it") from error
+        raise DataError(f"trainer.preview.lead_time: {conf.lead_time}: {error}; or shorten it") from error
     return PreviewPlan(shown, evenly_spaced(found, conf.cases).tolist(), lead)
 
 
@@ -113,7 +114,7 @@ class Preview:
 
     def __init__(
         self, plan: PreviewPlan, stepper: Stepper, frames: FrameReader, conf: DataConfig, weight_CHW: torch.Tensor,
-        mesh: DeviceGrid, folder: Path, draw: DrawEarlyView,
+        mesh: DeviceGrid, folder: Path, draw: DrawPreview,
     ) -> None:  # fmt: skip
         names = [channel.name for channel in stepper.channels.output]
         self._rows = [names.index(name) for name in plan.channels]
@@ -150,27 +151,28 @@ class Preview:
         """
         model, device = self._stepper.model, self._weight_CHW.device
         was_training, stopped = model.training, False
-        sums = ErrorSums(self._weight_CHW, self._plan.lead // self._conf.step_minutes)
+        num_steps = self._plan.lead // self._conf.step_minutes
+        lead_hours = [(number + 1) * self._conf.step_minutes / 60 for number in range(num_steps)]
+        errors = RootMeanSquareError(MetricContext(self._stepper.channels, self._weight_CHW, lead_hours))
         model.eval()
         for (case,), counted in zip(self._share.batches, self._share.counted, strict=True):
             stopped = any_rank_stops(stop, device)
             if stopped:
                 break
-            self._forecast(case, counted > 0, sums)
+            self._forecast(case, counted > 0, errors)
         model.train(was_training)
         if stopped:
             return None
         scores = {}
-        for name, total in (("rmse", sums.model_LC), ("persistence", sums.persistence_LC)):
+        for name, total in (("rmse", errors.forecast_LC), ("persistence", errors.persistence_LC)):
             # tensor-parallel peers have the same cases, so the mean is that over the data ranks
             mean_LC = mean_over_ranks(total) * self._share.ranks / self._share.cases
-            for number, values in enumerate(mean_LC.sqrt().tolist()):
-                hour = (number + 1) * self._conf.step_minutes / 60
+            for hour, values in zip(lead_hours, mean_LC.sqrt().tolist(), strict=True):
                 for channel, value in zip(self._plan.channels, values, strict=True):
                     scores[f"{name}/{channel}/{hour:g}h"] = value if math.isfinite(value) else None
         return scores
 
-    def _forecast(self, case: int, counts: bool, sums: ErrorSums) -> None:
+    def _forecast(self, case: int, counts: bool, errors: RootMeanSquareError) -> None:
         """Forecast from one initial time, and add its errors where it `counts`."""
         initial, step = self._plan.initial[case], self._conf.step_minutes
         steps, past = self._plan.lead // step, self._conf.history_len
@@ -181,7 +183,7 @@ class Preview:
             if not counts:
                 continue
             truth = self._truth(initial + (number + 1) * step)
-            sums.add(number, output[:, self._rows], start, truth)
+            errors.add(number, output[:, None, self._rows], start, truth)
             if number == steps - 1 and case == 0 and self._is_main:
                 self._keep_maps(truth[0].cpu().numpy(), output[0, self._rows].cpu().numpy())
 
@@ -206,13 +208,13 @@ class Preview:
             logger.warning("early view at step %d: not drawn (%s)", step, error or repr(error))
 
 
-def build_early_view(
+def build_preview(
     config: Config, frames: FrameReader, valid: Split, stepper: Stepper, weight_CHW: torch.Tensor, mesh: DeviceGrid,
-    draw: DrawEarlyView,
+    draw: DrawPreview,
 ) -> Preview | None:  # fmt: skip
     """Return the run's early view, None where the config asks for none."""
-    if config.trainer.early_view is None:
+    if config.trainer.preview is None:
         return None
     reader = frames.reader
-    plan = plan_early_view(config, reader.channels, reader.times, reader.clock, valid)
+    plan = plan_preview(config, reader.channels, reader.times, reader.calendar, valid)
     return Preview(plan, stepper, frames, config.data, weight_CHW, mesh, Path(config.save_loc), draw)

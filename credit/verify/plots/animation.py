@@ -22,7 +22,7 @@ _COLOURS, _GREYS = 96, 31  # of the field, and of what is written over it; with 
 
 def animate(
     path: Path, channel: str, units: str, frames: Mapping[int, Sequence[np.ndarray]], forecast_name: str,
-    initial: int, clock: Calendar, background: Background,
+    initial: int, calendar: Calendar, background: Background,
 ) -> Path:  # fmt: skip
     """Write an animated GIF: a frame a lead time, colours that stay, the time in the titles.
 
@@ -33,14 +33,14 @@ def animate(
         frames: lead time in minutes -> (truth, forecast), each (H, W).
         forecast_name: what the forecast is, for the title.
         initial: initial time in minutes.
-        clock: of the times.
+        calendar: of the times.
         background: with the grid of the frames.
 
     Raises:
         CreditError: if it cannot be written.
     """
     with rc_context(STYLE):
-        first, *others = _images(channel, units, frames, forecast_name, initial, clock, background)
+        first, *others = _images(channel, units, frames, forecast_name, initial, calendar, background)
     durations = [_MILLISECONDS] * len(others) + [_LAST_MILLISECONDS]
     options = {"append_images": others, "duration": durations, "loop": 0, "optimize": False}
     return atomic_write(path, lambda beside: first.save(beside, format="GIF", save_all=True, **options))
@@ -48,7 +48,7 @@ def animate(
 
 def _images(
     channel: str, units: str, frames: Mapping[int, Sequence[np.ndarray]], forecast_name: str, initial: int,
-    clock: Calendar, background: Background,
+    calendar: Calendar, background: Background,
 ) -> Iterator[Image.Image]:  # fmt: skip
     """Yield the frames, all with one palette, so that no colour changes between them."""
     low, high = limits([field for own in frames.values() for field in own])
@@ -58,10 +58,10 @@ def _images(
     axes = map_axes(figure, 1, 2)[0]
     meshes = [draw_map(axis, next(iter(frames.values()))[0], background, FIELD, low, high) for axis in axes]
     figure.colorbar(meshes[0], ax=axes, label=f"{channel} ({pretty_units(units)})", **WIDE_BAR)
-    figure.suptitle(f"{channel}: forecast from {clock.format(initial).replace('T', ' ')} UTC")
+    figure.suptitle(f"{channel}: forecast from {calendar.format(initial).replace('T', ' ')} UTC")
     palette = _palette()
     for number, (lead, fields) in enumerate(frames.items()):
-        axes[0].set_title(f"Truth, {clock.format(initial + lead).replace('T', ' ')} UTC")
+        axes[0].set_title(f"Truth, {calendar.format(initial + lead).replace('T', ' ')} UTC")
         axes[1].set_title(f"{forecast_name} at {lead / 60:g} h")
         for mesh, field in zip(meshes, fields, strict=True):
             mesh.set_array(field[:, background.order])

@@ -27,7 +27,7 @@ def draw_example(found: Verification, reader: FieldReader, figures: Path) -> lis
         CreditError: if a figure cannot be written.
     """
     background, course = Background.of(reader, found.grid), found.course
-    at = found.example, reader.clock
+    at = found.example, reader.calendar
     forecast_name = "Ensemble mean" if course.is_ensemble else "Forecast"
     drawn = []
     for name in found.figure_channels:

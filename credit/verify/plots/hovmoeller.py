@@ -32,7 +32,7 @@ from credit.verify.plots.style import new_figure, pretty_units
 
 def hovmoeller(
     channel: str, units: str, strips: Mapping[int, Sequence[np.ndarray]], band: tuple[float, float],
-    forecast_name: str, initial: int, clock: Calendar, background: Background,
+    forecast_name: str, initial: int, calendar: Calendar, background: Background,
 ) -> Figure:  # fmt: skip
     """Truth, forecast and error of one forecast by longitude; time runs downwards.
 
@@ -43,12 +43,12 @@ def hovmoeller(
         band: south and north of the mean in degrees.
         forecast_name: what the forecast is, for the title.
         initial: initial time in minutes.
-        clock: of the times.
+        calendar: of the times.
         background: with the grid of the strips.
     """
     edges, unit = _times(strips)
     between = " to ".join(f"{abs(value):g}°{'S' if value < 0 else 'N' if value > 0 else ''}" for value in band)
-    title = f"{channel}, mean over {between}: forecast from {clock.format(initial).replace('T', ' ')} UTC"
+    title = f"{channel}, mean over {between}: forecast from {calendar.format(initial).replace('T', ' ')} UTC"
     values = _stack(strips)[..., background.order]
     figure, axes = _panels(channel, units, background.edges, edges, values, forecast_name, title)
     for axis in axes:
@@ -61,7 +61,7 @@ def hovmoeller(
 
 def latitude_time(
     channel: str, units: str, zonal: Mapping[int, Sequence[np.ndarray]], forecast_name: str, initial: int,
-    clock: Calendar, grid: LatLonGrid,
+    calendar: Calendar, grid: LatLonGrid,
 ) -> Figure:  # fmt: skip
     """Truth, forecast and error of the zonal mean of one forecast by latitude; time runs to the right.
 
@@ -71,11 +71,11 @@ def latitude_time(
         zonal: lead time in minutes -> (truth, forecast), each (H,); at least two lead times, increasing.
         forecast_name: what the forecast is, for the title.
         initial: initial time in minutes.
-        clock: of the times.
+        calendar: of the times.
         grid: of the rows.
     """
     edges, unit = _times(zonal)
-    title = f"{channel}, zonal mean: forecast from {clock.format(initial).replace('T', ' ')} UTC"
+    title = f"{channel}, zonal mean: forecast from {calendar.format(initial).replace('T', ' ')} UTC"
     values = _stack(zonal).swapaxes(1, 2)
     figure, axes = _panels(channel, units, edges, grid.lat_bounds, values, forecast_name, title)
     for axis in axes:

@@ -72,7 +72,7 @@ class Background:
     def of(cls, reader: FieldReader, grid: LatLonGrid | None = None) -> Background:
         """Return the background of the data, on another grid if one is given."""
         land = _land_fraction(reader)
-        if grid is not None and land is not None and reader.grid.difference(grid):
+        if grid is not None and land is not None and reader.grid.describe_mismatch(grid):
             land = Regridder(reader.grid, grid, "conservative").apply(land)
         return cls(grid or reader.grid, land)
 
@@ -176,7 +176,7 @@ def _degrees(value: int, negative: str, positive: str) -> str:
 
 
 def maps(
-    channel: str, units: str, fields: Mapping[int, Sequence[np.ndarray]], initial: int, clock: Calendar,
+    channel: str, units: str, fields: Mapping[int, Sequence[np.ndarray]], initial: int, calendar: Calendar,
     background: Background,
 ) -> Figure:  # fmt: skip
     """Truth, forecast, error and, where it is given, spread at one initial time; a row a lead time (minutes).
@@ -193,7 +193,7 @@ def maps(
     for row, (lead, own) in enumerate(fields.items()):
         field = draw_map(axes[row, 0], own[0], background, FIELD, low, high)
         draw_map(axes[row, 1], own[1], background, FIELD, low, high)
-        axes[row, 0].set_title(f"Truth, {clock.format(initial + lead).replace('T', ' ')} UTC")
+        axes[row, 0].set_title(f"Truth, {calendar.format(initial + lead).replace('T', ' ')} UTC")
         axes[row, 1].set_title(f"{forecast_name} at {lead / 60:g} h")
         error = own[1] - own[0]
         widest = largest([error])
@@ -204,7 +204,7 @@ def maps(
             _draw_spread(figure, axes[row, 3], own[2], widest, background, units)
     _side_bar(figure, field, axes[:, :2], f"{channel} ({units})")
     own_scales = "; each error has its own scale" if len(fields) > 1 else ""
-    figure.suptitle(f"{channel}: forecast from {clock.format(initial).replace('T', ' ')} UTC{own_scales}")
+    figure.suptitle(f"{channel}: forecast from {calendar.format(initial).replace('T', ' ')} UTC{own_scales}")
     return figure
 
 

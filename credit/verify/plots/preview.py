@@ -20,7 +20,7 @@ _MOST_EARLIER = 6  # curves of a panel that can be told apart
 _ROOM, _MOST_ROOM = 1.3, 2.5
 
 
-def draw_early_view(
+def draw_preview(
     folder: Path, reader: FieldReader, history: Mapping[int, Scores], fields: Mapping[str, Sequence[np.ndarray]],
     initial: Sequence[int], lead: int,
 ) -> list[Path]:  # fmt: skip
@@ -48,7 +48,7 @@ def draw_early_view(
         shown = {lead: (truth, np.where(np.isfinite(forecast), forecast, np.nan))}
         if not np.isfinite(shown[lead][1]).any():
             continue
-        arguments = (step, name, units[name], shown, initial[0], reader.clock, background)
+        arguments = (step, name, units[name], shown, initial[0], reader.calendar, background)
         drawn.append(draw(figures / f"early_map_{name}.png", _map_at, *arguments))
     return drawn
 

@@ -34,7 +34,7 @@ def write_data_report(conf: DataConfig) -> Path:
     meta = read_description(path)
     chosen = np.unique(np.linspace(0, len(reader.times) - 1, _SAMPLED).astype(int))
     middle = int(chosen[len(chosen) // 2])
-    field_CHW, shown = reader.read(middle), reader.clock.format(reader.times[middle])
+    field_CHW, shown = reader.read(middle), reader.calendar.format(reader.times[middle])
     every = max(1, round(math.sqrt(len(chosen) * math.prod(reader.grid.shape) / _COUNTED)))
     values_TCHW = np.stack([reader.read(int(index))[:, ::every, ::every] for index in chosen])
     notices = [f"{when} was left out: {text}" for when, text in meta.get("bad_times", {}).items()]
@@ -54,11 +54,14 @@ def write_data_report(conf: DataConfig) -> Path:
 
 
 def _facts(reader: StoreReader, meta: dict, path: Path) -> list[tuple[str, str]]:
-    clock, times, (height, width) = reader.clock, reader.times, reader.grid.shape
+    calendar, times, (height, width) = reader.calendar, reader.times, reader.grid.shape
     gaps = [f"{begin} to {end}" for begin, end in meta.get("gaps", [])]
     return [
         ("store", f"{path}, format {meta['format']}"),
-        ("times", f"{len(times)}, {clock.format(times[0])} to {clock.format(times[-1])}, calendar {clock.calendar}"),
+        (
+            "times",
+            f"{len(times)}, {calendar.format(times[0])} to {calendar.format(times[-1])}, calendar {calendar.name}",
+        ),
         ("gaps", "; ".join(gaps[:20]) + (f" and {len(gaps) - 20} more" if len(gaps) > 20 else "") or "none"),
         ("grid", f"{height} x {width}, {reader.grid.lat[0]:g} to {reader.grid.lat[-1]:g} north"),
         ("source files", f"{len(meta['sources'])}, the first is {next(iter(meta['sources']), 'unknown')}"),

@@ -47,14 +47,14 @@ def published_scores() -> tuple[Published, ...]:
     return tuple(Published(**entry) for text in texts for entry in yaml.safe_load(text))
 
 
-def comparable(table: ScoreTable, degrees: float, cases: np.ndarray, clock: Calendar) -> list[Published]:
+def comparable(table: ScoreTable, degrees: float, cases: np.ndarray, calendar: Calendar) -> list[Published]:
     """Return the published scores that the table's may stand beside, as far as its facts tell.
 
     Args:
         table: the scores.
         degrees: spacing of their grid.
         cases: (N,) initial times in minutes, increasing.
-        clock: their calendar.
+        calendar: their calendar.
     """
     truth, lead = str(table.dataset.attrs["truth"]).lower(), int(60 * table.lead_hours[-1])
     return [
@@ -62,16 +62,16 @@ def comparable(table: ScoreTable, degrees: float, cases: np.ndarray, clock: Cale
         for own in published_scores()
         if abs(own.grid_degrees / degrees - 1) < _SAME_GRID
         and own.truth.lower() in truth
-        and _cover(cases, *own.years, lead, clock)
+        and _cover(cases, *own.years, lead, calendar)
     ]
 
 
-def _cover(cases: np.ndarray, first: int, last: int, lead: int, clock: Calendar) -> bool:
+def _cover(cases: np.ndarray, first: int, last: int, lead: int, calendar: Calendar) -> bool:
     """Return whether initial times are of these years and leave no longer gap in them than `_LONGEST_GAP`.
 
     The last may be `lead` minutes earlier than that, as the forecasts from the last days leave the years.
     """
-    begin, end = (clock.parse(f"{year}-01-01") for year in (first, last + 1))
+    begin, end = (calendar.parse(f"{year}-01-01") for year in (first, last + 1))
     inside = begin <= cases[0] and cases[-1] < end
     return inside and bool((np.diff([begin, *cases, end - lead]) <= _LONGEST_GAP).all())
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from credit import __version__
 from credit.config import Config, dump_config
-from credit.config.schema_forecast import BEST_BASELINE
+from credit.config.schema_verification import BEST_BASELINE
 from credit.forecast.forecast_source import ForecastSource
 from credit.verify.plots.style import label
 from credit.verify.report.html import embed, render, write_page
@@ -85,7 +85,7 @@ def write_report(
 
 def _published(found: Verification, archive: ForecastSource) -> list[tuple[str, str, float, float, float, str]]:
     degrees = 360.0 / found.grid.shape[1]
-    return rows_of(comparable(found.table, degrees, found.cases, archive.clock), found.table)
+    return rows_of(comparable(found.table, degrees, found.cases, archive.calendar), found.table)
 
 
 def _is_embedded(path: Path) -> bool:

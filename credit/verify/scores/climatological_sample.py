@@ -38,7 +38,7 @@ class ClimatologicalSample:
         fields: minutes -> (C, P) of the training data.
         times: (N,) times that the data have.
         train: the training period.
-        clock: of the times.
+        calendar: of the times.
         by_hour: whether times of the day are told apart.
         field_bytes: size of the fields of one time, float32.
     """
@@ -48,22 +48,22 @@ class ClimatologicalSample:
         fields: Callable[[int], np.ndarray],
         times: np.ndarray,
         train: Split,
-        clock: Calendar,
+        calendar: Calendar,
         by_hour: bool,
         field_bytes: int,
     ) -> None:
-        self._clock, self._by_hour = clock, by_hour
+        self._calendar, self._by_hour = calendar, by_hour
         self._most = max(_MOST_BYTES // field_bytes, LEAST_TIMES)
         # seasons that follow one another share most of their times
         self._fields = lru_cache(maxsize=self._most)(lambda minutes: fields(minutes).astype(np.float32))
         inside = times[(times >= train.first) & (times <= train.last)]
         hours = [inside[inside % 1440 == minute] for minute in np.unique(inside % 1440)] if by_hour else [inside]
         self._minutes = np.sort(np.concatenate([_spread(own, _TIMES) for own in hours] or [inside]))
-        self._fractions = clock.year_fraction(self._minutes)
+        self._fractions = calendar.year_fraction(self._minutes)
 
     def season(self, minutes: int) -> Season:
         """Return the season that a valid time belongs to."""
-        fraction = float(self._clock.year_fraction(np.array(minutes)))
+        fraction = float(self._calendar.year_fraction(np.array(minutes)))
         return int(fraction * _PARTS), minutes % 1440 if self._by_hour else None
 
     def times(self, season: Season) -> np.ndarray:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from credit.channels import Channel
-from credit.config.schema_forecast import VerificationConfig
+from credit.config.schema_verification import VerificationConfig
 from credit.data.splits import Split
 from credit.verify.regridded_reader import RegriddedReader
 from credit.verify.scores.climatological_sample import WITHIN_DAYS, ClimatologicalSample
@@ -63,11 +63,11 @@ class EventScorer:
             return
         cells = means.valid_CP.shape[1]
         climate = ClimatologicalSample(
-            lambda minutes: means.flatten(truth(minutes), f"training data at {reader.clock.format(minutes)}")[used],
-            reader.times, train, reader.clock, conf.climatology.by_hour, 4 * len(used) * cells,
+            lambda minutes: means.flatten(truth(minutes), f"training data at {reader.calendar.format(minutes)}")[used],
+            reader.times, train, reader.calendar, conf.climatology.by_hour, 4 * len(used) * cells,
         )  # fmt: skip
         valid_times = np.unique(cases[:, None] + leads)
-        known = require_climate(self.events, climate, valid_times, train.describe(reader.clock), reader.clock)
+        known = require_climate(self.events, climate, valid_times, train.describe(reader.calendar), reader.calendar)
         self._climate_description = "not known"
         if known:
             hour = ", at the same hour of the day" if conf.climatology.by_hour else ""

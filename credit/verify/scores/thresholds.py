@@ -14,7 +14,7 @@ import numpy as np
 
 from credit.calendar import Calendar
 from credit.channels import Channel
-from credit.config.schema_events import EventConfig
+from credit.config.schema_verification import EventConfig
 from credit.data.formats.units import plain
 from credit.errors import ConfigError, did_you_mean
 from credit.verify.scores.climatological_sample import LEAST_TIMES, WITHIN_DAYS, ClimatologicalSample, Season
@@ -122,20 +122,21 @@ def find_precipitation(
             continue
         elif not is_sum:
             raise ConfigError(
-                f"verification.seeps: {channel.name} is no sum over the step (data.fields.{channel.variable}.temporal: "
+                f"verification.seeps: {channel.name} is no sum over the step "
+                f"(data.variable_options.{channel.variable}.temporal: "
                 "accumulate or deaccumulate), and SEEPS is not for rates at a time; leave it out"
             )
         elif units not in _MM:
             raise ConfigError(
                 f'verification.seeps: {channel.name} is in "{units}", but SEEPS needs one of {", ".join(_MM)}; set '
-                f"data.fields.{channel.variable}.units"
+                f"data.variable_options.{channel.variable}.units"
             )
         found.append(Precipitation(number, _MM[units]))
     return found
 
 
 def require_climate(
-    events: Sequence[Event], climate: ClimatologicalSample, valid_times: np.ndarray, period: str, clock: Calendar
+    events: Sequence[Event], climate: ClimatologicalSample, valid_times: np.ndarray, period: str, calendar: Calendar
 ) -> bool:
     """Return whether the climate is known at every valid time.
 
@@ -144,7 +145,7 @@ def require_climate(
         climate: of the training period.
         valid_times: in minutes.
         period: names the training period.
-        clock: of the times.
+        calendar: of the times.
 
     Raises:
         ConfigError: if it is not, and the threshold of an event is a quantile of it.
@@ -152,7 +153,7 @@ def require_climate(
     count, minutes = climate.fewest(valid_times)
     if count >= LEAST_TIMES:
         return True
-    has = f"{period} has {count} times within {WITHIN_DAYS} days of the time of the year of {clock.format(minutes)}"
+    has = f"{period} has {count} times within {WITHIN_DAYS} days of the time of the year of {calendar.format(minutes)}"
     for event in events:
         if event.quantile is not None:
             side = _SIDES[event.sign]

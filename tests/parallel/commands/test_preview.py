@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 # three cases, so that one of two ranks repeats one that does not count
 COMMON = (
     "trainer.max_steps=2", "trainer.validate_every=2", "model.attn_dropout=0",
-    "trainer.early_view={lead_time: 24h, cases: 3, channels: [z500, rain]}",
+    "trainer.preview={lead_time: 24h, cases: 3, channels: [z500, rain]}",
 )  # fmt: skip
 
 

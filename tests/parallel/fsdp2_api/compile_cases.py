@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from credit.config.schema_trainer import ParallelismConfig
+from credit.models.layers import spectral_norm
 from credit.models.lora import apply_lora
-from credit.models.wxformer import spectral_norm
 from credit.parallel import fsdp2
 from credit.parallel.blocks.marks import plain_name
 from credit.parallel.mesh import build_mesh, plan_degrees
 from credit.parallel.parallelize import parallelize
-from credit.train.build_model import batch_spectral_norm, compile_blocks
+from credit.train.build_model import compile_blocks
 from tests.parallel.fsdp2_api.example_models import WIDTH, Planned, built, gradients, require_close, samples, squares
 from tests.parallel.fsdp2_api.gradient_cases import case
 from tests.parallel.training.cases import whole
@@ -71,7 +71,6 @@ def build_vit() -> nn.Module:
 def build_adapted_vit() -> nn.Module:
     """Return a spectrally normalised network of which only adapters train; they are not zero."""
     model = spectral_norm.apply_spectral_norm(build_vit())
-    spectral_norm.iterate_per_step(model)
     apply_lora(model, ["*.to_q", "*.down"], rank=2, alpha=4.0)
     for name, parameter in model.named_parameters():
         if name.endswith((".a", ".b")):
@@ -98,7 +97,7 @@ def split_and_compiled() -> None:
                 share = samples(seed).chunk(2)[mesh.data_rank]
                 for each, x in ((alone, samples(seed)), (model, share)):
                     each.train().zero_grad()
-                    spectral_norm.arm(each)
+                    spectral_norm.advance_power_iterations(each)
                     (squares(each, x) + squares(each, 2 * x)).backward()
                 require_close(gradients(model), gradients(alone))
                 with torch.no_grad():
@@ -128,7 +127,6 @@ def build_planned_stages() -> nn.Module:
     """Return spectrally normalised stages as a trainer has them; the second is a sharding unit itself."""
     model = spectral_norm.apply_spectral_norm(nn.Sequential(PlannedStage(), PlannedStage()))
     model[1]._fsdp2_shard = True
-    spectral_norm.iterate_per_step(model)
     return model.train()
 
 
@@ -143,15 +141,15 @@ def plan_above_sharding_units() -> None:
             parallelize(model, mesh.device_mesh, checkpoint=checkpoint)
             if together:
                 # what a trainer does on a GPU
-                batch_spectral_norm(model, by_block=True)
+                spectral_norm.normalize_together(model, by_unit=True)
             for seed in (1, 2):
                 for each, x in ((alone, samples(seed)), (model, samples(seed).chunk(2)[mesh.data_rank])):
-                    spectral_norm.arm(each)
+                    spectral_norm.advance_power_iterations(each)
                     each.zero_grad()
                     (squares(each, x) + squares(each, 2 * x)).backward()
                 require_close(gradients(model), gradients(alone))
             moved, expected = (
-                {plain_name(name): whole(vector) for name, vector in spectral_norm.vectors(each).items()}
+                {plain_name(name): whole(vector) for name, vector in spectral_norm.singular_vectors(each).items()}
                 for each in (model, alone)
             )
             require_close(moved, expected)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from credit.models.base import ModelSpec
 from credit.parallel import fsdp2
 from tests.parallel.fsdp2_api.example_models import (
     WIDTH,
@@ -111,9 +112,9 @@ def the_model_of_the_documentation() -> None:
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     page: dict[str, Any] = {"__name__": "my_models"}
     exec(code, page)
-    sizes = {"image_height": 4, "image_width": 6, "in_channels": 3, "out_channels": 2, "frames": 2, "output_frames": 1}
+    spec = ModelSpec.from_sizes(image_height=4, image_width=6, in_channels=3, out_channels=2, frames=2)
     torch.manual_seed(0)
-    model = page["SmallConv"](**sizes, width=8, layers=3)
+    model = page["SmallConv"](spec, page["SmallConvSection"](type="small_conv", width=8, layers=3))
     alone = copy.deepcopy(model)
     x = torch.randn(8, 3, 2, 4, 6)
     changed_in_place(alone, x).backward()

@@ -17,7 +17,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from credit.config.schema_trainer import ParallelismConfig
 from credit.errors import ConfigError
-from credit.models.wxformer import WXFormer, spectral_norm
+from credit.models.layers import spectral_norm
+from credit.models.wxformer import WXFormer
 from credit.parallel import fsdp2
 from credit.parallel.blocks.marks import plain_name
 from credit.parallel.mesh import build_mesh, plan_degrees
@@ -98,8 +99,8 @@ def wxformer() -> None:
     for norm in (False, True):
         for conf in ({"model": {"use_spectral_norm": norm}}, CHECKPOINTED):
             torch.manual_seed(3)
-            model = WXFormer(**SETTINGS, use_spectral_norm=norm)
-            x = torch.randn(4, *model.in_shape, generator=torch.Generator().manual_seed(2))
+            model = WXFormer.from_kwargs(**SETTINGS, use_spectral_norm=norm)
+            x = torch.randn(4, *model.spec.in_shape, generator=torch.Generator().manual_seed(2))
             alone = copy.deepcopy(model)
             squares(alone, x).backward()
             fsdp2.apply_fsdp2(model, None, conf)
@@ -332,7 +333,6 @@ def split_blocks() -> nn.Module:
     for block in model:
         block._fsdp2_shard = True
     spectral_norm.apply_spectral_norm(model)
-    spectral_norm.iterate_per_step(model)
     return model.train()
 
 
@@ -347,12 +347,12 @@ def split_normalised_and_compiled() -> None:
         parallelize(model, mesh.device_mesh, checkpoint=checkpoint, compile_blocks=compiled)
         for seed in (1, 2):
             for each, x in ((alone, samples(seed)), (model, samples(seed).chunk(2)[mesh.data_rank])):
-                spectral_norm.arm(each)
+                spectral_norm.advance_power_iterations(each)
                 each.zero_grad()
                 (squares(each, x) + squares(each, 2 * x)).backward()
             require_close(gradients(model), gradients(alone))
         moved, expected = (
-            {plain_name(name): whole(vector) for name, vector in spectral_norm.vectors(each).items()}
+            {plain_name(name): whole(vector) for name, vector in spectral_norm.singular_vectors(each).items()}
             for each in (model, alone)
         )
         require_close(moved, expected)

@@ -132,7 +132,7 @@ def the_trainers_policy_reaches_its_model() -> None:
         assert policy.cast_forward_inputs == cast and policy.param_dtype == torch.bfloat16
         model = built(partial(WXFormer, **SETTINGS))
         fsdp2.shard_units(model, mesh, mesh, policy)
-        x = torch.randn(4, *model.in_shape, generator=torch.Generator().manual_seed(2))
+        x = torch.randn(4, *model.spec.in_shape, generator=torch.Generator().manual_seed(2))
         squares(model, mine(x)).backward()
         results.append(gradients(model))
     assert all(torch.equal(value, results[0][name]) for name, value in results[1].items())

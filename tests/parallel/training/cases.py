@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -15,25 +14,29 @@ import torch
 from torch import Tensor, nn
 
 from credit.channels import ChannelMap
-from credit.config.schema_trainer import LossConfig, ParallelismConfig, TrainerConfig
+from credit.config.schema_trainer import ParallelismConfig, TrainerConfig
 from credit.data.normalize import Normalizer
 from credit.data.samples.batch import Batch
 from credit.data.store.statistics import Statistics
+from credit.forecast.objectives.base import ObjectiveContext
+from credit.forecast.objectives.deterministic import DeterministicRollout
+from credit.forecast.objectives.section import DeterministicSection
 from credit.forecast.stepper import Stepper
-from credit.losses import build_loss
+from credit.grid import LatLonGrid
+from credit.losses.build import build_loss
+from credit.losses.section import PointwiseSection
 from credit.models.initialise import initial_values
-from credit.models.registry import build_model
-from credit.models.wxformer import spectral_norm
+from credit.models.layers import spectral_norm
+from credit.models.wxformer import WXFormer
 from credit.parallel.blocks.marks import plain_name
 from credit.parallel.fsdp2 import _build_mp_policy
 from credit.parallel.mesh import DeviceGrid
 from credit.parallel.parallelize import parallelize
 from credit.parallel.reduce import mean_over_ranks
 from credit.parallel.state.materialise import allocate_, fill_, require_filled
-from credit.train.build_model import batch_spectral_norm
 from credit.train.ema import EMA
 from credit.train.optim import build_optimizer
-from credit.train.step import TrainingStep
+from credit.train.step import StepSettings, TrainingStep
 
 ROWS, COLUMNS, SAMPLES = 16, 24, 8
 GROUPS = {"prognostic": ["a", "b"], "diagnostic": ["rain"], "dynamic_forcing": ["sun"], "static": ["land"]}
@@ -104,14 +107,14 @@ def settings(case: Case) -> dict[str, Any]:
 def build(case: Case, mesh: DeviceGrid, data: str, **changes: Any) -> tuple[nn.Module, bool]:
     """Return the filled network on its ranks, and whether it runs under autocast."""
     with torch.device("meta"):
-        model = build_model("wxformer", **settings(case))
+        model = WXFormer.from_kwargs(**settings(case))
     sharded = mesh.device_mesh is not None and data != "none"
     policy = _build_mp_policy({"trainer": {"amp": True, "fsdp2_mp_policy": {"param_dtype": "bfloat16"}}})
     policy = policy if case.amp and sharded else None
     parallelize(model, mesh.device_mesh, shard=sharded, checkpoint=case.checkpoint, policy=policy, **changes)
     allocate_(model, torch.device("cpu"))
     if case.alike and mesh.device_mesh is not None:
-        batch_spectral_norm(model, by_block=sharded or bool(case.checkpoint))
+        spectral_norm.normalize_together(model, by_unit=sharded or bool(case.checkpoint))
     fill_(model, initial_values(model, seed=7))
     require_filled(model)
     return model.train(), case.amp and policy is None
@@ -125,16 +128,14 @@ def build_step(case: Case, model: nn.Module, autocast: bool, mesh: DeviceGrid) -
     statistics = Statistics(("a", "b", "rain", "sun", "land"), zeros, std, zeros, zeros, zeros, tendency, zeros)
     normalizer = Normalizer(CHANNELS, statistics, {}, {})
     static = torch.randn(1, ROWS, COLUMNS, generator=torch.Generator().manual_seed(5))
-    bounds = [-math.inf] * 3, [math.inf] * 3
-    stepper = Stepper(model, CHANNELS, normalizer, static, True, *bounds, None, amp=autocast)
-    area = np.cos(np.deg2rad(np.linspace(84, -84, ROWS)))[:, None] * np.ones((ROWS, COLUMNS))
-    loss = build_loss(LossConfig(), CHANNELS, area, normalizer.tendency_scale_C.numpy(), {})
+    stepper = Stepper(model, CHANNELS, normalizer, static, True, None, amp=autocast)
+    grid = LatLonGrid.from_coords(np.linspace(84, -84, ROWS), np.arange(COLUMNS) * 360 / COLUMNS)[0]
+    loss = build_loss(PointwiseSection(), CHANNELS, grid, normalizer.tendency_scale_C.numpy(), {})
     optimizer = build_optimizer(model, TrainerConfig(max_steps=5, learning_rate=1e-3, weight_decay=0.1))
     average = EMA(model, 0.9)
-    step = TrainingStep(
-        stepper, loss, optimizer, average, 1, case.accumulation, 1.0, lambda _: case.rollout, None, case.recompute,
-        mesh.data_rank,
-    )  # fmt: skip
+    objective = DeterministicRollout(ObjectiveContext(stepper, loss, case.recompute), DeterministicSection())
+    settings = StepSettings(lambda _: case.rollout, 1, case.accumulation, 1.0, data_rank=mesh.data_rank)
+    step = TrainingStep(objective, optimizer, average, settings)
     return step, optimizer, average
 
 

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from credit.models import lora
 from credit.models.initialise import generator_for, initial_values
-from credit.models.registry import build_model
+from credit.models.wxformer import WXFormer
 from credit.parallel.blocks.marks import plain_name
 from credit.parallel.dtensor import local_shard
 from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
@@ -35,7 +35,7 @@ TARGETS = ["*.to_qkv", "*.to_out", "*.expand", "*.contract", "*.position_bias.la
 def build(case: cases.Case, mesh: DeviceGrid, data: str) -> nn.Module:
     """Return the network of `cases` with adapters, on its ranks and filled."""
     with torch.device("meta"):
-        plain, model = (build_model("wxformer", **cases.settings(case)) for _ in range(2))
+        plain, model = (WXFormer.from_kwargs(**cases.settings(case)) for _ in range(2))
     lora.apply_lora(model, TARGETS, rank=3, alpha=6.0)
     parallelize(
         model, mesh.device_mesh, shard=mesh.device_mesh is not None and data != "none", checkpoint=case.checkpoint

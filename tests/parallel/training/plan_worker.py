@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.collectives import CollectiveCounter
+from credit.forecast.objectives.base import ObjectiveContext, build_objective
 from credit.models.initialise import initial_values
 from credit.parallel.dtensor import local_shard
 from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
@@ -20,7 +21,7 @@ from credit.parallel.state.materialise import allocate_, fill_
 from credit.train.build import build_stepper
 from credit.train.ema import EMA
 from credit.train.optim import build_optimizer
-from credit.train.step import TrainingStep
+from credit.train.step import StepSettings, TrainingStep
 from tests.parallel.training.cases import MESHES, parallelism
 from tests.parallel.training.test_plan import CASES, config_of
 from tests.unit.hpc.measured import allocations, rehearsal_of
@@ -45,10 +46,9 @@ def measure(mesh: DeviceGrid, data: str, overrides: list[str]) -> dict[str, Any]
     optimizer, average = build_optimizer(model, conf), EMA(model, conf.ema_decay)
     gradients: list[int] = []
     optimizer.register_step_pre_hook(lambda *_: gradients.append(held(p.grad for p in model.parameters())))
-    step = TrainingStep(
-        stepper, rehearsal._loss(), optimizer, average, 0, conf.grad_accum_every, conf.grad_max_norm, lambda _: rollout,
-        None, conf.recompute_steps, mesh.data_rank,
-    )  # fmt: skip
+    context = ObjectiveContext(stepper, rehearsal._loss(), conf.recompute_steps)
+    settings = StepSettings(lambda _: rollout, 0, conf.grad_accum_every, conf.grad_max_norm, data_rank=mesh.data_rank)
+    step = TrainingStep(build_objective(conf.objective, context), optimizer, average, settings)
 
     def take(number: int) -> None:
         step(rehearsal._batches(rollout, lambda: None), number, 1e-3)

@@ -189,10 +189,10 @@ def test_a_key_in_the_wrong_section(key: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
-        ("trainer.max_steps", True, "trainer: max_steps: true is no value of this key; write a number"),
-        ("trainer.weight_decay", False, "trainer: weight_decay: false is no value"),
+        ("trainer.max_steps", True, "trainer: max_steps: true is not a value of this key; write a number"),
+        ("trainer.weight_decay", False, "trainer: weight_decay: false is not a value"),
         ("data.levels", [850, 500, 500], "data.levels: [850, 500, 500]: 500 is named twice; name each level once"),
-        ("data.fields.z.levels", [850, 850], "850 is named twice"),
+        ("data.variable_options.z.levels", [850, 850], "850 is named twice"),
         ("save_loc", 5, "save_loc: 5: must be text, and YAML reads what stands there as a number; write it in quotes"),
         ("data.variables.prognostic.vars_2D", ["t2m", False], "vars_2D.1: False: must be text, and YAML reads"),
         ("data.variables", [{"x": "y" * 500}], "yyy...: must be a section, which is a mapping of keys"),
@@ -258,7 +258,7 @@ def test_unknown_model_names_the_nearest() -> None:
         ("trainer.num_epoch", 3, "exactly one of max_steps and num_epoch"),
         ("data.levels", [], "no levels"),
         ("inference.lead_time", "7h", "not a multiple of data.timestep"),
-        ("data.fields.zz.minimum", 0, "not in data.variables"),
+        ("data.variable_options.zz.minimum", 0, "not in data.variables"),
         ("trainer.backprop_on_timestep", [2], "between 1 and data.forecast_len"),
         ("data.variables.diagnostic", {"vars_2D": ["t2m"]}, "listed twice"),
         ("plugins", ["no_such_module_anywhere"], "cannot be imported"),

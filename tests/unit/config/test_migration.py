@@ -39,7 +39,7 @@ def test_each_key_is_answered_with_the_table(key: str) -> None:
         ("model.padding_conf", "model.padding_conf: a key of miles-credit; here `model.padding`; null for none"),
         ("predict", "predict: a key of miles-credit; here `inference`"),
         ("validation_data", "validation_data: a key of miles-credit; here `data.splits.train`, `data.splits.valid`"),
-        ("model.post_conf", "`model.post`, a list; see docs/constraints.md"),
+        ("model.post_conf", "`model.postprocess`, a list; see docs/constraints.md"),
     ],
 )
 def test_what_is_said(key: str, says: str) -> None:

@@ -27,9 +27,9 @@ def config_of(timestep: str, **sections: dict) -> dict:
     ],
 )
 def test_defaults_are_multiples_of_the_step(timestep: str, every: str, lead_time: str, figure_leads: list[str]) -> None:
-    trainer = {**MINIMAL["trainer"], "early_view": {}}
+    trainer = {**MINIMAL["trainer"], "preview": {}}
     config = build_config(config_of(timestep, inference={"ensemble": BRED}, trainer=trainer))
-    assert config.inference.lead_time == config.trainer.early_view.lead_time == lead_time
+    assert config.inference.lead_time == config.trainer.preview.lead_time == lead_time
     assert config.verification.figure_leads == figure_leads
     assert config.inference.initial_times.every == config.inference.ensemble.perturbation.cycle == every
     step = config.data.step_minutes

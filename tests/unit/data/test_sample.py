@@ -27,7 +27,7 @@ def test_every_field_of_it_can_be_read() -> None:
     if "sst" in names_2d:
         fields["sst"] = {"missing": "fill_mean"}
     reader = open_sources(
-        make_config("sample:speedy", p3=names_3d, p2=names_2d, static=list(cut_sample.STATIC), fields=fields)
+        make_config("sample:speedy", p3=names_3d, p2=names_2d, static=list(cut_sample.STATIC), variable_options=fields)
     )
     assert reader.grid.shape == (32, 64)
     assert set(np.diff(reader.times)[:1463]) == {360}

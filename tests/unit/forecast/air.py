@@ -60,7 +60,7 @@ def raw_config(folder: Path, pressure: bool = False) -> dict[str, Any]:
             "dynamic_forcing": {"vars_2D": ["toa_incident_solar_radiation"]},
             "static": {"vars_2D": ["zs"]},
         },
-        "fields": {"tp": {"minimum": 0, **flux}, "e": flux, **dict.fromkeys(FLUXES, flux)},
+        "variable_options": {"tp": {"minimum": 0, **flux}, "e": flux, **dict.fromkeys(FLUXES, flux)},
         "splits": {name: ["2000-01-01", "2000-01-02"] for name in ("train", "valid", "test")},
     }  # fmt: skip
     if pressure:
@@ -68,16 +68,16 @@ def raw_config(folder: Path, pressure: bool = False) -> dict[str, Any]:
     return {
         "save_loc": str(folder / "run"),
         "data": data,
-        "model": {"type": "wxformer", "post": POST},
+        "model": {"type": "wxformer", "postprocess": POST},
         "trainer": {"max_steps": 1},
     }
 
 
 def without_budgets(raw: dict[str, Any]) -> dict[str, Any]:
     """Return the same run with its clamps alone."""
-    clamps = [one for one in raw["model"]["post"] if one["kind"] == "clamp"]
+    clamps = [one for one in raw["model"]["postprocess"] if one["kind"] == "clamp"]
     data = {**raw["data"], "coefficients": None}
-    return raw | {"data": data, "model": {**raw["model"], "post": clamps}}
+    return raw | {"data": data, "model": {**raw["model"], "postprocess": clamps}}
 
 
 def fields(config: Config) -> dict[str, np.ndarray]:

@@ -11,38 +11,38 @@ import pytest
 import xarray as xr
 
 from credit.calendar import Calendar
-from credit.config.schema_forecast import OtherForecastsConfig
+from credit.config.schema_verification import OtherForecastsConfig
 from credit.errors import DataError
 from credit.forecast.io.forecast_reader import open_forecasts, open_other_forecasts
 from tests.unit.forecast.test_writer import GRID, INITIAL, LEADS, MASK, NAMES, _fields, _writer
 
-CLOCK = Calendar()
+CALENDAR = Calendar()
 
 
 @pytest.mark.parametrize("options", [{}, {"format": "zarr"}, {"format": "zarr", "layout": "weatherbench2"}])
 def test_what_was_written_is_read(tmp_path: Path, options: dict) -> None:
     writer = _writer(tmp_path, **options)
     for seed, text in enumerate(INITIAL):
-        writer.write(CLOCK.parse(text), _fields(seed))
+        writer.write(CALENDAR.parse(text), _fields(seed))
     writer.close()
     archive = open_forecasts(tmp_path)
-    assert archive.initial_minutes.tolist() == [CLOCK.parse(text) for text in INITIAL]
+    assert archive.initial_minutes.tolist() == [CALENDAR.parse(text) for text in INITIAL]
     assert archive.lead_minutes.tolist() == LEADS
     assert sorted(archive.channel_names) == sorted(NAMES)
-    assert archive.units["z"] == "m2 s-2" and archive.clock == CLOCK
-    assert archive.grid.difference(GRID) is None
+    assert archive.units["z"] == "m2 s-2" and archive.calendar == CALENDAR
+    assert archive.grid.describe_mismatch(GRID) is None
     assert archive.attributes["checkpoint_step"] == 7
     expected = _fields(1)
     expected[:, NAMES.index("sst"), MASK] = np.nan
     order = [archive.channel_names.index(name) for name in NAMES]
-    read = archive.read(CLOCK.parse(INITIAL[1]))
+    read = archive.read(CALENDAR.parse(INITIAL[1]))
     assert read.dtype == np.float32
     np.testing.assert_array_equal(read[:, order], expected)
 
 
 def test_every_reader_of_a_store_finds_the_channels_in_one_order(tmp_path: Path) -> None:
     """A folder lists its variables in any order; ranks add up scores by the place of a channel."""
-    _writer(tmp_path, format="zarr").write(CLOCK.parse(INITIAL[0]), _fields())
+    _writer(tmp_path, format="zarr").write(CALENDAR.parse(INITIAL[0]), _fields())
     orders = {tuple(open_forecasts(tmp_path).channel_names) for _ in range(20)}
     assert orders == {("sst", "t850", "t500", "t250", "t2m", "tp", "u850", "u500", "u250", "z500")}
 
@@ -51,8 +51,8 @@ def test_only_whole_forecasts_of_a_store_count(tmp_path: Path) -> None:
     writer = _writer(tmp_path, format="zarr")
     with pytest.raises(DataError, match="no forecast is whole"):
         open_forecasts(tmp_path)
-    writer.write(CLOCK.parse(INITIAL[1]), _fields())
-    assert open_forecasts(tmp_path).initial_minutes.tolist() == [CLOCK.parse(INITIAL[1])]
+    writer.write(CALENDAR.parse(INITIAL[1]), _fields())
+    assert open_forecasts(tmp_path).initial_minutes.tolist() == [CALENDAR.parse(INITIAL[1])]
 
 
 def test_a_foreign_store_in_another_orientation(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_foreign_store_in_another_orientation(tmp_path: Path) -> None:
     dataset.to_zarr(tmp_path / "other.zarr", consolidated=False)
     archive = open_forecasts(tmp_path / "other.zarr")
     assert archive.channel_names == ["z850", "z500", "z250"] and archive.lead_minutes.tolist() == [360, 720]
-    np.testing.assert_array_equal(archive.read(CLOCK.parse("2001-04-01")), values[0, :, :, ::-1])
+    np.testing.assert_array_equal(archive.read(CALENDAR.parse("2001-04-01")), values[0, :, :, ::-1])
 
 
 @pytest.mark.parametrize("format", ["netcdf", "zarr"])
@@ -84,10 +84,10 @@ def test_rounded_fields_keep_what_is_special(tmp_path: Path, format: str, bits: 
     fields = _fields()
     fields[0, 0].flat[:10] = [*kept, most, -most, least, 1000 * least]
     writer = _writer(tmp_path, format=format, keep_bits=bits, compression=1)
-    writer.write(CLOCK.parse(INITIAL[0]), fields)
+    writer.write(CALENDAR.parse(INITIAL[0]), fields)
     writer.close()
     archive = open_forecasts(tmp_path)
-    read = archive.read(CLOCK.parse(INITIAL[0]))[0, archive.channel_names.index(NAMES[0])].ravel()
+    read = archive.read(CALENDAR.parse(INITIAL[0]))[0, archive.channel_names.index(NAMES[0])].ravel()
     np.testing.assert_array_equal(read[:6].view(np.uint32), np.array(kept, dtype=np.float32).view(np.uint32))
     cut = np.float32(np.ldexp(2.0 - 2.0**-bits, 127))
     np.testing.assert_array_equal(read[6:8], [cut, -cut])
@@ -96,13 +96,13 @@ def test_rounded_fields_keep_what_is_special(tmp_path: Path, format: str, bits: 
 
 
 def test_forecasts_of_two_runs_are_refused(tmp_path: Path) -> None:
-    _writer(tmp_path).write(CLOCK.parse(INITIAL[0]), _fields())
+    _writer(tmp_path).write(CALENDAR.parse(INITIAL[0]), _fields())
     other = _writer(tmp_path, global_attributes={"title": "a test", "checkpoint_step": 8})
-    other.write(CLOCK.parse(INITIAL[1]), _fields())
+    other.write(CALENDAR.parse(INITIAL[1]), _fields())
     with pytest.raises(DataError, match=r"T0030.nc: is of another run \(global attributes checkpoint_step\)"):
         open_forecasts(tmp_path)
-    _writer(tmp_path / "leads").write(CLOCK.parse(INITIAL[0]), _fields())
-    _writer(tmp_path / "leads", lead_minutes=[60, 120, 180]).write(CLOCK.parse(INITIAL[1]), _fields())
+    _writer(tmp_path / "leads").write(CALENDAR.parse(INITIAL[0]), _fields())
+    _writer(tmp_path / "leads", lead_minutes=[60, 120, 180]).write(CALENDAR.parse(INITIAL[1]), _fields())
     with pytest.raises(DataError, match="other lead times"):
         open_forecasts(tmp_path / "leads")
 
@@ -110,7 +110,7 @@ def test_forecasts_of_two_runs_are_refused(tmp_path: Path) -> None:
 def test_attributes_of_several_numbers_tell_runs_apart(tmp_path: Path) -> None:
     for initial in INITIAL:
         _writer(tmp_path, global_attributes={"numbers": np.array([1.0, 2.0, 3.0])}).write(
-            CLOCK.parse(initial), _fields()
+            CALENDAR.parse(initial), _fields()
         )
     assert open_forecasts(tmp_path).attributes["numbers"] == [1.0, 2.0, 3.0]
     with netCDF4.Dataset(max(tmp_path.glob("*.nc")), "a") as dataset:
@@ -120,7 +120,7 @@ def test_attributes_of_several_numbers_tell_runs_apart(tmp_path: Path) -> None:
 
 
 def test_an_initial_time_without_units(tmp_path: Path) -> None:
-    _writer(tmp_path).write(CLOCK.parse(INITIAL[0]), _fields())
+    _writer(tmp_path).write(CALENDAR.parse(INITIAL[0]), _fields())
     (path,) = tmp_path.glob("*.nc")
     with netCDF4.Dataset(path, "a") as dataset:
         dataset["forecast_reference_time"].delncattr("units")
@@ -166,7 +166,7 @@ def test_a_foreign_store_by_its_dimensions(tmp_path: Path, zarr_format: int, lea
     assert archive.channel_names == ["q500", "q850", "t500", "t850"] and archive.members == 2
     assert archive.lead_minutes.tolist() == [360, 720, 14400]
     for number in range(3):
-        read = archive.read_members(CLOCK.parse("2001-04-01"), number)
+        read = archive.read_members(CALENDAR.parse("2001-04-01"), number)
         expected = values[0, number].swapaxes(-1, -2)[..., ::-1, :]
         np.testing.assert_array_equal(read[:, :2], expected.astype(np.float32))
         np.testing.assert_allclose(read[:, 2:], expected, atol=0.0051, rtol=0)
@@ -187,7 +187,7 @@ def test_a_damaged_chunk_of_a_foreign_store_is_named(tmp_path: Path) -> None:
     (tmp_path / "other.zarr" / "2t" / "0.0.0.0").write_bytes(b"no chunk")
     archive = open_forecasts(tmp_path / "other.zarr", {"t2m": "2t"})
     with pytest.raises(DataError, match=r"other.zarr: 2t cannot be read"):
-        archive.read(CLOCK.parse("2001-04-01"))
+        archive.read(CALENDAR.parse("2001-04-01"))
 
 
 def test_a_store_that_cannot_be_read_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -247,7 +247,7 @@ def test_a_level_is_found_by_what_cf_says_of_it(tmp_path: Path, said: str) -> No
     foreign(tmp_path / "a.zarr", {"zeta": ([500.0, 850.0], CF_LEVELS[said])})
     archive = open_forecasts(tmp_path / "a.zarr", level_units="hPa")
     assert archive.channel_names == ["t2m", "z500", "z850"]
-    fields = archive.read_members(CLOCK.parse("2001-04-01"), 0)[0]
+    fields = archive.read_members(CALENDAR.parse("2001-04-01"), 0)[0]
     np.testing.assert_array_equal(fields[1], fields[0])
 
 
@@ -318,7 +318,7 @@ def test_a_variable_without_members_is_none_of_an_ensemble(
     assert archive.channel_names == ["t2m"] and archive.members == 3
     for name in ("z", "orog"):
         assert f"{name} has no dimension number, unlike t2m: it may be a mean or a control; it is left" in caplog.text
-    np.testing.assert_array_equal(archive.read_members(CLOCK.parse("2001-04-01"), 1)[:, 0], values[0, 1])
+    np.testing.assert_array_equal(archive.read_members(CALENDAR.parse("2001-04-01"), 1)[:, 0], values[0, 1])
     with pytest.raises(DataError, match="orog has no dimension number, unlike t2m.*repeat it along number"):
         open_forecasts(tmp_path, {"ground": "orog"})
 
@@ -353,14 +353,14 @@ def test_a_store_behind_a_url(tmp_path: Path, options: dict) -> None:
     try:
         archive = open_other_forecasts("far", other, "hPa")
         assert archive.channel_names == ["l500", "2t"] and archive.origin == other.path
-        fields = archive.read_members(CLOCK.parse("2001-04-01"), 0)
+        fields = archive.read_members(CALENDAR.parse("2001-04-01"), 0)
         np.testing.assert_array_equal(fields[0], np.concatenate([values[0]] * 2))
         near = open_forecasts(tmp_path / "a.zarr", other.rename)
-        np.testing.assert_array_equal(near.read_members(CLOCK.parse("2001-04-01"), 0), fields)
+        np.testing.assert_array_equal(near.read_members(CALENDAR.parse("2001-04-01"), 0), fields)
         for name in memory.find("/test_archive/a.zarr/t2m"):
             memory.pipe(name, b"no chunk")
         with pytest.raises(DataError, match=r"memory://test_archive/a.zarr: t2m cannot be read"):
-            archive.read_members(CLOCK.parse("2001-04-01"), 0)
+            archive.read_members(CALENDAR.parse("2001-04-01"), 0)
         nowhere = other.model_copy(update={"path": "memory://test_archive/b.zarr"})
         with pytest.raises(DataError, match=r"other_forecasts.far: memory://test_archive/b.zarr: there is no zarr"):
             open_other_forecasts("far", nowhere, "hPa")

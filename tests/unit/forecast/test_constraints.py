@@ -123,15 +123,15 @@ def test_amp_does_not_touch_the_sums(raw: dict) -> None:
 @pytest.mark.parametrize(
     ("clamp", "field"),
     [({"minimum": -10.0, "maximum": 15.0}, {}), ({"minimum": -10.0}, {"maximum": 15.0})],
-    ids=["model.post", "data.fields, too"],
+    ids=["model.postprocess", "data.variable_options, too"],
 )
 def test_bounds(raw: dict, clamp: dict, field: dict) -> None:
-    raw["model"]["post"] = [{"kind": "clamp", "variable": "u", **clamp}]
-    raw["data"]["fields"]["u"] = field
+    raw["model"]["postprocess"] = [{"kind": "clamp", "variable": "u", **clamp}]
+    raw["data"]["variable_options"]["u"] = field
     config, assets, stepper = assemble(without_budgets(raw))
     with torch.no_grad():
         found = stepper.decode(stepper.step(initial_state(config, stepper), FORCING))
-        moved = stepper.perturbed(initial_state(config, stepper), torch.full((1, 4 * K + 1, 1, H, W), 100.0))
+        moved = stepper.perturb_state(initial_state(config, stepper), torch.full((1, 4 * K + 1, 1, H, W), 100.0))
     u = slice(K, 2 * K)
     assert found[:, u].max() == 15 and found[:, u].min() == -10 and found[:, :K].max() > 200
     moved = stepper.normalizer.decode(moved[:, :, 0], "prognostic")
@@ -141,7 +141,7 @@ def test_bounds(raw: dict, clamp: dict, field: dict) -> None:
 def test_a_budget_has_the_last_word_over_a_bound(raw: dict) -> None:
     """The warmest cells stay a little beyond their bound, where the energy asks for it."""
     bound = {"kind": "clamp", "variable": "t", "maximum": 280.0}
-    raw["model"]["post"] = [bound, *raw["model"]["post"]]
+    raw["model"]["postprocess"] = [bound, *raw["model"]["postprocess"]]
     config, assets, stepper = assemble(raw)
     state = initial_state(config, stepper)
     before = of(config, assets, stepper.normalizer.decode(state[:, :, 0], "prognostic"))
@@ -163,7 +163,7 @@ def test_transforms_are_undone_for_the_sums(raw: dict) -> None:
 
 def test_water_that_would_need_negative_rain_leaves_none(raw: dict) -> None:
     """Much evaporation upwards is taken up by q; with q rising by more, rain is 0 and the budget stays open."""
-    raw["model"]["post"][2]["evaporation_positive"] = "up"  # e is negative here: dew
+    raw["model"]["postprocess"][2]["evaporation_positive"] = "up"  # e is negative here: dew
     config, assets, stepper = assemble(raw)
     with torch.no_grad():
         stepper.model.noise[3 * K : 4 * K] = 2.0

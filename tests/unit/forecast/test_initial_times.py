@@ -9,7 +9,7 @@ import pytest
 
 from credit.calendar import Calendar
 from credit.config.schema_data import DataConfig
-from credit.config.schema_forecast import InferenceConfig, InitialTimesConfig
+from credit.config.schema_inference import InferenceConfig, InitialTimesConfig
 from credit.data.splits import Split
 from credit.errors import ConfigError, DataError
 from credit.forecast.initial_times import (
@@ -47,9 +47,9 @@ def test_groups_fill_batches_whatever_shares_them(members: int, batch_size: int,
     assert sorted(sum((deal(groups, rank, 3) for rank in range(3)), [])) == groups
 
 
-CLOCK = Calendar()
+CALENDAR = Calendar()
 DAY = 1440
-TEST = Split("test", CLOCK.parse("2001-01-01"), CLOCK.parse("2001-01-10"))
+TEST = Split("test", CALENDAR.parse("2001-01-01"), CALENDAR.parse("2001-01-10"))
 TIMES = np.arange(TEST.first - DAY, TEST.last + 1, 360)  # the data begin a day before the period
 
 SPLIT_YEARS = {"train": 1990, "valid": 1995, "test": 2001}
@@ -62,14 +62,14 @@ def _choose(conf: InferenceConfig, times: np.ndarray = TIMES, history_len: int =
 def _find(
     conf: InferenceConfig, times: np.ndarray = TIMES, history_len: int = 1, test: Split = TEST, **sst: str
 ) -> InitialTimes:
-    return find_initial_times(conf, _data(history_len, **sst), times, CLOCK, test)
+    return find_initial_times(conf, _data(history_len, **sst), times, CALENDAR, test)
 
 
 def _data(history_len: int = 1, **sst: str) -> DataConfig:
     return DataConfig(
         sources=[{"path": "none.nc"}],
         variables={"prognostic": {"vars_2D": ["t2m"]}, "dynamic_forcing": {"vars_2D": ["sst"]}},
-        fields={"sst": sst} if sst else {},
+        variable_options={"sst": sst} if sst else {},
         history_len=history_len,
         splits={name: [f"{year}-01-01", f"{year}-01-10"] for name, year in SPLIT_YEARS.items()},
     )
@@ -127,7 +127,7 @@ def test_what_is_left_out_is_told_with_why(caplog: pytest.LogCaptureFixture) -> 
     for times, level in ((TIMES, "INFO"), (TIMES[:20], "WARNING")):
         caplog.clear()
         with caplog.at_level("INFO"):
-            minutes = choose_initial_times(conf, _data(), times, CLOCK, TEST)
+            minutes = choose_initial_times(conf, _data(), times, CALENDAR, TEST)
         assert minutes == _choose(conf, times)
         assert [(one.levelname, one.getMessage()) for one in caplog.records] == [(level, _find(conf, times).left_out)]
 
@@ -175,7 +175,7 @@ def test_latest_is_the_last_time_that_has_what_a_forecast_needs() -> None:
     assert _find(conf, times).left_out == ""
     found = _find(conf, times, history_len=2)
     assert found.minutes == [times[-2]] and found.data_lack
-    last, lacking = (CLOCK.format(minutes) for minutes in (TIMES[-1], TIMES[-2]))
+    last, lacking = (CALENDAR.format(minutes) for minutes in (TIMES[-1], TIMES[-2]))
     assert f"not the last time of the data, {last}, which needs the fields of {lacking}" in found.left_out
     with pytest.raises(DataError, match="latest: no time of the data has what a forecast needs: fields of the last 6h"):
         _choose(conf, TIMES[:1], history_len=2)
@@ -204,19 +204,19 @@ def test_lists_that_are_refused(wanted: list[str], problem: str) -> None:
 def test_observed_forcing_must_be_in_the_data(forcing: dict, lead_time: str) -> None:
     """The last step begins 6 h before the lead time; a window that ends later needs the time of its end."""
     end = TEST.last - TEST.last % 360
-    named = [CLOCK.format(end - 18 * 60)]
+    named = [CALENDAR.format(end - 18 * 60)]
     assert _choose(InferenceConfig(initial_times=named, lead_time=lead_time), in_forecast="observed", **forcing)
     for wanted, lead in (("latest", "12h"), (named, "30h")):
         conf = InferenceConfig(initial_times=wanted, lead_time=lead)
         assert _choose(conf, in_forecast="persist", **forcing)
         with pytest.raises(DataError, match=r"initial_times: the forecast from .* needs sst \(in_forecast: observed\)"
-                           " at 2001-01-10T06:00.* data.fields.sst.in_forecast: persist"):  # fmt: skip
+                           " at 2001-01-10T06:00.* data.variable_options.sst.in_forecast: persist"):  # fmt: skip
             _choose(conf, in_forecast="observed", **forcing)
 
 
 def test_observed_forcing_must_be_there_from_the_first_analysis_on() -> None:
     conf = InferenceConfig(initial_times=["2001-01-05"], lead_time="12h", ensemble={"members": 2, "lagged": "24h"})
-    hole = CLOCK.parse("2001-01-04T12:00")
+    hole = CALENDAR.parse("2001-01-04T12:00")
     for forcing, problem in (("persist", None), ("observed", r"needs sst \(in_forecast: observed\) at 2001-01-04T12")):
         with pytest.raises(DataError, match=problem) if problem else nullcontext():
             _find(conf, TIMES[hole != TIMES], in_forecast=forcing)

@@ -12,7 +12,7 @@ import torch
 from credit.calendar import Calendar
 from credit.channels import ChannelMap
 from credit.config.schema_data import DataConfig
-from credit.config.schema_forecast import InferenceConfig
+from credit.config.schema_inference import InferenceConfig
 from credit.forecast.io.diagnostics import OutputDiagnostics
 from credit.forecast.online import OnlineForecasts
 from credit.forecast.rollout import ForecastStart
@@ -44,7 +44,7 @@ def online(
 ) -> OnlineForecasts:
     return OnlineForecasts(
         runs, [0, 1440, 2880], [720, 1440], STEP, batch_size, members, lag, origin=Path("checkpoint"),
-        channels=CHANNELS if products is None else products.channels, grid=GRID, clock=Calendar(),
+        channels=CHANNELS if products is None else products.channels, grid=GRID, calendar=Calendar(),
         attributes=ATTRIBUTES,
         described={"parameters": 7}, products=products, masks=None if products is None else products.masks,
     )  # fmt: skip
@@ -99,7 +99,7 @@ def test_sums_are_of_all_steps(batch_size: int) -> None:
     """Also of lagged members, whose first steps lie before the initial time, and of those that nobody reads."""
     data = DataConfig.model_validate({
         "sources": [{"path": "x.nc"}], "levels": [],
-        "variables": {"prognostic": {"vars_2D": ["t2m", "tp"]}}, "fields": {"tp": {"temporal": "accumulate"}},
+        "variables": {"prognostic": {"vars_2D": ["t2m", "tp"]}}, "variable_options": {"tp": {"temporal": "accumulate"}},
         "splits": {name: ["2000-01-01", "2000-02-01"] for name in ("train", "valid", "test")},
     })  # fmt: skip
     conf = InferenceConfig(derive={"total": {"kind": "accumulation", "of": "tp"}})

@@ -10,7 +10,7 @@ import pytest
 from credit.channels import ChannelMap
 from credit.config import build_config
 from credit.config.schema_data import DataConfig
-from credit.config.schema_forecast import InferenceConfig
+from credit.config.schema_inference import InferenceConfig
 from credit.errors import ConfigError, DataError
 from credit.forecast.io.diagnostics import OutputDiagnostics
 from credit.forecast.rollout import ForecastStart
@@ -51,7 +51,7 @@ def products(
     data = {
         "sources": [{"path": "x.nc"}],
         "variables": VARIABLES,
-        "fields": {"tp": {"temporal": "accumulate"}},
+        "variable_options": {"tp": {"temporal": "accumulate"}},
         "splits": {name: ["2000-01-01", "2000-02-01"] for name in ("train", "valid", "test")},
         **(levels if hybrid else {"levels": PRESSURES}),
     }
@@ -263,8 +263,8 @@ def test_pressures(levels: list[float]) -> None:
 @pytest.mark.parametrize(
     ("own", "says"),
     [
-        ({"kind": "accumulation"}, "of: goes with kind accumulation"),
-        ({"kind": "wind_speed", "over": "6h"}, "over: goes with"),
+        ({"kind": "accumulation"}, "of: is needed for kind accumulation"),
+        ({"kind": "wind_speed", "over": "6h"}, "over: is for kind accumulation"),
         ({"kind": "wind_speed", "inputs": {"u": "u10"}}, '"u" is not among eastward_wind, northward_wind'),
     ],
 )

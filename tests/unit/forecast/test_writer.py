@@ -45,16 +45,16 @@ def _fields(seed: int = 0) -> np.ndarray:
     return rng.standard_normal((len(LEADS), len(NAMES), *GRID.shape)).astype(np.float32)
 
 
-def _writer(folder: Path, clock: Calendar | None = None, **options: object) -> ForecastWriter:
-    clock = clock or Calendar()
+def _writer(folder: Path, calendar: Calendar | None = None, **options: object) -> ForecastWriter:
+    calendar = calendar or Calendar()
     options = {
         "lead_minutes": LEADS,
-        "initial_minutes": [clock.parse(text) for text in INITIAL],
+        "initial_minutes": [calendar.parse(text) for text in INITIAL],
         "masks": {"sst": MASK},
         "global_attributes": {"title": "a test", "checkpoint_step": 7},
         **options,
     }
-    return ForecastWriter(folder, CHANNELS, GRID, clock, ATTRIBUTES, 360, **options)
+    return ForecastWriter(folder, CHANNELS, GRID, calendar, ATTRIBUTES, 360, **options)
 
 
 def test_a_netcdf_file_is_named_and_described(tmp_path: Path) -> None:
@@ -102,22 +102,25 @@ def test_accumulations_have_bounds_and_cell_methods(tmp_path: Path) -> None:
         assert "z" not in dataset.variables
 
 
-@pytest.mark.parametrize("calendar", ["noleap", "360_day"])
-def test_other_calendars(tmp_path: Path, calendar: str) -> None:
-    clock = Calendar(calendar)
-    initial = clock.parse("2001-02-28T18:00")
-    path = _writer(tmp_path, clock, initial_minutes=[initial]).write(initial, _fields())
+@pytest.mark.parametrize("calendar_name", ["noleap", "360_day"])
+def test_other_calendars(tmp_path: Path, calendar_name: str) -> None:
+    calendar = Calendar(calendar_name)
+    initial = calendar.parse("2001-02-28T18:00")
+    path = _writer(tmp_path, calendar, initial_minutes=[initial]).write(initial, _fields())
     with xr.open_dataset(path, decode_times=xr.coders.CFDatetimeCoder(use_cftime=True)) as dataset:
         second = dataset["time"].values[0]
-        assert (second.calendar, second.month, second.day) == (calendar, *((3, 1) if calendar == "noleap" else (2, 29)))
+        assert (second.calendar, second.month, second.day) == (
+            calendar_name,
+            *((3, 1) if calendar_name == "noleap" else (2, 29)),
+        )
 
 
 @pytest.mark.parametrize("layout", ["cf", "weatherbench2"])
 def test_a_zarr_store(tmp_path: Path, layout: str) -> None:
-    writer, clock = _writer(tmp_path, format="zarr", layout=layout), Calendar()
-    second = clock.parse(INITIAL[1])
+    writer, calendar = _writer(tmp_path, format="zarr", layout=layout), Calendar()
+    second = calendar.parse(INITIAL[1])
     writer.write(second, _fields(1))
-    assert not writer.is_complete(clock.parse(INITIAL[0])) and writer.is_complete(second)
+    assert not writer.is_complete(calendar.parse(INITIAL[0])) and writer.is_complete(second)
     init, lead = ("init_time", "lead_time") if layout == "cf" else ("time", "prediction_timedelta")
     with xr.open_zarr(tmp_path / "forecasts.zarr", consolidated=False) as dataset:
         assert dataset["t"].dims == (init, lead, "level", "latitude", "longitude")

@@ -12,8 +12,9 @@ from torch import nn
 
 from credit.errors import ConfigError
 from credit.models import lora
-from credit.models.device_paths import force_gpu_path
-from credit.models.wxformer import WXFormer, spectral_norm
+from credit.models.kernels.dispatch import force_gpu_path
+from credit.models.layers import spectral_norm
+from credit.models.wxformer import WXFormer
 from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
 from credit.parallel.blocks.marks import plain_name
 
@@ -44,6 +45,7 @@ def fill(model: nn.Module, seed: int = 0) -> None:
 def train(model: nn.Module, steps: int = 3) -> None:
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2, weight_decay=0.1)
     for number in range(steps):
+        spectral_norm.advance_power_iterations(model)
         model.train()(fields(seed=number)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -107,16 +109,15 @@ def test_merged_is_the_same_function_under_the_plain_names(use_spectral_norm: bo
 
 def test_vectors_follow_adapted_weights_alone() -> None:
     model = adapted().train()
-    spectral_norm.iterate_per_step(model)
-    frozen = {name: v.clone() for name, v in spectral_norm.vectors(model).items() if ".weight.0." in name}
-    moving = {name: v.clone() for name, v in spectral_norm.vectors(model).items() if ".weight.1." in name}
+    frozen = {name: v.clone() for name, v in spectral_norm.singular_vectors(model).items() if ".weight.0." in name}
+    moving = {name: v.clone() for name, v in spectral_norm.singular_vectors(model).items() if ".weight.1." in name}
     assert frozen and moving
-    spectral_norm.arm(model)
+    spectral_norm.advance_power_iterations(model)
     model(fields())
-    spectral_norm.settle_(model.modules(), 200)
-    for name, vector in spectral_norm.vectors(model).items():
+    spectral_norm.advance_power_iterations(model, 200)
+    for name, vector in spectral_norm.singular_vectors(model).items():
         assert torch.equal(vector, frozen[name]) if name in frozen else not torch.equal(vector, moving[name])
-    for _, norm, chain in spectral_norm.parametrizations(model):
+    for norm, chain in spectral_norm.normalized_weights(model).items():
         if len(chain) == 2:
             matrix = norm.matrix(chain[0](chain.original).detach())
             sigma = torch.dot(norm.u, matrix @ norm.v)
@@ -138,13 +139,12 @@ class NormalisedPair(nn.Module):
 
 def gradients_of_two_steps(model: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return the gradients of the second of two optimizer steps with two forwards each, and the vectors behind it."""
-    spectral_norm.iterate_per_step(model.train())
     for _ in range(2):
         model.zero_grad()
-        spectral_norm.arm(model)
+        spectral_norm.advance_power_iterations(model)
         (model(x).square().mean() + model(2 * x).square().mean()).backward()
     gradients = {plain_name(name): p.grad for name, p in model.named_parameters() if p.grad is not None}
-    return gradients | {plain_name(name): vector for name, vector in spectral_norm.vectors(model).items()}
+    return gradients | {plain_name(name): vector for name, vector in spectral_norm.singular_vectors(model).items()}
 
 
 @pytest.mark.parametrize("mode", [True, "selective"])
@@ -164,7 +164,7 @@ def test_checkpointing_does_not_mix_up_the_products_of_adapters(prepared: bool, 
                 nn.init.normal_(parameter)
         if prepared:
             for block in model[1:]:
-                spectral_norm.prepare_before_forward(block)
+                spectral_norm.normalize_together(block, by_unit=False)
         if checkpointed:
             checkpoint_blocks(model, mode)
         with force_gpu_path() if prepared else contextlib.nullcontext():
@@ -184,7 +184,7 @@ def test_a_checkpoint_holds_the_adapters_and_their_vectors() -> None:
 def test_adapters_start_from_seed_and_path_on_the_meta_device_too() -> None:
     ours = dict(lora.initial_adapters(lora.apply_lora(build(), TARGETS, rank=3, alpha=6.0), 1))
     with torch.device("meta"):
-        empty = lora.apply_lora(WXFormer(**SETTINGS), TARGETS, rank=3, alpha=6.0)
+        empty = lora.apply_lora(WXFormer.from_kwargs(**SETTINGS), TARGETS, rank=3, alpha=6.0)
     assert all(parameter.is_meta for parameter in empty.parameters())
     theirs, others = dict(lora.initial_adapters(empty, 1)), dict(lora.initial_adapters(empty, 2))
     assert ours.keys() == theirs.keys()

@@ -11,8 +11,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from credit.errors import ConfigError
-from credit.models.device_paths import force_gpu_path
-from credit.models.wxformer import spectral_norm
+from credit.models.kernels.dispatch import force_gpu_path
+from credit.models.layers import spectral_norm
 from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
 from credit.parallel.blocks.marks import plain_name
 from tests.unit.models.small import build, fields
@@ -28,8 +28,7 @@ def gradients(mode: bool | str) -> tuple[dict[str, torch.Tensor], int]:
     if mode:
         checkpoint_blocks(model, mode)
         checkpoint_blocks(model, mode)  # those that are wrapped stay as they are
-    spectral_norm.iterate_per_step(model)
-    spectral_norm.arm(model)
+    spectral_norm.advance_power_iterations(model)
     model(model(fields())).square().mean().backward()
     return {plain_name(name): p.grad for name, p in model.named_parameters()}, len(calls)
 

@@ -36,7 +36,7 @@ import torch
 from torch import nn
 
 from credit.models.lora import apply_lora
-from credit.models.wxformer.spectral_norm import apply_spectral_norm
+from credit.models.layers.spectral_norm import apply_spectral_norm
 from credit.parallel.parallelize import parallelize
 from credit.parallel.reduce import clip_grad_norm_
 

@@ -17,7 +17,7 @@ def _config(**fields: dict) -> Config:
         "diagnostic": {"vars_2D": ["tp"]},
         "dynamic_forcing": {"vars_2D": ["siconc"]},
     }
-    raw["data"]["fields"] = fields
+    raw["data"]["variable_options"] = fields
     return build_config(raw)
 
 
@@ -25,6 +25,6 @@ def test_bounds_of_forcing_are_the_forecasts_own() -> None:
     """Those of outputs belong to the weights."""
     trained = _config(tp={"minimum": 0}, siconc={"temporal": "mean", "maximum": 2})
     config = _config(tp={"maximum": 9}, siconc={"minimum": 0, "in_forecast": "climatology"})
-    fields = with_trained_settings(config, trained).data.fields
+    fields = with_trained_settings(config, trained).data.variable_options
     assert fields["tp"] == VariableOptions(minimum=0)
     assert fields["siconc"] == VariableOptions(temporal="mean", minimum=0, in_forecast="climatology")

@@ -31,7 +31,7 @@ RAW = {
             "dynamic_forcing": {"vars_2D": ["sst"]},
             "static": {"vars_2D": ["sin_latitude"]},
         },
-        "fields": {"sst": {"missing": "fill_mean"}},
+        "variable_options": {"sst": {"missing": "fill_mean"}},
         "splits": {
             "train": ["2000-01-01", "2000-12-31"],
             "valid": ["2001-01-11", "2001-01-31"],
@@ -44,35 +44,35 @@ RAW = {
 
 
 def world(config: Config) -> AnalyticReader:
-    clock, grid = Calendar(), make_grid(8, 16)
+    calendar, grid = Calendar(), make_grid(8, 16)
     generator = np.random.default_rng(0)
     pattern = generator.normal(size=grid.shape)
-    times = clock.parse("2000-01-01") + 360 * np.arange(1464)
+    times = calendar.parse("2000-01-01") + 360 * np.arange(1464)
 
     def field(minutes: int, channel: int) -> np.ndarray:
         return 7 + pattern * np.cos(2 * np.pi * minutes / 525600 + channel) + 0.3 * np.cos(minutes / 1000)
 
     masks = {"sst": pattern > 0.5}
-    return AnalyticReader(config.data.channel_map(), grid, clock, times, field, masks)
+    return AnalyticReader(config.data.channel_map(), grid, calendar, times, field, masks)
 
 
 @pytest.fixture(scope="module")
 def fitted() -> tuple[AnalyticReader, ModelAssets]:
     config = build_config(RAW)
     reader = world(config)
-    return reader, fit_assets(config, reader, build_splits(config.data, reader.clock)["train"])
+    return reader, fit_assets(config, reader, build_splits(config.data, reader.calendar)["train"])
 
 
 def test_round_trip(fitted: tuple[AnalyticReader, ModelAssets]) -> None:
     reader, assets = fitted
     again = ModelAssets.load(json.loads(json.dumps(assets.meta())), assets.tensors())
     assert again.channels == assets.channels
-    assert again.grid.difference(assets.grid) is None
+    assert again.grid.describe_mismatch(assets.grid) is None
     assert again.statistics.names == assets.statistics.names
     np.testing.assert_array_equal(again.statistics.tendency_std, assets.statistics.tendency_std)
     np.testing.assert_array_equal(again.static_CHW, assets.static_CHW)
     np.testing.assert_array_equal(again.masks["sst"], reader.masks["sst"])
-    later = reader.clock.parse("2001-05-01")
+    later = reader.calendar.parse("2001-05-01")
     np.testing.assert_array_equal(again.climatology.at(later), assets.climatology.at(later))
     require_same_fields(again, reader, Path("step"))
 
@@ -92,7 +92,9 @@ def test_other_data_are_refused(fitted: tuple[AnalyticReader, ModelAssets]) -> N
     with pytest.raises(DataError, match="16 x 32 cells against 8 x 16"):
         require_same_fields(replace(assets, grid=make_grid(16, 32)), reader, Path("step"))
     celsius = {**assets.attributes, "t2m": {"units": "degC"}}
-    with pytest.raises(DataError, match='t2m: the data are in K.*trained on degC; data.fields.t2m.units: "degC"'):
+    with pytest.raises(
+        DataError, match='t2m: the data are in K.*trained on degC; data.variable_options.t2m.units: "degC"'
+    ):
         require_same_fields(replace(assets, attributes=celsius), reader, Path("step"))
     heights = {**assets.attributes, "t2m": {"units": "m"}}
     with pytest.raises(DataError, match="trained on m; these units measure different quantities: correct the units"):

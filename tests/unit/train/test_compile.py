@@ -15,9 +15,9 @@ from torch._dynamo.utils import counters
 
 from credit.cli.plan import build_grid
 from credit.errors import ConfigError
-from credit.models.wxformer import spectral_norm
-from credit.models.wxformer.decoder import UpBlockPS
-from credit.models.wxformer.embed import CrossScaleEmbedding
+from credit.models.layers import spectral_norm
+from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
+from credit.models.layers.up_sampling import UpBlockPS
 from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
 from credit.parallel.mesh import DeviceGrid
 from credit.train import build_model
@@ -94,9 +94,8 @@ def two_up_blocks() -> nn.Module:
 def prepared(model: nn.Module) -> nn.Module:
     """Return the model as a trainer has it, but with estimates of sigma that are far off."""
     generator = torch.Generator().manual_seed(3)
-    for vector in spectral_norm.vectors(model).values():
+    for vector in spectral_norm.singular_vectors(model).values():
         vector.copy_(F.normalize(torch.randn(vector.shape, generator=generator), dim=0))
-    spectral_norm.iterate_per_step(model)
     return model.train()
 
 
@@ -108,7 +107,9 @@ def fields(*shape: int, seed: int) -> torch.Tensor:
 
 def assert_same_vectors(model: nn.Module, plain: nn.Module) -> None:
     """One power iteration less or more would show in the first digit."""
-    pairs = zip(spectral_norm.vectors(model).values(), spectral_norm.vectors(plain).values(), strict=True)
+    pairs = zip(
+        spectral_norm.singular_vectors(model).values(), spectral_norm.singular_vectors(plain).values(), strict=True
+    )
     for ours, theirs in pairs:
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
 
@@ -118,7 +119,7 @@ def losses(model: nn.Module) -> tuple[list[float], list[int]]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     found, compiled = [], []
     for step in range(3):
-        spectral_norm.arm(model)
+        spectral_norm.advance_power_iterations(model)
         for micro in range(2):
             loss = (model(fields(2, 16, 8, 8, seed=2 * step + micro)) - 1).square().mean()
             loss.backward()
@@ -147,8 +148,8 @@ def test_training_and_each_batch_size_of_evaluation_are_compiled_once() -> None:
     compile_blocks(model, backend="aot_eager")
     for _ in range(2):
         for train, batch in ((True, 2), (False, 2), (False, 1)):
-            spectral_norm.arm(model.train(train))
-            spectral_norm.arm(plain.train(train))
+            spectral_norm.advance_power_iterations(model.train(train))
+            spectral_norm.advance_power_iterations(plain.train(train))
             with torch.set_grad_enabled(train), torch.autocast("cpu", torch.bfloat16):
                 x_BCHW = fields(batch, 8, 2, 3, seed=1)
                 torch.testing.assert_close(model(x_BCHW), plain(x_BCHW), rtol=2**-6, atol=2**-6)

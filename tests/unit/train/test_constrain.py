@@ -1,4 +1,4 @@
-"""What ``model.post`` names is found, in its units and directions, or refused with a way out."""
+"""What ``model.postprocess`` names is found, in its units and directions, or refused with a way out."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def test_other_units_and_directions(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(air, "UNITS", air.UNITS | {name: units for name, (units, _) in OTHER.items()})
     raw = raw_config(tmp_path)
     for name in ("tp", "e", *FLUXES):
-        raw["data"]["fields"][name] = {**raw["data"]["fields"][name], "temporal": "mean"}
-    raw["model"]["post"] = [
+        raw["data"]["variable_options"][name] = {**raw["data"]["variable_options"][name], "temporal": "mean"}
+    raw["model"]["postprocess"] = [
         *air.POST[:2],
         {**air.POST[2], "evaporation_positive": "up"},
         {
@@ -52,7 +52,7 @@ def test_other_units_and_directions(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             "top_down": ["tsr"], "top_up": ["ttr"], "surface_down": ["ssr", "sshf", "slhf"], "surface_up": ["str"],
         },
     ]  # fmt: skip
-    raw["model"]["post"][0]["maximum"] = 50.0
+    raw["model"]["postprocess"][0]["maximum"] = 50.0
     config, assets, stepper = assemble(raw)
     state = initial_state(config, stepper)
 
@@ -75,8 +75,8 @@ def test_incoming_solar_radiation_is_that_of_the_step(tmp_path: Path) -> None:
     """As a forcing it is in J m-2 already; radiation of the step before is refused."""
     raw = raw_config(tmp_path)
     entry = {**air.POST[3], "top_down": ["toa_incident_solar_radiation", "ttr"]}
-    raw["model"]["post"] = [entry]
-    with pytest.raises(ConfigError, match=r"model\.post\.0\.top_down: data\.solar\.window: past: .* set next"):
+    raw["model"]["postprocess"] = [entry]
+    with pytest.raises(ConfigError, match=r"model\.postprocess\.0\.top_down: data\.solar\.window: past: .* set next"):
         assemble(raw)
     raw["data"]["solar"] = {"window": "next"}
     config, assets, stepper = assemble(raw)
@@ -105,54 +105,90 @@ def change(*path: str | int, to: Any) -> Callable[[dict], None]:
 FLUX = {"temporal": "accumulate"}
 REFUSED = {
     "levels of its own": (
-        change("data", "fields", "q", to={"levels": [1, 2, 3]}),
+        change("data", "variable_options", "q", to={"levels": [1, 2, 3]}),
         {},
-        r"model\.post\.1\.specific_humidity: q has levels of its own",
+        r"model\.postprocess\.1\.specific_humidity: q has levels of its own",
     ),
-    "units": (None, {"t": "degC"}, r'model\.post\.3\.temperature: t is in "degC"; a budget takes temperature in K;'),
-    "no units": (None, {"sp": ""}, r"model\.post\.1\.surface_pressure: sp is without units; .*data\.fields\.sp\.units"),
+    "units": (
+        None,
+        {"t": "degC"},
+        r'model\.postprocess\.3\.temperature: t is in "degC"; a budget takes temperature in K;',
+    ),
+    "no units": (
+        None,
+        {"sp": ""},
+        r"model\.postprocess\.1\.surface_pressure: sp is without units; .*data\.variable_options\.sp\.units",
+    ),
     "amount called a mean": (
-        change("data", "fields", "tp", to={"temporal": "mean", "minimum": 0}),
+        change("data", "variable_options", "tp", to={"temporal": "mean", "minimum": 0}),
         {},
         r'tp is in "m"; a budget takes flux of water, mean in kg m-2 s-1',
     ),
-    "instantaneous": (change("data", "fields", "ttr", to={}), {}, r"model\.post\.3\.top_down: data\.fields\.ttr\.tem"),
-    "negative rain": (change("data", "fields", "tp", to=FLUX), {}, r"set data\.fields\.tp\.minimum: 0"),
+    "instantaneous": (
+        change("data", "variable_options", "ttr", to={}),
+        {},
+        r"model\.postprocess\.3\.top_down: data\.variable_options\.ttr\.tem",
+    ),
+    "negative rain": (
+        change("data", "variable_options", "tp", to=FLUX),
+        {},
+        r"set data\.variable_options\.tp\.minimum: 0",
+    ),
     "order": (
-        lambda raw: raw["model"]["post"].reverse(),
+        lambda raw: raw["model"]["postprocess"].reverse(),
         {},
         "water after energy would open its budget again; the order is clamp, dry_mass, water, energy",
     ),
-    "twice": (lambda raw: raw["model"]["post"].append(air.POST[3]), {}, "energy is listed twice"),
-    "clamp twice": (lambda raw: raw["model"]["post"].insert(0, air.POST[0]), {}, "clamp of q is listed twice"),
+    "twice": (lambda raw: raw["model"]["postprocess"].append(air.POST[3]), {}, "energy is listed twice"),
+    "clamp twice": (lambda raw: raw["model"]["postprocess"].insert(0, air.POST[0]), {}, "clamp of q is listed twice"),
     "minimum twice": (
-        change("data", "fields", "q", to={"minimum": 0}),
+        change("data", "variable_options", "q", to={"minimum": 0}),
         {},
-        r"model\.post\.0\.minimum: data\.fields\.q\.minimum says it already",
+        r"model\.postprocess\.0\.minimum: data\.variable_options\.q\.minimum says it already",
     ),
     "maximum twice": (
-        change("data", "fields", "q", to={"maximum": 1}),
+        change("data", "variable_options", "q", to={"maximum": 1}),
         {},
-        r"model\.post\.0\.maximum: data\.fields\.q\.maximum says it already",
+        r"model\.postprocess\.0\.maximum: data\.variable_options\.q\.maximum says it already",
     ),
     "bounds that leave nothing": (
-        change("data", "fields", "q", to={"minimum": 1, "maximum": 0}),
+        change("data", "variable_options", "q", to={"minimum": 1, "maximum": 0}),
         {},
-        r"fields\.q: minimum 1 must be below maximum 0",
+        r"variable_options\.q: minimum 1 must be below maximum 0",
     ),
-    "no such variable": (change("model", "post", 1, "surface_pressure", to="ps"), {}, '"ps" must be in prognostic.var'),
-    "no bounds": (change("model", "post", 0, to={"kind": "clamp", "variable": "q"}), {}, "minimum, maximum or both"),
-    "empty bounds": (change("model", "post", 0, "maximum", to=-1), {}, "minimum 0 must be below maximum -1"),
-    "no fluxes": (change("model", "post", 3, "top_down", to=[]), {}, "energy needs fluxes at the top"),
-    "flux twice": (change("model", "post", 3, "top_up", to=["ttr"]), {}, "ttr listed twice among the fluxes"),
+    "no such variable": (
+        change("model", "postprocess", 1, "surface_pressure", to="ps"),
+        {},
+        '"ps" must be in prognostic.var',
+    ),
+    "no bounds": (
+        change("model", "postprocess", 0, to={"kind": "clamp", "variable": "q"}),
+        {},
+        "minimum, maximum or both",
+    ),
+    "empty bounds": (change("model", "postprocess", 0, "maximum", to=-1), {}, "minimum 0 must be below maximum -1"),
+    "no fluxes": (change("model", "postprocess", 3, "top_down", to=[]), {}, "energy needs fluxes at the top"),
+    "flux twice": (change("model", "postprocess", 3, "top_up", to=["ttr"]), {}, "ttr listed twice among the fluxes"),
     "no direction": (
-        lambda raw: raw["model"]["post"][2].pop("evaporation_positive"),
+        lambda raw: raw["model"]["postprocess"][2].pop("evaporation_positive"),
         {},
-        r"model\.post\.2\.evaporation_positive: this key is missing",
+        r"model\.postprocess\.2\.evaporation_positive: this key is missing",
     ),
-    "no such kind": (change("model", "post", 0, "kind", to="clmp"), {}, r'model\.post\.0\.kind: "clmp" .* "clamp"'),
-    "no kind": (lambda raw: raw["model"]["post"][0].pop("kind"), {}, r"model\.post\.0\.kind: this key is missing"),
-    "no such key": (change("model", "post", 0, "minimun", to=0), {}, r'model\.post\.0\.minimun: .* mean "minimum"'),
+    "no such kind": (
+        change("model", "postprocess", 0, "kind", to="clmp"),
+        {},
+        r'model\.postprocess\.0\.kind: "clmp" .* "clamp"',
+    ),
+    "no kind": (
+        lambda raw: raw["model"]["postprocess"][0].pop("kind"),
+        {},
+        r"model\.postprocess\.0\.kind: this key is missing",
+    ),
+    "no such key": (
+        change("model", "postprocess", 0, "minimun", to=0),
+        {},
+        r'model\.postprocess\.0\.minimun: .* mean "minimum"',
+    ),
 }
 
 
@@ -160,7 +196,7 @@ REFUSED = {
 def test_refused(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     breaks, units, says = REFUSED[case]
     raw = raw_config(tmp_path)
-    raw["model"]["post"] = [dict(one) for one in raw["model"]["post"]]
+    raw["model"]["postprocess"] = [dict(one) for one in raw["model"]["postprocess"]]
     if breaks:
         breaks(raw)
     monkeypatch.setattr(air, "UNITS", air.UNITS | units)
@@ -170,7 +206,7 @@ def test_refused(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_units_of_the_config_count_where_the_files_say_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = raw_config(tmp_path)
-    raw["data"]["fields"]["sp"] = {"units": "Pa"}
+    raw["data"]["variable_options"]["sp"] = {"units": "Pa"}
     monkeypatch.setattr(air, "UNITS", air.UNITS | {"sp": ""})
     assemble(raw)
 
@@ -178,13 +214,13 @@ def test_units_of_the_config_count_where_the_files_say_nothing(tmp_path: Path, m
 def test_missing_cells(tmp_path: Path) -> None:
     config, assets, stepper = assemble(raw_config(tmp_path))
     masked = replace(assets, masks={"sp": np.zeros((H, W), dtype=bool)})
-    with pytest.raises(ConfigError, match=r"model\.post\.1\.surface_pressure: sp has missing cells"):
+    with pytest.raises(ConfigError, match=r"model\.postprocess\.1\.surface_pressure: sp has missing cells"):
         build_stepper(config, masked, stepper.model, torch.device("cpu"), amp=False)
 
 
 def test_coefficients_alone_have_no_effect(tmp_path: Path) -> None:
     raw = raw_config(tmp_path)
-    raw["model"].pop("post")
+    raw["model"].pop("postprocess")
     with pytest.raises(ConfigError, match=r"data\.coefficients has no effect without"):
         build_config(raw)
 

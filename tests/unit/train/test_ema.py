@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from credit.models.wxformer import spectral_norm
+from credit.models.layers import spectral_norm
 from credit.train.ema import EMA
 
 

@@ -35,7 +35,7 @@ def make_config(save_loc: Path, **verification: object) -> Config:
                 "sources": [{"path": "none.nc"}],
                 "levels": [500],
                 "variables": VARIABLES,
-                "fields": {"sst": {"missing": "fill_mean"}},
+                "variable_options": {"sst": {"missing": "fill_mean"}},
                 "splits": {
                     "train": ["2000-01-01", "2000-12-31"],
                     "valid": ["2001-02-01", "2001-02-10"],
@@ -52,20 +52,20 @@ def make_config(save_loc: Path, **verification: object) -> Config:
 def make_reader(every: int = STEP) -> AnalyticReader:
     """Return 14 months of an annual cycle with a wave that decorrelates in about a day."""
     channels = ChannelMap.build(VARIABLES, [500.0], masked=["sst"])
-    grid, clock = make_grid(12, 24), Calendar()
+    grid, calendar = make_grid(12, 24), Calendar()
     lon = np.deg2rad(grid.lon)
     shape = np.cos(np.deg2rad(grid.lat))[:, None]
 
     def function(minutes: int, channel: int) -> np.ndarray:
-        annual = 10 * np.cos(2 * np.pi * clock.year_fraction(np.array(minutes)))
+        annual = 10 * np.cos(2 * np.pi * calendar.year_fraction(np.array(minutes)))
         days = minutes / 1440
         wave = np.cos(3 * lon - 0.9 * days + channel) + np.cos(5 * lon + 1.7 * days)
         return 280 + channel + annual + 5 * shape * wave
 
     mask = np.zeros(grid.shape, dtype=bool)
     mask[3, 4:8] = True
-    times = np.arange(clock.parse("2000-01-01"), clock.parse("2001-03-11"), every)
-    return AnalyticReader(channels, grid, clock, times, function, {"sst": mask})
+    times = np.arange(calendar.parse("2000-01-01"), calendar.parse("2001-03-11"), every)
+    return AnalyticReader(channels, grid, calendar, times, function, {"sst": mask})
 
 
 def write_forecasts(
@@ -73,15 +73,15 @@ def write_forecasts(
     **options: object,
 ) -> ForecastArchive:  # fmt: skip
     """Write forecasts that are the truth plus `error` everywhere, and open them."""
-    starts = [reader.clock.parse(text) for text in initial]
+    starts = [reader.calendar.parse(text) for text in initial]
     writer = ForecastWriter(
-        folder, reader.channels, reader.grid, reader.clock, reader.attributes, STEP,
+        folder, reader.channels, reader.grid, reader.calendar, reader.attributes, STEP,
         lead_minutes=leads, initial_minutes=starts, masks=reader.masks, **options,
     )  # fmt: skip
     outputs = len(reader.channels.output)
     for start in starts:
         at = AnalyticReader(
-            reader.channels, reader.grid, reader.clock, [start + lead for lead in leads], reader._function
+            reader.channels, reader.grid, reader.calendar, [start + lead for lead in leads], reader._function
         )
         writer.write(start, np.stack([at.read(i)[:outputs] + np.float32(error) for i in range(len(leads))]))
     return open_forecasts(folder)

@@ -1,0 +1,244 @@
+"""The sections of ``credit_doctor``'s report. Each stands for itself: what cannot be found out spoils no other."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from credit import __version__
+from credit.cli.doctor.redact import HIDDEN, is_secret, mask, mask_values
+from credit.config import Config, build_config
+from credit.config.load import read_config
+from credit.errors import ConfigError, CreditError
+from credit.parallel.mesh import DeviceGrid, plan_degrees
+from credit.parallel.process_info import read_process_info
+from credit.train.checkpoint import checkpoint
+from credit.train.monitor.run_files import read_last_metrics, tail
+from credit.utils.installation import describe_installation, find_conflicts
+
+_PACKAGES = ("torch", "numpy", "xarray", "zarr", "netCDF4", "cftime", "dask", "pydantic", "safetensors", "einops",
+             "triton", "nvidia-nccl-cu12", "nvidia-cudnn-cu12")  # fmt: skip
+# of all variables, only those that tell how the run was started and on what
+_VARIABLES = re.compile(
+    r"(SLURM_|PBS_|PALS_|PMI_|OMPI_|MPI_|NCCL_|GLOO_|FI_|UCX_|TORCH|PYTORCH_|CUDA_|OMP_|MKL_|MASTER_|LOCAL_|CREDIT_)\w+"
+    r"|RANK|WORLD_SIZE|PYTHONPATH|HDF5_USE_FILE_LOCKING|TMPDIR"
+)
+_MOST_LOGS, _LOG_LINES, _ERROR_LINES, _ROWS, _ROW_LENGTH, _CHECKPOINTS = 8, 40, 60, 5, 2000, 2
+_ERROR = re.compile(r"^Traceback \(most recent call last\)|\bERROR\b|\bCRITICAL\b")
+
+
+@dataclass(frozen=True)
+class DiagnosticContext:
+    """Whose report it is.
+
+    Attributes:
+        config: the resolved config, None where it is not valid.
+        complaint: why not, else empty.
+        raw: what the file holds, where it can be read at all.
+        folder: the run's folder, None where the file does not name it.
+        environ: variables.
+    """
+
+    config: Config | None
+    complaint: str
+    raw: Mapping[str, Any]
+    folder: Path | None
+    environ: Mapping[str, str] = field(repr=False)
+
+    @classmethod
+    def find(cls, path: str, overrides: Sequence[str], environ: Mapping[str, str]) -> DiagnosticContext:
+        """Read a config as far as it can be read."""
+        raw: Mapping[str, Any] = {}
+        try:
+            raw = read_config(path, overrides)
+            config = build_config(raw, origin=str(path))
+            return cls(config, "", raw, Path(config.save_loc), environ)
+        except Exception as error:
+            # whatever a plugin raises, too: a report is wanted then more than ever
+            complaint = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+        place = raw.get("save_loc")
+        folder = Path(os.path.expandvars(place)) if isinstance(place, str) else None
+        return cls(None, complaint, raw, folder, environ)
+
+
+def write_report(patient: DiagnosticContext) -> str:
+    """Return the report."""
+    secrets: set[str] = set()
+    parts = []
+    for title, section in SECTIONS.items():
+        try:
+            text = section(patient, secrets)
+        except CreditError as error:
+            text = str(error)
+        except Exception as error:
+            text = f"cannot be found out: {type(error).__name__}: {error}"
+        parts.append(f"==== {title} ====\n{text.rstrip()}\n")
+    return mask("\n".join(parts), patient.environ, secrets)
+
+
+def _report(patient: DiagnosticContext, secrets: set[str]) -> str:
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return f"credit {__version__}, {now}\ncommand {' '.join(sys.argv)}\nin {Path.cwd()}"
+
+
+def _installation(patient: DiagnosticContext, secrets: set[str]) -> str:
+    conflicts = [f"CONFLICT: {conflict}" for conflict in find_conflicts()]
+    return "\n".join([describe_installation(), *conflicts])
+
+
+def _versions(patient: DiagnosticContext, secrets: set[str]) -> str:
+    lines = [f"python {sys.version.split()[0]} ({sys.executable})"]
+    for name in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            lines.append(f"{name} {version(name)}")
+    # nothing here touches a GPU: that would take memory which the run may need
+    lines.append(f"torch was built for CUDA {torch.version.cuda}, HIP {torch.version.hip}")
+    if torch.version.cuda is not None:
+        lines.append(f"cuDNN {torch.backends.cudnn.version()}, NCCL {torch.cuda.nccl.version()}")
+    return "\n".join(lines)
+
+
+def _machine(patient: DiagnosticContext, secrets: set[str]) -> str:
+    lines = [f"{platform.platform()} on {socket.gethostname()}"]
+    for path, key in (("/proc/cpuinfo", "model name"), ("/proc/meminfo", "MemTotal"), ("/proc/meminfo", "MemAvail")):
+        with suppress(OSError, StopIteration):
+            lines.append(next(line for line in Path(path).read_text().splitlines() if line.startswith(key)))
+    lines.append(f"{os.cpu_count()} CPUs; torch computes on {torch.get_num_threads()}")
+    if hasattr(os, "sched_getaffinity"):
+        lines[-1] += f", this process may use {len(os.sched_getaffinity(0))}"
+    if patient.folder is not None and patient.folder.is_dir():
+        disk = shutil.disk_usage(patient.folder)
+        lines.append(f"disk of save_loc: {disk.free / 2**30:.1f} of {disk.total / 2**30:.1f} GiB are free")
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,memory.used", "--format=csv,noheader"]
+    try:
+        gpus = subprocess.run(query, capture_output=True, text=True, timeout=20)
+        lines += [f"GPU {line}" for line in (gpus.stdout or gpus.stderr).splitlines()]
+    except (OSError, subprocess.TimeoutExpired) as error:
+        lines.append(f"no GPU: nvidia-smi: {error}")
+    return "\n".join(lines)
+
+
+def _ranks(patient: DiagnosticContext, secrets: set[str]) -> str:
+    launch = read_process_info(patient.environ)
+    lines = [str(launch)]
+    if patient.config is not None:
+        degrees = plan_degrees(patient.config.trainer.parallelism, launch.world)
+        lines.append(f"mesh: {DeviceGrid(degrees, launch.rank).describe()}")
+    return "\n".join(lines)
+
+
+def _environment(patient: DiagnosticContext, secrets: set[str]) -> str:
+    chosen = {name: value for name, value in patient.environ.items() if _VARIABLES.fullmatch(name)}
+    return "\n".join(f"{name}={HIDDEN if is_secret(name) else value}" for name, value in sorted(chosen.items()))
+
+
+def _config(patient: DiagnosticContext, secrets: set[str]) -> str:
+    plain = patient.raw if patient.config is None else patient.config.model_dump(mode="json")
+    shown = yaml.safe_dump(mask_values(plain, secrets), sort_keys=False, width=110)
+    return f"{patient.complaint}\n\nas it was read:\n{shown}" if patient.config is None else shown
+
+
+def _run(patient: DiagnosticContext, secrets: set[str]) -> str:
+    folder = _folder(patient)
+    lines = []
+    for name in ("STATUS", "heartbeat.json", "jobs.json"):
+        with suppress(OSError):
+            lines.append(f"{name} ({_age(folder / name)}): {(folder / name).read_text(encoding='utf-8').strip()}")
+    for path in sorted(folder.iterdir()):
+        with suppress(OSError):
+            size = f"{len(list(path.iterdir()))} entries" if path.is_dir() else f"{path.stat().st_size} bytes"
+            lines.append(f"{path.name}: {size}, {_age(path)}")
+    return "\n".join(lines)
+
+
+def _checkpoints(patient: DiagnosticContext, secrets: set[str]) -> str:
+    folder = _folder(patient) / "checkpoints"
+    found = checkpoint.list_checkpoints(folder)
+    lines = [f"{len(found)} in {folder}"]
+    for name in ("latest", "best"):
+        with suppress(OSError):
+            lines.append(f"{name} -> {os.readlink(folder / name)}")
+    for path in reversed(found[-_CHECKPOINTS:]):
+        with suppress(OSError):
+            age, damage = _age(path), checkpoint.verify_checkpoint(path)
+            # a run that is at work may have removed it meanwhile
+            state = (damage or "whole") if path.exists() else "removed just now"
+            lines.append(f"{path.name}: {state}, {age}")
+    return "\n".join(lines)
+
+
+def _metrics(patient: DiagnosticContext, secrets: set[str]) -> str:
+    rows = read_last_metrics(_folder(patient))
+    of_steps = [row for row in rows if not row.keys() & {"valid", "early"}][-_ROWS:]
+    chosen = of_steps + [row for row in rows if "valid" in row][-1:]
+    return "\n".join(json.dumps(row)[:_ROW_LENGTH] for row in chosen) or "no rows"
+
+
+def _last_error(patient: DiagnosticContext, secrets: set[str]) -> str:
+    for path in _logs(patient):
+        lines = tail(path)
+        where = [number for number, line in enumerate(lines) if _ERROR.search(line)]
+        if where:
+            first = where[-1]
+            # a traceback belongs to the message before it
+            first -= first - 1 in where
+            return "\n".join([f"{path.name}:", *lines[first : first + _ERROR_LINES]])
+    return "none in the logs"
+
+
+def _log_tails(patient: DiagnosticContext, secrets: set[str]) -> str:
+    parts = [
+        "\n".join([f"---- {path.name}, {_age(path)}", *tail(path)[-_LOG_LINES:]])
+        for path in _logs(patient)[:_MOST_LOGS]
+    ]
+    return "\n\n".join(parts) or "no logs"
+
+
+def _folder(patient: DiagnosticContext) -> Path:
+    if patient.folder is None or not patient.folder.is_dir():
+        raise ConfigError(f"save_loc: {patient.folder} is not there")
+    return patient.folder
+
+
+def _logs(patient: DiagnosticContext) -> list[Path]:
+    """Return the files in ``logs/``, that which was written last first."""
+    folder = _folder(patient) / "logs"
+    files = [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
+    return sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)
+
+
+def _age(path: Path) -> str:
+    return f"changed {max(0.0, time.time() - path.stat().st_mtime):.0f} s ago"
+
+
+SECTIONS: dict[str, Callable[[DiagnosticContext, set[str]], str]] = {
+    "report": _report,
+    "installation": _installation,
+    "versions": _versions,
+    "machine": _machine,
+    "ranks": _ranks,
+    "environment": _environment,
+    "config": _config,
+    "run": _run,
+    "checkpoints": _checkpoints,
+    "metrics": _metrics,
+    "last error": _last_error,
+    "logs": _log_tails,
+}

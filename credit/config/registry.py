@@ -1,0 +1,230 @@
+"""Registries: what a config names by kind, each kind a class together with its config section.
+
+A model, loss, objective, post-process or perturbation is registered by one decorator, by the package and by plugins
+alike. The built-in kinds also stand in a table of module names, because loading a config must not import torch: the
+config imports the section's module alone, and the class's module is imported when the class is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar, get_args
+
+from pydantic import GetCoreSchemaHandler
+from pydantic.fields import FieldInfo
+from pydantic_core import core_schema
+
+from credit.config.schema_base import StrictModel
+from credit.errors import ConfigError, did_you_mean
+
+Registered = TypeVar("Registered", bound=type)
+
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """Where a built-in kind stands.
+
+    Attributes:
+        section: ``module:Class`` of its config section; the module imports neither torch nor the class below.
+        module: the module whose import registers the class.
+    """
+
+    section: str
+    module: str
+
+
+class Registry:
+    """Kinds of one sort by name.
+
+    Args:
+        key: the config key that names a kind, for messages: ``model.type``.
+        noun: what a kind is, for messages: "model".
+        built_in: name -> where the package's own kinds stand.
+    """
+
+    def __init__(self, key: str, noun: str, built_in: Mapping[str, BuiltIn]) -> None:
+        self.key = key
+        self.noun = noun
+        self._built_in = dict(built_in)
+        self._classes: dict[str, type] = {}
+        self._sections: dict[str, type[StrictModel]] = {}
+
+    def register(self, name: str, section: type[StrictModel]) -> Callable[[Registered], Registered]:
+        """Return a class decorator that makes a class and its config section available as `name`.
+
+        Raises:
+            ConfigError: if another class has the name.
+        """
+
+        def decorate(cls: Registered) -> Registered:
+            self._require_free(name, cls)
+            self._classes[name] = cls
+            self._sections[name] = section
+            return cls
+
+        return decorate
+
+    def find_class(self, name: str) -> type[Any]:
+        """Return the class of a kind; a built-in one is imported now.
+
+        Raises:
+            ConfigError: for an unknown name, with the nearest one.
+        """
+        self._require_known(name)
+        if name not in self._classes:
+            importlib.import_module(self._built_in[name].module)
+        return self._classes[name]
+
+    def find_section(self, name: str) -> type[StrictModel]:
+        """Return the config section of a kind.
+
+        Raises:
+            ConfigError: for an unknown name, with the nearest one.
+        """
+        self._require_known(name)
+        if name not in self._sections:
+            module, _, attribute = self._built_in[name].section.partition(":")
+            self._sections[name] = getattr(importlib.import_module(module), attribute)
+        return self._sections[name]
+
+    def names(self) -> list[str]:
+        """Return the names of all kinds, sorted."""
+        return sorted(self._built_in.keys() | self._classes.keys())
+
+    def _require_known(self, name: str) -> None:
+        names = self.names()
+        if name not in names:
+            raise ConfigError(f'{self.key}: "{name}" is not a {self.noun}{did_you_mean(name, names)}')
+
+    def _require_free(self, name: str, cls: type) -> None:
+        """Refuse a name that another class has; a module that is imported again brings the same class anew."""
+        owner = self._classes.get(name)
+        if owner is not None:
+            is_taken = (owner.__module__, owner.__qualname__) != (cls.__module__, cls.__qualname__)
+        else:
+            is_taken = name in self._built_in and cls.__module__ != self._built_in[name].module
+        if is_taken:
+            owner_module = owner.__module__ if owner is not None else self._built_in[name].module
+            raise ConfigError(
+                f'{self.noun} name "{name}" of {cls.__module__} is taken by {owner_module}; choose another name'
+            )
+
+
+MODELS = Registry(
+    "model.type",
+    "model",
+    {"wxformer": BuiltIn("credit.models.wxformer.section:WXFormerSection", "credit.models.wxformer.model")},
+)
+
+LOSSES = Registry(
+    "loss.kind",
+    "loss",
+    {
+        name: BuiltIn("credit.losses.section:PointwiseSection", "credit.losses.pointwise")
+        for name in ("mse", "mae", "huber")
+    },
+)
+
+OBJECTIVES = Registry(
+    "trainer.objective.kind",
+    "training objective",
+    {
+        "deterministic": BuiltIn(
+            "credit.forecast.objectives.section:DeterministicSection", "credit.forecast.objectives.deterministic"
+        )
+    },
+)
+
+POSTPROCESSES = Registry(
+    "model.postprocess.kind",
+    "post-process",
+    {
+        "hyperdiffusion": BuiltIn(
+            "credit.forecast.postprocess.section:HyperdiffusionSection", "credit.forecast.postprocess.hyperdiffusion"
+        ),
+        "clamp": BuiltIn("credit.forecast.postprocess.section:ClampSection", "credit.forecast.postprocess.clamp"),
+        "dry_mass": BuiltIn("credit.forecast.postprocess.section:DryMassSection", "credit.forecast.postprocess.fixers"),
+        "water": BuiltIn("credit.forecast.postprocess.section:WaterSection", "credit.forecast.postprocess.fixers"),
+        "energy": BuiltIn("credit.forecast.postprocess.section:EnergySection", "credit.forecast.postprocess.fixers"),
+    },
+)
+
+PERTURBATIONS = Registry(
+    "inference.ensemble.perturbation.kind",
+    "perturbation",
+    {
+        **{
+            name: BuiltIn(
+                "credit.forecast.ensemble.section:GaussianOrBredSection",
+                "credit.forecast.ensemble.perturbations",
+            )
+            for name in ("gaussian", "correlated", "bred")
+        },
+        "sppt": BuiltIn("credit.forecast.ensemble.section:SPPTSection", "credit.forecast.ensemble.sppt"),
+    },
+)
+
+
+@dataclass(frozen=True)
+class KindOf:
+    """Annotation of a config key that holds the section of a registered kind; pydantic validates it as that section.
+
+    Attributes:
+        registry: of the kinds.
+        tag: the key of the section that names the kind.
+        default: the kind of a section that does not name one; None where it must.
+        base: the class that the sections allowed here derive from.
+    """
+
+    registry: Registry
+    tag: str = "kind"
+    default: str | None = None
+    base: type[StrictModel] = StrictModel
+
+    def find_section(self, raw: object) -> type[StrictModel] | None:
+        """Return the section class of a plain mapping, None where it names no kind that is allowed here."""
+        if not isinstance(raw, Mapping):
+            return None
+        name = raw.get(self.tag, self.default)
+        return self.registry.find_section(name) if name in self.names() else None
+
+    def names(self) -> list[str]:
+        """Return the kinds that are allowed here, sorted."""
+        return [name for name in self.registry.names() if issubclass(self.registry.find_section(name), self.base)]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.no_info_before_validator_function(self._build, handler(source))
+
+    def _build(self, raw: object) -> object:
+        if not isinstance(raw, Mapping):
+            return raw
+        named = dict(raw)
+        if self.default is not None:
+            named.setdefault(self.tag, self.default)
+        if self.tag not in named:
+            raise ValueError(f"{self.tag}: this key is missing; it names the {self._describe_choices()}")
+        name = named[self.tag]
+        if name not in self.names():
+            raise ValueError(
+                f'{self.tag}: "{name}" is not a {self.registry.noun}{did_you_mean(str(name), self.names())}'
+            )
+        return self.registry.find_section(name).model_validate(named)
+
+    def _describe_choices(self) -> str:
+        return f"{self.registry.noun}: {', '.join(self.names())}"
+
+
+def kinds_in(field: FieldInfo) -> list[KindOf]:
+    """Return the `KindOf` annotations of a config key, also inside a list or an optional value."""
+    direct = [item for item in field.metadata if isinstance(item, KindOf)]
+    return direct + list(_kinds_below(field.annotation))
+
+
+def _kinds_below(annotation: Any) -> Iterator[KindOf]:
+    for argument in get_args(annotation):
+        if isinstance(argument, KindOf):
+            yield argument
+        else:
+            yield from _kinds_below(argument)

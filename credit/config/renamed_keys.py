@@ -1,0 +1,74 @@
+"""Config keys that have a new name: their old names are still read.
+
+Where a user writes them, in a config file or an override, an old name is accepted with a warning until version
+`REMOVED_IN`. In what the package has saved (the config in a run's folder, checkpoints, training stores) it is replaced
+silently and without a time limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from credit.errors import ConfigError
+
+# Dotted old key -> dotted new key. Both lie in the same section.
+RENAMED_KEYS = {
+    "data.bad_times": "data.on_bad_time",
+    "data.fields": "data.variable_options",
+    "model.post": "model.postprocess",
+    "trainer.early_view": "trainer.preview",
+}
+# The first version that refuses the old keys in what a user writes.
+REMOVED_IN = "0.17"
+
+
+def rename_keys(raw: Mapping[str, Any], origin: str) -> tuple[dict[str, Any], list[str]]:
+    """Replace old keys by new ones.
+
+    Args:
+        raw: a config, not yet validated.
+        origin: the file that it comes from, for the message.
+
+    Returns:
+        The config with new keys, and the old keys that were in it.
+
+    Raises:
+        ConfigError: where an old key and its new name are both given.
+    """
+    renamed = dict(raw)
+    old_keys = []
+    for old_key, new_key in RENAMED_KEYS.items():
+        section_name, old_name = old_key.split(".")
+        new_name = new_key.split(".")[1]
+        section = renamed.get(section_name)
+        if not isinstance(section, Mapping) or old_name not in section:
+            continue
+        if new_name in section:
+            raise ConfigError(f"{origin}: {old_key} is the old name of {new_key}, and both are given; remove {old_key}")
+        # Rebuild the section, so that its keys keep their order.
+        renamed[section_name] = {new_name if name == old_name else name: value for name, value in section.items()}
+        old_keys.append(old_key)
+    return renamed, old_keys
+
+
+def find_old_key(key: str) -> str | None:
+    """Return the old key that a dotted key is or lies below, None where there is none."""
+    for old_key in RENAMED_KEYS:
+        if key == old_key or key.startswith(f"{old_key}."):
+            return old_key
+    return None
+
+
+def rename_dotted_key(key: str) -> str:
+    """Return a dotted key with its new name, where it is an old key or lies below one."""
+    old_key = find_old_key(key)
+    return key if old_key is None else RENAMED_KEYS[old_key] + key.removeprefix(old_key)
+
+
+def describe_renamed(old_key: str, origin: str) -> str:
+    """Return the warning about an old key that a user has written."""
+    return (
+        f"{origin}: the key {old_key} is now called {RENAMED_KEYS[old_key]}; the old name is accepted until version "
+        f"{REMOVED_IN}"
+    )

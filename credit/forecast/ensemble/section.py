@@ -1,0 +1,68 @@
+"""Config sections of the built-in perturbations of an ensemble."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from credit.calendar import parse_duration
+from credit.config.schema_base import Duration
+from credit.config.schema_perturbation import InitialPerturbationSection, TendencyPerturbationSection
+
+
+class GaussianOrBredSection(InitialPerturbationSection):
+    """Perturbations of the initial states of an ensemble's members."""
+
+    kind: Literal["gaussian", "correlated", "bred"] = Field(
+        "correlated",
+        description="`gaussian`: independent noise in each cell. `correlated`: noise that is correlated over `length`. "
+        "`bred`: bred vectors, the differences that grow during `cycles` forecasts before the initial time.",
+    )
+    length: float = Field(
+        500.0, gt=0, description="Correlation length in km (`correlated`, and the first perturbation of `bred`)."
+    )
+    cycles: int = Field(3, ge=1, description="For `bred`: number of cycles of growth and rescaling.")
+    cycle: Duration = Field(
+        "24h",
+        description="For `bred`: length of a cycle. The default is rounded up to a multiple of `data.timestep`.",
+    )
+
+    @property
+    def cycle_minutes(self) -> int:
+        """Length of a breeding cycle."""
+        return parse_duration(self.cycle)
+
+    def analysis_lags_minutes(self) -> list[int]:
+        """See the base class; breeding starts from the analyses of earlier cycles."""
+        num_cycles = self.cycles if self.kind == "bred" else 0
+        return [number * self.cycle_minutes for number in range(num_cycles + 1)]
+
+    def step_multiples(self) -> dict[str, str]:
+        """See the base class."""
+        return {"cycle": self.cycle} if self.kind == "bred" else {}
+
+    def describe(self) -> str:
+        """See the base class."""
+        text = super().describe()
+        if self.kind != "gaussian":
+            text += f", {self.length:g} km"
+        if self.kind == "bred":
+            text += f", {self.cycles} cycles of {self.cycle}"
+        return text
+
+
+class SPPTSection(TendencyPerturbationSection):
+    """Stochastically perturbed tendencies: the change over a step is multiplied by 1 + r.
+
+    r is a random field that is correlated in space and time, the same for all variables.
+    """
+
+    kind: Literal["sppt"] = Field("sppt", description="Stochastically perturbed tendencies.")
+    amplitude: float = Field(0.5, gt=0, description="Standard deviation of r; r is limited to [-1, 1].")
+    length: float = Field(500.0, gt=0, description="Correlation length of r in km.")
+    time: Duration = Field("6h", description="Correlation time of r: after it, the correlation has fallen to 1/e.")
+
+    def describe(self) -> str:
+        """See the base class."""
+        return f"changes times 1 + {self.amplitude:g} r, r of {self.length:g} km and {self.time}"

@@ -1,0 +1,113 @@
+"""What one training step asks of the model: the contract of ``trainer.objective``.
+
+The training step gives an objective a batch and gets a loss back; it knows nothing else of how the model is run.
+Shape suffixes: B batch, M ensemble members, C channels, T time frames, H latitude rows, W longitude columns.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from torch import Tensor
+
+from credit.config.registry import OBJECTIVES
+from credit.config.schema_objective import ObjectiveSection
+from credit.data.samples.batch import Batch
+from credit.errors import ConfigError
+from credit.forecast.stepper import Stepper, forcing_windows
+from credit.losses.base import Loss
+
+
+@dataclass(frozen=True)
+class ObjectiveContext:
+    """What an objective is built from.
+
+    Attributes:
+        stepper: runs the network.
+        loss: of normalised predictions and targets.
+        recompute: compute the steps of a rollout again in the backward pass (``trainer.recompute_steps``).
+    """
+
+    stepper: Stepper
+    loss: Loss
+    recompute: bool = False
+
+
+@dataclass(frozen=True)
+class EncodedBatch:
+    """A batch in normalised space.
+
+    Attributes:
+        history_BCTHW: prognostic channels of the input frames.
+        forcing: step number (from 0) -> dynamic forcing (B, C, T, H, W) of that step's input frames.
+        target_BCTHW: output channels at the steps after.
+    """
+
+    history_BCTHW: Tensor
+    forcing: Callable[[int], Tensor]
+    target_BCTHW: Tensor
+
+
+class Objective(ABC):
+    """Base class of training objectives.
+
+    Args:
+        context: what it runs.
+        section: ``trainer.objective`` of the config.
+    """
+
+    def __init__(self, context: ObjectiveContext, section: ObjectiveSection) -> None:
+        self.stepper = context.stepper
+        self.loss = context.loss
+        self.recompute = context.recompute
+
+    @abstractmethod
+    def training_loss(self, batch: Batch, counted_steps: Sequence[int], reduce_gradients: bool) -> Tensor:
+        """Collective: return the loss of a batch, a scalar to be differentiated.
+
+        Args:
+            batch: of this data rank, on its device, in physical units.
+            counted_steps: rollout steps (from 1) whose loss counts; the last ends the rollout.
+            reduce_gradients: whether gradients are reduced over the ranks in this backward pass; with gradient
+                accumulation only the last micro-step's are (`credit.parallel.fsdp2.set_gradient_sync`).
+        """
+
+    @abstractmethod
+    def predict(self, batch: EncodedBatch, num_steps: int) -> Iterator[Tensor]:
+        """Collective: yield the normalised prediction (B, M, C, H, W) of each step, for the validation."""
+
+    def encode(self, batch: Batch) -> EncodedBatch:
+        """Return a batch in normalised space."""
+        normalizer = self.stepper.normalizer
+        history_BCTHW = normalizer.encode(batch.history_BCTHW, "prognostic")
+        forcing_BCTHW = normalizer.encode(batch.forcing_BCTHW, "dynamic_forcing")
+        target_BCTHW = normalizer.encode(batch.target_BCTHW, "output")
+        return EncodedBatch(history_BCTHW, forcing_windows(forcing_BCTHW, history_BCTHW.shape[2]), target_BCTHW)
+
+
+ObjectiveClass = TypeVar("ObjectiveClass", bound=type[Objective])
+
+
+def register_objective(name: str, section: type[ObjectiveSection]) -> Callable[[ObjectiveClass], ObjectiveClass]:
+    """Class decorator that makes an objective available as ``trainer.objective.kind: name``.
+
+    Raises:
+        ConfigError: if another class has the name, or the class does not derive from `Objective`.
+    """
+
+    def register(cls: ObjectiveClass) -> ObjectiveClass:
+        if not issubclass(cls, Objective):
+            raise ConfigError(
+                f'objective "{name}": {cls.__qualname__} must derive from credit.forecast.objectives.base.Objective'
+            )
+        return OBJECTIVES.register(name, section)(cls)
+
+    return register
+
+
+def build_objective(section: ObjectiveSection, context: ObjectiveContext) -> Objective:
+    """Return the objective that a config asks for."""
+    return OBJECTIVES.find_class(section.kind)(context, section)

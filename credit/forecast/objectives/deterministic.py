@@ -1,0 +1,42 @@
+"""The deterministic objective: a rollout, compared with the truth at the steps that count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from credit.data.samples.batch import Batch
+from credit.forecast.objectives.base import EncodedBatch, Objective, register_objective
+from credit.forecast.objectives.section import DeterministicSection
+from credit.parallel.fsdp2 import set_gradient_sync
+
+
+@register_objective("deterministic", DeterministicSection)
+class DeterministicRollout(Objective):
+    """Mean of the loss over the counted steps of one forecast; gradients flow through all steps."""
+
+    def training_loss(self, batch: Batch, counted_steps: Sequence[int], reduce_gradients: bool) -> Tensor:
+        """See the base class."""
+        encoded = self.encode(batch)
+        num_steps = max(counted_steps)
+        model = self.stepper.model
+        # The backward pass runs from the last step to the first. Gradients of a longer rollout are complete, and are
+        # reduced, only when it has come to the first step.
+        set_gradient_sync(model, reduce_gradients and num_steps == 1)
+        losses = []
+        rollout = self.stepper.rollout(
+            encoded.history_BCTHW, encoded.forcing, num_steps, recompute=self.recompute and num_steps > 1
+        )
+        for number, output_BCHW in enumerate(rollout, start=1):
+            if reduce_gradients and number == 1 and num_steps > 1:
+                output_BCHW.register_hook(lambda gradient: set_gradient_sync(model, True))
+            if number in counted_steps:
+                losses.append(self.loss(output_BCHW[:, None], encoded.target_BCTHW[:, :, number - 1]))
+        return torch.stack(losses).mean()
+
+    def predict(self, batch: EncodedBatch, num_steps: int) -> Iterator[Tensor]:
+        """See the base class; there is one member."""
+        for output_BCHW in self.stepper.rollout(batch.history_BCTHW, batch.forcing, num_steps):
+            yield output_BCHW[:, None]

@@ -1,0 +1,15 @@
+"""Config sections of the built-in training objectives."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from credit.config.schema_objective import ObjectiveSection
+
+
+class DeterministicSection(ObjectiveSection):
+    """A deterministic rollout: one forecast of each sample, compared with the truth at the steps that count."""
+
+    kind: Literal["deterministic"] = Field("deterministic", description="One forecast of each sample.")

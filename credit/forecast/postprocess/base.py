@@ -1,0 +1,200 @@
+"""Post-processing of the output of every step: the contract of the entries of ``model.postprocess``, and their chain.
+
+Shape suffixes: B batch, C channels, T time frames, H latitude rows, W longitude columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from credit.channels import ChannelMap
+from credit.config.registry import POSTPROCESSES
+from credit.config.schema_data import DataConfig
+from credit.config.schema_postprocess import PostprocessSection
+from credit.data.normalize import Normalizer
+from credit.data.sources.vertical_layers import VerticalLayers
+from credit.errors import ConfigError
+from credit.grid import LatLonGrid
+
+
+@dataclass(frozen=True)
+class PostprocessContext:
+    """What a post-process is built from beside its own section.
+
+    Attributes:
+        data: the data section of the config.
+        channels: ``channels.output`` is the order of the output's channels; the prognostic ones come first.
+        grid: of the fields.
+        attributes: variable -> units, standard_name, long_name.
+        masks: variable -> (H, W) bool, True where it is missing.
+        static_CHW: static channels in physical units.
+        layers: edges of the vertical layers, where the list has an entry that sums over columns.
+        normalizer: between physical units and normalised space.
+        device: of the fields.
+        key: of the entry, for messages: ``model.postprocess.0``.
+        corrected_later: rows of the output that an entry after this one corrects.
+        entries: all entries of the list, in order.
+    """
+
+    data: DataConfig
+    channels: ChannelMap
+    grid: LatLonGrid
+    attributes: Mapping[str, Mapping[str, str]]
+    masks: Mapping[str, np.ndarray]
+    static_CHW: np.ndarray
+    layers: VerticalLayers | None
+    normalizer: Normalizer
+    device: torch.device
+    key: str = "model.postprocess"
+    corrected_later: frozenset[int] = frozenset()
+    entries: tuple[PostprocessSection, ...] = ()
+
+
+class Postprocess:
+    """Base class of post-processes.
+
+    A post-process changes the output of a step in training, validation and forecasts alike, so it is differentiable.
+    One that needs a sum over the globe is collective where a field is split over ranks.
+
+    Args:
+        context: what it is built from.
+        section: the entry of the list.
+
+    Attributes:
+        corrected_rows: rows of the output whose last word it has: bounds of earlier entries do not hold for them.
+    """
+
+    corrected_rows: Sequence[int] = ()
+
+    def __init__(self, context: PostprocessContext, section: PostprocessSection) -> None:
+        pass
+
+    def forward(self, output_BCHW: Tensor, previous_BCHW: Tensor, forcing_BCHW: Tensor) -> Tensor:
+        """Return the changed output, normalised, float32.
+
+        The output's own memory may be reused where no gradient is recorded.
+
+        Args:
+            output_BCHW: normalised output channels of the step.
+            previous_BCHW: normalised prognostic channels of the last input frame.
+            forcing_BCHW: normalised dynamic forcing of the step.
+        """
+        raise NotImplementedError
+
+    def limit_state(self, state_BCTHW: Tensor) -> Tensor:
+        """Return a perturbed initial state (normalised prognostic channels) within what this entry allows."""
+        return state_BCTHW
+
+    def limit_physical(self, output_BCHW: Tensor) -> Tensor:
+        """Return an output in physical units within what this entry allows, where decoding has rounded it."""
+        return output_BCHW
+
+    def merge(self, following: Postprocess) -> Postprocess | None:
+        """Return one post-process that does the work of this one and the next, None where they stay two."""
+        return None
+
+
+PostprocessClass = TypeVar("PostprocessClass", bound=type[Postprocess])
+
+
+def register_postprocess(
+    name: str, section: type[PostprocessSection]
+) -> Callable[[PostprocessClass], PostprocessClass]:
+    """Class decorator that makes a post-process available as ``model.postprocess.N.kind: name``.
+
+    Raises:
+        ConfigError: if another class has the name, or the class does not derive from `Postprocess`.
+    """
+
+    def register(cls: PostprocessClass) -> PostprocessClass:
+        if not issubclass(cls, Postprocess):
+            raise ConfigError(
+                f'post-process "{name}": {cls.__qualname__} must derive from '
+                "credit.forecast.postprocess.base.Postprocess"
+            )
+        return POSTPROCESSES.register(name, section)(cls)
+
+    return register
+
+
+class PostprocessChain:
+    """Post-processes applied one after the other.
+
+    Args:
+        entries: in their order.
+    """
+
+    def __init__(self, entries: Sequence[Postprocess] = ()) -> None:
+        self._entries = tuple(entries)
+
+    def __call__(self, output_BCHW: Tensor, previous_BCHW: Tensor, forcing_BCHW: Tensor) -> Tensor:
+        """Return the output after all entries; see `Postprocess.forward`."""
+        for entry in self._entries:
+            output_BCHW = entry.forward(output_BCHW, previous_BCHW, forcing_BCHW)
+        return output_BCHW
+
+    def limit_state(self, state_BCTHW: Tensor) -> Tensor:
+        """See `Postprocess.limit_state`."""
+        for entry in self._entries:
+            state_BCTHW = entry.limit_state(state_BCTHW)
+        return state_BCTHW
+
+    def limit_physical(self, output_BCHW: Tensor) -> Tensor:
+        """See `Postprocess.limit_physical`."""
+        for entry in self._entries:
+            output_BCHW = entry.limit_physical(output_BCHW)
+        return output_BCHW
+
+
+def build_postprocess(entries: Mapping[str, PostprocessSection], context: PostprocessContext) -> PostprocessChain:
+    """Return the chain of a run.
+
+    Args:
+        entries: of ``model.postprocess``, with its shorthands, in order, by their config keys.
+        context: of the run.
+
+    Raises:
+        ConfigError: for a variable whose levels, units, temporal meaning or mask do not fit.
+    """
+    entries = with_data_bounds(entries, context.data, context.channels)
+    context = replace(context, entries=tuple(entries.values()))
+    built: list[Postprocess] = []
+    corrected_later: frozenset[int] = frozenset()
+    # From the last to the first, because a bound does not hold for what a later entry corrects.
+    for key, section in reversed(entries.items()):
+        entry_context = replace(context, key=key, corrected_later=corrected_later)
+        entry = POSTPROCESSES.find_class(section.kind)(entry_context, section)
+        corrected_later |= frozenset(entry.corrected_rows)
+        merged = entry.merge(built[0]) if built else None
+        if merged is not None:
+            built[0] = merged
+        else:
+            built.insert(0, entry)
+    return PostprocessChain(built)
+
+
+def with_data_bounds(
+    entries: Mapping[str, PostprocessSection], data: DataConfig, channels: ChannelMap
+) -> dict[str, PostprocessSection]:
+    """Return the list with a clamp for each output variable that the data section bounds.
+
+    They stand before all other entries but the hyperdiffusion, which moves values past their bounds.
+    """
+    clamp_section = POSTPROCESSES.find_section("clamp")
+    bounds: dict[str, PostprocessSection] = {}
+    for variable in dict.fromkeys(channel.variable for channel in channels.output):
+        options = data.field(variable)
+        if options.minimum is not None or options.maximum is not None:
+            bounds[f"data.variable_options.{variable}"] = clamp_section.model_validate(
+                {"kind": "clamp", "variable": variable, "minimum": options.minimum, "maximum": options.maximum}
+            )
+    kinds = [section.kind for section in entries.values()]
+    position = kinds.index("hyperdiffusion") + 1 if "hyperdiffusion" in kinds else 0
+    items = list(entries.items())
+    return dict([*items[:position], *bounds.items(), *items[position:]])

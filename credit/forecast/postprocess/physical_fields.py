@@ -1,0 +1,219 @@
+"""Fields of a step in SI units, for post-processes that compute with physics: which channels, which units.
+
+Shape suffixes: B batch, C channels, K layers, H latitude rows, W longitude columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from credit.data.formats.units import plain
+from credit.data.normalize import Normalizer
+from credit.errors import ConfigError
+from credit.forecast.postprocess.base import PostprocessContext
+from credit.physics.thermodynamics import GRAVITY
+
+# quantity -> unit -> factor to SI
+_UNITS = {
+    "pressure": {"Pa": 1.0, "hPa": 100.0},
+    "mass fraction of water": {"kg kg-1": 1.0, "1": 1.0, "g kg-1": 1e-3},
+    "temperature": {"K": 1.0},
+    "wind": {"m s-1": 1.0},
+    "geopotential or height of the ground": {"m2 s-2": 1.0, "m": GRAVITY},
+}
+# The same for fluxes, by what a value stands for. A mean counts for as many seconds as the step has.
+_FLUX_UNITS = {
+    "water": {
+        "accumulate": {"kg m-2": 1.0, "mm": 1.0, "m": 1000.0},
+        "mean": {
+            "kg m-2 s-1": 1.0,
+            "mm s-1": 1.0,
+            "m s-1": 1000.0,
+            "mm h-1": 1 / 3600,
+            "mm hr-1": 1 / 3600,
+            "mm day-1": 1 / 86400,
+            "mm d-1": 1 / 86400,
+            "kg m-2 day-1": 1 / 86400,
+        },
+    },
+    "energy": {"accumulate": {"J m-2": 1.0}, "mean": {"W m-2": 1.0, "J m-2 s-1": 1.0}},
+}
+_SOLAR_RADIATION = "toa_incident_solar_radiation"
+
+
+@dataclass(frozen=True)
+class ChannelSlice:
+    """Where a variable lies among the channels.
+
+    Attributes:
+        group: ``output``, of which prognostic channels are the first, or ``dynamic_forcing``.
+        rows: its channels there, side by side, in the order of the run's levels.
+        factor: from its units to SI; of a flux, to the amount of a step, in kg m-2 or J m-2.
+    """
+
+    group: str
+    rows: tuple[int, ...]
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        assert self.rows == tuple(range(self.rows[0], self.rows[-1] + 1)), "no index has to go to the device"
+
+
+class StepFields:
+    """The fields of a step in SI units, float64, decoded when they are asked for.
+
+    Args:
+        normalizer: of the run.
+        output_BCHW: the normalised output.
+        previous_BCHW: normalised prognostic channels of the last input frame.
+        forcing_BCHW: its dynamic forcing.
+
+    Attributes:
+        output_BCHW: the normalised output with all corrections so far.
+    """
+
+    def __init__(
+        self, normalizer: Normalizer, output_BCHW: Tensor, previous_BCHW: Tensor, forcing_BCHW: Tensor
+    ) -> None:
+        self._normalizer = normalizer
+        self._previous_BCHW = previous_BCHW
+        self._forcing_BCHW = forcing_BCHW
+        self.output_BCHW = output_BCHW
+        self._decoded: dict[tuple[str, ChannelSlice], Tensor] = {}
+
+    def before(self, variable: ChannelSlice) -> Tensor:
+        """Return a prognostic variable in the last input frame, (B, K, H, W)."""
+        return self._decode("prognostic", variable, self._previous_BCHW)
+
+    def after(self, variable: ChannelSlice) -> Tensor:
+        """Return a predicted variable, or the step's forcing, (B, K, H, W)."""
+        fields_BCHW = self.output_BCHW if variable.group == "output" else self._forcing_BCHW
+        return self._decode(variable.group, variable, fields_BCHW)
+
+    def correct(self, variable: ChannelSlice, values_BKHW: Tensor) -> None:
+        """Replace the values of a predicted variable."""
+        encoded = self._normalizer.encode_rows(values_BKHW / variable.factor, "output", variable.rows)
+        self.output_BCHW = self.output_BCHW.slice_scatter(encoded, 1, variable.rows[0], variable.rows[-1] + 1)
+        # From here on the values count as float32 keeps them.
+        self._decoded.pop(("output", variable), None)
+
+    def _decode(self, group: str, variable: ChannelSlice, fields_BCHW: Tensor) -> Tensor:
+        key = (group, variable)
+        if key not in self._decoded:
+            physical_BKHW = self._normalizer.decode_rows(fields_BCHW, group, variable.rows)
+            self._decoded[key] = physical_BKHW * variable.factor
+        return self._decoded[key]
+
+
+class VariableResolver:
+    """Finds the channels and units of the variables that an entry of ``model.postprocess`` names.
+
+    Args:
+        context: of the entry.
+    """
+
+    def __init__(self, context: PostprocessContext) -> None:
+        self._context = context
+
+    def resolve_field(self, key: str, name: str, quantity: str) -> ChannelSlice:
+        """Return a prognostic variable, on all levels or on none.
+
+        Args:
+            key: of the entry that names the variable: ``specific_humidity``.
+            name: the variable.
+            quantity: what it must be: ``pressure``, ``temperature``, ...
+
+        Raises:
+            ConfigError: if its levels, units or masks do not fit.
+        """
+        context = self._context
+        output = context.channels.output
+        rows = tuple(row for row, channel in enumerate(output) if channel.variable == name)
+        levels = tuple(output[row].level for row in rows)
+        if levels != (None,) and levels != context.layers.levels:
+            raise ConfigError(
+                f"{context.key}.{key}: {name} has levels of its own (data.variable_options.{name}.levels), and a "
+                "budget needs it on all of data.levels; leave them out"
+            )
+        self._require_unmasked(key, name)
+        return ChannelSlice("output", rows, self._factor(key, name, _UNITS[quantity], quantity))
+
+    def resolve_flux(self, key: str, name: str, kind: str, sign: float) -> ChannelSlice:
+        """Return a flux as the amount that passes in a step, positive into the air.
+
+        Args:
+            key: of the entry that names the variable.
+            name: the variable, predicted or a forcing.
+            kind: ``water`` or ``energy``.
+            sign: 1 where the variable is positive into the air, else -1.
+
+        Raises:
+            ConfigError: if its temporal meaning, units or masks do not fit.
+        """
+        context = self._context
+        channels, group = context.channels.output, "output"
+        if name not in {channel.variable for channel in channels}:
+            channels, group = context.channels.group("dynamic_forcing"), "dynamic_forcing"
+        (row,) = (row for row, channel in enumerate(channels) if channel.variable == name)
+        self._require_unmasked(key, name)
+        if channels[row].source == "computed":
+            if name != _SOLAR_RADIATION:
+                raise ConfigError(f"{context.key}.{key}: {name} is not a flux")
+            self._require_next_window(key, name, context.data.solar.window, "data.solar.window")
+            return ChannelSlice(group, (row,), sign)
+        options = context.data.field(name)
+        if group == "dynamic_forcing":
+            self._require_next_window(key, name, options.window, f"data.variable_options.{name}.window")
+        temporal = "accumulate" if options.temporal == "deaccumulate" else options.temporal
+        if temporal == "instant":
+            raise ConfigError(
+                f"{context.key}.{key}: data.variable_options.{name}.temporal: {name} is instantaneous, and a budget "
+                "needs what passes during the step; set accumulate or mean, if that is what the data are"
+            )
+        factor = self._factor(key, name, _FLUX_UNITS[kind][temporal], f"flux of {kind}, {temporal}")
+        seconds = context.data.step_minutes * 60.0 if temporal == "mean" else 1.0
+        return ChannelSlice(group, (row,), sign * factor * seconds)
+
+    def resolve_ground(self, key: str, name: str) -> Tensor:
+        """Return the geopotential of the ground, (H, W) float64, m2 s-2.
+
+        Raises:
+            ConfigError: if its units or masks do not fit.
+        """
+        context = self._context
+        static = context.channels.group("static")
+        (row,) = (row for row, channel in enumerate(static) if channel.name == name)
+        quantity = "geopotential or height of the ground"
+        factor = self._factor(key, name, _UNITS[quantity], quantity)
+        self._require_unmasked(key, name)
+        ground_HW = np.asarray(context.static_CHW[row], dtype=np.float64) * factor
+        return torch.from_numpy(ground_HW).to(context.device)
+
+    def _factor(self, key: str, name: str, factors: dict[str, float], quantity: str) -> float:
+        """Return the factor from a variable's units to SI."""
+        units = self._context.data.field(name).units or self._context.attributes.get(name, {}).get("units", "")
+        if plain(units) not in factors:
+            described = f'in "{units}"' if units else "without units"
+            raise ConfigError(
+                f"{self._context.key}.{key}: {name} is {described}; a budget takes {quantity} in {', '.join(factors)}; "
+                f"correct the variable, its units in the files, or convert them: data.variable_options.{name}.units"
+            )
+        return factors[plain(units)]
+
+    def _require_unmasked(self, key: str, name: str) -> None:
+        if name in self._context.masks:
+            raise ConfigError(
+                f"{self._context.key}.{key}: {name} has missing cells (data.variable_options.{name}.missing: "
+                "fill_mean), and a budget is a sum over all; name another variable, or take the budget out"
+            )
+
+    def _require_next_window(self, key: str, name: str, window: str, window_key: str) -> None:
+        if window != "next":
+            raise ConfigError(
+                f"{self._context.key}.{key}: {window_key}: {window}: the forcing {name} is that of the step before, "
+                "and a budget needs that of the step; set next"
+            )

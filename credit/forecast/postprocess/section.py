@@ -1,0 +1,165 @@
+"""Config sections of the built-in post-processes, entries of ``model.postprocess``."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from credit.config.schema_base import Duration
+from credit.config.schema_data import DataConfig
+from credit.config.schema_postprocess import PostprocessSection, require_member
+
+Direction = Literal["down", "up"]
+
+
+class HyperdiffusionSection(PostprocessSection):
+    """Damping of the shortest waves of prognostic channels after each step."""
+
+    kind: Literal["hyperdiffusion"] = Field("hyperdiffusion", description="Damps the shortest waves.")
+    time: Duration = Field("3h", description="E-folding time of the shortest wave that the grid carries.")
+    order: int = Field(8, ge=2, multiple_of=2, description="Power of the wave number: 8 is the Laplacian's fourth.")
+
+
+class ClampSection(PostprocessSection):
+    """Bounds of a variable."""
+
+    kind: Literal["clamp"] = Field(description="Values outside the bounds are set to them.")
+    variable: str = Field(description="A prognostic or diagnostic variable.")
+    minimum: float | None = Field(
+        None, description="In the variable's units; `data.variable_options.NAME.minimum` is the same."
+    )
+    maximum: float | None = Field(
+        None, description="In the variable's units; `data.variable_options.NAME.maximum` is the same."
+    )
+
+    @model_validator(mode="after")
+    def _has_bounds(self) -> ClampSection:
+        if self.minimum is None and self.maximum is None:
+            raise ValueError("clamp needs minimum, maximum or both")
+        if self.minimum is not None and self.maximum is not None and self.minimum >= self.maximum:
+            raise ValueError(f"minimum {self.minimum:g} must be below maximum {self.maximum:g}")
+        return self
+
+    @property
+    def subject(self) -> str:
+        """See the base class."""
+        return f"clamp of {self.variable}"
+
+    def require_variables(self, data: DataConfig, key: str) -> None:
+        """See the base class; a bound must not stand in the data section as well."""
+        groups = data.variables
+        outputs = {
+            *groups.prognostic.vars_3D,
+            *groups.prognostic.vars_2D,
+            *groups.diagnostic.vars_3D,
+            *groups.diagnostic.vars_2D,
+        }
+        for bound in ("minimum", "maximum"):
+            if getattr(self, bound) is not None and getattr(data.field(self.variable), bound) is not None:
+                raise ValueError(
+                    f"{key}.{bound}: data.variable_options.{self.variable}.{bound} sets it already; leave one out"
+                )
+        require_member(f"{key}.variable", self.variable, outputs, "in prognostic or diagnostic")
+
+
+class BudgetSection(PostprocessSection):
+    """Keys that every budget of the air has."""
+
+    needs_whole_columns: ClassVar[bool] = True
+
+    surface_pressure: str = Field(description="Prognostic variable in Pa or hPa.")
+    specific_humidity: str = Field("q", description="Prognostic variable on all levels, in kg kg-1 or g kg-1.")
+    condensate: list[str] = Field(
+        [], description="Further water on all levels (cloud water, ice, rain, snow), in the same units."
+    )
+
+    @property
+    def water(self) -> list[str]:
+        """All variables that are water in the air."""
+        return [self.specific_humidity, *self.condensate]
+
+    def require_variables(self, data: DataConfig, key: str) -> None:
+        """See the base class."""
+        prognostic = data.variables.prognostic
+        require_member(
+            f"{key}.surface_pressure", self.surface_pressure, set(prognostic.vars_2D), "in prognostic.vars_2D"
+        )
+        on_levels = set(prognostic.vars_3D)
+        require_member(f"{key}.specific_humidity", self.specific_humidity, on_levels, "in prognostic.vars_3D")
+        for name in self.condensate:
+            require_member(f"{key}.condensate", name, on_levels, "in prognostic.vars_3D")
+
+
+class DryMassSection(BudgetSection):
+    """The global mass of dry air stays what it was before the step."""
+
+    kind: Literal["dry_mass"] = Field(description="Closed by a factor of surface pressure.")
+
+
+class WaterSection(BudgetSection):
+    """The global water of the air changes by evaporation minus precipitation."""
+
+    kind: Literal["water"] = Field(description="Closed by a factor of precipitation, at least 0.")
+    precipitation: str = Field(
+        description="Predicted variable, never below 0, of the step: `temporal: accumulate` in m, mm or kg m-2, or "
+        "`mean` in kg m-2 s-1, mm s-1, mm h-1, mm day-1 or m s-1."
+    )
+    evaporation: str = Field(description="Predicted variable of the step, in one of the same units.")
+    evaporation_positive: Direction = Field(
+        description="The direction in which it is positive: `down` in ERA5 (e, mer), `up` in CMIP (evspsbl)."
+    )
+
+    def require_variables(self, data: DataConfig, key: str) -> None:
+        """See the base class."""
+        super().require_variables(data, key)
+        outputs = {*data.variables.prognostic.vars_2D, *data.variables.diagnostic.vars_2D}
+        rule = "in vars_2D of prognostic or diagnostic"
+        require_member(f"{key}.precipitation", self.precipitation, outputs, rule)
+        require_member(f"{key}.evaporation", self.evaporation, outputs, rule)
+
+
+class EnergySection(BudgetSection):
+    """The global energy of the air changes by the net flux through its top and the ground."""
+
+    kind: Literal["energy"] = Field(description="Closed by a factor of temperature.")
+    temperature: str = Field("t", description="Prognostic variable on all levels, in K.")
+    eastward_wind: str = Field("u", description="Prognostic variable on all levels, in m s-1.")
+    northward_wind: str = Field("v", description="Prognostic variable on all levels, in m s-1.")
+    surface_geopotential: str = Field(description="Static variable: geopotential (m2 s-2) or height (m) of the ground.")
+    top_down: list[str] = Field(
+        [],
+        description="Fluxes at the top of the atmosphere that are positive downwards, net or not, of the step: "
+        "`temporal: accumulate` in J m-2 or `mean` in W m-2. Predicted, or `toa_incident_solar_radiation`.",
+    )
+    top_up: list[str] = Field([], description="Fluxes at the top that are positive upwards.")
+    surface_down: list[str] = Field(
+        [], description="Fluxes at the ground that are positive downwards: radiation, sensible and latent heat."
+    )
+    surface_up: list[str] = Field([], description="Fluxes at the ground that are positive upwards.")
+
+    @model_validator(mode="after")
+    def _has_fluxes(self) -> EnergySection:
+        if not (self.top_down or self.top_up) or not (self.surface_down or self.surface_up):
+            raise ValueError("energy needs fluxes at the top (top_down, top_up) and at the ground (surface_down, ...)")
+        fluxes = [*self.top_down, *self.top_up, *self.surface_down, *self.surface_up]
+        repeated = sorted({name for name in fluxes if fluxes.count(name) > 1})
+        if repeated:
+            raise ValueError(f"{', '.join(repeated)} listed twice among the fluxes; each has one direction")
+        return self
+
+    def require_variables(self, data: DataConfig, key: str) -> None:
+        """See the base class."""
+        super().require_variables(data, key)
+        groups = data.variables
+        on_levels = set(groups.prognostic.vars_3D)
+        for name in ("temperature", "eastward_wind", "northward_wind"):
+            require_member(f"{key}.{name}", getattr(self, name), on_levels, "in prognostic.vars_3D")
+        require_member(
+            f"{key}.surface_geopotential", self.surface_geopotential, set(groups.static.vars_2D), "in static.vars_2D"
+        )
+        fluxes = {*groups.prognostic.vars_2D, *groups.diagnostic.vars_2D, *groups.dynamic_forcing.vars_2D}
+        for direction in ("top_down", "top_up", "surface_down", "surface_up"):
+            for name in getattr(self, direction):
+                rule = "in vars_2D of prognostic, diagnostic or dynamic_forcing"
+                require_member(f"{key}.{direction}", name, fluxes, rule)

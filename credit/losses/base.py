@@ -1,0 +1,109 @@
+"""Base classes of training losses.
+
+A loss sees normalised fields of all members of a forecast ensemble; a deterministic forecast has one member.
+Shape suffixes: B batch, M ensemble members, C output channels, H latitude rows, W longitude columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from credit.channels import ChannelMap
+from credit.config.schema_loss import LossSection
+from credit.grid import LatLonGrid
+
+
+@dataclass(frozen=True)
+class LossContext:
+    """Everything that a loss is built from beside its own section.
+
+    Attributes:
+        channels: ``channels.output`` is the order of C.
+        grid: of the fields.
+        area_CHW: cell areas as fractions of the valid area of each channel, summing to 1 over each, float64.
+        cell_weight_CHW: weight of each cell in a channel's mean, summing to 1 over each, float64: `area_CHW`, or equal
+            weights with ``loss.latitude_weights: false``. Masked cells have 0.
+        channel_weight_C: weight of each channel by ``loss.weights`` and ``loss.level_weights``, summing to 1, float64.
+        error_scale_C: factor on the normalised error of each channel by ``loss.scaling``: with ``tendency``, one over
+            the standard deviation of a step's change for prognostic channels; float64.
+        masks: variable -> (H, W) bool, True where it is missing.
+    """
+
+    channels: ChannelMap
+    grid: LatLonGrid
+    area_CHW: np.ndarray
+    cell_weight_CHW: np.ndarray
+    channel_weight_C: np.ndarray
+    error_scale_C: np.ndarray
+    masks: Mapping[str, np.ndarray]
+
+
+class Loss(nn.Module):
+    """Base class of all losses.
+
+    Constants that depend on the context are buffers (`register_constant`), so that they move with the loss to its
+    device. A loss has no trainable parameters.
+
+    Args:
+        context: weights, scales and grid of the run.
+        section: the loss section of the config.
+    """
+
+    def __init__(self, context: LossContext, section: LossSection) -> None:
+        super().__init__()
+
+    def register_constant(self, name: str, array: np.ndarray) -> None:
+        """Make a float32 tensor of an array available as ``self.NAME``, on the loss's device."""
+        self.register_buffer(name, torch.from_numpy(np.asarray(array, dtype=np.float32).copy()), persistent=False)
+
+    def forward(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
+        """Return the scalar loss, float32, to be differentiated.
+
+        Args:
+            prediction_BMCHW: normalised output of each member.
+            target_BCHW: normalised truth. Masked cells hold 0 in both.
+        """
+        raise NotImplementedError
+
+
+class PointwiseLoss(Loss):
+    """Mean of a function of the error over batch, members, cells (by area) and channels (by weight).
+
+    The error of a prognostic channel is measured in standard deviations of its own tendency (``loss.scaling:
+    tendency``, so that persistence scores 1 with `mse`) or of its state; each channel and level has its own, so none
+    dominates because its variance differs from that of the others. A subclass defines `cost`.
+
+    Args:
+        context: weights, scales and grid of the run.
+        section: the loss section of the config. A key ``global_mean``, where it has one, is the weight of the squared
+            error of each channel's area mean, which is added.
+    """
+
+    def __init__(self, context: LossContext, section: LossSection) -> None:
+        super().__init__(context, section)
+        channel_weight_C11 = context.channel_weight_C[:, None, None]
+        self.register_constant("weight_CHW", context.cell_weight_CHW * channel_weight_C11)
+        self.register_constant("area_CHW", context.area_CHW)
+        self.register_constant("channel_weight_C", context.channel_weight_C)
+        self.register_constant("scale_C11", context.error_scale_C[:, None, None])
+        self._global_mean_weight = getattr(section, "global_mean", 0.0)
+
+    def cost(self, error_BMCHW: Tensor) -> Tensor:
+        """Return what the error of each cell costs, of the same shape; the error is in the unit of ``loss.scaling``."""
+        raise NotImplementedError
+
+    def forward(self, prediction_BMCHW: Tensor, target_BCHW: Tensor) -> Tensor:
+        """See the base class."""
+        error_BMCHW = (prediction_BMCHW.float() - target_BCHW.float()[:, None]) * self.scale_C11
+        num_forecasts = prediction_BMCHW.shape[0] * prediction_BMCHW.shape[1]
+        loss = (self.cost(error_BMCHW) * self.weight_CHW).sum() / num_forecasts
+        if self._global_mean_weight:
+            mean_error_BMC = (error_BMCHW * self.area_CHW).sum(dim=(3, 4))
+            mean_cost = (mean_error_BMC.square() * self.channel_weight_C).sum(dim=2).mean()
+            loss = loss + self._global_mean_weight * mean_cost
+        return loss

@@ -1,0 +1,88 @@
+"""A run's training loss: the weights and scales that its section asks for, and the registered class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from credit.channels import ChannelMap
+from credit.config.registry import LOSSES
+from credit.config.schema_loss import LossSection
+from credit.errors import ConfigError, did_you_mean
+from credit.grid import LatLonGrid
+from credit.losses.base import Loss, LossContext
+
+
+def build_loss(
+    section: LossSection,
+    channels: ChannelMap,
+    grid: LatLonGrid,
+    tendency_scale_C: np.ndarray,
+    masks: Mapping[str, np.ndarray],
+) -> Loss:
+    """Return the loss of a run.
+
+    Args:
+        section: the loss section of the config.
+        channels: the channels.
+        grid: of the fields.
+        tendency_scale_C: (C_prognostic,) standard deviation of the tendency over that of the state.
+        masks: variable -> (H, W) bool, True where it is missing.
+
+    Raises:
+        ConfigError: for weights of variables that are not predicted, or a loss with trainable parameters.
+    """
+    everywhere = np.zeros(grid.shape, dtype=bool)
+    valid_CHW = np.stack([~masks.get(channel.variable, everywhere) for channel in channels.output])
+    area_CHW = _normalise(valid_CHW * grid.area_weights())
+    equal_CHW = _normalise(valid_CHW.astype(np.float64))
+    error_scale_C = np.ones(len(channels.output))
+    if section.scaling == "tendency":
+        error_scale_C[channels.output_slice("prognostic")] = 1.0 / np.asarray(tendency_scale_C, dtype=np.float64)
+    context = LossContext(
+        channels=channels,
+        grid=grid,
+        area_CHW=area_CHW,
+        cell_weight_CHW=area_CHW if section.latitude_weights else equal_CHW,
+        channel_weight_C=channel_weights(section, channels),
+        error_scale_C=error_scale_C,
+        masks=masks,
+    )
+    loss = LOSSES.find_class(section.kind)(context, section)
+    trained = [name for name, _ in loss.named_parameters()]
+    if trained:
+        raise ConfigError(
+            f"loss.kind: {section.kind} has trainable parameters ({', '.join(trained)}), which no optimizer trains; "
+            "make them constants (register_constant) or keys of its section"
+        )
+    return loss
+
+
+def channel_weights(section: LossSection, channels: ChannelMap) -> np.ndarray:
+    """Return the weight of each output channel by ``loss.weights`` and ``loss.level_weights``, summing to 1, (C,).
+
+    Raises:
+        ConfigError: for a name that is not predicted.
+    """
+    output = channels.output
+    names = {channel.name for channel in output} | {channel.variable for channel in output}
+    for name in section.weights:
+        if name not in names:
+            raise ConfigError(f'loss.weights: "{name}" is not an output{did_you_mean(name, names)}')
+    weight_C = np.ones(len(output))
+    for row, channel in enumerate(output):
+        weight_of_variable = section.weights.get(channel.variable, 1.0)
+        weight_C[row] = section.weights.get(channel.name, weight_of_variable)
+    if section.level_weights == "pressure":
+        # The mean is 1 over the levels of a variable, so that variables keep their balance.
+        for variable in {channel.variable for channel in output if channel.level is not None}:
+            rows = [row for row, channel in enumerate(output) if channel.variable == variable]
+            levels = np.array([output[row].level for row in rows])
+            weight_C[rows] *= levels / levels.mean()
+    return weight_C / weight_C.sum()
+
+
+def _normalise(cells_CHW: np.ndarray) -> np.ndarray:
+    """Return weights of cells that sum to 1 over each channel."""
+    return cells_CHW / cells_CHW.sum(axis=(1, 2), keepdims=True)

@@ -1,0 +1,39 @@
+"""Losses by name: ``loss.kind``. This module imports no torch, so that a config can be loaded without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from credit.config.registry import LOSSES
+from credit.config.schema_loss import LossSection
+from credit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from credit.losses.base import Loss
+
+LossClass = TypeVar("LossClass", bound="type[Loss]")
+
+
+def register_loss(name: str, section: type[LossSection]) -> Callable[[LossClass], LossClass]:
+    """Class decorator that makes a loss available as ``loss.kind: name``, with `section` for its config keys.
+
+    Args:
+        name: of the loss.
+        section: derives from `LossSection`, which has the keys that every loss has.
+
+    Raises:
+        ConfigError: if another class has the name, or the class does not derive from `credit.losses.base.Loss`.
+    """
+
+    def register(cls: LossClass) -> LossClass:
+        from credit.losses.base import Loss
+
+        if not (isinstance(cls, type) and issubclass(cls, Loss)):
+            raise ConfigError(
+                f'loss "{name}": {cls.__module__}.{cls.__qualname__} must derive from credit.losses.base.Loss, or from '
+                "credit.losses.base.PointwiseLoss for a function of the error in one cell"
+            )
+        return LOSSES.register(name, section)(cls)
+
+    return register

@@ -1,0 +1,64 @@
+"""Root mean square error of the validation, and the skill against persistence.
+
+Shape suffixes: L lead times, B batch, M ensemble members, C output channels, H latitude rows, W longitude columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from credit.channels import ChannelMap
+from credit.metrics.base import Metric, MetricContext, register_metric
+
+
+@register_metric("rmse")
+class RootMeanSquareError(Metric):
+    """Area-weighted RMSE of the ensemble mean by lead time and channel, ``rmse/z500/24h``, and ``skill``.
+
+    ``skill`` is the mean over prognostic channels and lead times of RMSE over persistence's RMSE; lower is better.
+
+    Args:
+        context: of the validation.
+    """
+
+    def __init__(self, context: MetricContext) -> None:
+        super().__init__(context)
+        self._weight_CHW = context.weight_CHW.double()
+        shape = len(context.lead_hours), self._weight_CHW.shape[0]
+        self.forecast_LC = torch.zeros(shape, dtype=torch.float64, device=self._weight_CHW.device)
+        self.persistence_LC = torch.zeros_like(self.forecast_LC)
+
+    @classmethod
+    def names(cls, channels: ChannelMap, lead_hours: Sequence[float]) -> list[str]:
+        """See the base class."""
+        return ["skill"] + [f"rmse/{channel.name}/{hours:g}h" for hours in lead_hours for channel in channels.output]
+
+    @property
+    def sums(self) -> Mapping[str, Tensor]:
+        """See the base class."""
+        return {"forecast": self.forecast_LC, "persistence": self.persistence_LC}
+
+    def add(self, lead: int, forecast_BMCHW: Tensor, persistence_BCHW: Tensor, truth_BCHW: Tensor) -> None:
+        """See the base class."""
+        mean_BCHW = forecast_BMCHW[:, 0] if forecast_BMCHW.shape[1] == 1 else forecast_BMCHW.mean(dim=1)
+        self.forecast_LC[lead] += self._squared_error(mean_BCHW, truth_BCHW)
+        self.persistence_LC[lead] += self._squared_error(persistence_BCHW, truth_BCHW)
+
+    def summary(self, num_cases: float) -> dict[str, float]:
+        """See the base class."""
+        channels = self.context.channels
+        rmse_LC = (self.forecast_LC / num_cases).sqrt()
+        persistence_LC = (self.persistence_LC / num_cases).sqrt()
+        prognostic = channels.output_slice("prognostic")
+        smallest = torch.finfo(torch.float64).tiny
+        ratio = rmse_LC[:, prognostic] / persistence_LC[:, prognostic].clamp(min=smallest)
+        values = [ratio.mean().item(), *rmse_LC.flatten().tolist()]
+        return dict(zip(self.names(channels, self.context.lead_hours), values, strict=True))
+
+    def _squared_error(self, forecast_BCHW: Tensor, truth_BCHW: Tensor) -> Tensor:
+        """Return the squared error summed over the batch, averaged over each channel's cells, (C,)."""
+        error_BCHW = (forecast_BCHW - truth_BCHW).double().square() * self._weight_CHW
+        return error_BCHW.sum(dim=(0, 2, 3))

@@ -1,0 +1,176 @@
+"""What every model is built from, and what it may declare about itself.
+
+Shape suffixes: B batch, C channels, T time frames, H latitude rows, W longitude columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from credit.channels import Channel, ChannelMap
+from credit.config.schema_model import ModelSection
+from credit.errors import ConfigError
+from credit.grid import LatLonGrid
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Everything about the data that a model is built from.
+
+    Attributes:
+        channels: the channels with their names, variables, levels and groups; ``channels.input`` and
+            ``channels.output`` are in the order of the tensors.
+        grid: latitudes, longitudes, cell areas, and whether the outermost rows are the poles.
+        input_frames: time frames of the input.
+        output_frames: time frames of the output.
+        timestep_minutes: time from one frame to the next.
+        vector_channels: input channels that hold a component of a vector; it changes its sign across a pole.
+        vector_pairs: (eastward, northward) input channels of the vectors that have both components.
+    """
+
+    channels: ChannelMap
+    grid: LatLonGrid
+    input_frames: int = 1
+    output_frames: int = 1
+    timestep_minutes: int = 360
+    vector_channels: tuple[int, ...] = ()
+    vector_pairs: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def in_channels(self) -> int:
+        """Channels of one input frame."""
+        return len(self.channels.input)
+
+    @property
+    def out_channels(self) -> int:
+        """Channels of one output frame."""
+        return len(self.channels.output)
+
+    @property
+    def in_shape(self) -> tuple[int, int, int, int]:
+        """(C, T, H, W) of the input."""
+        return self.in_channels, self.input_frames, *self.grid.shape
+
+    @property
+    def out_shape(self) -> tuple[int, int, int, int]:
+        """(C, T, H, W) of the output."""
+        return self.out_channels, self.output_frames, *self.grid.shape
+
+    @classmethod
+    def from_sizes(
+        cls,
+        *,
+        image_height: int,
+        image_width: int,
+        in_channels: int,
+        out_channels: int,
+        frames: int = 1,
+        output_frames: int = 1,
+        vector_channels: tuple[int, ...] = (),
+        pole_points: bool = False,
+    ) -> ModelSpec:
+        """Return the spec of a model whose channels have no meaning: for published weights, tests and other projects.
+
+        The first channels of the input are predicted; what the input has beyond the output is forcing, what the output
+        has beyond the input is diagnostic. The grid's rows are equally spaced.
+
+        Args:
+            image_height: latitude rows.
+            image_width: longitude columns.
+            in_channels: channels of an input frame.
+            out_channels: channels of an output frame.
+            frames: input frames.
+            output_frames: output frames.
+            vector_channels: see the class.
+            pole_points: whether the outermost rows are the poles.
+        """
+        num_prognostic = min(in_channels, out_channels)
+        names = [(f"channel{number}", "prognostic") for number in range(num_prognostic)]
+        names += [(f"forcing{number}", "dynamic_forcing") for number in range(in_channels - num_prognostic)]
+        names += [(f"diagnostic{number}", "diagnostic") for number in range(out_channels - num_prognostic)]
+        channels = ChannelMap([Channel(name, name, None, group) for name, group in names])
+        grid = LatLonGrid.equiangular(image_height, image_width, pole_points)
+        return cls(channels, grid, frames, output_frames, vector_channels=tuple(vector_channels))
+
+
+class ForecastModel(nn.Module):
+    """Base class of all models.
+
+    A subclass is built from a `ModelSpec` and its own config section, and knows nothing of ranks, normalisation or the
+    rest of the config. Its fields are normalised; the stepper adds the residual, feeds the output back and applies the
+    post-processing.
+
+    What else a model may declare:
+
+    - ``_fsdp2_shard = True`` in the class of a block: the block is a unit of sharding, activation checkpointing and
+      compilation, and its output may get noise in an ensemble (`inference.ensemble.noise`).
+    - ``_tp_plan = {"attention.to_qkv": "colwise", ...}`` in the class of a block: its linear layers may be split over
+      tensor-parallel ranks (docs/parallelism.md).
+    - ``_fsdp2_forward_methods = ("encode",)``: entry points beside `forward` that are sharded as `forward` is.
+
+    Args:
+        spec: what the data are.
+        section: the model's section of the config.
+
+    Attributes:
+        spec: as given.
+        output_is_new: whether each call returns a new tensor of which the model keeps nothing. Forecasts then write the
+            next state into it, which saves a field of all channels.
+        casts_weights: whether linear layers and convolutions use their weights in the autocast dtype alone. Forecasts
+            under `inference.amp` then cast them once.
+        conditions: names of the conditions that `forward` takes (``noise``, ``lead_time``); empty for a model that
+            depends on its input alone.
+    """
+
+    output_is_new: ClassVar[bool] = False
+    casts_weights: ClassVar[bool] = False
+    conditions: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, spec: ModelSpec, section: ModelSection) -> None:
+        super().__init__()
+        self.spec = spec
+
+    def forward(self, x_BCTHW: Tensor, condition: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Return the normalised output.
+
+        Args:
+            x_BCTHW: (batch, in_channels, input_frames, rows, columns), normalised.
+            condition: a tensor for each of `conditions`; None for a model that declares none.
+
+        Returns:
+            (batch, out_channels, output_frames, rows, columns).
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def convert_published_state(cls, state: Mapping[str, Tensor], section: ModelSection) -> dict[str, Tensor]:
+        """Return the state dict of this class for a published one, for ``credit convert``.
+
+        Args:
+            state: names and layouts of another implementation.
+            section: the model's section of the config.
+
+        Raises:
+            ConfigError: if there are no published weights of this model.
+            CheckpointError: naming keys that are unknown or missing.
+        """
+        raise ConfigError(
+            f"model.type: {section.type}: credit convert knows no published weights of this model; begin with a state "
+            "dict of its own by trainer.resume: FILE"
+        )
+
+
+def require_input_shape(x_BCTHW: Tensor, spec: ModelSpec) -> None:
+    """Refuse an input of another shape than the model was built for.
+
+    Raises:
+        ValueError: naming both shapes.
+    """
+    if tuple(x_BCTHW.shape[1:]) != spec.in_shape:
+        raise ValueError(
+            f"input is {tuple(x_BCTHW.shape)}, expected a batch of {spec.in_shape} (channel, time, latitude, longitude)"
+        )

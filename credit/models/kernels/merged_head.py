@@ -1,0 +1,211 @@
+"""Two convolutions of a decoder's head as one, computed at the cells that are needed.
+
+A subpixel convolution turns each cell into 2 x 2 cells, and a 3x3 convolution follows. The plain formulation is the two
+layers one after the other. Nothing lies between them, so each of the four phases (even or odd row, even or odd column)
+of the output is one 4x4 convolution of the input. All four are computed as one convolution with four times as many
+outputs, read with an offset that depends on the phase. Per pair of input and output channel that takes 64 products;
+the two layers take 36, and another 36 per pair of output channels.
+
+Shape suffixes: B batch, C channels, H and W rows and columns.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from credit.models.kernels.autocast import without_autocast
+from credit.models.kernels.dispatch import MERGED_HEAD, use_cpu_kernels, uses
+
+# Output rows that are left out at (north, south), and columns at (west, east).
+Margins = Sequence[tuple[int, int]]
+WHOLE: Margins = ((0, 0), (0, 0))
+# Input cells around the needed ones that the head reads: two 3x3 convolutions, one of them at twice the resolution.
+HALO = 2
+# Rows of a channels-last field that stay in the cache of a CPU while they are written channel by channel.
+BAND = 4
+
+
+def crop_input(x_BCHW: Tensor, margins: Margins) -> tuple[Tensor, slice, slice]:
+    """Crop the input of a head that doubles height and width to what the output less the margins needs.
+
+    Returns:
+        The cropped input, and the rows and columns of the head's output to keep.
+    """
+    input_slices = []
+    output_slices = []
+    for size, (before, after) in zip(x_BCHW.shape[2:], margins, strict=True):
+        start = max(before // 2 - HALO, 0)
+        end = min(size - after // 2 + HALO, size)
+        input_slices.append(slice(start, end))
+        output_slices.append(slice(before - 2 * start, 2 * (size - start) - after))
+    rows, columns = input_slices
+    return x_BCHW[..., rows, columns], *output_slices
+
+
+@dataclass(frozen=True)
+class OutputWindow:
+    """Range of output rows (or columns) that are needed, and where the merged convolution has them.
+
+    Output row r = 2i + phase is found at position p = i + phase, which reads the input rows p - 2 to p + 1.
+
+    Attributes:
+        size: input rows.
+        start: first needed output row.
+        end: output row after the last needed one.
+    """
+
+    size: int
+    start: int
+    end: int
+
+    @property
+    def first_position(self) -> int:
+        """Position of the first needed row."""
+        return (self.start + 1) // 2
+
+    @property
+    def num_positions(self) -> int:
+        """Number of positions that have a needed row."""
+        return self.end // 2 - self.first_position + 1
+
+    @property
+    def pads(self) -> tuple[int, int]:
+        """Rows of zeros before and after the input; negative where rows of the input are not read."""
+        return 2 - self.first_position, self.first_position + self.num_positions + 1 - self.size
+
+    def phase_slices(self, phase: int) -> tuple[slice, slice]:
+        """Return the needed rows of a phase, counted from `start`, and their positions, from `first_position`."""
+        row = self.start + (self.start + phase) % 2
+        position = (row + 1) // 2 - self.first_position
+        num_rows = (self.end - row + 1) // 2
+        return slice(row - self.start, None, 2), slice(position, position + num_rows)
+
+
+def output_windows(x_BCHW: Tensor, margins: Margins) -> tuple[OutputWindow, OutputWindow]:
+    """Return the needed rows and columns of the output."""
+    rows, columns = [
+        OutputWindow(size, before, 2 * size - after)
+        for size, (before, after) in zip(x_BCHW.shape[2:], margins, strict=True)
+    ]
+    return rows, columns
+
+
+def is_merging_worthwhile(x_BCHW: Tensor, margins: Margins, out_channels: int) -> bool:
+    """Return whether merged kernels are exact here, and take fewer products, counting those that merge them.
+
+    At the edge of the field they are not exact: there the second convolution reads zeros, where the merged one has
+    what the first convolution would give.
+    """
+    if min(itertools.chain(*margins)) < 1 or not uses(MERGED_HEAD, x_BCHW):
+        return False
+    in_channels = x_BCHW.shape[1]
+    cropped_BCHW, _, _ = crop_input(x_BCHW, margins)
+    # Products of one sample, so that a forecast does not depend on how many are computed together.
+    num_cells = cropped_BCHW.shape[2] * cropped_BCHW.shape[3]
+    plain_products = num_cells * 36 * out_channels * (in_channels + out_channels)
+    rows, columns = output_windows(x_BCHW, margins)
+    merged_products = rows.num_positions * columns.num_positions * 64 * in_channels * out_channels
+    products_to_merge = 64 * in_channels * 9 * out_channels**2
+    return merged_products + products_to_merge < plain_products
+
+
+def merged_head(x_BCHW: Tensor, weight: Tensor, bias: Tensor, margins: Margins) -> Tensor:
+    """Return the output of the two convolutions, less the margins.
+
+    Args:
+        x_BCHW: input.
+        weight: merged weight of `merge_kernels`.
+        bias: merged bias of `merge_kernels`.
+        margins: output rows and columns that are left out, at least one on each side.
+
+    Returns:
+        (B, out, 2H - rows left out, 2W - columns left out), contiguous.
+    """
+    rows, columns = output_windows(x_BCHW, margins)
+    phases_BCHW = F.conv2d(F.pad(x_BCHW, (*columns.pads, *rows.pads)), weight, bias)
+    return _Interleave.apply(phases_BCHW, rows, columns)
+
+
+def merge_kernels(
+    subpixel_weight: Tensor, subpixel_bias: Tensor, conv_weight: Tensor, conv_bias: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return weight and bias of one convolution that does what a subpixel convolution and another one do.
+
+    Args:
+        subpixel_weight: (4 * C, in, 3, 3), outputs ordered (C, row phase, column phase).
+        subpixel_bias: (4 * C,).
+        conv_weight: (out, C, 3, 3).
+        conv_bias: (out,).
+
+    Returns:
+        Weight (4 * out, in, 4, 4) and bias (4 * out,), outputs ordered (row phase, column phase, out), for positions
+        as in `OutputWindow`, in the dtype of `subpixel_weight`.
+    """
+    in_channels = subpixel_weight.shape[1]
+    channels = conv_weight.shape[1]
+    dtype = subpixel_weight.dtype
+    # The sums are taken in float32, so that merged kernels are rounded once, as the weights are.
+    sum_dtype = torch.promote_types(dtype, torch.float32)
+    with without_autocast(subpixel_weight):
+        conv_weight = conv_weight.to(sum_dtype)
+        # An input row i reaches the output rows 2i + t of the subpixel convolution, where tap m of phase a has
+        # t = a - 2m. With t from -2 to 3 that is a kernel of six rows, and six columns.
+        reach = subpixel_weight.to(sum_dtype).flip(2, 3).unflatten(0, (channels, 2, 2)).permute(3, 0, 4, 1, 5, 2)
+        reach = reach.reshape(in_channels, channels, 6, 6)
+        # The second convolution extends it to t from -3 to 4.
+        reach = F.conv2d(reach, conv_weight, padding=2)
+        weight = reach.flip(2, 3).unflatten(3, (4, 2)).unflatten(2, (4, 2)).permute(3, 5, 1, 0, 2, 4)
+        # The bias of the subpixel convolution repeats its phases 0, 1, 0, 1. The middle of the 3x3 kernel lies on
+        # phase 1 first, then on phase 0, hence the flip.
+        phase_bias = subpixel_bias.to(sum_dtype).view(1, channels, 2, 2).repeat(1, 1, 2, 2)
+        bias = F.conv2d(phase_bias, conv_weight)
+        bias = bias[0].flip(1, 2).permute(1, 2, 0) + conv_bias.to(sum_dtype)
+    return weight.flatten(0, 2).to(dtype), bias.flatten().to(dtype)
+
+
+class _Interleave(torch.autograd.Function):
+    """Put the four cells of each position into their places."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, phases_BCHW: Tensor, rows: OutputWindow, columns: OutputWindow) -> Tensor:
+        ctx.windows = (rows, columns)
+        ctx.phases_shape = phases_BCHW.shape
+        batch, channels = phases_BCHW.shape[:2]
+        y_BCHW = phases_BCHW.new_empty(batch, channels // 4, rows.end - rows.start, columns.end - columns.start)
+        for cells, positions in _phase_views(y_BCHW, phases_BCHW, rows, columns):
+            num_rows = BAND if use_cpu_kernels(phases_BCHW) else cells.shape[2]
+            for cells_band, positions_band in zip(cells.split(num_rows, 2), positions.split(num_rows, 2), strict=True):
+                cells_band.copy_(positions_band)
+        return y_BCHW
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad_y_BCHW: Tensor) -> tuple[Tensor, None, None]:
+        grad_phases_BCHW = torch.empty(
+            ctx.phases_shape,
+            dtype=grad_y_BCHW.dtype,
+            device=grad_y_BCHW.device,
+            memory_format=torch.channels_last,
+        )
+        grad_phases_BCHW.zero_()
+        for cells, positions in _phase_views(grad_y_BCHW, grad_phases_BCHW, *ctx.windows):
+            positions.copy_(cells)
+        return grad_phases_BCHW, None, None
+
+
+def _phase_views(
+    y_BCHW: Tensor, phases_BCHW: Tensor, rows: OutputWindow, columns: OutputWindow
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield, for each phase, its cells in the output and in the merged convolution, as views of the same shape."""
+    phase_pairs = itertools.product(range(2), repeat=2)
+    for (row_phase, column_phase), phase_BCHW in zip(phase_pairs, phases_BCHW.chunk(4, dim=1), strict=True):
+        output_rows, row_positions = rows.phase_slices(row_phase)
+        output_columns, column_positions = columns.phase_slices(column_phase)
+        yield y_BCHW[..., output_rows, output_columns], phase_BCHW[..., row_positions, column_positions]

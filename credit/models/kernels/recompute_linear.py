@@ -1,0 +1,119 @@
+"""Linear layers whose caller chooses how the product is computed, and products that keep less for the backward pass.
+
+A kernel that spans several layers needs their weights, but spectral norm, adapters, sharding and tensor parallelism all
+act on a layer when it is called. So a layer is called as always, and takes the product as an argument.
+
+Shape suffixes: N rows, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from credit.models.kernels.autocast import backward_without_autocast
+from credit.models.kernels.dispatch import RECOMPUTED_NORM, uses
+
+# Input, weight and bias of a linear layer whose product is left to another one.
+DeferredLinear = tuple[Tensor, Tensor, Tensor | None]
+
+
+class RecomputeLinear(nn.Linear):
+    """Linear layer that takes its product of input, weight and bias as an argument."""
+
+    def forward(self, x: Any, product: Callable[..., Any] = F.linear) -> Any:
+        """Return product(x, weight, bias), by default (..., out_features) of x (..., in_features)."""
+        return product(x, self.weight, self.bias)
+
+
+def defer(x: Tensor, weight: Tensor, bias: Tensor | None) -> DeferredLinear:
+    """Return the arguments: a product that leaves the work to a later layer, see `credit.models.kernels.mlp`."""
+    return x, weight, bias
+
+
+@dataclass(frozen=True)
+class RecomputedNorm:
+    """Tensors from which a backward pass computes the result of a layer norm again; none of them has a gradient.
+
+    Attributes:
+        x: input of the norm (..., C).
+        weight: weight of the norm (C,).
+        bias: bias of the norm (C,).
+        eps: epsilon of the norm.
+    """
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor
+    eps: float
+
+    @classmethod
+    def if_worthwhile(cls, norm: nn.LayerNorm, x: Tensor) -> RecomputedNorm | None:
+        """Return the tensors for norm(x), or None where its result is better kept.
+
+        Recomputation is worthwhile in float32 on a CPU. In bfloat16 the same work is a larger part of a step, and
+        frees half as much memory (benchmarks/lab_notes.md). Without gradients nothing is kept anyway.
+        """
+        if not torch.is_grad_enabled() or not uses(RECOMPUTED_NORM, x):
+            return None
+        return cls(x.detach(), norm.weight.detach(), norm.bias.detach(), norm.eps)
+
+
+def norm_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, norm: RecomputedNorm, arrange: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Return F.linear(x, weight, bias) without keeping x, which is arrange(norm(input)).
+
+    The plain formulation is `F.linear`.
+
+    Args:
+        x: (..., C).
+        weight: (out, C).
+        bias: (out,).
+        norm: tensors from which the backward pass computes norm(input) again.
+        arrange: function that moves cells of norm(input) to other positions.
+
+    Returns:
+        (..., out).
+    """
+    return _NormLinear.apply(x, weight, bias, norm, arrange)
+
+
+class _NormLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        norm: RecomputedNorm,
+        arrange: Callable[[Tensor], Tensor],
+    ) -> Tensor:
+        ctx.save_for_backward(weight, norm.x, norm.weight, norm.bias)
+        ctx.arrange = arrange
+        ctx.norm_eps = norm.eps
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    @backward_without_autocast
+    def backward(ctx: FunctionCtx, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+        weight, norm_input, norm_weight, norm_bias = ctx.saved_tensors
+        needs_grad_x, needs_grad_weight, needs_grad_bias = ctx.needs_input_grad[:3]
+        grad_y_NC = grad_y.flatten(0, -2)
+        grad_x = grad_weight = grad_bias = None
+        if needs_grad_x:
+            grad_x = grad_y @ weight
+        if needs_grad_weight:
+            normed = F.layer_norm(norm_input, norm_weight.shape, norm_weight, norm_bias, ctx.norm_eps)
+            x_NC = ctx.arrange(normed).flatten(0, -2)
+            grad_weight = grad_y_NC.t() @ x_NC
+        if needs_grad_bias:
+            grad_bias = grad_y_NC.sum(0)
+        return grad_x, grad_weight, grad_bias, None, None

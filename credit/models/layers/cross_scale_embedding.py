@@ -1,0 +1,76 @@
+"""Cross-scale embedding: convolutions of several kernel sizes with one stride, concatenated over channels.
+
+Source: CrossFormer, Wang et al. 2021, arXiv 2108.00154. Shape suffixes: B batch, C channels, H and W rows and columns.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import torch
+from torch import Tensor, nn
+
+from credit.models.kernels.autocast import autocast_dtype
+from credit.models.kernels.dispatch import LARGE_KERNEL_CONV, uses
+from credit.models.kernels.large_kernel_conv import large_kernel_convs, strided_conv
+from credit.models.kernels.patch_gather import PatchGrid
+from credit.models.layers.padding import NO_PADDING, SpherePadding
+
+
+class CrossScaleEmbedding(nn.Module):
+    """Reduce height and width by `stride`, and embed into `dim` channels.
+
+    Args:
+        in_channels: channels of the input.
+        dim: channels of the output. Of n kernels the j-th smallest (from 1) gives dim / 2^j, the largest the rest.
+        kernel_sizes: kernel edges, each at least `stride`.
+        stride: stride of all kernels.
+        padding: padding of the input field.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        dim: int,
+        kernel_sizes: tuple[int, ...],
+        stride: int,
+        padding: SpherePadding = NO_PADDING,
+    ) -> None:
+        super().__init__()
+        self.stride = stride
+        self.padding = padding
+        widths = [dim // 2**j for j in range(1, len(kernel_sizes))]
+        widths.append(dim - sum(widths))
+        self.convs = nn.ModuleList(
+            nn.Conv2d(in_channels, width, kernel, stride=stride)
+            for kernel, width in zip(sorted(kernel_sizes), widths, strict=True)
+        )
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        """Return tokens (B, H / stride, W / stride, dim), rounded down; H and W are those of the padded field."""
+        dtype = autocast_dtype(x_BCHW) or x_BCHW.dtype
+        x_BCHW = x_BCHW.to(dtype).contiguous(memory_format=torch.channels_last)
+        scales: dict[nn.Conv2d, Tensor] = {}
+        for convs in self._large_kernel_groups():
+            if uses(LARGE_KERNEL_CONV, x_BCHW):
+                grid = PatchGrid(self.stride, convs[-1].kernel_size[0], tuple(x_BCHW.shape[2:]), self.padding)
+                weights = [conv.weight.to(dtype) for conv in convs]
+                biases = [conv.bias.to(dtype) for conv in convs]
+                outputs = large_kernel_convs(x_BCHW.permute(0, 2, 3, 1), grid, weights, biases)
+                scales |= zip(convs, outputs, strict=True)
+        plain_convs = [conv for conv in self.convs if conv not in scales]
+        if plain_convs:
+            padded_BCHW = self.padding.pad(x_BCHW).contiguous(memory_format=torch.channels_last)
+            for conv in plain_convs:
+                scale_BCHW = strided_conv(padded_BCHW, conv.weight, conv.bias, self.stride)
+                scales[conv] = scale_BCHW.permute(0, 2, 3, 1)
+        return torch.cat([scales[conv] for conv in self.convs], dim=-1)
+
+    def _large_kernel_groups(self) -> list[list[nn.Conv2d]]:
+        """Return groups of convolutions that the kernel suits and that read the same patches, sorted by size."""
+        groups: dict[int, list[nn.Conv2d]] = defaultdict(list)
+        for conv in self.convs:
+            kernel = conv.kernel_size[0]
+            if kernel % self.stride == 0 and (kernel - self.stride) % 2 == 0:
+                groups[kernel % (2 * self.stride)].append(conv)
+        return [convs for convs in groups.values() if convs[-1].kernel_size[0] >= 4 * self.stride]

@@ -1,0 +1,140 @@
+"""Padding of a global field across the poles and around the globe.
+
+Rows run from north to south: pads are `(north, south)` rows and `(west, east)` columns. A caller whose rows run the
+other way swaps the two.
+
+Shape suffixes: B batch, C channels, H and W rows and columns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SpherePadding:
+    """Padding on the sphere for (B, C, ..., H, W) fields.
+
+    `earth` continues a meridian beyond the pole at the opposite longitude. Beyond the pole, eastward and northward
+    components of a vector point the other way, so channels that hold them change sign there.
+
+    Attributes:
+        mode: `earth` crosses the poles, which needs an even number of columns; `mirror` reflects latitude in place.
+        lat: rows added in the north and in the south.
+        lon: columns added in the west and in the east, periodic.
+        skip: rows at each pole that are not repeated beyond it: 1 if the grid has a row on the pole itself, else 0.
+            `mirror` always leaves one out.
+        vector_channels: channels whose sign changes across a pole.
+    """
+
+    mode: str = "earth"
+    lat: tuple[int, int] = (0, 0)
+    lon: tuple[int, int] = (0, 0)
+    skip: int = 0
+    vector_channels: tuple[int, ...] = ()
+
+    def padded_shape(self, grid: tuple[int, int]) -> tuple[int, int]:
+        """Return rows and columns of a padded field, given those of the field."""
+        height, width = grid
+        return height + sum(self.lat), width + sum(self.lon)
+
+    def pad(self, x: Tensor) -> Tensor:
+        """Return the padded field (B, C, ..., H + sum(lat), W + sum(lon))."""
+        if not any(self.lat):
+            return self._pad_lon(x)
+        if self.mode == "earth":
+            return self._pad_lon(self._pad_lat_earth(x))
+        return self._pad_lat_mirror(self._pad_lon(x))
+
+    def crop(self, x: Tensor) -> Tensor:
+        """Undo `pad`: return the field without the padding, as a view."""
+        north, south = self.lat
+        west, east = self.lon
+        return x[..., north : x.shape[-2] - south, west : x.shape[-1] - east]
+
+    def rows_across_pole(self, height: int) -> tuple[range, ...]:
+        """Return the rows of a padded field of `height` rows in which vectors point the other way."""
+        if not self.vector_channels:
+            return ()
+        north, south = self.lat
+        return range(north), range(north + height, north + height + south)
+
+    def vector_slices(self) -> list[slice]:
+        """Return `vector_channels` as slices, which need no index tensor on the device."""
+        slices: list[slice] = []
+        for channel in sorted(set(self.vector_channels)):
+            if slices and slices[-1].stop == channel:
+                slices[-1] = slice(slices[-1].start, channel + 1)
+            else:
+                slices.append(slice(channel, channel + 1))
+        return slices
+
+    def _pad_lon(self, x: Tensor) -> Tensor:
+        west, east = self.lon
+        if not (west or east):
+            return x
+        return torch.cat((x[..., x.shape[-1] - west :], x, x[..., :east]), dim=-1)
+
+    def _pad_lat_earth(self, x: Tensor) -> Tensor:
+        height = x.shape[-2]
+        north, south = self.lat
+        beyond_north = self._cross_pole(x[..., self.skip : self.skip + north, :])
+        beyond_south = self._cross_pole(x[..., height - self.skip - south : height - self.skip, :])
+        return torch.cat((beyond_north, x, beyond_south), dim=-2)
+
+    def _cross_pole(self, rows: Tensor) -> Tensor:
+        beyond_pole = rows.flip(-2).roll(rows.shape[-1] // 2, -1)
+        for channels in self.vector_slices():
+            # `roll` has made a new tensor, so the field itself stays as it is.
+            beyond_pole[:, channels].neg_()
+        return beyond_pole
+
+    def _pad_lat_mirror(self, x: Tensor) -> Tensor:
+        height = x.shape[-2]
+        north, south = self.lat
+        beyond_north = x[..., 1 : 1 + north, :].flip(-2)
+        beyond_south = x[..., height - 1 - south : height - 1, :].flip(-2)
+        return torch.cat((beyond_north, x, beyond_south), dim=-2)
+
+
+NO_PADDING = SpherePadding("mirror")
+
+
+def stage_sizes(padded: int, strides: Sequence[int]) -> list[int]:
+    """Return the rows (or columns) of each stage of a hierarchical encoder.
+
+    Args:
+        padded: rows (or columns) of the padded field.
+        strides: stride of each stage's embedding. A convolution drops the cells that its stride does not cover.
+    """
+    return [padded // math.prod(strides[: i + 1]) for i in range(len(strides))]
+
+
+def window_multiple(strides: Sequence[int], windows: Sequence[Sequence[int]]) -> int:
+    """Return the number whose multiples, as padded size, let every window of every stage fit.
+
+    Args:
+        strides: stride of each stage's embedding.
+        windows: for each stage the windows that must divide its size.
+    """
+    multiples = []
+    for i, stage_windows in enumerate(windows):
+        cells_per_token = math.prod(strides[: i + 1])
+        multiples.append(cells_per_token * math.lcm(*stage_windows))
+    return math.lcm(*multiples)
+
+
+def auto_padding(size: int, multiple: int, strides: Sequence[int]) -> tuple[int, int]:
+    """Return the least pads that make `size` a multiple of `multiple`, at least half a coarsest cell on each side.
+
+    Half a cell of the coarsest stage keeps the seam out of the field. The rule gives the padding of the published 6 h
+    model and of the 1 degree starter. An odd row goes to the second side (south or east).
+    """
+    least = math.prod(strides) // 2
+    total = math.ceil((size + 2 * least) / multiple) * multiple - size
+    return total // 2, total - total // 2

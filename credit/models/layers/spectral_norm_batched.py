@@ -1,0 +1,104 @@
+"""Spectral norm of several weights of one shape together, by one pass of kernels for all of them.
+
+For GPUs: one by one, the work on most weights takes less time than to launch its 21 kernels a training step. Products
+are sums of elementwise ones, as matrix products there may round their arguments (TF32). Shape suffixes: N weights, R
+rows (outputs), C columns of each.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+EPS = 1e-12
+
+
+class StackedMatrices:
+    """Float32 matrices (R, C), those of one shape in one tensor, to be multiplied with one vector each.
+
+    Products of several matrices are sums of elementwise ones, as batched matrix products may round their arguments
+    (TF32). A matrix alone in its shape stays as it is.
+    """
+
+    def __init__(self, matrices: Sequence[Tensor]) -> None:
+        self._matrices = matrices
+        self._groups = group_by_shape(matrices)
+        self._stacks_NRC = [
+            torch.stack([matrices[index] for index in group]) if len(group) > 1 else None for group in self._groups
+        ]
+
+    def products(self, vectors: Sequence[Tensor], transposed: bool) -> list[Tensor]:
+        """Return the product of each matrix, or of its transpose, with its vector."""
+        products: dict[int, Tensor] = {}
+        for group, matrices_NRC in zip(self._groups, self._stacks_NRC, strict=True):
+            if matrices_NRC is None:
+                (index,) = group
+                matrix = self._matrices[index]
+                products[index] = torch.mv(matrix.t() if transposed else matrix, vectors[index])
+                continue
+            vectors_NX = torch.stack([vectors[index] for index in group])
+            if transposed:
+                products_NX = (matrices_NRC * vectors_NX[:, :, None]).sum(1)
+            else:
+                products_NX = (matrices_NRC * vectors_NX[:, None]).sum(2)
+            products |= zip(group, products_NX.unbind(), strict=True)
+        return [products[index] for index in range(len(vectors))]
+
+
+def unit_vectors_batched(vectors: Sequence[Tensor]) -> list[Tensor]:
+    """Return each vector scaled to length 1."""
+    units: dict[int, Tensor] = {}
+    for group in group_by_shape(vectors):
+        vectors_NX = torch.stack([vectors[index] for index in group])
+        lengths_N1 = torch.linalg.vector_norm(vectors_NX, dim=1, keepdim=True)
+        units |= zip(group, (vectors_NX / lengths_N1.clamp(min=EPS)).unbind(), strict=True)
+    return [units[index] for index in range(len(vectors))]
+
+
+def group_by_shape(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """Return the indices of tensors, those with equal shapes together."""
+    groups: defaultdict[torch.Size, list[int]] = defaultdict(list)
+    for index, tensor in enumerate(tensors):
+        groups[tensor.shape].append(index)
+    return list(groups.values())
+
+
+def normalize_batched(weights: Sequence[Tensor], us: Sequence[Tensor], vs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return W / (u^T W v) for weights W (R, ...), in their dtype; the backward pass keeps little beside W.
+
+    Args:
+        weights: the first dimension counts outputs.
+        us: float32 (R,).
+        vs: float32 (C,), C the product of the weights' other dimensions.
+    """
+    matrices_NRC = _Normalise.apply(torch.stack(list(us)), torch.stack(list(vs)), *weights)
+    return matrices_NRC.to(weights[0].dtype).unflatten(2, weights[0].shape[1:]).unbind()
+
+
+class _Normalise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, u_NR: Tensor, v_NC: Tensor, *weights: Tensor) -> Tensor:
+        weights_NRC = _stacked(weights)
+        sigma_N = ((weights_NRC * v_NC[:, None]).sum(2) * u_NR).sum(1)
+        reciprocal_N11 = sigma_N.reciprocal()[:, None, None]
+        ctx.save_for_backward(reciprocal_N11, u_NR, v_NC, *weights)
+        return weights_NRC.mul_(reciprocal_N11)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, gradient_NRC: Tensor) -> tuple[Tensor | None, ...]:
+        # d(W / sigma) / dW of G is (G - <G, W> u v^T / sigma) / sigma, as d sigma / dW = u v^T
+        reciprocal_N11, u_NR, v_NC, *weights = ctx.saved_tensors
+        along_N11 = (gradient_NRC * _stacked(weights)).sum((1, 2), keepdim=True) * reciprocal_N11.square()
+        rows_NR1, columns_N1C = along_N11 * u_NR[:, :, None], v_NC[:, None]
+        of_weights_NRC = torch.addcmul(gradient_NRC * reciprocal_N11, rows_NR1, columns_N1C, value=-1)
+        first = weights[0]
+        return None, None, *of_weights_NRC.unflatten(2, first.shape[1:]).to(first.dtype).unbind()
+
+
+def _stacked(weights: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(weights)).flatten(2).float()

@@ -1,0 +1,163 @@
+"""Window attention with a dynamic position bias, on channels-last tokens (CrossFormer, arXiv 2108.00154).
+
+Shape suffixes: B batch, H and W rows and columns of the grid, C channels, N windows of the whole batch, L positions in
+a window, h heads, d channels per head.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from credit.models.kernels.attention import attention
+from credit.models.kernels.autocast import without_autocast
+from credit.models.kernels.recompute_linear import RecomputedNorm, RecomputeLinear, norm_linear
+
+BiasIndex = Literal["published", "exact"]
+
+
+def to_windows(x_BHWC: Tensor, window: int, *, strided: bool) -> Tensor:
+    """Return the tokens of square windows.
+
+    Args:
+        x_BHWC: tokens of the grid.
+        window: edge of a window in cells; it divides H and W.
+        strided: False for windows of neighbouring cells (short attention), True for windows of cells that lie
+            H / window rows and W / window columns apart (long attention).
+
+    Returns:
+        (N, L, C), where L = window^2 runs over rows, then columns.
+
+    Raises:
+        ValueError: if the window does not divide the grid.
+    """
+    B, H, W, C = x_BHWC.shape
+    if H % window or W % window:
+        raise ValueError(f"a window of {window} x {window} cells does not divide a grid of {H} x {W} cells")
+    if strided:
+        cells = x_BHWC.view(B, window, H // window, window, W // window, C).permute(0, 2, 4, 1, 3, 5)
+    else:
+        cells = x_BHWC.view(B, H // window, window, W // window, window, C).permute(0, 1, 3, 2, 4, 5)
+    return cells.reshape(-1, window * window, C)
+
+
+def from_windows(x_NLC: Tensor, window: int, grid: tuple[int, int], *, strided: bool) -> Tensor:
+    """Undo `to_windows` for a grid of (H, W) cells; return (B, H, W, C)."""
+    H, W = grid
+    cells = x_NLC.view(-1, H // window, W // window, window, window, x_NLC.shape[-1])
+    cells = cells.permute(0, 3, 1, 4, 2, 5) if strided else cells.permute(0, 1, 3, 2, 4, 5)
+    return cells.reshape(-1, H, W, x_NLC.shape[-1])
+
+
+class DynamicPositionBias(nn.Module):
+    """MLP from a row and column offset to an additive attention bias, which all heads share.
+
+    Under autocast it keeps its precision: it is so small that casting its weights takes longer than its products.
+
+    Args:
+        dim: width of the hidden layers.
+        window: edge of a window in cells.
+        index: `exact` evaluates the MLP at the offset of query and key. `published` looks its values up as the
+            published WXFormer weights were trained, with an error in the row length of the table.
+    """
+
+    def __init__(self, dim: int, window: int, index: BiasIndex = "exact") -> None:
+        super().__init__()
+        self.window = window
+        self.index = index
+        hidden_layers: list[nn.Module] = []
+        for in_features in (2, dim, dim):
+            hidden_layers += [nn.Linear(in_features, dim), nn.LayerNorm(dim), nn.ReLU()]
+        self.layers = nn.Sequential(*hidden_layers, nn.Linear(dim, 1))
+        self.register_buffer("cached_bias", None, persistent=False)
+
+    def forward(self) -> Tensor:
+        """Return the bias (L, L) of query i and key j, where L = window^2."""
+        return self._bias() if self.cached_bias is None else self.cached_bias
+
+    @torch.no_grad()
+    def precompute(self) -> None:
+        """Compute the bias once and for all, for weights that do not change any more."""
+        self.cached_bias = self._bias()
+
+    def _bias(self) -> Tensor:
+        w = self.window
+        reference = self.layers[0].bias
+        offsets = torch.arange(-w, w + 1, device=reference.device, dtype=reference.dtype)
+        with without_autocast(reference):
+            values = self.layers(torch.cartesian_prod(offsets, offsets)).squeeze(-1)
+        if self.index == "published":
+            # A row of the grid has 2w + 1 values, but the lookup that the weights were trained with assumes 2w - 1.
+            table = values[: (2 * w - 1) ** 2].view(2 * w - 1, 2 * w - 1)
+        else:
+            table = values.view(2 * w + 1, 2 * w + 1)[1:-1, 1:-1]
+        # table[a, b] belongs to the offset i - j = (a - w + 1, b - w + 1) of query i and key j. Unfolding gives
+        # a = row of i + k, where k runs against the row of j, hence the flip.
+        return table.unfold(0, w, 1).unfold(1, w, 1).flip(2, 3).reshape(w * w, w * w)
+
+
+class WindowAttention(nn.Module):
+    """Pre-norm multi-head attention inside square windows, without the residual connection.
+
+    The rows of `to_qkv` are ordered (head, [q, k, v], d), so that a plain column split gives whole heads.
+
+    Args:
+        dim: channels of the tokens.
+        dim_head: channels per head; divides `dim`.
+        window: edge of a window in cells; divides height and width of the grid.
+        strided: windows of cells that lie far apart instead of neighbours, see `to_windows`.
+        dropout: probability of dropping an attention weight in training.
+        bias_index: lookup of the position bias, see `DynamicPositionBias`.
+    """
+
+    # True while the backward pass computes the norm's result again where that is worthwhile. Activation checkpointing
+    # of a block sets it to False, because it frees the block's activations anyway.
+    saves_memory = True
+
+    def __init__(
+        self,
+        dim: int,
+        dim_head: int,
+        window: int,
+        *,
+        strided: bool = False,
+        dropout: float = 0.0,
+        bias_index: BiasIndex = "exact",
+    ) -> None:
+        super().__init__()
+        self.heads = dim // dim_head
+        self.dim_head = dim_head
+        self.window = window
+        self.strided = strided
+        self.dropout = dropout
+        self.norm = nn.LayerNorm(dim)
+        self.to_qkv = RecomputeLinear(dim, 3 * dim, bias=False)
+        self.to_out = nn.Linear(dim, dim)
+        self.position_bias = DynamicPositionBias(dim // 4, window, bias_index)
+
+    def forward(self, x_BHWC: Tensor) -> Tensor:
+        """Return the update of the tokens (B, H, W, C), to be added to the input.
+
+        Raises:
+            ValueError: if the window does not divide height and width.
+        """
+        arrange = partial(to_windows, window=self.window, strided=self.strided)
+        norm = RecomputedNorm.if_worthwhile(self.norm, x_BHWC) if self.saves_memory else None
+        product = F.linear if norm is None else partial(norm_linear, norm=norm, arrange=arrange)
+        qkv_NLC = self.to_qkv(arrange(self.norm(x_BHWC)), product)
+        # The number of heads is -1 because a rank under tensor parallelism holds some of them only.
+        qkv_NLh3d = qkv_NLC.unflatten(-1, (-1, 3, self.dim_head))
+        qkv_3NhLd = qkv_NLh3d.permute(3, 0, 2, 1, 4)
+        bias_LL = self.position_bias()
+        dropout = self.dropout if self.training else 0.0
+        if self.window == 1 and dropout == 0.0:
+            # A cell that sees itself alone gets its own value. The bias takes part so that it has a gradient, of zeros.
+            y_NhLd = torch.add(qkv_3NhLd[2], bias_LL.to(qkv_NLC.dtype), alpha=0)
+        else:
+            y_NhLd = attention(qkv_3NhLd, bias_LL, dropout)
+        y_NLC = self.to_out(y_NhLd.transpose(1, 2).flatten(2))
+        return from_windows(y_NLC, self.window, x_BHWC.shape[1:3], strided=self.strided)

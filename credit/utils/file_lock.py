@@ -1,0 +1,30 @@
+"""Lock files that exclude other processes, also on other hosts that share the file system."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def file_lock(path: Path, wait: bool = True) -> Iterator[bool]:
+    """Hold the lock file `path` and yield whether it was free, which it always is if one waits.
+
+    The system releases the lock when its process ends, also when that is killed, so no lock is ever stale.
+
+    Args:
+        path: the lock file; created, with its folder, where it does not exist.
+        wait: wait until no other process holds the lock, instead of yielding False.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    operation = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
+    with path.open("w") as file:
+        try:
+            fcntl.lockf(file, operation)
+        except (BlockingIOError, PermissionError):
+            # Systems differ in which of the two they raise for a lock that is taken.
+            yield False
+        else:
+            yield True

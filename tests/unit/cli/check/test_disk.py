@@ -1,0 +1,36 @@
+"""`credit check` says what long chunks of source files cost."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from credit.cli.check import job
+from credit.cli.check.report import CheckReport
+from credit.config.schema_data import PreprocessConfig
+from credit.data.sources.source_reader import SourceReader
+
+
+@pytest.mark.parametrize(
+    ("store", "memory", "chunk_times", "expected"),
+    [
+        (None, 1.0, 31, "sources: chunks of files span up to 31 times, and each time that training reads unpacks one"),
+        ("a.zarr", 1.0, 31, "credit_preprocess reads 12 at once and unpacks each about 3 times; "
+         "preprocess.memory_gib=2.4, in each of 2 processes"),
+        ("a.zarr", 2.4, 31, None),
+        (None, 1.0, 1, None),
+    ],
+)  # fmt: skip
+def test_chunks_that_span_many_times(store: str | None, memory: float, chunk_times: int, expected: str | None) -> None:
+    said: list[str] = []
+    reader = SourceReader.__new__(SourceReader)
+    reader.chunk_times, reader.bytes_a_time = chunk_times, 4 * 721 * 1440 * 20
+    config = SimpleNamespace(
+        data=SimpleNamespace(store=store), preprocess=PreprocessConfig(memory_gib=memory, workers=2)
+    )
+    found = SimpleNamespace(
+        reader=reader, grid=SimpleNamespace(shape=(721, 1440)), channels=SimpleNamespace(stored=20 * [None])
+    )
+    job._say_chunks(config, found, CheckReport(said.append))
+    assert [expected is not None and expected in line for line in said] == [True] * (expected is not None)

@@ -1,0 +1,115 @@
+"""Old names of config keys: accepted with a warning where a user writes them, silently in saved files."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import yaml
+
+from credit.config import Config, build_config, dump_config, load_config
+from credit.config.renamed_keys import REMOVED_IN, RENAMED_KEYS, rename_dotted_key
+from credit.errors import ConfigError
+from tests.unit.config.test_load import MINIMAL, with_key
+
+# Old key -> a value that is valid and not the default.
+VALUES = {
+    "data.bad_times": "skip",
+    "data.fields": {"t2m": {"units": "K"}},
+    "model.post": [{"kind": "clamp", "variable": "t2m", "minimum": 150.0}],
+    "trainer.early_view": {"cases": 2},
+}
+
+
+def raw_with(keys: dict[str, object]) -> dict:
+    """Return a config with these dotted keys."""
+    raw = with_key("data.store", "store.zarr")
+    for dotted, value in keys.items():
+        section, name = dotted.split(".")
+        raw[section][name] = value
+    return raw
+
+
+def write(path: Path, raw: dict) -> Path:
+    """Write a config as YAML."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(raw))
+    return path
+
+
+@pytest.fixture
+def expected() -> Config:
+    """The config that all old keys together stand for."""
+    return build_config(raw_with({RENAMED_KEYS[key]: value for key, value in VALUES.items()}))
+
+
+def test_the_values_cover_the_table() -> None:
+    assert VALUES.keys() == RENAMED_KEYS.keys()
+
+
+def test_old_keys_of_a_user_are_read_with_one_warning_each(
+    tmp_path: Path, expected: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(tmp_path / "mine.yml", raw_with(VALUES))
+    # The key stands in the file and in an override: that is one key, and one warning.
+    assert load_config(path, ["data.fields.t2m.units=K"]) == expected
+    messages = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(messages) == len(RENAMED_KEYS)
+    for old_key, new_key in RENAMED_KEYS.items():
+        (message,) = [text for text in messages if old_key in text]
+        assert f"{path}: the key {old_key} is now called {new_key}" in message and REMOVED_IN in message
+
+
+@pytest.mark.parametrize(
+    ("override", "warning"),
+    [
+        ("data.bad_times=skip", 'override "data.bad_times=skip": the key data.bad_times is now called'),
+        ("trainer.early_view.cases=2", "the key trainer.early_view is now called trainer.preview"),
+        ("trainer={max_steps: 10, early_view: {cases: 2}}", "overrides: the key trainer.early_view is now called"),
+    ],
+)
+def test_old_keys_in_overrides(tmp_path: Path, override: str, warning: str, caplog: pytest.LogCaptureFixture) -> None:
+    keys = {RENAMED_KEYS[key]: value for key, value in VALUES.items()}
+    expected = build_config(raw_with(keys))
+    del keys[rename_dotted_key("data.bad_times" if override.startswith("data") else "trainer.early_view")]
+    path = write(tmp_path / "mine.yml", raw_with(keys))
+    assert load_config(path, [override]) == expected
+    assert len(caplog.records) == 1 and warning in caplog.text
+
+
+def test_an_override_under_the_new_name_changes_a_file_with_the_old_one(tmp_path: Path) -> None:
+    path = write(tmp_path / "mine.yml", raw_with(VALUES))
+    options = load_config(path, ["data.variable_options.z.minimum=0"]).data.variable_options
+    assert options["t2m"].units == "K" and options["z"].minimum == 0
+
+
+def test_saved_files_are_read_silently(tmp_path: Path, expected: Config, caplog: pytest.LogCaptureFixture) -> None:
+    path = write(tmp_path / "run" / "config.yml", raw_with(VALUES))
+    (path.parent / "checkpoints").mkdir()
+    assert load_config(path) == expected
+    # A checkpoint holds the config as a mapping.
+    assert build_config(raw_with(VALUES), origin="meta.json") == expected
+    assert caplog.records == []
+    # What is saved from now on has the new names only.
+    assert not any(key.split(".")[1] + ":" in dump_config(expected).split() for key in RENAMED_KEYS)
+    # An override of a saved file is written by a user.
+    assert load_config(path, ["data.bad_times=skip"]) == expected
+    assert "data.bad_times is now called data.on_bad_time" in caplog.text
+
+
+@pytest.mark.parametrize("old_key", RENAMED_KEYS)
+def test_both_names_at_once_are_an_error(tmp_path: Path, old_key: str) -> None:
+    new_key = RENAMED_KEYS[old_key]
+    raw = raw_with({old_key: VALUES[old_key], new_key: VALUES[old_key]})
+    message = f"{old_key} is the old name of {new_key}, and both are given; remove {old_key}"
+    with pytest.raises(ConfigError, match=f"mine.yml: {message}"):
+        load_config(write(tmp_path / "mine.yml", raw))
+    with pytest.raises(ConfigError, match=message):
+        build_config(raw)
+
+
+def test_keys_below_an_old_key() -> None:
+    assert rename_dotted_key("data.fields.t2m.units") == "data.variable_options.t2m.units"
+    assert rename_dotted_key("data.fields_of_mine") == "data.fields_of_mine"
+    assert build_config(MINIMAL).data.variable_options == {}

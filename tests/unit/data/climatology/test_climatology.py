@@ -1,0 +1,137 @@
+"""Climatologies of known annual cycles."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from credit.calendar import Calendar
+from credit.channels import ChannelMap
+from credit.config.schema_verification import ClimatologyConfig
+from credit.data.climatology.climatology import Climatology
+from credit.data.climatology.fit import fit_climatology
+from credit.errors import ConfigError, DataError
+from tests.unit.analytic_reader import AnalyticReader, make_grid
+
+CHANNELS = ChannelMap.build({"prognostic": {"vars_3D": ["z"], "vars_2D": ["t2m", "sst"]}}, [850.0, 500.0])
+NAMES = [channel.name for channel in CHANNELS.stored]
+GRID = make_grid(6, 8)
+PHASE = np.linspace(0.0, 0.5, GRID.shape[0])[:, None]
+
+
+def _reader(
+    calendar_name: str = "standard", start: str = "2000-01-01", end: str = "2002-01-01", every: int = 1440,
+    noise: float = 0.0, diurnal: float = 0.0,
+) -> AnalyticReader:  # fmt: skip
+    calendar = Calendar(calendar_name)
+    rng = np.random.default_rng(1)
+
+    def function(minutes: int, channel: int) -> np.ndarray:
+        fraction = calendar.year_fraction(np.array(minutes))
+        cycle = 250.0 + channel + 20.0 * np.cos(2 * np.pi * (fraction - PHASE)) * np.ones(GRID.shape)
+        cycle = cycle + diurnal * np.cos(2 * np.pi * calendar.day_fraction(np.array(minutes)))
+        return cycle + noise * rng.standard_normal(GRID.shape)
+
+    mask = np.zeros(GRID.shape, dtype=bool)
+    mask[2, 3] = True
+    times = np.arange(calendar.parse(start), calendar.parse(end), every)
+    return AnalyticReader(CHANNELS, GRID, calendar, times, function, {"sst": mask})
+
+
+def _fit(reader: AnalyticReader, **options: object) -> Climatology:
+    return fit_climatology(reader, NAMES, int(reader.times[0]), int(reader.times[-1]), ClimatologyConfig(**options))
+
+
+@pytest.mark.parametrize("calendar", ["standard", "noleap", "360_day"])
+@pytest.mark.parametrize("options", [{"harmonics": 1}, {"harmonics": 3}, {"method": "window", "window_days": 15}])
+def test_an_annual_cycle_is_found_in_every_calendar(calendar: str, options: dict) -> None:
+    reader = _reader(calendar)
+    climatology = _fit(reader, **options)
+    tolerance = 0.25 if "method" in options else 2e-3  # a mean over 15 days flattens a cosine by 0.3 %
+    for date in ("2000-02-28", "2005-03-01", "2013-09-15T06:00", "2001-12-30T18:00"):
+        minutes = reader.calendar.parse(date)
+        expected = AnalyticReader(CHANNELS, GRID, reader.calendar, [minutes], reader._function, reader.masks).read(0)
+        np.testing.assert_allclose(climatology.at(minutes), expected, atol=tolerance)
+    assert np.isnan(climatology.at(minutes)[NAMES.index("sst"), 2, 3])
+    assert climatology.at(minutes).dtype == np.float32
+
+
+def test_only_the_period_is_used() -> None:
+    reader = _reader()
+    calendar = reader.calendar
+    inner, cycle = calendar.parse("2001-01-01"), reader._function
+    reader._function = lambda minutes, channel: cycle(minutes, channel) + (1e6 if minutes < inner else 0)
+    climatology = fit_climatology(reader, NAMES, inner, int(reader.times[-1]))
+    assert climatology.at(calendar.parse("2001-06-01")).max(initial=0, where=~np.isnan(climatology.at(0))) < 300
+    assert "2001-01-01 to 2001-12-31" in climatology.description
+    assert climatology.notice and "1.0 years" in climatology.notice
+
+
+def test_harmonics_are_the_least_squares_fit() -> None:
+    reader = _reader(noise=5.0, every=2880)
+    climatology = _fit(reader, harmonics=2)
+    reader.times = reader.times[:]
+    angle = 2 * np.pi * reader.calendar.year_fraction(reader.times)
+    design = np.stack([np.ones_like(angle), np.cos(angle), np.sin(angle), np.cos(2 * angle), np.sin(2 * angle)], 1)
+    again = _reader(noise=5.0, every=2880)  # the same noise, read in the same order
+    series = np.stack([again.read(i)[0, 1, 1] for i in range(len(again.times))]).astype(np.float64)
+    expected, *_ = np.linalg.lstsq(design, series, rcond=None)
+    np.testing.assert_allclose(climatology.fields[0, :, 0, 1, 1], expected, rtol=1e-5, atol=1e-4)
+
+
+def test_the_mean_alone() -> None:
+    reader = _reader(start="2000-06-01", end="2000-06-11")
+    climatology = _fit(reader, harmonics=0)
+    expected = np.mean([reader.read(i) for i in range(10)], axis=0)
+    np.testing.assert_allclose(climatology.at(0), expected, rtol=1e-6)
+
+
+def test_a_short_period_cannot_carry_harmonics() -> None:
+    with pytest.raises(ConfigError, match="harmonics: 1 cannot be fitted to 61 times from 2000-01-01.*set it to 0"):
+        _fit(_reader(end="2000-03-02"))
+    with pytest.raises(ConfigError, match="no time around day"):
+        _fit(_reader(end="2000-07-01"), method="window")
+
+
+def test_unsmoothed_days_need_ten_years() -> None:
+    with pytest.raises(ConfigError, match="needs at least 10 years of training data, there are 2.0"):
+        _fit(_reader(), method="window", window_days=1)
+    reader = _reader(end="2010-01-01")
+    climatology = _fit(reader, method="window", window_days=1)
+    assert climatology.fields.shape[1] == 365 and climatology.notice is None
+    np.testing.assert_allclose(climatology.at(reader.calendar.parse("2003-05-01")), reader.read(1216), atol=0.3)
+
+
+def test_times_of_the_day_are_told_apart() -> None:
+    reader = _reader(every=360, diurnal=3.0)
+    climatology = _fit(reader, by_hour=True)
+    for hour in (0, 6, 12, 18):
+        minutes = reader.calendar.parse(f"2001-04-01T{hour:02d}:00")
+        np.testing.assert_allclose(climatology.at(minutes), reader.read(reader.index_of(minutes)), atol=5e-3)
+    with pytest.raises(DataError, match="at none of its times of the day"):
+        climatology.at(reader.calendar.parse("2001-04-01T03:00"))
+
+
+@pytest.mark.parametrize(
+    "options", [{"harmonics": 0}, {"harmonics": 2}, {"method": "window"}, {"method": "window", "window_days": 1}]
+)
+def test_channels_are_made_one_by_one_as_all_at_once(options: dict) -> None:
+    climatology = _fit(_reader(end="2010-01-01"), **options)
+    minutes = Calendar().parse("2003-05-01T07:00")
+    whole, lazy = climatology.at(minutes), climatology.sum_at(minutes)
+    assert whole.shape == lazy.shape and whole.dtype == lazy.dtype and lazy.ndim == 3
+    for channel in range(len(NAMES)):
+        np.testing.assert_array_equal(lazy[channel], whole[channel])
+    for some in (slice(1, 3), [3, 0]):
+        np.testing.assert_array_equal(np.asarray(lazy[some]), whole[some])
+    assert np.asarray(lazy, dtype=np.float64).dtype == np.float64
+    lazy[0][:] = 0.0  # the climatology's own fields stay as they are
+    if climatology.kind != "days":
+        np.testing.assert_array_equal(climatology.at(minutes), whole)
+
+
+def test_round_trip() -> None:
+    climatology = _fit(_reader())
+    again = Climatology.from_dict(climatology.to_dict())
+    np.testing.assert_array_equal(again.at(12345), climatology.at(12345))
+    assert again.names == climatology.names and again.description == climatology.description

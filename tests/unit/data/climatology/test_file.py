@@ -1,0 +1,235 @@
+"""Climatologies in files of WeatherBench 2's layout, in any order of dimensions, against xarray's selection."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+import xarray as xr
+
+from credit.calendar import Calendar
+from credit.channels import ChannelMap
+from credit.config.schema_data import DataConfig
+from credit.config.schema_verification import ClimatologyConfig
+from credit.data.climatology import file as module
+from credit.data.climatology.climatology import Climatology
+from credit.data.climatology.file import load_climatology
+from credit.errors import ConfigError, DataError
+from credit.grid import LatLonGrid
+from tests.unit.analytic_reader import ATTRIBUTES, make_grid
+
+VARIABLES = {"prognostic": {"vars_3D": ["z", "t"], "vars_2D": ["t2m"]}}
+CHANNELS = ChannelMap.build(VARIABLES, [850.0, 500.0]).stored
+NAMES = {"z": "geopotential", "t": "temperature", "t2m": "2m_temperature"}
+GRID = make_grid(6, 8)
+ORDERS = [
+    ("hour", "dayofyear", "level", "longitude", "latitude"),
+    ("latitude", "level", "longitude", "dayofyear", "hour"),
+]
+
+
+def wb2(days: int = 366, hours: tuple[int, ...] = (0, 6, 12, 18), order: tuple[str, ...] = ORDERS[0]) -> xr.Dataset:
+    """Return noise in WeatherBench 2's layout: rows from the south, three levels, deviations beside the means."""
+    rng = np.random.default_rng(0)
+    sizes = {"hour": len(hours), "dayofyear": days, "level": 3, "latitude": 6, "longitude": 8}
+    coords = {
+        "hour": list(hours), "dayofyear": np.arange(1, days + 1), "level": [250, 500, 850],
+        "latitude": GRID.lat[::-1], "longitude": GRID.lon,
+    }  # fmt: skip
+    fields = {}
+    for name, units in (("geopotential", "m**2 s**-2"), ("temperature", "K"), ("2m_temperature", "K")):
+        dims = tuple(dim for dim in order if not (dim == "level" and name.startswith("2m")))
+        shape = [sizes[dim] for dim in dims]
+        fields[name] = (dims, rng.standard_normal(shape).astype(np.float32), {"units": units})
+        fields[f"{name}_std"] = (dims, np.ones(shape, dtype=np.float32), {"units": units})
+    return xr.Dataset(fields, coords)
+
+
+def data(**source: object) -> DataConfig:
+    splits = {"train": ["2000-01-01", "2000-06-30"], "valid": ["2001-01-01", "2001-01-02"]}
+    splits["test"] = ["2001-02-01", "2001-02-02"]
+    raw = {"sources": [{"path": "x.nc", **source}], "levels": [850, 500], "variables": VARIABLES, "splits": splits}
+    return DataConfig.model_validate(raw)
+
+
+def load(
+    path: Path | str, conf: DataConfig | None = None, calendar: str = "standard", grid: LatLonGrid | None = GRID,
+    channels: list = CHANNELS, attributes: dict = ATTRIBUTES, **options: object,
+) -> Climatology:  # fmt: skip
+    wanted = ClimatologyConfig(method="file", path=str(path), **options)
+    return load_climatology(wanted, conf or data(), channels, Calendar(calendar), attributes, grid)[0]
+
+
+def write(dataset: xr.Dataset, path: Path) -> Path:
+    """Write netCDF or, with the format in the name, zarr."""
+    if path.suffix == ".nc":
+        dataset.to_netcdf(path)
+    else:
+        version = 2 if "v2" in path.name else 3
+        dataset.to_zarr(path, zarr_format=version, consolidated=version == 2)
+    return path
+
+
+def expected(dataset: xr.Dataset, time: str) -> np.ndarray:
+    """Return (channel, row, column) as WeatherBench 2 selects: by day of the year and hour of the valid time."""
+    when = xr.DataArray(np.datetime64(time, "ns"))
+    chosen = {"dayofyear": when.dt.dayofyear} | ({"hour": when.dt.hour} if "hour" in dataset.coords else {})
+    now = dataset.sel(chosen).sortby("latitude", ascending=False)
+    fields = []
+    for channel in CHANNELS:
+        own = now[NAMES[channel.variable]].transpose(..., "latitude", "longitude")
+        fields.append(own if channel.level is None else own.sel(level=channel.level))
+    return np.stack(fields)
+
+
+TIMES = ["2000-02-29T06:00", "2000-03-01T06:00", "2001-03-01T06:00", "2000-12-31T18:00", "2001-12-31T00:00"]
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=["hour first", "hour last"])
+@pytest.mark.parametrize("name", ["a.nc", "a_v2.zarr", "a_v3.zarr"])
+@pytest.mark.parametrize("small", [True, False], ids=["whole", "by day"])
+def test_fields_are_those_that_xarray_selects(
+    tmp_path: Path, order: tuple[str, ...], name: str, small: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not small:
+        monkeypatch.setattr(module, "KEPT_BYTES", 0)
+    dataset = wb2(order=order)
+    climatology = load(write(dataset, tmp_path / name), rename=NAMES)
+    for time in TIMES:
+        found = climatology.at(Calendar().parse(time))
+        assert found.dtype == np.float32
+        np.testing.assert_array_equal(found, expected(dataset, time), err_msg=time)
+    assert climatology.names == ("z850", "z500", "t850", "t500", "t2m") and climatology.notice is None
+    assert climatology.description == f"file {name}"
+
+
+def test_the_first_of_march_is_day_60_or_61(tmp_path: Path) -> None:
+    climatology = load(write(wb2(), tmp_path / "a.nc"), rename=NAMES)
+    leap_day, first, common = (climatology.at(Calendar().parse(time)) for time in TIMES[:3])
+    np.testing.assert_array_equal(leap_day, common)
+    assert (first != common).all()
+
+
+def test_names_of_the_sources_are_known(tmp_path: Path) -> None:
+    dataset = wb2()
+    path = write(dataset, tmp_path / "a.nc")
+    np.testing.assert_array_equal(load(path, data(rename=NAMES)).at(0), expected(dataset, "1900-01-01"))
+    ours = write(dataset.rename({theirs: name for name, theirs in NAMES.items()}), tmp_path / "b.nc")
+    np.testing.assert_array_equal(load(ours, data(rename=NAMES)).at(0), expected(dataset, "1900-01-01"))
+    with pytest.raises(
+        DataError, match='no variable t2m or 2m_temp; did you mean "2m_temperature".*rename maps t2m to'
+    ):
+        load(path, data(rename=NAMES | {"t2m": "2m_temp"}))
+
+
+def test_a_value_a_day_serves_all_hours(tmp_path: Path) -> None:
+    dataset = wb2().isel(hour=0, drop=True)
+    climatology = load(write(dataset, tmp_path / "a.nc"), rename=NAMES)
+    for time in ("2001-03-01T00:00", "2001-03-01T15:00"):
+        np.testing.assert_array_equal(climatology.at(Calendar().parse(time)), expected(dataset, time))
+
+
+def test_hours_without_a_coordinate(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="has the dimension hour, but there is no coordinate that says which hours"):
+        load(write(wb2().drop_vars("hour"), tmp_path / "a.nc"), rename=NAMES)
+
+
+def test_hours_that_are_not_there(tmp_path: Path) -> None:
+    climatology = load(write(wb2(hours=(0, 12)), tmp_path / "a.nc"), rename=NAMES)
+    with pytest.raises(
+        DataError, match=r"none of its times of the day \(00:00, 12:00\); .*climatology.path needs a file"
+    ):
+        climatology.at(Calendar().parse("2001-03-01T06:00"))
+
+
+@pytest.mark.parametrize(
+    ("calendar", "days", "works"),
+    [
+        ("standard", 365, False),
+        ("noleap", 365, True),
+        ("noleap", 366, True),
+        ("360_day", 360, True),
+        ("360_day", 366, False),
+    ],
+)
+def test_calendars(tmp_path: Path, calendar: str, days: int, works: bool) -> None:
+    path = write(wb2(days), tmp_path / "a.nc")
+    if not works:
+        with pytest.raises(DataError, match=f"{days} days, but the longest year of the data's calendar, {calendar}"):
+            load(path, calendar=calendar, rename=NAMES)
+        return
+    climatology, last = load(path, calendar=calendar, rename=NAMES), Calendar(calendar).parse("2001-12-30T12:00")
+    day = 360 if calendar == "360_day" else 364
+    own = wb2(days).sel(hour=12, dayofyear=day)["2m_temperature"].transpose("latitude", "longitude")
+    np.testing.assert_array_equal(climatology.at(last)[-1], own.values[::-1])
+
+
+def test_units_are_converted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("cf_units")
+    dataset = wb2()
+    dataset["2m_temperature"].attrs["units"] = "degC"
+    del dataset["temperature"].attrs["units"]
+    with caplog.at_level(logging.WARNING):
+        found = load(write(dataset, tmp_path / "a.nc"), rename=NAMES).at(0)
+    wanted = expected(dataset, "1900-01-01")
+    np.testing.assert_allclose(found[-1], wanted[-1] + 273.15, rtol=1e-6)
+    np.testing.assert_array_equal(found[:-1], wanted[:-1])
+    assert "temperature has no units and is taken to be in K" in caplog.text
+    dataset["2m_temperature"].attrs["units"] = "Pa"
+    with pytest.raises(DataError, match="measure different quantities"):
+        load(write(dataset, tmp_path / "b.nc"), rename=NAMES)
+
+
+def test_behind_a_url(tmp_path: Path) -> None:
+    dataset, memory = wb2(), fsspec.filesystem("memory")
+    memory.put(str(write(dataset, tmp_path / "a_v2.zarr")), "/test_climatology/a.zarr", recursive=True)
+    try:
+        climatology = load("memory://test_climatology/a.zarr", rename=NAMES, storage_options={"asynchronous": False})
+        np.testing.assert_array_equal(climatology.at(0), expected(dataset, "1900-01-01"))
+        assert climatology.description == "file a.zarr"
+    finally:
+        memory.rm("/test_climatology", recursive=True)
+
+
+def test_long_chunks_of_a_large_file_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(wb2().chunk({"dayofyear": 366}), tmp_path / "a_v2.zarr")
+    load(path, rename=NAMES)
+    assert not caplog.text
+    monkeypatch.setattr(module, "KEPT_BYTES", 0)
+    load(path, rename=NAMES)
+    assert "a chunk has 366 days of the year" in caplog.text
+
+
+def test_what_cannot_be_used(tmp_path: Path) -> None:
+    path = write(wb2(), tmp_path / "a.nc")
+    with pytest.raises(DataError, match="climatology.path: .*none.nc does not exist.* holds a.nc"):
+        load(tmp_path / "none.nc")
+    with pytest.raises(DataError, match="grid is not that of the data: .*verification.grid brings both to one"):
+        load(path, grid=make_grid(8, 8), rename=NAMES)
+    with pytest.raises(DataError, match="has no level 300"):
+        load(
+            path,
+            channels=ChannelMap.build({"prognostic": {"vars_3D": ["z"], "vars_2D": []}}, [300.0]).stored,
+            rename=NAMES,
+        )
+    with pytest.raises(DataError, match="geopotential lies on levels, but t2m has none"):
+        load(path, channels=CHANNELS[-1:], rename={"t2m": "geopotential"})
+    with pytest.raises(DataError, match="2m_temperature has no levels, but t850 needs one"):
+        load(path, channels=CHANNELS[2:4], rename={"t": "2m_temperature"})
+    with pytest.raises(DataError, match="coordinate dayofyear, 1, 2, ... 366, but has 1 to 365, 183 values"):
+        load(write(wb2().isel(dayofyear=slice(None, None, 2)), tmp_path / "b.nc"), rename=NAMES)
+    with pytest.raises(DataError, match="dayofyear.* no such coordinate.*groupby"):
+        load(write(wb2().rename(dayofyear="day"), tmp_path / "c.nc"), rename=NAMES)
+    with pytest.raises(DataError, match="has the dimensions quantile, .*cut the file to one position"):
+        load(write(wb2().expand_dims(quantile=[0.1, 0.9]), tmp_path / "d.nc"), rename=NAMES)
+    with pytest.raises(DataError, match="stands for 4 files"):
+        load(tmp_path / "*.nc")
+    with pytest.raises(ValueError, match="rename and storage_options are of a file"):
+        ClimatologyConfig(rename={"z": "geopotential"})
+    with pytest.raises(ConfigError, match="cf-units|no unit"):
+        load(path, rename=NAMES, attributes={"z": {"units": "nothing at all"}})

@@ -1,0 +1,382 @@
+"""The store's climatology: the numbers of the fit, from blocks of any size; never half, never another one."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+
+from credit.cli.main import main
+from credit.config import Config, build_config
+from credit.config.schema_data import DataConfig, PreprocessConfig
+from credit.config.schema_verification import ClimatologyConfig, VerificationConfig
+from credit.data.climatology import climatology as climatology_module
+from credit.data.climatology import stored as module
+from credit.data.climatology.fit import fit_climatology
+from credit.data.climatology.stored import load_or_fit_climatology, preprocess_climatology
+from credit.data.reader import open_reader
+from credit.data.splits import Split, build_splits
+from credit.data.store.preprocess import preprocess
+from credit.data.store.store_reader import StoreReader
+from credit.errors import ConfigError, DataError
+from credit.forecast.io.forecast_reader import open_forecasts
+from credit.forecast.io.forecast_writer import ForecastWriter
+from credit.train.assets import fit_assets
+from credit.verify.scorer import score_forecasts
+from credit.verify.scores import baselines
+from credit.verify.scores.baselines import build_climatology
+from credit.verify.table.table import ScoreTable
+from tests.unit.data.files_on_the_fly import write_file
+
+ROWS, COLUMNS, DAYS, EVERY = 6, 8, 456, 36
+CHANNELS = 4  # t at two levels, t2m, sst
+HARMONIC = ClimatologyConfig()
+WINDOW = ClimatologyConfig(method="window", window_days=241)
+BY_HOUR = ClimatologyConfig(method="window", window_days=241, by_hour=True)
+WAVES_BY_HOUR = ClimatologyConfig(harmonics=2, by_hour=True)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rng, count = np.random.default_rng(0), DAYS * 24 // EVERY
+    sst = rng.normal(290, 3, (count, ROWS, COLUMNS)).astype(np.float32)
+    sst[:, 1, 2] = np.nan
+    fields = {
+        "t": rng.normal(250, 9, (count, 2, ROWS, COLUMNS)).astype(np.float32),
+        "t2m": rng.normal(280, 9, (count, ROWS, COLUMNS)).astype(np.float32),
+        "sst": sst,
+    }
+    path = tmp_path_factory.mktemp("source") / "a.nc"
+    return write_file(path, fields, np.arange(count) * EVERY, levels=[500, 850])
+
+
+def make(source: Path, folder: Path, **changes: object) -> DataConfig:
+    base = {
+        "sources": [{"path": str(source)}],
+        "levels": [500, 850],
+        "variables": {
+            "prognostic": {"vars_3D": ["t"], "vars_2D": ["t2m"]},
+            "dynamic_forcing": {"vars_2D": ["sst"]},
+        },
+        "variable_options": {"sst": {"missing": "fill_mean"}},
+        "timestep": "36h",
+        "splits": {
+            "train": ["2000-01-01", "2001-01-20"],
+            "valid": ["2001-02-10", "2001-02-20"],
+            "test": ["2001-03-10", "2001-03-20"],
+        },
+        "store": str(folder / "store.zarr"),
+    }
+    return DataConfig.model_validate({**base, **changes})
+
+
+@pytest.fixture(scope="module")
+def store(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return preprocess(make(source, tmp_path_factory.mktemp("store")), progress=False)
+
+
+@pytest.fixture
+def conf(source: Path, store: Path, tmp_path: Path) -> DataConfig:
+    made = make(source, tmp_path)
+    shutil.copytree(store, made.store)
+    return made
+
+
+def keep(conf: DataConfig, wanted: ClimatologyConfig, **settings: object) -> None:
+    preprocess_climatology(conf, PreprocessConfig(climatology=True, **settings), wanted, progress=False)
+
+
+def opened(conf: DataConfig) -> tuple[StoreReader, Split, list[str]]:
+    reader = open_reader(conf)
+    return reader, build_splits(conf, reader.calendar)["train"], [c.name for c in reader.channels.stored]
+
+
+def forbid_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("read", "read_into"):
+        monkeypatch.setattr(StoreReader, name, Mock(side_effect=AssertionError("a field of the store was read")))
+
+
+@pytest.mark.parametrize("room", [None, 9, 1])
+@pytest.mark.parametrize("wanted", [HARMONIC, WINDOW, BY_HOUR, WAVES_BY_HOUR], ids=str)
+def test_stored_is_fitted_to_the_last_bit(
+    conf: DataConfig, monkeypatch: pytest.MonkeyPatch, wanted: ClimatologyConfig, room: int | None
+) -> None:
+    """`room`: so many fields at once, of 3 harmonics or 18 parts times 4 channels; a chunk has two channels."""
+    if room is not None:
+        monkeypatch.setattr(module, "BLOCK_BYTES", 12 * ROWS * COLUMNS * room)
+        monkeypatch.setattr(module, "_CHUNK_BYTES", 2 * 4 * ROWS * COLUMNS)
+    keep(conf, wanted)
+    reader, train, names = opened(conf)
+    fitted = fit_climatology(reader, names, train.first, train.last, wanted)
+    group = zarr.open_group(Path(conf.store) / "climatology", mode="r")
+    np.testing.assert_array_equal(group["fields"][:], fitted.fields)
+    assert (len(module._list_blocks(Path(conf.store))) > 1) == (room is not None or wanted.by_hour)
+    chosen = [names[3], names[0]]
+    rows = [names.index(name) for name in chosen]
+    forbid_reading(monkeypatch)
+    stored = load_or_fit_climatology(reader, chosen, train, wanted)
+    for minutes in reader.times[[0, 1, 77, -1]].tolist():
+        # a sum over harmonics is a product of matrices, of other sizes
+        np.testing.assert_allclose(stored.at(minutes), fitted.at(minutes)[rows], rtol=1e-6)
+    for key in ("calendar", "kind", "description", "years"):
+        assert getattr(stored, key) == getattr(fitted, key)
+    np.testing.assert_array_equal(stored.day_minutes, fitted.day_minutes)
+    assert not list(Path(conf.store).parent.glob(".*")), "no locks are left"
+
+
+def test_the_table_is_the_mean_of_its_times(conf: DataConfig) -> None:
+    keep(conf, BY_HOUR)
+    reader, train, names = opened(conf)
+    inside = np.flatnonzero((reader.times <= train.last) & (reader.times % 1440 == 720))
+    days = 365 * reader.calendar.year_fraction(reader.times[inside])
+    centre = 365 * 2 / 18 + 0.5
+    distance = np.minimum(np.abs(days - centre), 365 - np.abs(days - centre))
+    values = np.stack([reader.read(int(index)) for index in inside[distance <= 120.5]]).astype(np.float64)
+    stored = zarr.open_group(Path(conf.store) / "climatology", mode="r")["fields"][1, 2]
+    np.testing.assert_allclose(stored, values.mean(axis=0), rtol=1e-7)
+
+
+def test_processes_share_the_blocks(conf: DataConfig, source: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = make(source, tmp_path / "other")
+    preprocess(other, progress=False)
+    keep(conf, BY_HOUR)
+    keep(other, BY_HOUR, workers=2)
+    one, two = (zarr.open_group(Path(c.store) / "climatology", mode="r") for c in (conf, other))
+    np.testing.assert_array_equal(one["fields"][:], two["fields"][:])
+    assert dict(one.attrs)["credit"] == dict(two.attrs)["credit"]
+    assert len(module._list_blocks(Path(conf.store))) == 2
+
+
+def test_only_what_is_asked_for_is_read(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_CHUNK_BYTES", 4 * ROWS * COLUMNS)
+    keep(conf, BY_HOUR)
+    chunks = Path(conf.store) / "climatology" / "fields" / "c"
+    reader, train, names = opened(conf)
+    climatology = load_or_fit_climatology(reader, names[1:2], train, BY_HOUR)
+    expected = climatology.at(int(reader.times[1]))
+    needed = {chunks / "1" / str(part) / "1" for part in (0, 1)}
+    for chunk in chunks.glob("*/*/*"):
+        if chunk not in needed:
+            (chunk / "0" / "0").unlink()
+    again = load_or_fit_climatology(reader, names[1:2], train, BY_HOUR)
+    np.testing.assert_array_equal(again.at(int(reader.times[1])), expected)
+    with pytest.raises(DataError, match="its climatology cannot be read .a chunk is lost.*run credit_preprocess"):
+        again.at(int(reader.times[0]))
+
+
+def test_a_damaged_chunk(conf: DataConfig) -> None:
+    keep(conf, WINDOW)
+    chunk = Path(conf.store) / "climatology" / "fields" / "c" / "0" / "0" / "0" / "0" / "0"
+    content = bytearray(chunk.read_bytes())
+    content[len(content) // 2] ^= 1
+    chunk.write_bytes(content)
+    reader, train, names = opened(conf)
+    with pytest.raises(DataError, match="its climatology cannot be read"):
+        load_or_fit_climatology(reader, names, train, WINDOW).at(int(reader.times[0]))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "splits", "reason"),
+    [
+        (HARMONIC, {}, "is with .*window_days': 241.*, not .*harmonics': 1"),
+        (ClimatologyConfig(method="window", window_days=120), {}, "241.*not .*120"),
+        (BY_HOUR, {}, "by_hour': False.*not .*True"),
+        (WINDOW, {"train": ["2000-01-02", "2001-01-20"]}, "of another period .moving mean of 241 days, 2000-01-01 to"),
+    ],
+)
+def test_another_one_is_fitted_and_said(
+    conf: DataConfig,
+    source: Path,
+    caplog: pytest.LogCaptureFixture,
+    wanted: ClimatologyConfig,
+    splits: dict,
+    reason: str,
+) -> None:
+    caplog.set_level(logging.INFO)
+    keep(conf, WINDOW)
+    if splits:
+        # the store's own times are those from the first split to the last
+        splits = {**splits, "valid": ["2000-01-01", "2000-01-01"]}
+        conf = make(source, Path(conf.store).parent, splits={**conf.splits.model_dump(), **splits}, split_gap="1min")
+        preprocess(conf, progress=False)
+    reader, train, names = opened(conf)
+    caplog.clear()
+    climatology = load_or_fit_climatology(reader, names, train, wanted)
+    (record,) = [r for r in caplog.records if r.name == module.__name__]
+    assert "fitted now" in record.message
+    assert re.search(reason, record.message), record.message
+    expected = fit_climatology(reader, names, train.first, train.last, wanted)
+    np.testing.assert_array_equal(climatology.fields, expected.fields)
+    # preprocessing again replaces it
+    keep(conf, wanted)
+    caplog.clear()
+    load_or_fit_climatology(reader, names, train, wanted)
+    assert "that of the store" in caplog.text
+    keep(conf, wanted)
+    assert "has its climatology" in caplog.text
+
+
+def test_a_store_without_one(conf: DataConfig, source: Path, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    caplog.set_level(logging.INFO)
+    reader, train, names = opened(conf)
+    load_or_fit_climatology(reader, names, train, HARMONIC)
+    assert "the store has none" in caplog.text
+    sources = open_reader(make(source, tmp_path, store=None))
+    load_or_fit_climatology(sources, names, train, HARMONIC)
+    assert "there is no store" in caplog.text
+
+
+def test_a_kill_loses_one_block_at_most(
+    conf: DataConfig, repository: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    room = 12 * ROWS * COLUMNS * CHANNELS * 5  # five of 18 parts, four blocks
+    worker = "tests.unit.data.climatology.fit_until_killed"
+    command = [sys.executable, "-m", worker, conf.model_dump_json(), WINDOW.model_dump_json(), str(room), "500"]
+    killed = subprocess.run(command, cwd=repository, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    group = zarr.open_group(Path(conf.store) / "climatology", mode="r")
+    missing = module._find_missing_blocks(Path(conf.store))
+    assert missing in ([1, 2, 3], [2, 3])
+    assert dict(group.attrs)["credit"]["complete"] is False
+    reader, train, names = opened(conf)
+    caplog.set_level(logging.INFO)
+    load_or_fit_climatology(reader, names, train, WINDOW)
+    assert "is not complete" in caplog.text and "fitted now" in caplog.text
+    fitted, written = fit_climatology(reader, names, train.first, train.last, WINDOW), []
+    original = module.fit_fields
+    monkeypatch.setattr(module, "fit_fields", lambda *args: written.append(args[4]) or original(*args))
+    # the blocks are those that it was begun with, whatever the room now
+    keep(conf, WINDOW)
+    assert written == [slice(first, min(first + 5, 18)) for first in (0, 5, 10, 15)][missing[0] :]
+    np.testing.assert_array_equal(group["fields"][:], fitted.fields)
+    assert not list(Path(conf.store).parent.glob(".*"))
+
+
+def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a fit holds is what is said of it, whatever the size of the table."""
+    rows, columns, count = 64, 128, 420
+    fields = {"t2m": np.random.default_rng(0).normal(280, 9, (count, rows, columns)).astype(np.float32)}
+    file = write_file(tmp_path / "b.nc", fields, np.arange(count) * 24)
+    conf = make(file, tmp_path, timestep="24h", variables={"prognostic": {"vars_2D": ["t2m"]}}, variable_options={})
+    preprocess(conf, progress=False)
+    wanted = ClimatologyConfig(method="window", window_days=31)
+    reader, train, _ = opened(conf)
+    monkeypatch.setattr(module, "BLOCK_BYTES", 2**22)
+    fit = module.FitTask(Path(conf.store), wanted, (train.first, train.last), False).plan(reader)
+    disk, memory = module.estimate_bytes(fit, 1, (rows, columns))
+    assert disk == 4 * math.prod(fit.shape) * rows * columns and 2**21 < memory < 2**22 + 16 * rows * columns < disk
+    keep(conf, HARMONIC)  # what is loaded and compiled once is no part of it
+    tracemalloc.start()
+    keep(conf, wanted)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # weights, plans and libraries beside the fields
+    assert memory / 2 < peak < memory + 2**20 < 3 * disk / 2
+    again = fit_climatology(reader, ["t2m"], train.first, train.last, wanted)
+    np.testing.assert_array_equal(zarr.open_group(f"{conf.store}/climatology", mode="r")["fields"][:], again.fields)
+
+
+def test_what_is_kept_of_what_was_read_is_bounded(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(climatology_module, "KEPT_BYTES", 3 * 4 * ROWS * COLUMNS)
+    keep(conf, WINDOW)
+    reader, train, names = opened(conf)
+    climatology = load_or_fit_climatology(reader, names[:1], train, WINDOW)
+    for minutes in reader.times[::9].tolist():
+        climatology.at(minutes)
+    assert climatology.fields._read.cache_info().currsize == 3
+
+
+def configure(data: DataConfig, **changes: object) -> Config:
+    raw = {"save_loc": "unused", "data": data.model_dump(exclude_unset=True), "model": {"type": "wxformer"}}
+    verification = {"figure_leads": ["36h"], **changes.pop("verification", {})}
+    return build_config({**raw, "trainer": {"max_steps": 1}, "verification": verification, **changes})
+
+
+def test_training_and_verification_take_it(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, train, names = opened(conf)
+    before = fit_assets(configure(conf), reader, train)
+    verification = VerificationConfig(climatology=HARMONIC)
+    scored, _ = build_climatology(verification, conf, reader, names[:3], train)
+    keep(conf, HARMONIC)
+    forbid_reading(monkeypatch)
+    after = fit_assets(configure(conf), reader, train)
+    assert after.climatology.names == ("sst",)
+    for name, array in after.tensors().items():
+        np.testing.assert_array_equal(array.numpy(), before.tensors()[name].numpy())
+    np.testing.assert_array_equal(
+        build_climatology(verification, conf, reader, names[:3], train)[0].fields, scored.fields
+    )
+
+
+def test_scores_read_the_training_period_no_more(
+    conf: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(baselines, "_DAMPING_SAMPLES", 5)
+    reader, train, _ = opened(conf)
+    starts = [int(minutes) for minutes in reader.times[-4:-1]]
+    writer = ForecastWriter(
+        tmp_path / "forecasts", reader.channels, reader.grid, reader.calendar, reader.attributes, 2160,
+        lead_minutes=[2160], initial_minutes=starts, masks=reader.masks,
+    )  # fmt: skip
+    for start in starts:
+        writer.write(start, reader.read(reader.index_of(start + 2160))[None, :3] + 1)
+    read, original = set(), StoreReader.read
+    monkeypatch.setattr(StoreReader, "read", lambda self, index: read.add(index) or original(self, index))
+
+    def score() -> tuple[ScoreTable, int]:
+        read.clear()
+        config = configure(conf, verification={"climatology": BY_HOUR.model_dump()})
+        table = score_forecasts(config, reader, open_forecasts(tmp_path / "forecasts")).table
+        return table, sum(reader.times[index] <= train.last for index in read)
+
+    before, many = score()
+    keep(conf, BY_HOUR)
+    after, few = score()
+    assert many == (reader.times <= train.last).sum() > 200 and few <= 10
+    xr.testing.assert_identical(after.dataset, before.dataset)
+
+
+def test_the_command(conf: DataConfig, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    config = tmp_path / "config.yml"
+    config.write_text(configure(conf, preprocess={"climatology": True}).model_dump_json(exclude_unset=True))
+    assert main(["check", str(config)]) in (0, 2)
+    assert "climatology: is to be fitted (credit_preprocess), at most 0.00 GiB in the store" in capsys.readouterr().out
+    assert main(["preprocess", str(config), "--report"]) == 0
+    assert "1 annual harmonic, 2000-01-01 to 2001-01-20" in Path(f"{conf.store}.report.html").read_text()
+    with pytest.raises(ConfigError, match="no effect with verification.climatology.method: file"):
+        configure(
+            conf, preprocess={"climatology": True}, verification={"climatology": {"method": "file", "path": "a.nc"}}
+        )
+    assert main(["preprocess", str(config), "verification.climatology.harmonics=200"]) == 2
+    assert "200 cannot be fitted to 258 times" in capsys.readouterr().err
+
+
+def test_no_room(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "estimate_bytes", lambda *args: (2**60, 0))
+    with pytest.raises(DataError, match="needs up to .* more"):
+        keep(conf, WINDOW)
+    assert not list(Path(conf.store).parent.glob(".*")) and not (Path(conf.store) / "climatology").exists()
+
+
+def test_the_disk_is_full(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "fit_fields", Mock(side_effect=OSError(errno.ENOSPC, "no room")))
+    with pytest.raises(DataError, match="the disk is full .*continues where it stopped"):
+        keep(conf, WINDOW)
+    monkeypatch.undo()
+    keep(conf, WINDOW)
+    reader, train, _ = opened(conf)
+    assert module.describe_mismatch(reader.path, WINDOW, train) is None

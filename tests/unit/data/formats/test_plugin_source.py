@@ -1,0 +1,411 @@
+"""A source of a plugin gives the fields, times and refusals that a file with the same content gives."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import cftime
+import numpy as np
+import pytest
+import xarray as xr
+
+from credit.config import schema_source
+from credit.config.schema_base import StrictModel
+from credit.data.formats import plugin_source
+from credit.data.formats.files import OpenFiles
+from credit.data.formats.plugin_source import SourceVariable, register_source
+from credit.data.sources.source_reader import SourceReader, open_sources
+from credit.errors import ConfigError, DataError
+from tests.unit.data import hybrid_on_the_fly as world
+from tests.unit.data.files_on_the_fly import make_config, random_fields, write_file
+
+H, W = 8, 16
+LAT, LON = np.linspace(90 - 90 / H, -90 + 90 / H, H), np.arange(W) * 360 / W
+START = datetime(2000, 1, 1)
+
+
+@pytest.fixture(autouse=True)
+def _names(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test registers is forgotten."""
+    monkeypatch.setattr(plugin_source, "_SOURCES", {})
+    monkeypatch.setattr(schema_source, "_TYPES", {})
+    return
+
+
+class Memory:
+    """Fields (N, [L,] H, W), or (H, W) for what is static, as a source."""
+
+    def __init__(self, hours: Sequence[float] = (0, 6, 12, 18), **changes: Any) -> None:
+        self.latitude, self.longitude = LAT, LON
+        self.times: Any = [START + timedelta(hours=hour) for hour in hours]
+        self.fields = {"t": random_fields(len(hours), 3, H, W), "u": random_fields(len(hours), H, W, seed=1)}
+        self.variables: Any = {"t": SourceVariable("K", (250, 500, 850)), "u": SourceVariable("m s-1")}
+        self.asked: list[tuple] = []
+        for name, value in changes.items():
+            setattr(self, name, value)
+
+    def read(self, variable: str, time: Any, levels: tuple[float, ...] | None) -> Any:
+        self.asked.append((variable, time, levels))
+        field = self.fields[variable]
+        if time is not None:
+            field = field[[str(one) for one in self.times].index(str(time))]
+        if levels is None:
+            return field
+        return np.stack([field[list(self.variables[variable].levels).index(level)] for level in levels])
+
+
+def opened(made: Any, p3: Sequence[str] = ("t",), p2: Sequence[str] = ("u",), **options: Any) -> SourceReader:
+    """Open a config whose one source is `made`."""
+
+    class Given(type(made)):
+        def __new__(cls) -> Any:
+            return made
+
+        def __init__(self) -> None:
+            pass
+
+    register_source("given")(Given)
+    options.setdefault("sources", [{"type": "given"} | options.pop("source", {})])
+    return open_sources(make_config("", p3=p3, p2=p2, levels=options.pop("levels", [850, 250]), **options))
+
+
+def same(ours: SourceReader, theirs: SourceReader) -> None:
+    np.testing.assert_array_equal(ours.times, theirs.times)
+    np.testing.assert_array_equal(ours.static(), theirs.static())
+    assert ours.grid.describe_mismatch(theirs.grid) is None
+    assert ours.attributes == theirs.attributes and ours.packing_steps == theirs.packing_steps
+    for index in range(len(theirs.times)):
+        np.testing.assert_array_equal(ours.read(index), theirs.read(index))
+    for one, other in zip(
+        ours.read_each(range(len(ours.times))), theirs.read_each(range(len(ours.times))), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_any_order_of_rows_columns_levels_and_times(tmp_path: Path) -> None:
+    """From south to north, from -180, levels in Pa and mixed, times in disorder, rounded values, a static field."""
+    hours = [12, 0, 18, 6]
+    ground = random_fields(H, W, seed=3)
+    made = Memory(hours, latitude=LAT[::-1], longitude=(LON + 180) % 360 - 180)
+    levels = (85000.0, 25000.0, 50000.0)
+    made.fields["ground"] = ground
+    made.variables = {
+        "t": SourceVariable("K", levels, "Pa", standard_name="air_temperature", packing_step=0.5),
+        "u": SourceVariable("m s-1", standard_name="eastward_wind", long_name="Wind"),
+        "ground": SourceVariable("1", is_static=True),
+    }
+    file = write_file(
+        tmp_path / "a.nc",
+        {"t": made.fields["t"][np.argsort(hours)], "u": made.fields["u"][np.argsort(hours)], "ground": ground},
+        sorted(hours), lat=made.latitude, lon=made.longitude, levels=levels, level_units="Pa",
+        attributes={"t": {"standard_name": "air_temperature"}, "ground": {"units": "1"},
+                    "u": {"units": "m s-1", "standard_name": "eastward_wind", "long_name": "Wind"}},
+    )  # fmt: skip
+    ours = opened(made, static=["ground"])
+    assert ours.packing_steps.pop("t") == 0.5
+    same(ours, open_sources(make_config(file, p3=["t"], p2=["u"], static=["ground"], levels=[850, 250])))
+    # two of three levels, in the order of the source
+    assert {levels for name, _, levels in made.asked if name == "t"} == {(85000.0, 25000.0)}
+    assert ("ground", None, None) in made.asked
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"grid": {"rows": 5, "columns": 10, "poles": True}, "regrid": "conservative"},
+        {"variable_options": {"u": {"units": "km h-1"}}},
+        {"variable_options": {"u": {"temporal": "accumulate"}}, "timestep": "12h"},
+        {"source": {"rename": {"warm": "u"}}, "p2": ["warm"]},
+        {"source": {"vertical": {"surface_pressure": "ps"}}, "levels": [400, 900]},
+        {"variable_options": {"w": {"derive": "wind_speed", "inputs": {"eastward_wind": "u", "northward_wind": "v"}}},
+         "p2": ["w"]},
+    ],
+    ids=["regridded", "units", "window", "renamed", "interpolated", "derived"],
+)  # fmt: skip
+def test_what_is_done_to_files(tmp_path: Path, options: dict[str, Any]) -> None:
+    made = Memory()
+    made.fields |= {"v": random_fields(4, H, W, seed=4), "ps": random_fields(4, H, W, seed=5) + 100_000}
+    made.variables |= {"v": SourceVariable("m s-1"), "ps": SourceVariable("Pa")}
+    units = {name: {"units": one.units} for name, one in made.variables.items()}
+    file = write_file(tmp_path / "a.nc", made.fields, lat=LAT, lon=LON, levels=[250, 500, 850], attributes=units)
+    source = options.pop("source", {})
+    same(
+        opened(made, source=source, **options),
+        opened(SimpleReader(), sources=[{"path": str(file)} | source], **options),
+    )
+
+
+def test_columns_on_hybrid_levels(tmp_path: Path) -> None:
+    """Numbers of model levels, their coefficients in a table: interpolated, and integrated to geopotential."""
+    fields = world.fields_of("t", "q", "sp", "zs", times=3)
+    a, b = world.half_levels()
+    rows = [f"{n},{one:.9f},{other:.12f}" for n, (one, other) in enumerate(zip(a, b, strict=True))]
+    (tmp_path / "table.csv").write_text("\n".join(["n,a,b", *rows]))
+    vertical = {"vertical": world.GROUND | {"coefficients": str(tmp_path / "table.csv")}}
+    numbers = range(1, world.K + 1)
+    variables = {
+        name: SourceVariable(world.UNITS[name], numbers if name in "tq" else None, "1", is_static=name == "zs")
+        for name in fields
+    }
+    made = Memory(world.HOURS[:3], latitude=world.LAT, longitude=world.LON, variables=variables, fields=fields)
+    path = world.write(tmp_path / "ml.nc", "no", fields, world.HOURS[:3])
+    options = {"p3": ["t", "z"], "p2": ["msl"], "levels": world.LEVELS}
+    options["variable_options"] = {name: world.DERIVED[name] for name in ("z", "msl")}
+    ours = opened(made, source=vertical, **options)
+    same(ours, opened(SimpleReader(), sources=[{"path": str(path)} | vertical], **options))
+    made.asked.clear()
+    ours.read(1)
+    assert {len(levels) for name, _, levels in made.asked if name == "t"} == {1, world.K}
+    # the lowest level for the pressure at sea level, else a whole column at once
+
+
+class SimpleReader:
+    def read(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        np.array(["2000-02-28T18", "2000-02-29T00", "2000-02-29T06", "2000-02-29T12"], dtype="datetime64[h]"),
+        [cftime.datetime(2000, 2, 28 + (18 + 6 * n) // 24, (18 + 6 * n) % 24, calendar="360_day") for n in range(4)],
+        xr.date_range("2000-02-28T18", periods=4, freq="6h", calendar="noleap", use_cftime=True).values,
+        xr.date_range("2000-02-28T18", periods=4, freq="6h"),
+    ],
+    ids=["datetime64", "360_day", "noleap", "index"],
+)
+def test_each_field_is_that_of_its_time(times: Any) -> None:
+    """A field whose value is its own time, across 29 February."""
+    made = Memory(times=times, variables={"u": SourceVariable("1")})
+    made.read = lambda variable, time, levels: np.full((H, W), float(str(time)[8:10]) * 24 + float(str(time)[11:13]))
+    days = {"train": "2000-02-28", "valid": "2000-03-03", "test": "2000-03-06"}
+    splits = {name: [day, day] for name, day in days.items()}
+    reader = opened(made, p3=[], levels=[], splits=splits)
+    assert len(reader.times) == 4
+    for index, minutes in enumerate(reader.times):
+        date = reader.calendar.datetime(minutes)
+        assert set(reader.read(index).ravel()) == {date.day * 24 + date.hour}
+
+
+def spoiled(**changes: Any) -> Callable[[], Memory]:
+    return lambda: Memory(**changes)
+
+
+def reads(give: Callable[[np.ndarray], Any]) -> Callable[[], Memory]:
+    """Return a source whose fields at 6 UTC are others."""
+
+    def build() -> Memory:
+        made = Memory()
+        plain = made.read
+        made.read = lambda name, time, levels: (
+            give(plain(name, time, levels)) if time.hour == 6 else plain(name, time, levels)
+        )
+        return made
+
+    return build
+
+
+def of_another_time(field: np.ndarray) -> xr.DataArray:
+    return xr.DataArray(
+        field, coords={"time": np.datetime64("2000-01-01T12", "ns")}, dims=("x", "y", "z")[: field.ndim]
+    )
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (spoiled(variables=None), ["variables must map names to SourceVariable"]),
+        (spoiled(variables={"t": "K"}), ["variables must map names to SourceVariable"]),
+        (spoiled(variables={"time": SourceVariable("K")}), ["time has the name of a coordinate"]),
+        (spoiled(variables={"t": SourceVariable("K", (500, 500))}), ["the levels of t hold a value twice"]),
+        (spoiled(times=[]), ["times must be at least one date"]),
+        (spoiled(times=[0, 6, 12, 18]), ["times fails", "must be a list of dates"]),
+        (spoiled(times=[START] * 4), ["2000-01-01T00:00 is there twice"]),
+        (spoiled(times=[START + timedelta(seconds=n) for n in range(4)]), ["whole minutes", "0, 1"]),
+        (spoiled(latitude=np.full(H, np.nan)), ["latitude must be a list of finite numbers"]),
+        (spoiled(latitude=["north"] * H), ["latitude fails", "could not convert"]),
+        (spoiled(longitude=LON[:5]), ["do not go evenly round the globe"]),
+        (spoiled(latitude_bounds=np.zeros(H)), ["latitude_bounds must be (8, 2) numbers"]),
+        (spoiled(latitude_bounds="none"), ["latitude_bounds fails", "could not convert"]),
+        (spoiled(version=lambda: 2), ["version must be a text or a number"]),
+        (spoiled(attributes="mine"), ["attributes must map names to texts; is 'mine'"]),
+        (spoiled(variables={"t": SourceVariable(None)}), ["the units of t must be a text, such as K; is None"]),
+        (reads(lambda field: None), ["must return numbers of shape", "it returned object"]),
+        (reads(lambda field: field.T), ["'t', 2000-01-01 06:00:00, (250.0, 850.0)", "shape (2, 8, 16)", "(16, 8, 2)"]),
+        (reads(lambda field: field[0, 0, 0, 0]), ["'t', 2000-01-01 06:00:00", "IndexError"]),
+        (reads(of_another_time), ["ValueError: it returns the field of 2000-01-01T12"]),
+        (reads(lambda field: field * np.nan), ["t, level 850 at 2000-01-01T06:00", "missing"]),
+        (reads(lambda field: np.ma.masked_less(field, 1e9)), ["t, level 850 at 2000-01-01T06:00", "missing"]),
+        (reads(lambda field: field.astype(float) * 1e300), ["t, level 850 at 2000-01-01T06:00", "infinite"]),
+    ],
+)  # fmt: skip
+def test_refusals_say_where(build: Callable[[], Memory], words: list[str]) -> None:
+    with pytest.raises(DataError) as caught:
+        reader = opened(build())
+        reader.read(0)
+        reader.read(1)
+    text = str(caught.value)
+    assert all(word in text for word in words), text
+    assert "data.sources.0 (given)" in text or words[0].startswith("t, level")
+
+
+def test_what_is_lacking_is_named() -> None:
+    class Empty:
+        def read(self) -> None: ...
+
+    with pytest.raises(
+        DataError, match=r"data.sources.0 \(given\): latitude fails \(AttributeError: .*has no attribute"
+    ):
+        opened(Empty())
+
+
+def test_a_field_with_its_own_time_is_taken() -> None:
+    plain, labelled = opened(Memory()), Memory()
+    read = labelled.read
+    labelled.read = lambda name, time, levels: xr.DataArray(
+        read(name, time, levels), coords={"time": np.datetime64(time, "ns")}, dims=("x", "y", "z")[: 3 - (not levels)]
+    )
+    same(opened(labelled), plain)
+
+
+class CountedOptions(StrictModel):
+    number: int = 4
+    colour: Any = None
+
+
+def test_options_are_those_that_are_declared() -> None:
+    @register_source("counted", options=CountedOptions)
+    class Counted(Memory):
+        def __init__(self, number: int = 4, **others: Any) -> None:
+            super().__init__(hours=range(0, 6 * number, 6))
+            self.others = others
+
+    source = {"type": "counted", "options": {"number": 7, "colour": "red"}}
+    assert len(opened(SimpleReader(), sources=[source]).times) == 7
+    with pytest.raises(ValueError, match='type: "counter" is not a registered source; did you mean "counted"'):
+        opened(SimpleReader(), sources=[source | {"type": "counter"}])
+    with pytest.raises(ValueError, match="options: .* are for a source with a type"):
+        opened(SimpleReader(), sources=[{"path": "a.nc", "options": {"number": 7}}])
+    with pytest.raises(
+        ValueError, match="options: colour is {850: nan}; the config is saved with the run and may hold"
+    ):
+        opened(SimpleReader(), sources=[{"type": "counted", "options": {"colour": {850: float("nan")}}}])
+    with pytest.raises(ValueError, match='options: "numbr" is not an option of counted; did you mean "number"'):
+        opened(SimpleReader(), sources=[{"type": "counted", "options": {"numbr": 7}}])
+    with pytest.raises(ValueError, match="options: number: .* valid integer.*; it is an option of counted"):
+        opened(SimpleReader(), sources=[{"type": "counted", "options": {"number": "many"}}])
+
+
+def test_what_decorators_below_add_to_a_class_counts() -> None:
+    @dataclass
+    @register_source("made_below")
+    class Above(Memory):
+        hours: Any
+
+        def __post_init__(self) -> None:
+            super().__init__(self.hours)
+
+    source = {"type": "made_below", "options": {"hours": [0, 6]}}
+    assert len(opened(SimpleReader(), sources=[source]).times) == 2
+
+
+def test_a_fork_leaves_what_its_parent_made() -> None:
+    """A worker must not end its parent's connection."""
+    ended: list[int] = []
+    reading, writing = os.pipe()
+
+    class Connected(Memory):
+        def __del__(self) -> None:
+            ended.append(os.getpid())
+
+    register_source("connected")(Connected)
+    reader = opened(SimpleReader(), sources=[{"type": "connected"}])
+    ended.clear()
+    if os.fork() == 0:
+        reader.read(0)
+        os.write(writing, str(len(ended)).encode())
+        os._exit(0)
+    assert os.read(reading, 10) == b"0"
+    os.wait()
+
+
+@pytest.mark.parametrize("wrong", [lambda: None, type("NoRead", (), {})])
+def test_only_classes_that_read_are_registered(wrong: object) -> None:
+    with pytest.raises(ConfigError, match="must be a class with a method read"):
+        register_source("wrong")(wrong)
+
+
+def test_a_name_belongs_to_one_class() -> None:
+    register_source("memory")(Memory)
+    register_source("memory")(Memory)
+    with pytest.raises(ConfigError, match="is taken by"):
+        register_source("memory")(SimpleReader)
+
+
+def test_a_fingerprint_changes_with_what_is_said() -> None:
+    def fingerprint(**changes: Any) -> list[int]:
+        made = Memory(**changes)
+        register_source("given")(type("Given", (Memory,), {"__new__": lambda cls: made, "__init__": lambda self: None}))
+        conf = make_config("", p3=["t"], levels=[850], sources=[{"type": "given"}])
+        return OpenFiles(conf.sources).fingerprint("data.sources.0 (given)", 0)
+
+    variants = [
+        {}, {"version": 2}, {"hours": (0, 6, 12)}, {"latitude": LAT[::-1]},
+        {"variables": {"u": SourceVariable("m s-1")}},
+        {"variables": {"t": SourceVariable("K", (250, 500, 851))}},
+    ]  # fmt: skip
+    found = [fingerprint(**changes) for changes in variants]
+    assert found[0] == fingerprint() == fingerprint(hours=(18, 0, 12, 6))
+    assert len({tuple(one) for one in found}) == len(variants)
+
+
+MODULE = """
+import numpy as np, os
+from credit.data.formats.plugin_source import SourceVariable, register_source
+
+@register_source("elsewhere")
+class Elsewhere:
+    latitude, longitude = np.linspace(78.75, -78.75, 8), np.arange(16) * 22.5
+
+    def __init__(self):
+        self.made_in = os.getpid()
+
+    @property
+    def times(self):
+        assert not os.environ.get("NO_LOOKING"), "what there is was asked again"
+        return np.array(["2000-01-01T00", "2000-01-01T06"], dtype="datetime64[m]")
+
+    @property
+    def variables(self):
+        self.times
+        return {"u": SourceVariable("m s-1")}
+
+    def read(self, variable, time, levels):
+        assert self.made_in == os.getpid(), "the source of another process"
+        return np.full((8, 16), float(str(time)[11:13]))
+"""
+
+
+def test_another_process_reads_without_asking_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ranks, and processes that are started, do: the module is imported by unpickling, the class made there."""
+    (tmp_path / "elsewhere_source.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    __import__("elsewhere_source")
+    reader = open_sources(make_config("", p2=["u"], sources=[{"type": "elsewhere"}]))
+    assert reader.read(1).max() == 6.0
+    (tmp_path / "reader.pickle").write_bytes(pickle.dumps(reader))
+    program = "import pickle, sys; print(pickle.load(open(sys.argv[1], 'rb')).read(1).max())"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "reader.pickle")],
+        env={"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[4]}", "NO_LOOKING": "1"},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stdout == "6.0\n", done.stderr
+    sys.modules.pop("elsewhere_source")

@@ -1,0 +1,188 @@
+"""A field whose value is its own time is followed to the model's door."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from credit.calendar import Calendar
+from credit.channels import ChannelMap
+from credit.config.schema_data import DataConfig
+from credit.data.climatology.fit import fit_climatology
+from credit.data.samples.cached_reader import CachedReader
+from credit.data.samples.dataset import ForecastDataset
+from credit.data.samples.frames import FrameReader
+from credit.errors import DataError
+from tests.unit.analytic_reader import AnalyticReader, make_grid
+
+GROUPS = {"prognostic": ["a"], "diagnostic": ["d"], "dynamic_forcing": ["f"]}
+CHANNELS = ChannelMap.build({name: {"vars_3D": [], "vars_2D": members} for name, members in GROUPS.items()}, [])
+SPLITS = {
+    "train": ["2000-01-01", "2000-12-30"],
+    "valid": ["2001-01-11", "2001-02-28"],
+    "test": ["2001-03-15", "2001-04-30"],
+}
+
+
+def conf(**fields: object) -> DataConfig:
+    return DataConfig.model_validate(
+        {
+            "sources": [{"path": "x.nc"}],
+            "variables": {
+                "prognostic": {"vars_2D": ["a"]},
+                "diagnostic": {"vars_2D": ["d"]},
+                "dynamic_forcing": {"vars_2D": ["f"]},
+            },
+            "splits": SPLITS,
+            "variable_options": {"f": fields},
+        }
+    )
+
+
+def reader_of(times: np.ndarray, value=lambda minutes: minutes / 60, calendar_name: str = "standard") -> AnalyticReader:
+    """Every channel is a function of time alone; by default the time itself in hours."""
+
+    def function(minutes: int, channel: int) -> np.ndarray:
+        return np.float64(value(minutes))
+
+    return AnalyticReader(CHANNELS, make_grid(8, 16), Calendar(calendar_name), times, function)
+
+
+def hours(field: np.ndarray) -> list[float]:
+    return field[..., 0, 0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("calendar_name", "day"),
+    [("standard", "2000-02-28T12:00"), ("noleap", "2001-02-28T12:00"), ("360_day", "2000-02-30T12:00")],
+)
+def test_times_arrive_in_order(calendar_name: str, day: str) -> None:
+    """History 2, forecast 3, across the end of February; float32 holds these hours exactly."""
+    calendar = Calendar(calendar_name)
+    start = calendar.parse(day)
+    reader = reader_of(start + 360 * np.arange(-10, 10), calendar_name=calendar_name)
+    dataset = ForecastDataset(FrameReader(reader, conf(), None), [start], 360, history_len=2, forecast_len=3)
+    batch = dataset.__getitems__([0])
+    now = start / 60
+    assert batch.history_BCTHW[0, 0, :, 0, 0].tolist() == [now - 6, now]
+    assert batch.forcing_BCTHW[0, 0, :, 0, 0].tolist() == [now - 6, now, now + 6, now + 12]
+    assert batch.target_BCTHW[0, 0, :, 0, 0].tolist() == [now + 6, now + 12, now + 18]
+    assert batch.target_BCTHW[0, 1, :, 0, 0].tolist() == [now + 6, now + 12, now + 18]
+    # the calendars disagree on what comes 18 hours later
+    expected = {"standard": "2000-02-29T06:00", "noleap": "2001-03-01T06:00", "360_day": "2000-03-01T06:00"}
+    assert calendar.format(start + 18 * 60) == expected[calendar_name]
+
+
+@pytest.mark.parametrize("as_forecast", [False, True])
+@pytest.mark.parametrize("cache", ["none", "memory"])
+@pytest.mark.parametrize(
+    "field", [{}, {"in_forecast": "observed"}, {"temporal": "mean", "window": "next", "in_forecast": "persist"}]
+)
+def test_batches_hold_what_frames_give(field: dict, cache: str, as_forecast: bool) -> None:
+    """Fields that differ in time, channel and place; samples in any order, some times in two of them."""
+    variables = {"prognostic": ["a"], "diagnostic": ["d"], "dynamic_forcing": ["sin_year", "f"]}
+    settings = conf(**field).model_copy(update={"cache": cache})
+    groups = {name: {"vars_3D": [], "vars_2D": members} for name, members in variables.items()}
+    pattern = np.random.default_rng(0).normal(size=(3, 8, 16))
+    reader = AnalyticReader(
+        ChannelMap.build(groups, []), make_grid(8, 16), Calendar(), 360 * np.arange(12),
+        lambda minutes, channel: minutes / 360 * pattern[channel],
+    )  # fmt: skip
+    frames = FrameReader(CachedReader(reader) if cache == "memory" else reader, settings, None)
+    starts = [1440, 360, 720]
+    batch = ForecastDataset(frames, starts, 360, 2, 3, as_forecast).__getitems__([2, 0, 1])
+    for row, start in enumerate([720, 1440, 360]):
+        known = start if as_forecast else None
+        inputs = [start + 360 * k for k in (-1, 0, 1, 2)]
+        expected = [
+            np.stack([frames.prognostic(t) for t in inputs[:2]], axis=1),
+            np.stack([frames.forcing(t, known) for t in inputs], axis=1),
+            np.stack([frames.state(t) for t in (start + 360, start + 720, start + 1080)], axis=1),
+        ]
+        filled = [getattr(batch, f"{name}_BCTHW")[row].numpy() for name in ("history", "forcing", "target")]
+        for one, other in zip(filled, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_windows_that_end_later() -> None:
+    reader = reader_of(360 * np.arange(10))
+    past = FrameReader(reader, conf(temporal="mean", window="past"), None)
+    following = FrameReader(reader, conf(temporal="mean", window="next"), None)
+    assert hours(past.forcing(720)) == [12.0]
+    assert hours(following.forcing(720)) == [18.0]
+
+
+def test_a_forecast_does_not_see_the_analysed_future() -> None:
+    reader = reader_of(360 * np.arange(10))
+    persist = FrameReader(reader, conf(in_forecast="persist"), None)
+    assert hours(persist.forcing(1440, initial=720)) == [12.0]
+    assert hours(persist.forcing(360, initial=720)) == [6.0]  # history is known
+    observed = FrameReader(reader, conf(in_forecast="observed"), None)
+    assert hours(observed.forcing(1440, initial=720)) == [24.0]
+    # a window that ends after the initial time is future, too
+    windowed = FrameReader(reader, conf(in_forecast="persist", temporal="mean", window="next"), None)
+    assert hours(windowed.forcing(720, initial=720)) == [12.0]
+    with pytest.raises(DataError, match="use persist"):
+        FrameReader(reader, conf(in_forecast="climatology"), None).forcing(1440, initial=720)
+
+
+def test_persistence_holds_the_anomaly() -> None:
+    """An annual cycle plus 2: the forecast follows the cycle and keeps the 2."""
+    calendar = Calendar()
+    first = calendar.parse("2000-01-01")
+    times = first + 1440 * np.arange(366)
+
+    def cycle(minutes: int) -> float:
+        return float(10 * np.cos(2 * np.pi * calendar.year_fraction(np.array([minutes]))[0]))
+
+    reader = reader_of(times, cycle)
+    climatology = fit_climatology(reader, ["f"], int(times[0]), int(times[-1]))
+    later = reader_of(times, lambda minutes: cycle(minutes) + 2)
+    frames = FrameReader(later, conf(in_forecast="persist"), climatology)
+    start, valid = int(times[50]), int(times[120])
+    assert frames.forcing(valid, initial=start)[0, 0, 0] == pytest.approx(cycle(valid) + 2, abs=0.01)
+    assert abs(cycle(valid) - cycle(start)) > 2  # plain persistence would be far off
+
+
+@pytest.mark.parametrize("in_forecast", ["persist", "climatology"])
+def test_forcing_that_is_not_read_keeps_to_its_bounds(in_forecast: str) -> None:
+    """Sea ice that is gone at the start does not fall below 0 when the climatology does, nor above 1."""
+    calendar = Calendar()
+    first = calendar.parse("2000-01-01")
+    times = first + 1440 * np.arange(366)
+
+    def cycle(minutes: int) -> float:
+        return float(0.5 + 0.6 * np.cos(2 * np.pi * calendar.year_fraction(np.array([minutes]))[0]))
+
+    climatology = fit_climatology(reader_of(times, cycle), ["f"], int(times[0]), int(times[-1]))
+    start, summer, winter = (int(times[day]) for day in (90, 183, 365))
+    for value in (0.0, 1.0):
+        now = reader_of(times, lambda minutes, value=value: value)
+        free = FrameReader(now, conf(in_forecast=in_forecast), climatology)
+        bound = FrameReader(now, conf(in_forecast=in_forecast, minimum=0, maximum=1), climatology)
+        for valid in (summer, winter):
+            expected = np.clip(free.forcing(valid, initial=start), 0, 1)
+            np.testing.assert_array_equal(bound.forcing(valid, initial=start), expected)
+            assert bound.forcing(valid, initial=start).dtype == np.float32
+    assert free.forcing(summer, initial=start).min() < 1 and free.forcing(winter, initial=start).max() > 1
+    read = FrameReader(reader_of(times, lambda minutes: -1.0), conf(minimum=0), climatology)
+    assert read.forcing(start, initial=start).max() == read.forcing(summer).max() == -1
+
+
+def test_a_time_that_is_not_there() -> None:
+    frames = FrameReader(reader_of(360 * np.arange(4)), conf(), None)
+    with pytest.raises(DataError, match="no fields at 1900-01-02T00:00"):
+        frames.state(1440)
+
+
+def test_a_time_is_read_once_and_kept() -> None:
+    reader = reader_of(360 * np.arange(10))
+    kept = CachedReader(reader)
+    assert kept.grid is reader.grid and kept.index_of(720) == reader.index_of(720)
+    first, place = kept.read(np.int64(3)), np.empty(reader.grid.shape, np.float32)
+    kept.read_into(3, [place, *[None] * (len(first) - 1)])
+    np.testing.assert_array_equal(place, reader.read(3)[0])
+    assert reader.reads == 2 and kept.read(3) is first
+    with pytest.raises(ValueError, match="read-only"):
+        first += 1
+    assert getattr(kept, "statistics", None) is None

@@ -1,0 +1,196 @@
+"""Many times at once are the same fields as one by one, in few reads of bounded size."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from credit.data.samples.cached_reader import CachedReader
+from credit.data.sources import series, source_reader
+from credit.data.sources.source_reader import SourceReader, open_sources
+from tests.unit.data import hybrid_on_the_fly
+from tests.unit.data.files_on_the_fly import make_config, random_fields, write_file
+from tests.unit.data.hybrid_on_the_fly import DERIVED, GROUND, fields_of
+
+H, W = 8, 16
+HOURS = 48
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> SourceReader:
+    """Levels in two files with a gap, hourly precipitation that is summed up in a third, masked cells in a fourth."""
+    t = random_fields(8, 3, H, W)
+    write_file(tmp_path / "t_a.nc", {"t": t[:3]}, levels=[250, 500, 850], hours=[6, 12, 18])
+    write_file(tmp_path / "t_b.nc", {"t": t[3:]}, levels=[250, 500, 850], hours=[24, 36, 42, 48, 54])
+    write_file(tmp_path / "tp.nc", {"tp": random_fields(HOURS, H, W, seed=1)}, hours=range(1, HOURS + 1))
+    sst = random_fields(10, H, W, seed=2)
+    sst[:, 2:4, 5:9] = np.nan
+    write_file(tmp_path / "sst.nc", {"sst": sst}, hours=range(0, 60, 6))
+    paths = [tmp_path / name for name in ("t_a.nc", "t_b.nc", "tp.nc", "sst.nc")]
+    fields = {"tp": {"temporal": "accumulate"}, "sst": {"missing": "fill_mean"}}
+    return open_sources(
+        make_config(paths, p3=["t"], p2=["tp", "sst"], levels=[850, 250], variable_options=fields, timestep="6h")
+    )
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 1000])
+@pytest.mark.parametrize("order", [[0, 1, 2, 3, 4, 5, 6], [5, 1, 1, 6, 0], []])
+def test_many_times_are_each_as_alone(
+    reader: SourceReader, order: list[int], at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_reader, "_BYTES_AT_ONCE", at_once * reader.bytes_a_time)
+    assert len(reader.times) == 7
+    alone = [reader.read(index) for index in order]
+    for many in (reader.read_each(order), CachedReader(reader).read_each(order)):
+        for one, fields in zip(alone, many, strict=True):
+            np.testing.assert_array_equal(one, fields)
+            assert fields.dtype == np.float32
+
+
+def test_neighbours_are_read_at_once(reader: SourceReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: dict[str, list[int]] = {"t": [], "tp": [], "sst": []}
+    plain = series.read_piece
+
+    def counted(files: object, piece: object, positions: slice, raw: bool) -> np.ndarray:
+        lengths[piece.layout.name].append(positions.stop - positions.start)
+        return plain(files, piece, positions, raw)
+
+    monkeypatch.setattr(series, "read_piece", counted)
+    kept = CachedReader(reader)
+    for _ in range(2):
+        assert len([*kept.read_each(range(7))]) == 7
+    # 6, 12, 18 and 24, 36, 42, 48 h; the windows up to 24 h and from 31 to 48 h; the same times
+    assert lengths == {"t": [3, 4], "tp": [24, 18], "sst": [4, 3]}
+
+
+def chunked(folder: Path, step: int, rows: int = H, packed: bool = False) -> SourceReader:
+    """Hourly temperature in chunks of 12 hours, and pressure every `step` hours, the time step of the run."""
+    for name, hours in (("t2m", range(HOURS)), ("msl", range(0, HOURS, step))):
+        fields = random_fields(len(hours), rows, W, seed=len(name))
+        kind = {"dtype": "i2", "scale_factor": 0.01, "_FillValue": -999} if packed else {}
+        xr.Dataset(
+            {name: (("time", "lat", "lon"), fields, {"units": "K" if name == "t2m" else "1"})},
+            {
+                "time": ("time", list(hours), {"units": "hours since 2000-01-01"}),
+                "lat": ("lat", 90 - 180 / rows * (np.arange(rows) + 0.5), {"units": "degrees_north"}),
+                "lon": ("lon", np.arange(W) * 360 / W, {"units": "degrees_east"}),
+            },
+        ).to_netcdf(folder / f"{name}.nc", encoding={name: {"chunksizes": (min(12, len(hours)), rows, W)} | kind})
+    return open_sources(make_config([folder / "t2m.nc", folder / "msl.nc"], p2=["t2m", "msl"], timestep=f"{step}h"))
+
+
+def test_a_gap_makes_no_chunk_longer(tmp_path: Path) -> None:
+    """Two summers of six-hourly fields in chunks of 8 times, in one file."""
+    hours = [*range(0, 120, 6), *range(8760, 8880, 6)]
+    fields = {"t2m": random_fields(len(hours), H, W)}
+    write_file(tmp_path / "a.nc", fields, hours)
+    with xr.open_dataset(tmp_path / "a.nc", decode_times=False) as dataset:
+        dataset.to_netcdf(tmp_path / "b.nc", encoding={"t2m": {"chunksizes": (8, H, W)}})
+    reader = open_sources(make_config(tmp_path / "b.nc", p2=["t2m"], timestep="6h"))
+    assert len(reader.times) == 40 and reader.chunk_times == 8
+
+
+@pytest.mark.parametrize(("step", "expected"), [(1, 12), (6, 8)])
+def test_a_chunk_is_read_once_also_where_the_run_takes_every_sixth_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, expected: int
+) -> None:
+    reader = chunked(tmp_path, step)
+    alone = [reader.read(index) for index in range(len(reader.times))]
+    reads: list[int] = []
+    plain = series.read_piece
+
+    def counted(files: object, piece: object, positions: slice, raw: bool) -> np.ndarray:
+        reads.extend([positions.stop - positions.start] * (piece.layout.name == "t2m"))
+        return plain(files, piece, positions, raw)
+
+    monkeypatch.setattr(series, "read_piece", counted)
+    monkeypatch.setattr(source_reader, "_BYTES_AT_ONCE", 0)
+    for one, fields in zip(alone, reader.read_each(range(len(alone)), 100 * reader.bytes_a_time), strict=True):
+        np.testing.assert_array_equal(one, fields)
+    assert len(reads) == HOURS // 12
+    assert reader.chunk_times == expected
+
+
+@pytest.mark.parametrize(("packed", "step"), [(False, 1), (True, 1), (True, 6)])
+def test_memory_is_about_what_is_said(tmp_path: Path, packed: bool, step: int) -> None:
+    """With the times between those of the run, as they come in one chunk."""
+    reader = chunked(tmp_path, step, 20 * H, packed)
+    times = range(min(36, len(reader.times)))
+    [*reader.read_each(times[:12], 12 * reader.bytes_a_time)]
+    tracemalloc.start()
+    fields = reader._read_variables(times, set(reader._series))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert sum(field.nbytes for field in fields) < peak < 1.3 * len(times) * reader.bytes_a_time
+
+
+def on_hybrid_levels(folder: Path, levels_a_chunk: int) -> SourceReader:
+    """Interpolated and derived variables of packed columns, in chunks of 12 times and some levels."""
+    path = hybrid_on_the_fly.write(folder / "plain.nc", "ecmwf", fields_of("t", "u", "v", "q", "lnsp", "zs"))
+    with xr.open_dataset(path, decode_times=False) as data:
+        encoding = {name: {"_FillValue": None} for name in data.variables}
+        for name in ("t", "u", "v", "q"):
+            shape = (12, levels_a_chunk, hybrid_on_the_fly.H, hybrid_on_the_fly.W)
+            low, high = float(data[name].min()), float(data[name].max())
+            packed = {"scale_factor": (high - low) / 6e4, "add_offset": 0.5 * (low + high), "_FillValue": -32768}
+            encoding[name] = {"dtype": "i2", "chunksizes": shape} | packed
+        encoding["lnsp"] = {"chunksizes": (12, *shape[2:])}
+        data.to_netcdf(folder / "chunks.nc", encoding=encoding)
+    ground = GROUND | {"surface_pressure": "lnsp"}
+    options = {
+        "p3": ["t", "q", "z", "ws"],
+        "p2": ["msl"],
+        "variable_options": {n: DERIVED[n] for n in ("z", "ws", "msl")},
+    }
+    return open_sources(hybrid_on_the_fly.config(folder / "chunks.nc", ground, **options))
+
+
+@pytest.mark.parametrize("levels_a_chunk", [1, hybrid_on_the_fly.K])
+def test_what_is_made_is_read_by_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, levels_a_chunk: int) -> None:
+    """The same bits in other portions; each chunk of each input is read once for each variable that is made of it."""
+    reader = on_hybrid_levels(tmp_path, levels_a_chunk)
+    monkeypatch.setattr(source_reader, "_BYTES_AT_ONCE", 0)
+    alone = [*reader.read_each(range(40), 0)]
+    reads: list[tuple[str, int]] = []
+    plain = series.read_piece
+
+    def counted(files: object, piece: object, position: slice, raw: bool) -> np.ndarray:
+        reads.append((piece.layout.name, position.stop - position.start))
+        return plain(files, piece, position, raw)
+
+    monkeypatch.setattr(series, "read_piece", counted)
+    assert reader.chunk_times == 12
+    for one, fields in zip(alone, reader.read_each(range(40), 12 * reader.bytes_a_time), strict=True):
+        np.testing.assert_array_equal(one, fields)
+    of = {name: [times for other, times in reads if other == name] for name, _ in reads}
+    # t: itself, geopotential, pressure at sea level; q: itself, geopotential; lnsp: all five
+    assert {name: sorted(times) for name, times in of.items()} == {
+        name: [4] * n + [12] * 3 * n for name, n in (("t", 3), ("q", 2), ("u", 1), ("v", 1), ("lnsp", 5))
+    }
+
+
+def test_memory_of_what_is_made_is_about_what_is_said(tmp_path: Path) -> None:
+    reader = on_hybrid_levels(tmp_path, hybrid_on_the_fly.K)
+    [*reader.read_each(range(12), 12 * reader.bytes_a_time)]
+    tracemalloc.start()
+    fields = reader._read_variables(range(36), set(reader._series))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert sum(field.nbytes for field in fields) < peak < 1.3 * 36 * reader.bytes_a_time
+
+
+def test_times_may_descend_in_a_file(tmp_path: Path) -> None:
+    """In chunks of several times, too, which are read at once."""
+    expected = [*chunked(tmp_path, step=1).read_each(range(HOURS))]
+    for name in ("t2m", "msl"):
+        with xr.open_dataset(tmp_path / f"{name}.nc", decode_times=False) as dataset:
+            descending = dataset.isel(time=slice(None, None, -1)).load()
+        encoding = {name: {"chunksizes": (12, H, W)}}
+        descending.to_netcdf(tmp_path / f"{name}_descending.nc", encoding=encoding)
+    paths = [tmp_path / f"{name}_descending.nc" for name in ("t2m", "msl")]
+    reader = open_sources(make_config(paths, p2=["t2m", "msl"], timestep="1h"))
+    np.testing.assert_array_equal([*reader.read_each(range(HOURS))], expected)

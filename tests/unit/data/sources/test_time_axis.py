@@ -1,0 +1,81 @@
+"""Which value counts when: exact, held until the next, or of a representative year."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from credit.calendar import Calendar
+from credit.config.schema_data import DataConfig
+from credit.data.sources.accumulation import TimeAggregation
+from credit.data.sources.source_reader import open_sources
+from credit.data.sources.time_axis import align_times
+from credit.errors import DataError
+from tests.unit.data.files_on_the_fly import SPLITS, write_file
+
+CALENDAR, DAY = Calendar(), 1440
+START = CALENDAR.parse("2000-01-01")
+
+
+def windows_of(times: list[int] | np.ndarray) -> TimeAggregation:
+    times = np.asarray(times, dtype=np.int64)
+    return TimeAggregation(times, [(np.ones(len(times)), np.arange(len(times)))])
+
+
+def match(policy: str, own: list[int] | np.ndarray, wanted: list[int] | np.ndarray) -> tuple[list[int], list[int]]:
+    """Return the run's times and the places of a forcing's values."""
+    windows = {"t": windows_of(wanted), "f": windows_of(own)}
+    times, places = align_times(windows, {"t": "exact", "f": policy}, CALENDAR)
+    return times.tolist(), places["f"].tolist()
+
+
+def test_exact_times_are_those_of_all() -> None:
+    assert match("exact", [0, 12, 18, 24], [6, 12, 24, 30]) == ([12, 24], [1, 3])
+
+
+def test_a_value_is_held_until_the_next() -> None:
+    week = 7 * DAY
+    own = START + week * np.array([0, 1, 2, 4])
+    daily = START + DAY * np.arange(-2, 50)
+    times, places = match("persist", own, daily)
+    # brute force; the longest distance is two weeks, so the last value counts for two
+    expected = [(int(t), int(np.flatnonzero(own <= t)[-1])) for t in daily if START <= t <= own[-1] + 2 * week]
+    assert list(zip(times, places, strict=True)) == expected
+
+
+def test_a_representative_year_counts_in_every_year() -> None:
+    months = [CALENDAR.parse(f"{2014 + (m < 4)}-{m:02d}-15") for m in (4, 5, 6, 7, 8, 9, 10, 11, 12, 1, 2, 3)]
+    dates = ["2000-01-01", "2000-02-29", "2000-03-14T18:00", "2000-03-15", "2001-12-31T18:00", "2003-07-14T23:00"]
+    times, places = match("cyclic", months, [CALENDAR.parse(date) for date in dates])
+    assert [CALENDAR.format(months[place])[5:10] for place in places] == [
+        "12-15", "02-15", "02-15", "03-15", "12-15", "06-15",
+    ]  # fmt: skip
+    assert len(times) == len(dates)
+    with pytest.raises(DataError, match="f is from a source with times: cyclic.*2000-01-01T00:00 to 2001-01-02"):
+        match("cyclic", START + DAY * np.arange(368), [START])
+
+
+def test_sources_with_times_of_their_own(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    state, slow = (rng.normal(280, 5, (count, 4, 8)).astype(np.float32) for count in (40, 12))
+    write_file(tmp_path / "state.nc", {"t2m": state}, hours=6.0 * np.arange(40))
+    write_file(tmp_path / "slow.nc", {"sst": slow}, hours=24.0 * np.arange(12))
+    base = {
+        "variables": {"prognostic": {"vars_2D": ["t2m"]}, "dynamic_forcing": {"vars_2D": ["sst"]}},
+        "splits": SPLITS,
+        "split_gap": "1d",
+    }
+
+    def config(first: dict, second: dict) -> DataConfig:
+        sources = [{"path": str(tmp_path / "state.nc"), **first}, {"path": str(tmp_path / "slow.nc"), **second}]
+        return DataConfig.model_validate({**base, "sources": sources})
+
+    assert len(open_sources(config({}, {})).times) == 10
+    reader = open_sources(config({}, {"times": "persist"}))
+    assert len(reader.times) == 40
+    for index in range(40):
+        np.testing.assert_array_equal(reader.read(index), np.stack([state[index], slow[index // 4]]))
+    with pytest.raises(DataError, match=r"data.sources.0.times: cyclic is for forcings, but t2m is predicted"):
+        open_sources(config({"times": "cyclic"}, {}))

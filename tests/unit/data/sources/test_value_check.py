@@ -1,0 +1,65 @@
+"""A look at the values before a run: one time of each file, and how many bad ones are a problem."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from credit.cli.check.data import inspect_data
+from credit.cli.check.report import CheckReport
+from credit.config.schema_data import DataConfig
+from credit.data.sources import value_check
+from credit.data.sources.source_reader import open_sources
+from credit.data.sources.value_check import look_at_values
+from tests.unit.data.files_on_the_fly import make_config, random_fields, write_file
+
+H, W = 8, 16
+NUM_TIMES = 40
+
+
+@pytest.fixture(autouse=True)
+def _few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As large fields do, leave 8 times that take seconds."""
+    monkeypatch.setattr(value_check, "_BYTES_LOOKED_AT", 1)
+
+
+def test_a_time_of_each_file_is_looked_at(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Celsius that call themselves K in one file of 20 are seen."""
+    fields = random_fields(NUM_TIMES, H, W)
+    for number in range(20):
+        values = fields[2 * number :][:2] - (273.15 if number == 7 else 0.0)
+        write_file(tmp_path / f"{number:02d}.nc", {"t2m": values}, 12 * number + np.array([0, 6]))
+    reader = open_sources(make_config(tmp_path / "*.nc", p2=["t2m"]))
+    with caplog.at_level(logging.INFO):
+        look = look_at_values(reader, int(reader.times[0]), int(reader.times[-1]))
+    assert (look.looked_at, look.times) == (20, NUM_TIMES)
+    assert len(look.bad) == 1 and "07.nc: t2m" in look.bad[0]
+    assert "looking at the values of 20 of 40 times, 20 of them to see each file" in caplog.text
+
+
+def write_bad_times(folder: Path, bad: list[int]) -> DataConfig:
+    """Return the config of one file, some of whose times hold a fill value that it does not declare."""
+    values = random_fields(NUM_TIMES, H, W)
+    values[bad, 2, 3] = -999.0
+    path = write_file(folder / "a.nc", {"t2m": values}, np.arange(NUM_TIMES) * 6)
+    return make_config(path, p2=["t2m"], store=str(folder / "store.zarr"), on_bad_time="skip")
+
+
+def test_one_bad_time_of_eight_may_be_the_only_one(tmp_path: Path) -> None:
+    lines: list[str] = []
+    findings = CheckReport(lines.append)
+    inspect_data(write_bad_times(tmp_path, [0]), findings)
+    assert findings.messages == []
+    said = "\n".join(lines)
+    assert " 8 of " in said and "at least one of each file; preprocessing looks at all" in said
+    assert "training look" not in said
+    assert "values: 1 of these times are bad and will be left out" in said
+
+
+def test_more_than_one_bad_time_of_eight_is_a_problem(tmp_path: Path) -> None:
+    findings = CheckReport(lambda line: None)
+    inspect_data(write_bad_times(tmp_path, list(range(NUM_TIMES))), findings)
+    assert len(findings.messages) == 1 and "8 of these times are bad" in findings.messages[0]

@@ -1,0 +1,79 @@
+"""Chunks go straight to their places, as zarr reads them, and damage is seen."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from zarr.codecs import BloscCodec, Crc32cCodec
+
+from credit.data.store.chunk_reader import ChunkReader
+
+TIMES, CHANNELS, ROWS, COLUMNS = 3, 5, 300, 256
+LZ4 = BloscCodec(cname="lz4", clevel=1, shuffle="shuffle")
+CODECS = {"none": [Crc32cCodec()], "lz4": [LZ4, Crc32cCodec()], "lz4 unchecked": [LZ4]}
+
+
+@pytest.fixture(params=CODECS)
+def array(tmp_path: Path, request: pytest.FixtureRequest) -> zarr.Array:
+    """Fields that take several stretches; some of them missing."""
+    made = zarr.create_array(
+        tmp_path / "fields",
+        shape=(TIMES, CHANNELS, ROWS, COLUMNS),
+        chunks=(1, CHANNELS, ROWS, COLUMNS),
+        dtype=np.float32,
+        fill_value=np.nan,
+        compressors=CODECS[request.param],
+    )
+    values = np.random.default_rng(0).normal(size=made.shape).round(1)
+    values[:, 1, :9] = np.nan
+    made[...] = values
+    return made
+
+
+def test_as_zarr_reads_them(tmp_path: Path, array: zarr.Array) -> None:
+    """To places among others, as in a batch of several steps; some are not wanted."""
+    batch = np.zeros((CHANNELS, 2, ROWS, COLUMNS), dtype=np.float32)
+    places = [batch[channel, 1] if channel != 2 else None for channel in range(CHANNELS)]
+    ChunkReader(array, tmp_path / "fields").read(1, places)
+    expected = np.zeros_like(batch)
+    expected[:, 1] = array[1]
+    expected[2] = 0
+    assert np.array_equal(batch, expected, equal_nan=True)
+
+
+def test_a_system_call_may_bring_less(tmp_path: Path, array: zarr.Array, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on network file systems when a signal comes."""
+    whole = os.preadv
+
+    def some(file: int, places: list[memoryview], offset: int) -> int:
+        return whole(file, [places[0][: max(1, len(places[0]) // 2 + 1)]], offset)
+
+    monkeypatch.setattr(os, "preadv", some)
+    fields = np.empty((CHANNELS, ROWS, COLUMNS), dtype=np.float32)
+    ChunkReader(array, tmp_path / "fields").read(2, list(fields))
+    monkeypatch.undo()
+    np.testing.assert_array_equal(fields, array[2])
+
+
+def test_damage(tmp_path: Path, array: zarr.Array) -> None:
+    chunks = ChunkReader(array, tmp_path / "fields")
+    places = list(np.empty((CHANNELS, ROWS, COLUMNS), dtype=np.float32))
+    path = tmp_path / "fields" / "c" / "1" / "0" / "0" / "0"
+    whole = path.read_bytes()
+    if chunks.has_checksums:
+        flipped = bytearray(whole)
+        flipped[len(whole) // 2] ^= 1
+        path.write_bytes(flipped)
+        with pytest.raises(ValueError, match="checksum"):
+            chunks.read(1, places)
+    for size in (0, 2, len(whole) // 2, len(whole) - 2):
+        path.write_bytes(whole[:size])
+        with pytest.raises((ValueError, RuntimeError)):
+            chunks.read(1, places)
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        chunks.read(1, places)

@@ -1,0 +1,290 @@
+"""The training store: the same numbers as the sources, never half, never of another config."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+
+from credit.config.schema_data import DataConfig
+from credit.data.reader import open_reader
+from credit.data.sources.source_reader import SourceReader, open_sources
+from credit.data.store import preprocess as module
+from credit.data.store.preprocess import preprocess
+from credit.data.store.statistics import fit_statistics
+from credit.data.store.store_reader import is_store_of, open_store
+from credit.errors import DataError
+from tests.unit.data.files_on_the_fly import make_config, random_fields, write_file
+
+H, W = 8, 16
+# six-hourly from 2000-01-01 to 2000-01-10; train has 16 of 40 times, the splits span 32
+HOURS = np.arange(40) * 6
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> DataConfig:
+    """Levels, a mask, a static field, packed values."""
+    sst = random_fields(40, H, W, seed=2)
+    sst[:, 1, 3:6] = np.nan
+    fields = {
+        "t": random_fields(40, 2, H, W),
+        "t2m": np.round(random_fields(40, H, W, seed=1) * 2) / 2,
+        "sst": sst,
+        "ground": random_fields(H, W),
+    }
+    write_file(tmp_path / "a.nc", fields, HOURS, levels=[500, 850], packed={"t2m": 0.5})
+    return make(tmp_path)
+
+
+def make(tmp_path: Path, **options: object) -> DataConfig:
+    """Return the config of `conf` with other options."""
+    settings = {
+        "p3": ["t"],
+        "p2": ["t2m"],
+        "forcing": ["sst"],
+        "static": ["ground"],
+        "levels": [850, 500],
+        "variable_options": {"sst": {"missing": "fill_mean"}},
+        "store": str(tmp_path / "store.zarr"),
+    }
+    return make_config(tmp_path / "a.nc", **(settings | options))
+
+
+def test_the_store_gives_what_the_sources_give(conf: DataConfig) -> None:
+    path = preprocess(conf)
+    sources, stored = open_sources(conf), open_reader(conf)
+    assert len(stored.times) == 32 and stored.calendar == sources.calendar and stored.channels == sources.channels
+    for index, time in enumerate(stored.times):
+        np.testing.assert_array_equal(stored.read(index), sources.read(sources.index_of(int(time))))
+    np.testing.assert_array_equal(stored.static(), sources.static())
+    np.testing.assert_array_equal(stored.masks["sst"], sources.masks["sst"])
+    assert stored.attributes == sources.attributes and stored.grid.describe_mismatch(sources.grid) is None
+    np.testing.assert_array_equal(stored.grid.lat_bounds, sources.grid.lat_bounds)
+    first, last = sources.calendar.parse("2000-01-01"), sources.calendar.parse_end("2000-01-04")
+    fitted = fit_statistics(sources, first, last, 360)
+    assert stored.statistics.to_dict() == fitted.to_dict()
+    assert fitted.count.tolist() == [16 * H * W] * 3 + [16 * (H * W - 3), H * W]
+    assert open_store(path).channels == conf.channel_map()
+    assert stored.index_of(int(stored.times[5])) == 5 and stored.index_of(0) is None
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(stored)).read(3), stored.read(3))
+
+
+def test_other_tools_open_the_store(conf: DataConfig) -> None:
+    preprocess(conf)
+    with xr.open_zarr(conf.store, consolidated=False, chunks=None) as dataset:
+        assert dataset["fields"].dims == ("time", "channel", "latitude", "longitude")
+        assert str(dataset["time"].values[1]) == "2000-01-01T06:00:00.000000000"
+        assert dataset["fields"].attrs["channel"] == ["t850", "t500", "t2m", "sst"]
+        assert dataset["channel"].values.tolist() == ["t850", "t500", "t2m", "sst"]
+        assert dataset["static_channel"].values.tolist() == ["ground"]
+        selected = dataset["fields"].sel(channel="t2m", time="2000-01-03T12:00")
+        np.testing.assert_array_equal(selected, open_reader(conf).read(10)[2])
+
+
+def test_a_store_without_names_of_channels(conf: DataConfig) -> None:
+    """Versions up to 0.14 wrote none."""
+    path = preprocess(conf)
+    expected = open_reader(conf).read(7)
+    for name in ("channel", "static_channel"):
+        shutil.rmtree(path / name)
+    np.testing.assert_array_equal(open_reader(conf).read(7), expected)
+    assert preprocess(conf) == path
+    np.testing.assert_array_equal(open_reader(conf).read(7), expected)
+
+
+def test_a_store_is_wanted_but_not_there(tmp_path: Path, conf: DataConfig) -> None:
+    with pytest.raises(DataError, match="does not exist; run credit_preprocess"):
+        open_reader(conf)
+    Path(conf.store).mkdir()
+    with pytest.raises(DataError, match="is not a training store"):
+        open_reader(conf)
+    with pytest.raises(DataError, match="is not a training store"):
+        preprocess(conf)
+    with pytest.raises(DataError, match="data.store: not set"):
+        preprocess(make(tmp_path, store=None))
+    assert isinstance(open_reader(make(tmp_path, store=None)), SourceReader)
+
+
+def test_a_full_disk_while_writing(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    from zarr.storage import _local
+
+    put = _local._put
+    written = 0
+
+    def full(path: Path, value: object, exclusive: bool = False) -> int:
+        nonlocal written
+        written += "fields/c/" in str(path)
+        if written > 7:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return put(path, value, exclusive)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_local, "_put", full)
+        with pytest.raises(
+            DataError, match=r"store\.zarr: the disk is full .* free\); free some space and run the same"
+        ):
+            preprocess(conf)
+    with pytest.raises(DataError, match="not complete"):
+        open_reader(conf)
+    preprocess(conf)
+    assert len(open_reader(conf).times) == 32
+
+
+def test_no_room_is_seen_before_writing(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda path: usage(10, 10, 2**20))
+    with pytest.raises(DataError, match=r"needs up to 16\.1 MiB more, but only 1\.0 MiB are free"):
+        preprocess(conf)
+    assert not Path(conf.store).exists()
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path, conf: DataConfig) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="cannot be written"):
+        preprocess(make(tmp_path, store=str(tmp_path / "file" / "store.zarr")))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"p2": []}, "channels: prognostic: without t2m"),
+        ({"levels": [500]}, "channels: prognostic: without t850"),
+        ({"levels": [500, 850]}, "in another order"),
+        ({"variable_options": {}}, "data.variable_options.sst.missing: fill_mean in the store, error in the config"),
+        ({"timestep": "12h"}, "data.timestep: 360 min in the store, 720 min in the config"),
+        ({"sources": [{"path": "elsewhere/*.nc"}]}, r"data.sources: .*a\.nc.* in the store, .*elsewhere/\*\.nc"),
+    ],
+)
+def test_a_store_of_another_config_is_refused(tmp_path: Path, conf: DataConfig, options: dict, words: str) -> None:
+    preprocess(conf)
+    other = make(tmp_path, **options)
+    for action in (open_reader, preprocess):
+        with pytest.raises(DataError, match=words) as caught:
+            action(other)
+        text = str(caught.value)
+        assert "name another data.store and run credit_preprocess, which leaves this one as it is" in text
+
+
+def test_what_does_not_touch_the_store_may_change(tmp_path: Path, conf: DataConfig) -> None:
+    preprocess(conf)
+    other = make(tmp_path, forcing=["sst", "sin_year"], input_order=["static", "prognostic", "dynamic_forcing"])
+    reader = open_reader(other)
+    assert reader.channels == other.channel_map()
+    assert reader.read(0).shape[0] == 4
+
+
+def test_another_training_period_needs_new_statistics_only(
+    tmp_path: Path, conf: DataConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preprocess(conf)
+    splits = {"train": ["2000-01-01", "2000-01-03"], "valid": ["2000-01-06"] * 2, "test": ["2000-01-08"] * 2}
+    other = make(tmp_path, splits=splits)
+    with pytest.raises(DataError, match=r"statistics of .* 2000-01-01T00:00\.\.2000-01-04T23:59.*keeps the fields"):
+        open_reader(other)
+    monkeypatch.setattr(SourceReader, "read", None)
+    preprocess(other)
+    assert open_reader(other).statistics.count[0] == 12 * H * W
+
+
+def test_a_transform_needs_new_statistics_only(
+    tmp_path: Path, conf: DataConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preprocess(conf)
+    before = open_reader(conf)
+    other = make(tmp_path, transforms={"t2m": {"kind": "sqrt"}})
+    with pytest.raises(DataError, match=r"data.transforms none, the config has .*sqrt.*keeps the fields"):
+        open_reader(other)
+    monkeypatch.setattr(SourceReader, "read", None)
+    preprocess(other)
+    reader = open_reader(other)
+    row = [channel.name for channel in reader.channels.stored].index("t2m")
+    np.testing.assert_array_equal(reader.read(0), before.read(0))
+    values = np.sqrt(np.stack([reader.read(index)[row] for index in range(16)]).astype(np.float64))
+    statistics = reader.statistics.select(["t2m"])
+    assert statistics.mean[0] == pytest.approx(values.mean(), rel=1e-6)
+    assert statistics.tendency_std[0] == pytest.approx(np.diff(values, axis=0).std(), rel=1e-4)
+    assert reader.statistics.select(["t850"]).to_dict() == before.statistics.select(["t850"]).to_dict()
+
+
+def test_times_beyond_the_store(tmp_path: Path, conf: DataConfig) -> None:
+    preprocess(conf)
+    splits = {"train": ["2000-01-01", "2000-01-04"], "valid": ["2000-01-06"] * 2, "test": ["2000-01-09"] * 2}
+    other = make(tmp_path, splits=splits)
+    with pytest.raises(DataError, match=r"holds 2000-01-01T00:00\.\.2000-01-08T23:59, data.splits need"):
+        open_reader(other)
+    with pytest.raises(
+        DataError, match=r"in the store 2000-01-01T00:00\.\.2000-01-08T18:00 \(32 times\), in the splits"
+    ):
+        preprocess(other)
+
+
+def test_sources_that_changed_since(tmp_path: Path, conf: DataConfig) -> None:
+    preprocess(conf)
+    os.utime(tmp_path / "a.nc", ns=(0, 0))
+    assert open_reader(conf) is not None
+    with pytest.raises(DataError, match=r"new or changed since are 1 source file \(.*a\.nc\)"):
+        preprocess(conf)
+
+
+def test_sources_that_moved_to_another_grid(tmp_path: Path, conf: DataConfig) -> None:
+    preprocess(conf)
+    fields = {"t": random_fields(40, 2, 4, 8), "t2m": random_fields(40, 4, 8), "sst": random_fields(40, 4, 8)}
+    write_file(tmp_path / "a.nc", fields | {"ground": random_fields(4, 8)}, HOURS, levels=[500, 850])
+    with pytest.raises(DataError, match="does not fit the sources: 8 x 16 cells against 4 x 8"):
+        preprocess(conf)
+
+
+def test_splits_without_data(tmp_path: Path, conf: DataConfig) -> None:
+    splits = {"train": ["1990-01-01", "1990-01-04"], "valid": ["1990-01-06"] * 2, "test": ["1990-01-08"] * 2}
+    with pytest.raises(DataError, match=r"no time of the sources lies in them; 2000-01-01T00:00\.\.2000-01-10T18:00"):
+        preprocess(make(tmp_path, splits=splits))
+    assert not Path(conf.store).exists()
+
+
+def test_a_bad_value_in_the_sources_leaves_nothing_complete(tmp_path: Path) -> None:
+    t = random_fields(40, H, W)
+    t[20, 0, 0] = np.nan
+    write_file(tmp_path / "a.nc", {"t": t}, HOURS)
+    conf = make_config(tmp_path / "a.nc", p2=["t"], store=str(tmp_path / "store.zarr"))
+    with pytest.raises(DataError, match="t at 2000-01-06T00:00: 1 of 128 values are missing"):
+        preprocess(conf)
+    with pytest.raises(DataError, match="not complete"):
+        open_reader(conf)
+
+
+def test_lost_and_damaged_chunks(conf: DataConfig) -> None:
+    preprocess(conf)
+    chunks = Path(conf.store) / "fields" / "c"
+    shutil.rmtree(chunks / "3")
+    (damaged,) = [path for path in (chunks / "4").rglob("*") if path.is_file()]
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    reader = open_reader(conf)
+    with pytest.raises(DataError, match=r"the fields of 2000-01-01T18:00 cannot be read \(its chunk is lost\)"):
+        reader.read(3)
+    with pytest.raises(DataError, match="the fields of 2000-01-02T00:00 cannot be read"):
+        reader.read(4)
+    assert np.isfinite(reader.read(5)[:3]).all()
+
+
+def test_a_store_whose_sources_were_written_with_a_tilde(
+    conf: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Versions up to 0.14 kept `~` in the description of the store."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    store = preprocess(conf)
+    group = zarr.open_group(store, mode="r+")
+    description = dict(group.attrs)["credit"]
+    for source in description["identity"]["data.sources"]:
+        source["path"] = str(source["path"]).replace(str(tmp_path), "~")
+    assert "~" in str(description["identity"])
+    group.attrs["credit"] = description
+    assert is_store_of(conf)
+    open_store(store)

@@ -1,0 +1,127 @@
+"""Times and durations, against the calendars themselves."""
+
+from __future__ import annotations
+
+import datetime
+
+import numpy as np
+import pytest
+
+from credit.calendar import CALENDARS, Calendar, format_duration, parse_duration
+from credit.errors import ConfigError, DataError
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"), [("6h", 360), ("30min", 30), ("10d", 14400), (24, 1440), ("0.5h", 30), (" 1.5 d ", 2160)]
+)
+def test_durations(text: str, minutes: int) -> None:
+    assert parse_duration(text) == minutes
+
+
+@pytest.mark.parametrize("text", ["", "6 weeks", "-6h", "0h", "0.3min", "h", "6h30"])
+def test_durations_that_are_none(text: str) -> None:
+    with pytest.raises(ConfigError, match="data.timestep"):
+        parse_duration(text, "data.timestep")
+
+
+def test_durations_are_written_back() -> None:
+    for minutes in (30, 60, 360, 1440, 90):
+        assert parse_duration(format_duration(minutes)) == minutes
+    assert format_duration(360) == "6h" and format_duration(90) == "90min"
+
+
+def test_minutes_are_counted_as_the_standard_library_counts() -> None:
+    epoch = datetime.datetime(1900, 1, 1)
+    for text in ("1850-06-01T00:00", "1900-03-01T00:00", "2000-02-29T18:00", "2024-12-31T23:59"):
+        expected = (datetime.datetime.fromisoformat(text) - epoch).total_seconds() / 60
+        assert Calendar().parse(text) == expected
+        assert Calendar().format(Calendar().parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("calendar_name", "days"), [("standard", 366), ("noleap", 365), ("all_leap", 366), ("360_day", 360)]
+)
+def test_the_length_of_the_year_2000(calendar_name: str, days: int) -> None:
+    calendar = Calendar(calendar_name)
+    assert calendar.parse("2001-01-01") - calendar.parse("2000-01-01") == days * 1440
+
+
+def test_the_day_after_28_february() -> None:
+    after = {name: Calendar(name).format(Calendar(name).parse("2001-02-28") + 1440)[:10] for name in CALENDARS}
+    assert after["standard"] == after["noleap"] == after["julian"] == "2001-03-01"
+    assert after["all_leap"] == after["360_day"] == "2001-02-29"
+
+
+def test_aliases_and_unknown_calendars() -> None:
+    assert Calendar("gregorian") == Calendar() and Calendar("365_day") == Calendar("noleap")
+    with pytest.raises(DataError, match='"360day" is not a CF calendar; did you mean "360_day"'):
+        Calendar("360day")
+    # the nearest name may be another name of a calendar
+    with pytest.raises(DataError, match='"365_days" is not a CF calendar; did you mean "365_day"'):
+        Calendar("365_days")
+
+
+@pytest.mark.parametrize("text", ["2001-02-29", "2001-13-01", "01-02-2001", "2001-01-01T25:00", "soon", "2001-01"])
+def test_text_that_is_no_time(text: str) -> None:
+    with pytest.raises(ConfigError, match="data.splits.train"):
+        Calendar().parse(text, "data.splits.train")
+
+
+def test_a_date_as_an_end_means_the_whole_day() -> None:
+    calendar = Calendar()
+    assert calendar.parse_end("2001-03-10") == calendar.parse("2001-03-10T23:59")
+    assert calendar.parse_end("2001-03-10T06:00") == calendar.parse("2001-03-10T06:00")
+    assert calendar.parse("2001-03-10 06") == calendar.parse("2001-03-10T06:00Z") == calendar.parse("2001-03-10T06")
+
+
+@pytest.mark.parametrize(
+    ("values", "units", "calendar_name", "expected"),
+    [
+        ([876576.0, 876582.0], "hours since 1900-01-01 00:00:00", "standard", ["2000-01-01T00:00", "2000-01-01T06:00"]),
+        ([0.25], "days since 2001-02-28", "noleap", ["2001-02-28T06:00"]),
+        ([730121.0], "days since 0000-1-1", "noleap", ["2000-05-02T00:00"]),
+        ([1, 2], "minutes since 1970-01-01 00:00:00.0", "360_day", ["1970-01-01T00:01", "1970-01-01T00:02"]),
+        ([59.99999], "seconds since 2000-01-01", "standard", ["2000-01-01T00:01"]),
+        ([1 / 3], "days since 2000-01-01", "proleptic_gregorian", ["2000-01-01T08:00"]),
+    ],
+)
+def test_cf_times(values: list, units: str, calendar_name: str, expected: list[str]) -> None:
+    calendar = Calendar(calendar_name)
+    minutes = calendar.from_cf(np.array(values), units)
+    assert minutes.dtype == np.int64
+    assert [calendar.format(value) for value in minutes] == expected
+
+
+def test_units_that_cannot_be_decoded() -> None:
+    with pytest.raises(DataError, match='"fortnights since 2000-01-01"'):
+        Calendar().from_cf(np.array([1.0]), "fortnights since 2000-01-01")
+
+
+@pytest.mark.parametrize("calendar_name", CALENDARS)
+def test_the_fraction_of_the_year(calendar_name: str) -> None:
+    calendar = Calendar(calendar_name)
+    begin, end = calendar.parse("2004-01-01"), calendar.parse("2005-01-01")
+    times = np.array([[begin, end - 1], [(begin + end) // 2, end]])
+    fractions = calendar.year_fraction(times)
+    np.testing.assert_allclose(fractions, [[0.0, 1.0 - 1.0 / (end - begin)], [0.5, 0.0]], atol=1e-12)
+    assert calendar.year_fraction(np.array(begin)).shape == ()
+
+
+@pytest.mark.parametrize("calendar_name", CALENDARS)
+def test_the_fraction_of_the_year_as_cftime_has_it(calendar_name: str) -> None:
+    calendar = Calendar(calendar_name)
+    anywhere = np.random.default_rng(0).integers(-500 * 525_960, 500 * 525_960, 200)
+    edges = [calendar.parse(f"{year}-01-01") + one for year in (1600, 1900, 1999, 2000, 2001, 2400) for one in (-1, 0)]
+    times = np.concatenate([anywhere, edges])
+    expected = []
+    for minutes in times.tolist():
+        year = calendar.datetime(minutes).year
+        begin, end = calendar.parse(f"{year}-01-01"), calendar.parse(f"{year + 1}-01-01")
+        expected.append((minutes - begin) / (end - begin))
+    np.testing.assert_array_equal(calendar.year_fraction(times), expected)
+
+
+def test_the_fraction_of_the_day() -> None:
+    calendar = Calendar()
+    times = np.array([calendar.parse("1899-12-31T18:00"), calendar.parse("2000-01-01T06:00")])
+    np.testing.assert_allclose(calendar.day_fraction(times), [0.75, 0.25])

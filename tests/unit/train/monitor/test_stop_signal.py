@@ -1,0 +1,98 @@
+"""Signals, the file STOP and the walltime are requests; a second signal is not."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from credit.cli import train
+from credit.errors import ConfigError
+from credit.parallel.process_info import ProcessInfo
+from credit.train.monitor import stop_signal
+from credit.train.monitor.stop_signal import StopSignal
+from tests.unit.hpc.measured import small_config
+
+
+@pytest.fixture
+def handlers() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    yield
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_signal_then_now(tmp_path: Path, handlers: None) -> None:
+    with StopSignal(tmp_path, None, {}) as stop:
+        assert stop.reason(0) is None
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert stop.reason(0) == "signal SIGUSR1"
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_file(tmp_path: Path, handlers: None) -> None:
+    with StopSignal(tmp_path, None, {}) as stop:
+        (tmp_path / "STOP").touch()
+        assert stop.reason(0) == "file STOP"
+        assert not (tmp_path / "STOP").exists(), "the next run must not stop at once"
+        assert stop.reason(0) == "file STOP", "a request stands"
+
+
+def test_one_rank_looks_for_the_file(tmp_path: Path, handlers: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "STOP").touch()
+    with StopSignal(None, None, {}) as stop:
+        assert stop.reason(0) is None
+    asked = {}
+
+    def refuse(folder: Path | None, *_: object) -> None:
+        asked[rank] = folder
+        raise InterruptedError
+
+    monkeypatch.setattr(stop_signal, "StopSignal", refuse)
+    config = small_config(f"save_loc={tmp_path}", "trainer.device=cpu")
+    for rank in (0, 1):
+        with pytest.raises(InterruptedError):
+            train._train(config, ProcessInfo(rank, 2))
+    assert asked == {0: tmp_path, 1: None}
+
+
+@pytest.mark.parametrize("by", ["walltime", "end of the job"])
+def test_it_leaves_time_to_save(tmp_path: Path, handlers: None, by: str) -> None:
+    soon, late = 3600.0, 36000.0
+    walltime, job = (soon, late) if by == "walltime" else (late, soon)
+    with StopSignal(tmp_path, walltime, {"CREDIT_JOB_END": f"{time.time() + job:.0f}"}) as stop:
+        assert stop.reason(110) is None
+        assert stop.reason(3545) == by
+
+
+def test_an_end_that_is_no_time(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="CREDIT_JOB_END='tomorrow' is not a time; the job script sets it"):
+        StopSignal(tmp_path, None, {"CREDIT_JOB_END": "tomorrow"})
+
+
+def test_a_file_system_that_fails_for_a_moment_ends_no_run(
+    tmp_path: Path, handlers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stale(*_: object, **__: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with StopSignal(tmp_path, None, {}) as stop:
+        (tmp_path / "STOP").touch()
+        with monkeypatch.context() as failing:
+            failing.setattr(os, "stat", stale)
+            assert stop.reason(0) is None
+        assert stop.reason(0) == "file STOP"
+
+
+@pytest.mark.parametrize(("number", "is_interrupt"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
+def test_ctrl_c_is_told_apart(tmp_path: Path, handlers: None, number: signal.Signals, is_interrupt: bool) -> None:
+    with StopSignal(tmp_path, None, {}) as stop:
+        assert not stop.is_interrupt
+        os.kill(os.getpid(), number)
+        assert stop.reason(0) == f"signal {number.name}"
+        assert stop.is_interrupt == is_interrupt

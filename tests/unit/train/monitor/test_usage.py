@@ -1,0 +1,189 @@
+"""What a run has used: sums by hand, over its parts, and the words at its end."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from credit.hpc.planner.gpus import gpu_names, reported_peaks
+from credit.train.checkpoint.train_state import TrainState
+from credit.train.monitor.summary import describe, summarise
+from credit.train.monitor.usage import UsageMeter
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+PEAKS = {"bfloat16": 1000.0, "tf32": 500.0, "float32": 50.0}
+
+
+class Cost:
+    """A network of 2e12 operations in convolutions and 1e12 in products for a micro-batch and step."""
+
+    def operations(self, steps: int) -> dict[str, int] | None:
+        return {"tf32": steps * 2 * 10**12, "float32": steps * 10**12}
+
+
+class Uncounted:
+    def operations(self, steps: int) -> None:
+        return None
+
+
+@pytest.fixture
+def calendar(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    now = SimpleNamespace(seconds=1000.0)
+    monkeypatch.setattr(time, "perf_counter", lambda: now.seconds)
+    return now
+
+
+def meter_of(device: torch.device = GPU, peaks: dict[str, float] | None = None, cost: Any = None) -> UsageMeter:
+    """Return the meter of 8 processes, 2 of which share a sample; a step is 3 micro-batches."""
+    return UsageMeter(device, 8, cost or Cost(), 3 / 2, 24, PEAKS if peaks is None else peaks, None, 1000.0)
+
+
+def test_rates_by_hand(calendar: SimpleNamespace) -> None:
+    meter = meter_of()
+    calendar.seconds += 3600
+    meter.add_energy(7.2e6)
+    row = meter.add_steps([1, 1, 4], seconds=10.0, wait=1.0)
+    # six applications, of 3e12 operations a micro-batch, and 3 micro-batches by two ranks
+    assert row["tflops"] == pytest.approx(6 * 3 * 1.5 / 10)
+    # at the peak, 2e12 take 4 ms as convolutions and 1e12 20 ms as products
+    assert row["mfu"] == pytest.approx(6 * 1.5 * 0.024 / 10)
+    assert row["samples_per_s"] == 7.2 and row["data_wait_frac"] == 0.1
+    assert row["wall_hours"] == 1.0 and row["gpu_hours"] == 8.0 and row["energy_kwh"] == 2.0
+    assert meter.step_tflop(4) == pytest.approx(4 * 3 * 1.5 * 8)
+
+
+def test_what_is_not_known_is_left_out(calendar: SimpleNamespace) -> None:
+    meter = meter_of(CPU, peaks={})
+    calendar.seconds += 36
+    meter.add_energy(math.nan)
+    row = meter.add_steps([1], seconds=1.0, wait=0.0)
+    assert row.keys() == {"samples_per_s", "data_wait_frac", "tflops", "wall_hours", "process_hours"}
+    assert row["process_hours"] == pytest.approx(0.08)
+    meter.add_energy(1.0)
+    assert "energy_kwh" not in meter.add_steps([1], seconds=1.0, wait=0.0), "a part of it is not all of it"
+    assert "tflops" not in meter_of(cost=Uncounted()).add_steps([1], seconds=1.0, wait=0.0)
+
+
+def test_a_run_adds_up_over_its_parts(calendar: SimpleNamespace) -> None:
+    first = meter_of()
+    calendar.seconds += 3600
+    first.add_energy(3.6e6)
+    first.add_steps([1], 10.0, 0.0)
+    stored = first.state()
+    calendar.seconds += 3600
+    first.add_energy(3.6e6)
+    lost = first.add_steps([1], 10.0, 0.0)
+    # killed; the next part goes on from the checkpoint
+    second = UsageMeter(GPU, 4, Cost(), 3, 24, PEAKS, None, calendar.seconds)
+    second.resume(1, stored, [{"step": 1, "wall_hours": 1.0}, lost, {"step": 2, "valid": {}}])
+    calendar.seconds += 1800
+    second.add_energy(1.8e6)
+    row = second.add_steps([1], 30.0, 0.0)
+    # a summary may know more than the last row
+    third = meter_of()
+    third.resume(1, stored, [lost, {"wall_hours": 2.5, "gpu_hours": 20.0, "samples": 48}])
+    assert (third.spent.wall_hours, third.spent.gpu_hours, third.spent.energy_kwh) == (2.5, 20.0, 2.0)
+    assert (row["wall_hours"], row["gpu_hours"], row["energy_kwh"]) == (2.5, 18.0, 2.5)
+    assert (second.spent.samples, second.spent.step_s, second.spent.since) == (48, 40.0, 0)
+
+
+def test_a_checkpoint_of_an_older_version_counts_from_there(calendar: SimpleNamespace) -> None:
+    at = TrainState()
+    at.restore({"step": 500})
+    meter = meter_of()
+    meter.resume(at.step, at.spent, [{"step": 500, "samples_per_s": 3.0}])
+    calendar.seconds += 3600
+    meter.add_energy(3.6e6)
+    meter.add_steps([1], 10.0, 0.0)
+    meter.state()
+    at.step = 501
+    found = summarise(meter_on_cpu_name(meter), at, "skill", 1, [2.4], 1.0)
+    assert found["counted_since_step"] == 500 and found["kwh_per_1000_samples"] == pytest.approx(1000 / 24)
+    assert "since step 500" in describe(found, Path("run"), 501)
+
+
+def test_a_run_that_fails_before_its_first_step_has_no_energy_a_sample(calendar: SimpleNamespace) -> None:
+    meter = meter_of()
+    # an earlier part was killed before its first checkpoint
+    meter.resume(0, {}, [{"wall_hours": 1.0, "gpu_hours": 8.0, "energy_kwh": 2.0}])
+    calendar.seconds += 36
+    meter.state()
+    found = summarise(meter_on_cpu_name(meter), TrainState(), "skill", 1, [], 1.0)
+    assert found["energy_kwh"] == 2.0 and "kwh_per_1000_samples" not in found
+    assert "2 kWh" in describe(found, Path("run"), 20)
+
+
+def meter_on_cpu_name(meter: UsageMeter) -> UsageMeter:
+    """Return a GPU's meter for a summary here, where there is none whose name could be asked for."""
+    meter.device = CPU
+    return meter
+
+
+def test_the_summary_by_hand(calendar: SimpleNamespace) -> None:
+    meter = meter_of()
+    with meter.timed("validation_s"):
+        calendar.seconds += 20
+    with meter.timed("save_s"):
+        calendar.seconds += 10
+    calendar.seconds += 70
+    meter.add_energy(3.6e5)
+    meter.add_steps([1] * 10, seconds=50.0, wait=5.0)
+    at = TrainState(step=10, best=0.25, best_step=8)
+    found = summarise(meter_on_cpu_name(meter), at, "skill", 1, [4.0, 5.0, 9.0], 2.5)
+    shares = {"steps": 0.5, "data_wait": 0.05, "validation": 0.2, "checkpoints": 0.1, "other": 0.2}
+    assert found["time_shares"] == pytest.approx(shares)
+    assert (found["samples"], found["samples_per_s_mean"], found["samples_per_s_median"]) == (240, 4.8, 5.0)
+    assert found["kwh_per_1000_samples"] == pytest.approx(0.1 / 240 * 1000)
+    assert found["tflop_per_step"] == pytest.approx(3 * 1.5 * 8)
+    assert found["best"] == {"metric": "skill", "value": 0.25, "step": 8}
+    text = describe(found, Path("run"), 20)
+    for line in ("10 of 20, 240 samples", "waiting for data 5%", "4.8 samples/s, median 5", "MFU 0.7%", "0.1 kWh"):
+        assert line in text, text
+
+
+def test_the_path_of_the_best_is_that_of_a_checkpoint(calendar: SimpleNamespace, tmp_path: Path) -> None:
+    """A full disk may have kept the best one, or all of them, from being saved."""
+    meter = meter_of()
+    calendar.seconds += 60
+    meter.state()
+    summary = summarise(meter_on_cpu_name(meter), TrainState(10, 0.25, 8), "skill", 1, [], 1.0)
+    folder = tmp_path / "checkpoints"
+    assert (
+        "best      skill 0.2500 at step 8, whose checkpoint could not be saved\n"
+        in describe(summary, tmp_path, 20) + "\n"
+    )
+    for step in (6, 8):
+        (folder / f"step_{step:08d}").mkdir(parents=True)
+    (folder / "best").symlink_to("step_00000006")
+    assert f"{folder}/best is step_00000006, of an earlier validation" in describe(summary, tmp_path, 20)
+    (folder / "best").unlink()
+    (folder / "best").symlink_to("step_00000008")
+    assert describe(summary, tmp_path, 20).endswith(f"at step 8, {folder}/best")
+
+
+@pytest.mark.parametrize(("skill", "warns"), [(0.99, False), (1.0, True), (4.8e6, True)])
+def test_a_best_that_is_no_better_than_persistence_is_a_warning(
+    calendar: SimpleNamespace, skill: float, warns: bool
+) -> None:
+    meter = meter_of()
+    calendar.seconds += 60
+    meter.state()
+    summary = summarise(meter_on_cpu_name(meter), TrainState(10, skill, 8), "skill", 1, [], 1.0)
+    assert ("no validation was better than that" in describe(summary, Path("run"), 20)) == warns
+    # other monitors have no such limit
+    summary = summarise(meter_on_cpu_name(meter), TrainState(10, skill, 8), "loss", 1, [], 1.0)
+    assert "warning" not in describe(summary, Path("run"), 20)
+
+
+def test_gpus_by_the_name_they_report() -> None:
+    assert reported_peaks("NVIDIA A100-SXM4-80GB") == {"bfloat16": 312, "tf32": 156, "float32": 19.5}
+    assert reported_peaks("NVIDIA H100 80GB HBM3")["bfloat16"] == 989
+    for other in ("NVIDIA H100 PCIe", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA GeForce RTX 4090", ""):
+        assert reported_peaks(other) == {}
+    assert len(gpu_names()) == 5

@@ -1,0 +1,208 @@
+"""Maps: what is drawn is what was given, where it belongs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import QuadMesh
+from matplotlib.contour import ContourSet
+from matplotlib.figure import Figure
+
+from credit.calendar import Calendar
+from credit.channels import ChannelMap
+from credit.grid import LatLonGrid
+from credit.verify.plots.maps import FIELD, Background, draw_map, equal_earth, map_axes, maps, portrait
+from credit.verify.plots.style import draw, new_figure
+from tests.unit.analytic_reader import AnalyticReader, make_grid
+
+GRIDS = {
+    "from Greenwich": make_grid(12, 24),
+    "with poles": make_grid(13, 24, poles=True),
+    "half a column aside": LatLonGrid.from_coords(np.linspace(-85, 85, 18), np.arange(36) * 10.0 + 5.0)[0],
+    "odd": LatLonGrid.from_coords(np.linspace(80, -80, 9), np.arange(15) * 24.0 - 180.0)[0],
+}
+CALENDAR = Calendar()
+
+
+def fields(grid: LatLonGrid, count: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.normal(270.0, 10.0, grid.shape).astype(np.float32) for _ in range(count)]
+
+
+def meshes(figure: Figure) -> list[QuadMesh]:
+    """Return the maps of a figure, without the colour bars, row by row."""
+    found = [[own for own in axis.collections if isinstance(own, QuadMesh)] for axis in figure.axes]
+    return [own[0] for own in found if own and own[0].get_array().shape[0] > 1 and own[0].get_array().shape[1] > 1]
+
+
+def test_the_projection_is_equal_earth() -> None:
+    """Against pyproj 3.7 (+proj=eqearth +R=1)."""
+    lon, lat = np.array([[0, 0], [180, 0], [90, 45], [-120, -30], [60, 80], [180, 90]], dtype=float).T
+    x = [0.0, 2.706629984, 1.159854499, -1.687801117, 0.55675906, 1.603588648]
+    y = [0.0, 0.0, 0.860231086, -0.59293512, 1.288211196, 1.317362759]
+    np.testing.assert_allclose(equal_earth(lon, lat), [x, y], atol=1e-9)
+
+
+@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+def test_cells_lie_where_their_centres_are(grid: LatLonGrid) -> None:
+    background = Background(grid, None)
+    centres = (background.edges[:-1] + background.edges[1:]) / 2
+    np.testing.assert_allclose((centres - grid.lon[background.order] + 180) % 360, 180, atol=1e-9)
+    assert sorted(background.order) == list(range(len(grid.lon)))
+    assert np.ptp(background.edges) == pytest.approx(360.0) and abs(background.edges[0] + 180) <= 180 / len(grid.lon)
+
+
+@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+def test_cells_are_drawn_between_their_bounds(grid: LatLonGrid) -> None:
+    """Areas of the drawn cells are those that scores are weighted with."""
+    background, (field,) = Background(grid, None), fields(grid, 1)
+    figure = new_figure(4, 2)
+    mesh = draw_map(map_axes(figure, 1, 1)[0, 0], field, background, FIELD, 250.0, 290.0)
+    np.testing.assert_array_equal(mesh.get_array(), field[:, background.order])
+    corners = mesh.get_coordinates()
+    lon, lat = np.meshgrid(background.edges - background.edges[0] - 180.0, grid.lat_bounds)
+    np.testing.assert_allclose(np.moveaxis(corners, -1, 0), equal_earth(lon, lat), atol=1e-12)
+    diagonals = corners[1:, 1:] - corners[:-1, :-1], corners[1:, :-1] - corners[:-1, 1:]
+    drawn = np.abs(diagonals[0][..., 0] * diagonals[1][..., 1] - diagonals[0][..., 1] * diagonals[1][..., 0]) / 2
+    exact = 4 * np.pi * grid.area_weights()[:, background.order]
+    # within a row of up to 24 degrees meridians are drawn straight
+    np.testing.assert_allclose(drawn, exact, rtol=0.01)
+
+
+@pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
+def test_the_graticule_has_its_degrees(grid: LatLonGrid) -> None:
+    """Parallels where they meet the map's left edge, meridians where they meet its lower edge; none lies on another."""
+    background, figure = Background(grid, None), new_figure(11 / 3, 2.05)
+    axis = map_axes(figure, 1, 1)[0, 0]
+    draw_map(axis, fields(grid, 1)[0], background, FIELD, 250.0, 290.0)
+    found = {own.get_text(): own for own in axis.texts}
+    parallels = {"60°S": -60, "30°S": -30, "0°": 0, "30°N": 30, "60°N": 60}
+    meridians = {"120°W": -120, "60°W": -60, "60°E": 60, "120°E": 120}
+    assert len(axis.texts) == 10 and found.keys() == parallels.keys() | meridians.keys()
+    for text, lat in parallels.items():
+        expected = equal_earth(np.array(-180.0), np.array(float(lat)))
+        assert any(np.allclose(own.xy, expected) for own in axis.texts if own.get_text() == text), text
+    for text, lon in meridians.items():
+        np.testing.assert_allclose(found[text].xy, background.places(np.array(float(lon)), np.array(-90.0)))
+    FigureCanvasAgg(figure).draw()
+    boxes = [own.get_window_extent() for own in axis.texts]
+    assert not any(a.overlaps(b) for n, a in enumerate(boxes) for b in boxes[:n])
+    assert all(figure.bbox.x0 <= box.x0 and figure.bbox.y0 <= box.y0 for box in boxes)
+
+
+def test_truth_and_forecast_share_their_colours_and_each_error_has_its_own(tmp_path: Path) -> None:
+    grid = GRIDS["from Greenwich"]
+    land = np.zeros(grid.shape)
+    land[3:6, 4:9] = 1.0
+    background = Background(grid, land)
+    truth, forecast, spread, later = fields(grid, 4)
+    spread = np.abs(spread - 270)
+    truth[0, 0] = np.nan
+    given = {360: (truth, forecast, spread), 1440: (later, forecast, spread)}
+    figures = []
+    start = CALENDAR.parse("2001-03-01T00:00")
+    draw(
+        tmp_path / "map.png",
+        lambda: figures.append(maps("t2m", "K", given, start, CALENDAR, background)) or figures[0],
+    )
+    drawn = meshes(figures[0])
+    for row, (true, mean, wide) in enumerate(given.values()):
+        expected = true, mean, mean - true, wide
+        for mesh, field in zip(drawn[4 * row : 4 * row + 4], expected, strict=True):
+            np.testing.assert_array_equal(np.ma.filled(mesh.get_array(), np.nan), field[:, background.order])
+    limits = [mesh.get_clim() for mesh in drawn]
+    assert len({*limits[0:2], *limits[4:6]}) == 1
+    for true, ((low, high), own) in zip((truth, later), (limits[2:4], limits[6:8]), strict=True):
+        widest = np.nanpercentile(np.abs(forecast - true), 99.5)
+        assert low == -high and high == pytest.approx(widest) and own == (0.0, high)
+    titles = [axis.get_title() for axis in figures[0].axes if axis.get_title()]
+    assert titles[0] == "Truth, 2001-03-01 06:00 UTC" and titles[5] == "Ensemble mean at 24 h"
+    assert titles[7].startswith("Spread, ") and figures[0].get_suptitle().endswith("each error has its own scale")
+    error = (forecast - later).astype(np.float64)
+    rmse = np.sqrt((error**2 * grid.area_weights()).sum())
+    assert titles[6] == f"Error, RMSE {rmse:.3g} K"
+    assert (tmp_path / "map.png").stat().st_size > 20_000
+    draw(tmp_path / "portrait.png", portrait, truth, truth, background, "K")
+
+
+@pytest.mark.parametrize(("share", "own"), [(0.5, False), (0.02, True)])
+def test_a_spread_far_below_the_error_has_its_own_scale(share: float, own: bool) -> None:
+    """In the error's colours its map would be blank."""
+    grid = GRIDS["from Greenwich"]
+    truth, error = fields(grid, 2)
+    error = error - error.mean()
+    spread = np.abs(share * error)
+    start = CALENDAR.parse("2001-03-01T00:00")
+    figure = maps("t2m", "K", {360: (truth, truth + error, spread)}, start, CALENDAR, Background(grid, None))
+    drawn = meshes(figure)
+    widest = np.percentile(np.abs(error), 99.5)
+    assert drawn[2].get_clim() == pytest.approx((-widest, widest), rel=1e-4)
+    assert drawn[3].get_clim() == pytest.approx((0.0, share * widest if own else widest), rel=1e-4)
+    bars = [axis.get_ylabel() for axis in figure.axes]
+    assert "standard deviation (K)" + ("\nown scale: 0.02 of the error's" if own else "") in bars
+
+
+def outline(background: Background) -> np.ndarray:
+    """Return the coastline's points on the map, (N, 2)."""
+    figure = new_figure(4, 2)
+    axis = map_axes(figure, 1, 1)[0, 0]
+    draw_map(axis, np.zeros(background.grid.shape), background, FIELD, 0.0, 1.0)
+    (contours,) = [own for own in axis.collections if isinstance(own, ContourSet)]
+    return np.concatenate([line for line in contours.allsegs[0] if len(line)])
+
+
+def on_the_map(background: Background, lon: float, lat: float) -> np.ndarray:
+    return np.array(background.places(np.array(lon), np.array(lat)))
+
+
+def test_the_coastline_runs_between_land_and_sea() -> None:
+    grid = GRIDS["from Greenwich"]
+    land = np.zeros(grid.shape)
+    land[3:6, 4:9] = 1.0  # centres 37.5 to 7.5 north, 60 to 120 east; cells of 15 degrees
+    background = Background(grid, land)
+    points = outline(background)
+    # half way between the centres of land and sea
+    for lon, lat in ((52.5, 22.5), (127.5, 22.5), (90.0, 0.0), (90.0, 45.0)):
+        assert np.linalg.norm(points - on_the_map(background, lon, lat), axis=1).min() < 0.01, (lon, lat)
+    north, south = (on_the_map(background, 90.0, lat)[1] for lat in (45.0, 0.0))
+    assert points[:, 1].max() == pytest.approx(north, abs=0.01) and points[:, 1].min() == pytest.approx(south, abs=0.01)
+
+
+def test_land_across_the_dateline_reaches_both_edges() -> None:
+    grid = GRIDS["from Greenwich"]
+    land = np.zeros(grid.shape)
+    land[3:6, [11, 12, 13]] = 1.0  # 165, 180 and 195 east
+    background = Background(grid, land)
+    points = outline(background)
+    for lon, lat in ((background.edges[0], 45.0), (background.edges[-1], 0.0), (-157.5, 22.5), (157.5, 22.5)):
+        # a cell's edge is 0.2 long; between two centres the line is straight on the map
+        assert np.linalg.norm(points - on_the_map(background, lon, lat), axis=1).min() < 0.05, (lon, lat)
+    middle = np.abs(points[:, 0]) < on_the_map(background, 145.0, 52.5)[0]
+    assert not middle.any()
+
+
+def test_land_comes_from_the_datas_mask_on_any_grid() -> None:
+    variables = {
+        "prognostic": {"vars_3D": [], "vars_2D": ["t2m"]},
+        "static": {"vars_3D": [], "vars_2D": ["orography", "land_sea_mask"]},
+    }
+    grid = GRIDS["from Greenwich"]
+
+    class Masked(AnalyticReader):
+        def static(self) -> np.ndarray:
+            both = np.zeros((2, *grid.shape), dtype=np.float32)
+            both[0], both[1, 3:6, 4:9] = 7.0, 1.0
+            return both
+
+    reader = Masked(ChannelMap.build(variables, []), grid, CALENDAR, np.arange(2) * 360, lambda *_: np.zeros(1))
+    assert Background.of(reader).land is None  # nothing says that it is one
+    reader.attributes["land_sea_mask"] = {"standard_name": "land_binary_mask"}
+    np.testing.assert_array_equal(Background.of(reader).land, reader.static()[1])
+    coarse = make_grid(6, 12)
+    land = Background.of(reader, coarse).land
+    area = coarse.area_weights(), grid.area_weights()
+    assert land.shape == (6, 12)
+    assert (land * area[0]).sum() == pytest.approx((reader.static()[1] * area[1]).sum(), rel=1e-5)

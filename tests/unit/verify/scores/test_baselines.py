@@ -1,0 +1,141 @@
+"""The baselines' sums against plain float64 averages of their fields."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from credit.channels import ChannelMap
+from credit.config.schema_verification import BASELINES, REGIONS
+from credit.data.splits import Split
+from credit.errors import DataError
+from credit.verify.scores import baselines
+from credit.verify.scores.baseline_state import BaselineState
+from credit.verify.scores.baselines import baseline_fields, fit_damping
+from credit.verify.statistics.area_mean import AreaMean
+from credit.verify.statistics.deterministic import DeterministicStatistics
+from credit.verify.statistics.error_moments import error_moments
+from credit.verify.statistics.regions import region_weights
+from tests.unit.analytic_reader import make_grid
+
+# regions that begin in the middle of a row
+GRID = make_grid(181, 360, poles=True)
+CHANNELS = ChannelMap.build({"prognostic": {"vars_3D": ["z"], "vars_2D": ["u10", "v10", "sst"]}}, [500.0]).output
+MASK = np.random.default_rng(3).random(GRID.shape) < 0.3
+WEIGHTS = region_weights(GRID, {name: REGIONS[name] for name in ("global", "europe", "antarctic")})
+DAMPING = np.array([0.9, 0.0, 1e-7, 0.4])
+
+
+def _fields() -> dict[str, np.ndarray]:
+    """Return truth and climatology of two times, float32, missing where masked; anomalies are small beside means."""
+    rng = np.random.default_rng(1)
+    mean, size = np.array([5e4, 3.0, -2.0, 290.0]), np.array([500.0, 8.0, 6.0, 2.0])
+    names = ("start", "normal_start", "truth", "normal")
+    fields = {}
+    for name in names:
+        noise = rng.standard_normal((4, *GRID.shape)) * (0.2 if "normal" in name else 1.0)
+        fields[name] = (mean[:, None, None] + size[:, None, None] * noise).astype(np.float32)
+        fields[name][3, MASK] = np.nan
+    return fields
+
+
+def _sums(fields: dict[str, np.ndarray]) -> dict[str, DeterministicStatistics]:
+    means = AreaMean(CHANNELS, {"sst": MASK}, WEIGHTS, [(1, 2)])
+    sums = {name: DeterministicStatistics.empty(np.zeros(1), 1, means) for name in BASELINES}
+    start, normal_start, truth, normal = fields.values()
+    beginning = BaselineState.of(means, {"truth": start, "climatology": normal_start})
+    given = {"truth at the initial time": start, "later truth": truth, "later climatology": normal}
+    for name, moments in error_moments(means, truth, normal, {}, given, (beginning, DAMPING)).items():
+        sums[name].enter((0, 0), means, moments)
+    return sums
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [(np.float32, 1e-6), (np.float64, 1e-9)])
+@pytest.mark.parametrize("scale", [1.0, 1e18, 1e-25])
+def test_sums_of_the_baselines(dtype: type, rtol: float, scale: float) -> None:
+    """Also of fields whose squares float32 cannot hold."""
+    fields = {name: own.astype(dtype) * dtype(scale) for name, own in _fields().items()}
+    anomaly = (fields["start"] - fields["normal_start"]).astype(np.float64)
+    start, _, truth, normal = (own.astype(np.float64) for own in fields.values())
+    damped = DAMPING[:, None, None] * anomaly
+    of = baseline_fields(start, anomaly, normal, DAMPING[:, None, None])
+    for name, sums in _sums(fields).items():
+        error, true = of[name] - truth, truth - normal
+        own = damped if name == "damped_persistence" else of[name] - normal
+        planes = {
+            "error": error, "absolute": np.abs(error), "squared": error**2, "forecast_variance": own**2,
+            "truth_variance": true**2, "covariance": own * true,
+        }  # fmt: skip
+        for plane, values in planes.items():
+            for channel, hidden in enumerate((False, False, False, MASK)):
+                weights = np.where(hidden, 0.0, WEIGHTS)
+                expected = [np.average(np.nan_to_num(values[channel]), weights=weight) for weight in weights]
+                found = getattr(sums, plane)[0, 0, channel]
+                # a mean of values of both signs may be next to nothing
+                atol = 0.02 * rtol * np.nanstd(values[channel]) + 1e-300
+                message = f"{name} {plane} {channel}"
+                np.testing.assert_allclose(found, expected, rtol=rtol, atol=atol, err_msg=message)
+        u, v = error[1], error[2]
+        lengths = np.hypot(of[name][1], of[name][2]) - np.hypot(truth[1], truth[2])
+        for plane, values in (("absolute", np.hypot(u, v)), ("error", lengths)):
+            expected, found = [np.average(values, weights=weight) for weight in WEIGHTS], getattr(sums, plane)[0, 0, 4]
+            # the error of the length is the difference of two mean lengths
+            atol = 0.02 * rtol * np.hypot(truth[1], truth[2]).mean()
+            np.testing.assert_allclose(found, expected, rtol=rtol, atol=atol, err_msg=f"{name} {plane}")
+        np.testing.assert_allclose(sums.squared[0, 0, 4], sums.squared[0, 0, [1, 2]].sum(axis=0), rtol=1e-12)
+    assert (_sums(fields)["climatology"].forecast_variance == 0).all()
+
+
+@pytest.mark.parametrize("held", [None, 2, 1])
+def test_the_damping_is_the_slope_over_all_pairs_of_times(held: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of training times with a gap, and of a lead time that only two pairs have; where memory holds few anomalies."""
+    grid, rng = make_grid(8, 16), np.random.default_rng(4)
+    weights, mask = grid.area_weights(), rng.random(grid.shape) < 0.3
+    times = np.delete(360 * np.arange(30), 11)
+    fields = {minutes: rng.standard_normal((4, *grid.shape)).astype(np.float32) for minutes in times.tolist()}
+    for minutes, before in zip(times[1:].tolist(), times.tolist(), strict=False):
+        fields[minutes] += np.float32(0.9) * fields[before]
+        fields[minutes][3, mask] = np.nan
+    normal = (0.1 * rng.standard_normal((4, *grid.shape))).astype(np.float32)
+    means, leads = AreaMean(CHANNELS, {"sst": mask}, weights[None]), np.array([360, 1080, 9000])
+    train, asked = Split("train", 720, 28 * 360), []
+
+    def read(minutes: int) -> np.ndarray:
+        asked.append(minutes)
+        return fields[minutes]
+
+    if held is not None:
+        monkeypatch.setattr(baselines, "_HELD_BYTES", held * normal.nbytes)
+    found = fit_damping(read, times, lambda _: normal, train, leads, means)
+    inside = [minutes for minutes in times.tolist() if 720 <= minutes <= 28 * 360]
+    for row, lead in enumerate(leads.tolist()):
+        pairs = [(fields[t] - normal, fields[t + lead] - normal) for t in inside if t + lead in inside]
+        product, square = (
+            sum((np.nan_to_num(first * other).astype(np.float64) * weights).sum(axis=(1, 2)) for first, other in own)
+            for own in (pairs, [(first, first) for first, _ in pairs])
+        )
+        np.testing.assert_allclose(found[row], product / square if pairs else 0.0, rtol=1e-6, atol=1e-8)
+    assert (len(asked) == len(set(asked))) == (held is None)
+    assert found[0].min() > 0.2 and len(pairs) == 2
+
+
+def test_products_do_not_depend_on_how_many_are_made_at_once() -> None:
+    """Ranks that share the training data end as many pairs at a time as their share has."""
+    means = AreaMean(CHANNELS, {"sst": MASK}, GRID.area_weights()[None])
+    fields = _fields()
+    given = {"truth": fields["truth"], "climatology": fields["normal"]}
+    firsts = [np.nan_to_num(fields[name] + shift) for shift in range(4) for name in fields]
+    together = baselines._products(means, firsts, given)
+    apart = [baselines._products(means, [one], given)[0] for one in firsts]
+    np.testing.assert_array_equal(together, apart)
+
+
+@pytest.mark.parametrize(
+    ("which", "named"),
+    [("truth", "later truth"), ("normal", "later climatology"), ("start", "truth"), ("normal_start", "climatology")],
+)
+def test_a_missing_value_is_an_error(which: str, named: str) -> None:
+    fields = _fields()
+    fields[which][1, 90, 180] = np.inf
+    with pytest.raises(DataError, match=f"^{named}: u10 is not finite outside its mask"):
+        _sums(fields)

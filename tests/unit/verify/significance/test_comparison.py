@@ -1,0 +1,138 @@
+"""The model against its opponents, on errors that are made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from credit.cli.main import main
+from credit.config import dump_config
+from credit.config.schema_verification import OWN_NAMES
+from credit.errors import ConfigError
+from credit.verify.significance.bootstrap import number_of_blocks
+from credit.verify.significance.comparison import compare, compare_all, judge, references
+from credit.verify.statistics.deterministic import DeterministicStatistics
+from tests.unit.verify.conftest import make_config
+
+DAY = 1440
+LEADS = np.array([DAY, 10 * DAY])
+
+
+CASES = 200
+DAILY = np.arange(CASES) * DAY
+
+
+def squares(sizes: np.ndarray, seed: int = 0, common: np.ndarray | float = 1.0) -> np.ndarray:
+    """Return squared errors of daily cases with the means `sizes` (X,), the same at two leads."""
+    return sizes[:, None] * np.random.default_rng(seed).gamma(4.0, 0.25, (CASES, 2, len(sizes), 1)) * common
+
+
+def judged(model: np.ndarray, rivals: list, leads: np.ndarray = LEADS) -> dict[str, np.ndarray]:
+    """Return what is found of root-mean-square errors, as the only scorecard."""
+    found = compare(DAILY, model, rivals, leads, power=0.5)
+    blocks = np.array([[number_of_blocks(DAILY, lead) for lead in leads.tolist()]])
+    (verdict,) = judge([found["p_value"][None, None]], blocks)
+    return found | {name: own[0, 0] for name, own in verdict.items()}
+
+
+def test_the_best_opponent_is_chosen_score_by_score() -> None:
+    model = squares(np.array([1.0, 1.0, 1.0]))
+    rivals = [(squares(np.array([4.0, 2.0, 9.0]), seed=1), [0, 1, 2]), (squares(np.array([2.0, 4.0]), seed=2), [0, 1])]
+    found = judged(model, rivals)
+    best = [rivals[1][0][:, :, 0], rivals[0][0][:, :, 1], rivals[0][0][:, :, 2]]
+    for row, opponent in enumerate(best):
+        expected = np.sqrt(model[:, :, row].mean(0) / opponent.mean(0)) - 1
+        np.testing.assert_allclose(found["difference"][row], expected)
+    assert found["significant"][:, 0].all()  # 40 blocks
+    assert not found["significant"][:, 1].any()  # 16 blocks of 12 days
+    assert (found["p_value"][:, 1] < 0.01).all() and np.isnan(found["p_adjusted"][:, 1]).all()
+
+
+def test_pairing_sees_what_is_common_to_both() -> None:
+    """Weather makes both errors large or small; a difference of 2 % shows all the same."""
+    weather = np.exp(np.random.default_rng(7).standard_normal((200, 2, 1, 1)))
+    model = squares(np.array([0.96]), common=weather)
+    rival = squares(np.array([1.0]), common=weather)  # the same noise, too
+    assert judged(model, [(rival, [0])])["significant"][0, 0]
+    other_weather = weather[::-1]
+    rival = squares(np.array([1.0]), common=other_weather)
+    assert not judged(model, [(rival, [0])])["significant"][0, 0]
+
+
+def test_few_discoveries_are_false() -> None:
+    """Of 400 equal scores, uncorrected tests would call some 20 different."""
+    found = judged(squares(np.ones(400)), [(squares(np.ones(400), seed=1), range(400))], LEADS[:1])
+    assert (found["p_value"] < 0.05).sum() > 8
+    assert not found["significant"].any()
+
+
+def test_rows_without_an_opponent_have_no_comparison() -> None:
+    found = judged(squares(np.ones(2)), [(squares(np.ones(1), seed=1), [1])])
+    assert all(np.isnan(found[name][0]).all() for name in ("difference", "p_value", "n_eff", "p_adjusted"))
+    assert not found["significant"][0].any() and np.isfinite(found["p_value"][1]).all()
+    same = judged(squares(np.ones(2)), [(squares(np.ones(2)), [0, 1])])
+    assert (same["difference"] == 0).all() and (same["p_value"] == 1).all()
+
+
+def test_every_reference_and_season() -> None:
+    names = ("model", "old", "persistence", "damped_persistence", "climatology")
+    assert references(names) == {
+        "best_baseline": ("persistence", "damped_persistence", "climatology"), "old": ("old",)
+    }  # fmt: skip
+    sums = {}
+    for number, name in enumerate(names):
+        own = squares(np.full(2, 1.0 + number), seed=number)
+        sums[name] = DeterministicStatistics(DAILY, *(own for _ in DeterministicStatistics.plane_names())), [0, 1]
+    winter = np.arange(CASES) < 60
+    seasons = {"all": np.ones(CASES, dtype=bool), "DJF": winter}
+    found = compare_all(sums, seasons, LEADS, lambda own, chosen: own.squared[chosen], power=0.5)
+    assert found["p_value"].shape == (2, 2, 2, 2, 1)
+    part = compare(DAILY[winter], sums["model"][0].squared[winter], [(sums["old"][0].squared[winter], [0, 1])], LEADS)
+    np.testing.assert_array_equal(found["p_value"][1, 1], part["p_value"])
+    assert found["difference"][1, 0] == pytest.approx(np.sqrt(1 / 2) - 1, abs=0.05)
+
+
+def test_one_scorecard_of_several_scores() -> None:
+    """Of 60 equal pairs and 20 that differ the same are found, whether one set of tests has them or two."""
+    model = squares(np.ones(80))
+    rival = squares(np.concatenate([np.ones(60), np.full(20, 2.0)]), seed=1)
+    p = compare(DAILY, model, [(rival, range(80))], LEADS)["p_value"][None, None]
+    blocks = np.array([[40, 16]])
+    (whole,) = judge([p], blocks)
+    parts = judge([p[:, :, :50], p[:, :, 50:]], blocks)
+    for name, own in whole.items():
+        np.testing.assert_array_equal(own, np.concatenate([part[name] for part in parts], axis=2))
+    assert whole["significant"][0, 0, 60:, 0].all() and not whole["significant"][..., 1, :].any()
+    expected = stats.false_discovery_control(p[0, 0, :, 0, 0], method="bh")
+    np.testing.assert_allclose(whole["p_adjusted"][0, 0, :, 0, 0], expected, rtol=1e-12)
+
+
+def test_a_p_value_is_scipys() -> None:
+    """Of a case every ten days, blocks of one case that alternate: Student's t test of a pair, no more."""
+    initial = np.arange(30) * 10 * DAY
+    rng = np.random.default_rng(0)
+    model, rival = (
+        1 + rng.random((30, 1, 1, 1)) + size * (-1.0) ** np.arange(30)[:, None, None, None] for size in (0.5, 0.1)
+    )
+    found = compare(initial, model, [(rival, [0])], LEADS[:1])
+    expected = stats.ttest_rel(model[:, 0, 0, 0], rival[:, 0, 0, 0])
+    assert found["p_value"].item() == pytest.approx(expected.pvalue, rel=1e-10)
+    assert found["difference"].item() == pytest.approx(model.mean() / rival.mean() - 1)
+
+
+@pytest.mark.parametrize("name", [*OWN_NAMES, "Climatology", "damped persistence"])
+def test_no_other_forecast_is_scored_under_a_name_of_ours(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    with pytest.raises(ConfigError, match=rf'verification.*other_forecasts: "{name}" is what .* take another name'):
+        make_config(tmp_path, other_forecasts={name: "/nowhere"})
+    own, other = make_config(tmp_path / "own"), make_config(tmp_path / "other")
+    for config, experiment in ((own, "waves"), (other, name.replace(" ", "_"))):
+        Path(config.save_loc).mkdir()
+        text = dump_config(config.model_copy(update={"experiment": experiment}))
+        (Path(config.save_loc) / "config.yml").write_text(text)
+    assert main(["verify", str(tmp_path / "own" / "config.yml"), str(tmp_path / "other")]) == 2
+    assert "is the name of another forecast here; give the run another experiment" in capsys.readouterr().err

@@ -1,0 +1,127 @@
+"""Sums of several forecasts in one pass against plain float64 averages: rows of more cells than are gone through at a
+time, climatologies made of parts there, winds that do not lie side by side, masks.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from credit.channels import ChannelMap, take_channels
+from credit.config.schema_verification import REGIONS
+from credit.data.climatology.climatology import LazyWeightedSum
+from credit.errors import DataError
+from credit.verify.scores.baseline_state import BaselineState
+from credit.verify.statistics.area_mean import AreaMean
+from credit.verify.statistics.error_moments import Moments, error_moments
+from credit.verify.statistics.regions import region_weights
+from tests.unit.analytic_reader import make_grid
+
+GRID = make_grid(9, 2500, poles=True)  # stretches of more than two blocks, and such as begin within a row
+MAP = ChannelMap.build({"prognostic": {"vars_3D": ["z"], "vars_2D": ["u10", "sst", "v10", "t2m"]}}, [500.0])
+CHANNELS, SST, WIND = MAP.output, 2, (1, 3)
+WEIGHTS = region_weights(GRID, {name: REGIONS[name] for name in ("global", "europe", "tropics")})
+RNG = np.random.default_rng(5)
+MASK = RNG.random(GRID.shape) < 0.3
+MEAN, SIZE = np.array([5e4, 3.0, 290.0, -2.0, 280.0]), np.array([500.0, 8.0, 2.0, 6.0, 9.0])
+DAMPING = np.array([0.9, 0.5, 0.0, 0.7, 1.0])
+
+
+def _field(share: float = 1.0) -> np.ndarray:
+    noise = share * RNG.standard_normal((5, *GRID.shape))
+    field = (MEAN[:, None, None] + SIZE[:, None, None] * noise).astype(np.float32)
+    field[SST, MASK] = np.nan
+    return field
+
+
+TRUTH, START, ONE, OTHER = _field(), _field(), _field(), _field()
+PARTS = [_field(0.2), _field(0.2) - MEAN[:, None, None].astype(np.float32), 0.1 * ONE]
+LAZY = LazyWeightedSum(np.array([0.9, -0.3, 0.7], np.float32), PARTS)
+START_LAZY = LazyWeightedSum(np.array([1.0, 0.2], np.float32), PARTS[:2])
+
+
+def _means() -> AreaMean:
+    return AreaMean(CHANNELS, {"sst": MASK}, WEIGHTS, [WIND])
+
+
+def _moments(scale: float = 1.0, truth: np.ndarray = TRUTH, one: np.ndarray = ONE) -> dict[str, Moments]:
+    factor, means = np.float32(scale), _means()
+    lazy, start_lazy = (
+        LazyWeightedSum(own.weights, [part * factor for part in own.parts]) for own in (LAZY, START_LAZY)
+    )
+    truth, start, one, other = (own * factor for own in (truth, START, one, OTHER))
+    beginning = BaselineState.of(means, {"start": start, "climatology at the start": start_lazy})
+    names = {"one": one, "other": other, "start": start, "truth": truth, "climatology": lazy}
+    return error_moments(means, truth, lazy, {"one": one, "other": other}, names, (beginning, DAMPING))
+
+
+def _averages(values: np.ndarray) -> np.ndarray:
+    """Return (C, R) of (C, H, W), what is hidden left out."""
+    hidden = np.isnan(values)
+    return np.array(
+        [
+            [np.average(np.where(no, 0, own), weights=np.where(no, 0, weight)) for weight in WEIGHTS]
+            for own, no in zip(values, hidden, strict=True)
+        ]
+    )
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-25, 1e20])
+def test_all_forecasts_at_once(scale: float) -> None:
+    """Also of values whose squares float32 cannot hold, where winds are gone through again in float64."""
+    truth, start, one, other = (own.astype(np.float64) for own in (TRUTH, START, ONE, OTHER))
+    normal = sum(w * part.astype(np.float64) for w, part in zip(LAZY.weights, PARTS, strict=True))
+    first = start - (PARTS[0].astype(np.float64) + START_LAZY.weights[1] * PARTS[1].astype(np.float64))
+    fields = {
+        "persistence": start, "one": one, "other": other, "climatology": normal,
+        "damped_persistence": normal + DAMPING[:, None, None] * first,
+    }  # fmt: skip
+    found = _moments(scale)
+    assert set(found) == set(fields)
+    for name, forecast in fields.items():
+        error, true, own = forecast - truth, truth - normal, forecast - normal
+        expected = {
+            "truth": [true, true**2, np.abs(true)],
+            "channels": [error, np.abs(error), error**2, own**2, own * true],
+        }
+        powers = {"truth": (1, 2, 1), "channels": (1, 1, 2, 2, 2)}
+        for kind, planes in expected.items():
+            for number, values in enumerate(planes):
+                made = getattr(found[name], kind)[number] / scale ** powers[kind][number]
+                # anomalies are float32 differences of large fields
+                size = np.nanstd(values, axis=(1, 2))[:, None]
+                difference = np.abs(made - _averages(values))
+                assert (difference <= 1e-5 * size + 1e-12).all(), (name, kind, number, difference / (size + 1e-30))
+        u, v = WIND
+        longer = np.hypot(forecast[u], forecast[v]) - np.hypot(truth[u], truth[v])
+        apart = np.hypot(error[u], error[v])
+        for values, made in zip((longer, apart), found[name].vectors, strict=True):
+            np.testing.assert_allclose(made[0] / scale, _averages(values[None])[0], rtol=1e-5, atol=1e-5)
+
+
+def test_every_block_counts() -> None:
+    """A cell of each block of a row, each by itself."""
+    before = _moments()["one"].channels[1]
+    for column in (0, 1023, 1024, 2047, 2048, 2499):
+        one = ONE.copy()
+        one[4, 4, column] = TRUTH[4, 4, column] + np.float32(1e5)
+        change = _moments(one=one)["one"].channels[1] - before
+        old = abs(ONE[4, 4, column] - TRUTH[4, 4, column])
+        weight = WEIGHTS[0][4, column] / WEIGHTS[0].sum()
+        assert change[4, 0] == pytest.approx((1e5 - old) * weight, rel=1e-3)
+
+
+def test_some_channels_of_a_climatology_made_of_parts() -> None:
+    for channels in ([1, 2, 3], [4, 0]):
+        np.testing.assert_array_equal(np.asarray(take_channels(LAZY, channels)), np.asarray(LAZY)[channels])
+    with pytest.raises(ValueError, match="copy=False"):
+        np.array(LAZY, copy=False)
+
+
+@pytest.mark.parametrize("part", [0, 2])
+def test_a_missing_part_of_the_climatology_is_an_error(part: int) -> None:
+    spoilt = [own.copy() for own in PARTS]
+    spoilt[part][3, 2, 1500] = np.nan
+    lazy = LazyWeightedSum(LAZY.weights, spoilt)
+    with pytest.raises(DataError, match="^climatology: v10 is not finite outside its mask"):
+        error_moments(_means(), TRUTH, lazy, {"one": ONE}, {"one": ONE, "truth": TRUTH, "climatology": lazy})

@@ -1,0 +1,158 @@
+"""Paired tests of Brier scores and SEEPS, against scipy, through the table of scores."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from credit.channels import ChannelMap
+from credit.config.schema_verification import EventConfig
+from credit.verify.scores.events import EventStatistics
+from credit.verify.scores.seeps import SeepsSums
+from credit.verify.scores.thresholds import Event, Precipitation
+from credit.verify.significance.comparison import FALSE_SHARE
+from credit.verify.statistics.deterministic import DeterministicStatistics
+from credit.verify.table.event_rows import EventResults
+from credit.verify.table.scorecard import scorecard_rows, scorecard_values
+from credit.verify.table.table import FACTS, ScoreTable
+from credit.verify.table.table_builder import RowIndex, build_table
+
+DAY, CASES, REGIONS = 1440, 60, ["global", "tropics", "antarctic"]
+LEADS = np.array([DAY, 20 * DAY])  # 60 blocks of a case, and 20 of three
+INITIAL = np.arange(CASES) * 8 * DAY
+MEMBERS, FAIR = {"model": 5, "old": 9}, {"model": 0.95, "old": 0.9}  # the others are single forecasts
+SIZES = {"model": 1.0, "old": 1.1, "persistence": 2.0, "damped_persistence": 1.5, "climatology": 1.2}
+CHANNELS = ChannelMap.build({"prognostic": {"vars_3D": [], "vars_2D": ["t2m", "tp"]}}, []).output
+
+
+def gamma(size: float, seed: int, rows: int) -> np.ndarray:
+    shape = CASES, len(LEADS), rows, len(REGIONS)
+    return size * np.random.default_rng(seed).gamma(30.0, 1 / 30, shape)
+
+
+@pytest.fixture(scope="module")
+def made() -> tuple[ScoreTable, dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]:
+    """The table, Brier scores (case, lead, event, region) and penalties by forecast, and the area of the latter.
+
+    The other forecast has no rain; no cell of the third region is scored by SEEPS. Fair Brier
+    scores are `FAIR` times the others.
+    """
+    brier = {name: 0.1 * gamma(size, seed, 2) for seed, (name, size) in enumerate(SIZES.items())}
+    brier["model"][:, :, 1] = 0.14  # not better than climatology, 0.12
+    penalty = {name: 0.3 * gamma(size, 10 + seed, 1) for seed, (name, size) in enumerate(SIZES.items())}
+    area = np.random.default_rng(99).uniform(0.4, 0.6, penalty["model"].shape)
+    area[..., 2] = 0.0
+    brier["old"][:, :, 1] = np.nan
+    events = {}
+    for name in set(SIZES) - {"climatology"}:
+        members = MEMBERS.get(name, 1)
+        counts = np.full((*brier[name].shape, members + 1), 1 / (members + 1))
+        fair = brier[name] * FAIR.get(name, np.nan)
+        events[name] = EventStatistics(
+            INITIAL, counts, counts / 2, brier[name], fair, brier["climatology"], members=members
+        )
+    rain = {}
+    for name, own in penalty.items():
+        own[..., 2] = 0.0
+        own *= np.nan if name == "old" else 1.0
+        rain[name] = SeepsSums(INITIAL, own, area * (np.nan if name == "old" else 1.0))
+    names = {"warm": (0, 290.0), "wet": (1, 5.0)}
+    kinds = [Event.build(n, EventConfig(channel=CHANNELS[c].name, above=v), c, "1") for n, (c, v) in names.items()]
+    squares = {name: gamma(size, 20 + seed, 2) for seed, (name, size) in enumerate(SIZES.items())}
+    sums = {
+        name: (DeterministicStatistics(INITIAL, *(own for _ in DeterministicStatistics.plane_names())), [0, 1])
+        for name, own in squares.items()
+    }
+    facts = dict.fromkeys(FACTS, "x") | {"n_cases": CASES, "level_units": "hPa", "initial_times": "made up"}
+    table = build_table(
+        sums, RowIndex(CHANNELS, [], {c.variable: {"units": "1"} for c in CHANNELS}), LEADS,
+        {"all": np.ones(CASES, dtype=bool), "JJA": np.arange(CASES) % 20 < 5}, REGIONS, facts, None,
+        EventResults(kinds, events, [Precipitation(1, 1.0)], rain),
+    )  # fmt: skip
+    return table, brier, penalty, area
+
+
+def expected_p(model: np.ndarray, theirs: np.ndarray, lead: int) -> float:
+    """Return the p-value of a paired t test of block means, t shrunk by what their neighbours have in common."""
+    model, theirs = (own if lead == 0 else own.reshape(20, 3).mean(axis=1) for own in (model, theirs))
+    apart = model - theirs - (model - theirs).mean()
+    r = np.clip((apart[1:] * apart[:-1]).sum() / (apart**2).sum(), 0.0, 0.9)
+    t = stats.ttest_rel(model, theirs).statistic / np.sqrt((1 + r) / (1 - r))
+    return 2 * stats.t.sf(abs(t), len(model) - 1)
+
+
+@pytest.mark.parametrize("lead", [0, 1])
+@pytest.mark.parametrize("region", [0, 1])
+@pytest.mark.parametrize(("reference", "opponent"), [("best_baseline", "climatology"), ("old", "old")])
+def test_events(made: tuple, lead: int, region: int, reference: str, opponent: str) -> None:
+    table, brier, *_ = made
+    model, theirs = (brier[name][:, lead, 0, region] for name in ("model", opponent))
+    expected = expected_p(model, theirs, lead)
+    found = [
+        table.compared(f"brier_{name}:warm", "t2m", reference, REGIONS[region])[lead]
+        for name in ("p_value", "difference")
+    ]
+    np.testing.assert_allclose(found, [expected, model.mean() / theirs.mean() - 1], rtol=1e-6)
+    own = {name: table.curve(name, "t2m", "brier:warm", REGIONS[region])[lead] for name in ("model", opponent)}
+    assert found[1] == pytest.approx(own["model"] / own[opponent] - 1)
+
+
+@pytest.mark.parametrize("lead", [0, 1])
+@pytest.mark.parametrize(("reference", "opponent"), [("best_baseline", "climatology"), ("old", "old")])
+def test_fair_scores_of_events(made: tuple, lead: int, reference: str, opponent: str) -> None:
+    """Of the baselines only the climatology has one, which is its Brier score."""
+    table, brier, *_ = made
+    model, theirs = (brier[name][:, lead, 0, 0] * FAIR.get(name, 1.0) for name in ("model", opponent))
+    found = [table.compared(f"brier_fair_{name}:warm", "t2m", reference)[lead] for name in ("p_value", "difference")]
+    expected = expected_p(model, theirs, lead), model.mean() / theirs.mean() - 1
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-12)
+    own = {name: table.curve(name, "t2m", "brier_fair:warm")[lead] for name in ("model", opponent, "persistence")}
+    assert found[1] == pytest.approx(own["model"] / own[opponent] - 1) and np.isnan(own["persistence"])
+    data = table.dataset.sel(reference=reference, season="all", region="global")
+    p = data["brier_fair_p_value"].values.ravel()
+    adjusted = data["brier_fair_p_adjusted"].values.ravel()
+    np.testing.assert_allclose(adjusted[~np.isnan(p)], stats.false_discovery_control(p[~np.isnan(p)]), rtol=1e-9)
+    assert np.isnan(adjusted[np.isnan(p)]).all()
+
+
+@pytest.mark.parametrize("lead", [0, 1])
+def test_seeps(made: tuple, lead: int) -> None:
+    table, _, penalty, area = made
+    best = "climatology"
+    model, theirs = (penalty[name][:, lead, 0, 0] for name in ("model", best))
+    expected = expected_p(model, theirs, lead)  # the area is the same
+    assert table.compared("seeps_p_value", "tp")[lead] == pytest.approx(expected, rel=1e-6)
+    ratio = table.curve("model", "tp", "seeps")[lead] / table.curve(best, "tp", "seeps")[lead]
+    assert table.compared("seeps_difference", "tp")[lead] == pytest.approx(ratio - 1)
+    assert ratio == pytest.approx(model.mean() / theirs.mean())
+
+
+def test_what_cannot_be_compared(made: tuple) -> None:
+    data = made[0].dataset
+    for name in ("p_value", "difference", "n_eff", "p_adjusted"):
+        assert np.isnan(data[f"brier_{name}"].sel(reference="old", event="wet")).all()
+        assert np.isnan(data[f"seeps_{name}"].sel(reference="old")).all()
+        assert np.isnan(data[f"seeps_{name}"].sel(channel="t2m")).all()
+        assert np.isnan(data[f"seeps_{name}"].sel(region="antarctic")).all()
+    assert np.isfinite(data["seeps_p_value"].sel(reference="best_baseline", channel="tp", region="global")).any()
+    assert not data["brier_significant"].sel(season="JJA").any()  # 15 cases
+
+
+def test_one_false_discovery_rate_over_the_scorecard(made: tuple) -> None:
+    """RMSE of two channels, SEEPS and two events, each at two lead times, are ten tests."""
+    table = made[0]
+    place = {"reference": "best_baseline", "season": "all", "region": "global"}
+    own = table.dataset.sel(place)
+    p = np.concatenate([own["p_value"], own["seeps_p_value"].sel(channel=["tp"]), own["brier_p_value"]]).ravel()
+    adjusted = [own["p_adjusted"], own["seeps_p_adjusted"].sel(channel=["tp"]), own["brier_p_adjusted"]]
+    assert len(p) == 10
+    np.testing.assert_allclose(np.concatenate(adjusted).ravel(), stats.false_discovery_control(p), rtol=1e-9)
+    rows = scorecard_rows(table)
+    assert [row.name for row in rows] == ["t2m", "tp", "tp: SEEPS", "warm: Brier score", "wet: Brier score"]
+    assert [row.score for row in rows] == ["rmse", "rmse", "seeps", "brier:warm", "brier:wet"]
+    sure = scorecard_values(table, rows, "significant")[0, 0, ..., 0]
+    np.testing.assert_array_equal(sure.ravel(), np.concatenate(adjusted).ravel() <= FALSE_SHARE)
+    difference = scorecard_values(table, rows, "difference")[0, 0, ..., 0]
+    np.testing.assert_array_equal(difference[3], table.compared("brier_difference:warm", "t2m"))
+    assert sure[3].all() and (difference[3] < 0).all() and (difference[4] > 0).all()

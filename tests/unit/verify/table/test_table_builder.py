@@ -1,0 +1,284 @@
+"""From sums to table, rows and scorecard: three quarters of a year of made-up sums."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+import credit.verify.report
+from credit.calendar import Calendar
+from credit.channels import Channel
+from credit.verify.plots.scores import card_pages, draw_scorecards, scorecard, skill_curves
+from credit.verify.plots.style import label
+from credit.verify.significance.bootstrap import intervals
+from credit.verify.statistics.deterministic import DeterministicStatistics
+from credit.verify.statistics.seasons import cases_by_season
+from credit.verify.table.table import FACTS, ScoreTable
+from credit.verify.table.table_builder import RowIndex, build_table
+from tests.unit.analytic_reader import ATTRIBUTES
+
+CALENDAR = Calendar()
+INITIAL = CALENDAR.parse("2001-01-01") + 1440 * np.arange(270)
+LEADS = np.array([360, 1440, 14400])
+CHANNELS = [Channel(f"{name}500", name, 500.0, "prognostic") for name in ("u", "v", "t")]
+ROWS = RowIndex(CHANNELS, [(0, 1, "wind")], ATTRIBUTES)
+FACTS_OF_ALL = {"n_cases": 270, "level_units": "hPa", "initial_times": "here to there"} | dict.fromkeys(FACTS, "x")
+SIZES = {"model": 1.0, "other": 1.0, "persistence": 2.0, "damped_persistence": 1.5, "climatology": 3.0}
+
+REPORT_FOLDER = Path(credit.verify.report.__file__).parent
+
+
+def make_sums(size: float, seed: int, rows: int = 4) -> DeterministicStatistics:
+    """Return sums with squared errors of about `size`, of 2 regions."""
+    rng = np.random.default_rng(seed)
+    shape = len(INITIAL), len(LEADS), rows, 2
+    planes = {name: rng.gamma(5.0, 0.2 * size, shape) for name in DeterministicStatistics.plane_names()}
+    planes["covariance"] = 0.8 * np.sqrt(planes["forecast_variance"] * planes["truth_variance"])
+    return DeterministicStatistics(INITIAL, *(planes[name] for name in DeterministicStatistics.plane_names()))
+
+
+@pytest.fixture(scope="module")
+def sums() -> dict[str, tuple[DeterministicStatistics, list[int]]]:
+    """The other forecast has u, v and hence the wind, but no t."""
+    return {
+        name: (make_sums(size, seed, 3), [0, 1, 3]) if name == "other" else (make_sums(size, seed), [0, 1, 2, 3])
+        for seed, (name, size) in enumerate(SIZES.items())
+    }
+
+
+@pytest.fixture(scope="module")
+def table(sums: dict[str, tuple[DeterministicStatistics, list[int]]]) -> ScoreTable:
+    return build_table(sums, ROWS, LEADS, cases_by_season(INITIAL, CALENDAR), ["global", "tropics"], FACTS_OF_ALL)
+
+
+def many(regions: list[str], rows: int) -> ScoreTable:
+    """Return a table of so many channels in these regions."""
+    few = INITIAL[:30]
+    rng = np.random.default_rng(1)
+    sums = {}
+    for name, size in SIZES.items():
+        shape = len(few), len(LEADS), rows, len(regions)
+        planes = [rng.gamma(5.0, 0.2 * size, shape) for _ in DeterministicStatistics.plane_names()]
+        sums[name] = DeterministicStatistics(few, *planes), list(range(rows))
+    channels = [Channel(f"u{level}", "u", float(level), "prognostic") for level in range(1, rows + 1)]
+    described = RowIndex(channels, [], ATTRIBUTES)
+    return build_table(sums, described, LEADS, cases_by_season(few, CALENDAR), regions, FACTS_OF_ALL)
+
+
+def test_scores_of_a_season_are_those_of_its_cases(sums: dict, table: ScoreTable) -> None:
+    assert table.seasons == ["all", "DJF", "MAM", "JJA", "SON"]
+    assert table.dataset["n_cases"].values.tolist() == [270, 59, 92, 92, 27]
+    assert table.dataset["n_blocks"].values.tolist() == [[54, 54, 22], [11, 11, 4], [18, 18, 7], [18, 18, 7], [5, 5, 2]]
+    own = sums["persistence"][0].select(cases_by_season(INITIAL, CALENDAR)["JJA"])
+    metrics = own.metrics()
+    del metrics["crps"]  # is told where there are ensembles
+    for name, values in metrics.items():
+        expected = values[1, 2, 1]
+        assert table.value("persistence", "t500", 24, name, "tropics", "JJA") == expected, name
+        wind = {"bias": "wind_speed_bias"}.get(name, f"wind_vector_{name}")
+        place = {"forecast": "persistence", "season": "JJA", "lead": 24.0, "region": "tropics"}
+        assert float(table.dataset[wind].sel(**place)[0]) == values[1, 3, 1], wind
+
+
+def test_intervals_stand_beside_the_scores(sums: dict, table: ScoreTable) -> None:
+    expected = intervals(sums["other"][0], 2, 14400)["mae"][:, 1, 0]
+    found = [table.curve("other", "v500", f"mae_{end}")[2] for end in ("low", "high")]
+    np.testing.assert_array_equal(found, expected)
+    for forecast in SIZES:
+        low, value, high = (table.dataset[name].sel(forecast=forecast) for name in ("rmse_low", "rmse", "rmse_high"))
+        assert ((low < value) & (value < high))[0, :2].all() and np.isnan(low[-1]).all()  # SON has too few blocks
+    assert np.isnan(table.dataset["acc_low"].sel(forecast="climatology")).all()
+    assert np.isnan(table.dataset["rmse"].sel(forecast="other", channel="t500")).all()
+
+
+def test_rows_of_the_file(table: ScoreTable, tmp_path: Path) -> None:
+    table.write(tmp_path)
+    with open(tmp_path / "scores.csv", newline="") as handle:
+        rows = list(csv.DictReader(handle))
+    # forecasts with a row x metrics x leads x regions x seasons; climatology has neither acc nor acc_wb2
+    assert len(rows) == (4 + 3 + 4 * 3) * 8 * 3 * 2 * 5 - 4 * 2 * 3 * 2 * 5
+    wanted = {"forecast": "model", "variable": "wind", "region": "tropics", "season": "MAM", "lead_hours": "24"}
+    (row,) = (row for row in rows if wanted.items() <= row.items() and row["metric"] == "wind_vector_rmse")
+    place = {"forecast": "model", "season": "MAM", "lead": 24.0, "region": "tropics"}
+    for column, name in (("value", "rmse"), ("low", "rmse_low"), ("high", "rmse_high")):
+        expected = float(table.dataset[f"wind_vector_{name}"].sel(**place)[0])
+        assert float(row[column]) == pytest.approx(expected, rel=1e-7)
+    assert (row["n_cases"], row["n_blocks"], row["units"], row["level"]) == ("92", "18", "m s-1", "500")
+    (row,) = (row for row in rows if wanted.items() <= row.items() and row["metric"] == "wind_vector_activity_ratio")
+    assert (row["units"], row["low"]) == ("1", "")
+
+
+def test_stars_and_hatching_need_twenty_blocks(table: ScoreTable) -> None:
+    assert table.compared("significant", "u500").tolist() == [True, True, True]
+    assert table.compared("significant", "u500", "other").tolist() == [False, False, False]
+    seasons = table.dataset["significant"].any(("reference", "channel", "lead", "region"))
+    assert seasons.values.tolist() == [True, False, False, False, False]
+    lines = table.format().splitlines()
+    assert "1*" in lines[2].replace(f"{table.skill('u500', 6):.2f}", "1")
+    assert "54 blocks at the first lead time and 22 at the last" in lines[-1]
+    assert "false discovery rate of 5 %" in lines[-1] and "only where" not in lines[-1]
+
+
+@pytest.mark.parametrize("reference", ["best_baseline", "other"])
+def test_the_scorecard_hatches_what_is_significant(table: ScoreTable, reference: str) -> None:
+    figure = scorecard(table, reference, table.regions)
+    panels = [axis for axis in figure.axes if axis.get_title()]
+    assert [axis.get_title() for axis in panels] == ["Global", "Tropics"]
+    for axis, region in zip(panels, ("global", "tropics"), strict=True):
+        mesh, hatched = axis.collections
+        chosen = table.dataset.sel(reference=reference, season="all", region=region)
+        expected = np.concatenate([chosen["rmse_difference"], chosen["wind_rmse_difference"]]) * 100
+        np.testing.assert_array_equal(np.ma.filled(mesh.get_array(), np.nan), expected)
+        assert hatched.get_hatch() == "///"
+        assert len(hatched.get_paths()) == int(chosen["significant"].sum() + chosen["wind_significant"].sum())
+    assert [text.get_text() for text in panels[0].get_yticklabels()] == ["u500", "v500", "t500", "wind 500"]
+
+
+@pytest.mark.parametrize(
+    ("count", "rows", "shapes"),
+    [
+        (1, 4, [(1, 1)]),
+        (5, 4, [(1, 5)]),
+        (6, 4, [(2, 3)]),
+        (9, 4, [(2, 5)]),
+        (13, 4, [(3, 5)]),
+        (7, 100, [(1, 4), (1, 3)]),
+    ],
+)
+def test_every_region_has_its_panel(count: int, rows: int, shapes: list[tuple[int, int]]) -> None:
+    """Of boxes, too; a page is not endless, and all pages have the same colours."""
+    names = ["global", *(f"a_box_of_a_user_with_a_long_name_{number}" for number in range(1, count))]
+    table = many(names, rows)
+    pages = card_pages(table)
+    assert [own for page in pages for own in page] == names
+    limits = set()
+    for page, (down, across) in zip(pages, shapes, strict=True):
+        figure = scorecard(table, "best_baseline", page)
+        panels = [axis for axis in figure.axes if axis.get_title()]
+        assert [axis.get_title().replace("\n", "") for axis in panels] == [label(own) for own in page]
+        assert panels[0].get_gridspec().get_geometry() == (down, across)
+        for axis, name in zip(panels, page, strict=True):
+            drawn = np.ma.filled(axis.collections[0].get_array(), np.nan)
+            expected = table.dataset["rmse_difference"].sel(reference="best_baseline", season="all", region=name)
+            np.testing.assert_array_equal(drawn, expected.values * 100)
+            limits.add(axis.collections[0].get_clim())
+        FigureCanvasAgg(figure).draw()
+        titles = [axis.title.get_window_extent() for axis in panels]
+        assert not any(a.overlaps(b) for number, a in enumerate(titles) for b in titles[:number])
+    assert len(limits) == 1
+
+
+def test_scorecards_have_their_files(tmp_path: Path) -> None:
+    captions, paths = zip(*draw_scorecards(many(["global", *"abcde"], 100), tmp_path), strict=True)
+    names = ["scorecard.png", "scorecard_page2.png", "scorecard_1.png", "scorecard_1_page2.png"]
+    assert [path.name for path in paths] == names and all(path.stat().st_size > 20_000 for path in paths)
+    assert "best of the three baselines" in captions[1] and "against other," in captions[2]
+
+
+def test_a_long_name_leaves_the_title_on_the_page(sums: dict) -> None:
+    name = "operational_ensemble_of_the_other_centre_at_nine_kilometres"
+    renamed = {name if own == "other" else own: value for own, value in sums.items()}
+    one = build_table(renamed, ROWS, LEADS, cases_by_season(INITIAL, CALENDAR), ["global", "tropics"], FACTS_OF_ALL)
+    figure = scorecard(one, name, ["global"])
+    FigureCanvasAgg(figure).draw()
+    box = figure._suptitle.get_window_extent()
+    assert name in figure.get_suptitle().replace("\n", "") and figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
+
+
+def luminance(rgb: np.ndarray) -> np.ndarray:
+    """Return the relative luminance of sRGB colours (..., 3), 0 to 1: WCAG 2.2."""
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    return linear @ [0.2126, 0.7152, 0.0722]
+
+
+def test_hatching_is_read_on_every_colour(table: ScoreTable) -> None:
+    """Black against whatever the scale has: at least 4.5, WCAG 2.2's contrast of small letters."""
+    mesh, hatched = scorecard(table, "best_baseline", ["global"]).axes[0].collections
+    assert hatched.get_edgecolor()[0].tolist() == [0, 0, 0, 1]
+    colours = np.vstack([mesh.cmap(np.linspace(0, 1, 101)), mesh.cmap(np.ma.masked_all(1))])[:, :3]
+    assert ((luminance(colours) + 0.05) / 0.05).min() > 4.5
+
+
+def test_the_pages_scorecard_has_the_same_colours(table: ScoreTable) -> None:
+    mesh = scorecard(table, "best_baseline", ["global"]).axes[0].collections[0]
+    css = (REPORT_FOLDER / "scores.css.j2").read_text()
+    for rule, end in (("better", 0.0), ("worse", 1.0)):
+        colour = rf"\.{rule} {{ background-color: rgb\((\d+) (\d+) (\d+) / calc\(([\d.]+) \*"
+        *rgb, share = re.search(colour, css).groups()
+        for strength in (1.0, 0.5):
+            over_white = 1 + float(share) * strength * (np.array(rgb, dtype=float) / 255 - 1)
+            drawn = mesh.cmap(0.5 + (end - 0.5) * strength)[:3]
+            np.testing.assert_allclose(drawn, over_white, atol=1.5 / 255, err_msg=rule)
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["light", "dark"])
+def test_the_pages_hatching_is_read_on_every_colour(place: int) -> None:
+    """At least 3, WCAG 2.2's contrast of graphics, between a line and the cell below it, of the page's own colours."""
+    style, card = ((REPORT_FOLDER / f"{name}.css.j2").read_text() for name in ("style", "scores"))
+    *hatch, cover = map(float, re.findall(r"--hatch: rgb\((\d+) (\d+) (\d+) / ([\d.]+)\)", style)[place])
+    paper = np.array([int(own, 16) for own in re.findall("..", re.findall("--paper: #(.{6})", style)[place])])
+    for red, green, blue, share in re.findall(r"color: rgb\((\d+) (\d+) (\d+) / calc\(([\d.]+) \*", card):
+        for strength in np.linspace(0, float(share), 11):
+            cell = paper + strength * (np.array([red, green, blue], dtype=float) - paper)
+            line = cell + cover * (np.array(hatch) - cell)
+            low, high = sorted(luminance(np.stack([cell, line]) / 255))
+            assert (high + 0.05) / (low + 0.05) > 3, (cell, line)
+
+
+def test_correlations_have_one_axis(table: ScoreTable) -> None:
+    """From 0, or the least that is drawn, so that panels can be compared."""
+    axes = skill_curves(table, table.channels).axes[3:]
+    assert {axis.get_ylim() for axis in axes} == {(0.0, 1.005)}
+    below = ScoreTable(table.dataset.copy(deep=True))
+    below.dataset["acc"].values[0, 0, 1, -1, 0] = -0.3
+    axes = skill_curves(below, below.channels).axes[3:]
+    assert {axis.get_ylim() for axis in axes} == {(-0.3, 1.005)}
+
+
+def test_the_legend_names_every_curve_and_is_whole(sums: dict[str, tuple[DeterministicStatistics, list[int]]]) -> None:
+    """The other forecasts lack the first panel's channel, and their names are long."""
+    names = [f"wxformer_1deg_6h_residual_dropout0.{number}_seed1000" for number in range(1, 6)]
+    others = {names[0]: sums["other"]} | dict.fromkeys(names[1:], sums["model"])
+    seasons = cases_by_season(INITIAL, CALENDAR)
+    own = {name: sums[name] for name in sums if name != "other"}
+    table = build_table(own | others, ROWS, LEADS, seasons, ["global", "tropics"], FACTS_OF_ALL)
+    for channels in (["t500"], ["t500", "u500"]):
+        figure = skill_curves(table, channels)
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        (legend,) = figure.legends
+        shown = {text.get_text().replace("\n", "") for text in legend.get_texts()}
+        absent = {names[0]} if channels == ["t500"] else set()
+        assert shown == {label(name) for name in table.forecasts} - absent
+        for box in (legend.get_window_extent(), figure._suptitle.get_window_extent()):
+            assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
+            assert figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1
+        assert legend.get_window_extent().y1 <= min(axis.get_tightbbox().y0 for axis in figure.axes)
+
+
+def test_the_table_of_the_terminal_has_straight_columns(
+    sums: dict[str, tuple[DeterministicStatistics, list[int]]],
+) -> None:
+    """Also where a name is longer than a number, and where the other forecast lacks a channel."""
+    name = "a_model_with_a_very_long_name"
+    named = {name if key == "other" else key: own for key, own in sums.items()}
+    table = build_table(named, ROWS, LEADS, cases_by_season(INITIAL, CALENDAR), ["global", "tropics"], FACTS_OF_ALL)
+    head, *rows = table.format(name).splitlines()[1 : 2 + 3 * len(LEADS)]
+    end = head.index(name[:20]) + 20
+    assert {len(row) for row in (head, *rows)} == {len(head)} and "nan" not in "".join(rows)
+    for row, channel in zip(rows, np.repeat(["u500", "v500", "t500"], len(LEADS)), strict=True):
+        assert (row[end - 2 : end] == " -") == (channel == "t500") and row[end - 1] != " " and row[end] == " "
+
+
+def test_curves_are_shaded_between_the_ends(table: ScoreTable) -> None:
+    figure = skill_curves(table, ["t500"])
+    upper, lower = figure.axes
+    assert len(upper.lines) == len(upper.collections) == 4  # the other has no t
+    assert len(lower.lines) == 3  # no correlation of climatology
+    low = table.curve("model", "t500", "rmse_low")
+    assert upper.collections[0].get_paths()[0].vertices[:, 1].min() == pytest.approx(low.min())

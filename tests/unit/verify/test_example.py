@@ -1,0 +1,260 @@
+"""The example over all lead times: what is kept of it, its Hovmoeller diagram and its animation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from credit.verify.statistics.partial_scores import PartialScores
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+from PIL import Image, ImageSequence
+
+from credit.calendar import Calendar
+from credit.channels import Channel
+from credit.config.schema_verification import VerificationConfig
+from credit.errors import ConfigError, CreditError
+from credit.verify.example import ExampleCollector, ExampleEvolution, band_weights
+from credit.verify.plots.animation import animate
+from credit.verify.plots.example import draw_example
+from credit.verify.plots.hovmoeller import hovmoeller, latitude_time, time_edges
+from credit.verify.plots.maps import FIELD, MISSING, Background
+from credit.verify.plots.style import draw
+from credit.verify.scorer import score_forecasts
+from tests.unit.analytic_reader import make_grid
+from tests.unit.verify.conftest import LEADS, MODEL_ERROR, Run, make_config
+
+CALENDAR = Calendar()
+START = CALENDAR.parse("2001-03-01T00:00")
+CHANNELS = [Channel("t2m", "t2m", None, "prognostic"), Channel("sst", "sst", None, "prognostic")]
+
+
+def empty() -> PartialScores:
+    return PartialScores(np.array([0]), sums={}, events={}, seeps={}, histograms={}, maps={}, spectra={})
+
+
+def keep_all(
+    leads: Sequence[int], truth: np.ndarray, members: Callable[[int], np.ndarray], masks: dict[str, np.ndarray]
+) -> PartialScores:
+    """Keep the band of 30 to 60 degrees of both channels."""
+    keeper = ExampleCollector(make_grid(), CHANNELS, masks, leads, ["t2m", "sst"], [], (30.0, 60.0))
+    part = empty()
+    for lead in leads:
+        keeper.keep(part, lead, truth, members(lead))
+    return part
+
+
+@pytest.mark.parametrize("band", [(30.0, 60.0), (-90.0, 90.0), (-10.0, 10.0), (41.0, 43.0)])
+def test_the_weights_of_a_band_are_its_area(band: tuple[float, float]) -> None:
+    weights = band_weights(make_grid(), band) * 24
+    south, north = np.sin(np.deg2rad(band))
+    assert weights.sum() == pytest.approx((north - south) / 2, rel=1e-12)
+
+
+def test_means_over_a_band() -> None:
+    """Area means of sin(latitude) over cells and over the band are both halves of sums of sines."""
+    grid = make_grid()
+    sines = np.sin(np.deg2rad(grid.lat_bounds))
+    means = np.broadcast_to(((sines[:-1] + sines[1:]) / 2)[:, None], (2, *grid.shape))
+    hidden = np.zeros(grid.shape, dtype=bool)
+    hidden[2, :3] = hidden[:, 5] = True  # 60 to 45 north is gone in three columns, everything in one
+
+    def members(lead: int) -> np.ndarray:
+        return np.stack([means, 3 * means + lead])
+
+    part = keep_all([360, 720], means, members, {"sst": hidden})
+    truth, forecast = part.strips["t2m", 720]
+    expected = (np.sin(np.deg2rad(30)) + np.sin(np.deg2rad(60))) / 2
+    np.testing.assert_allclose(truth, expected, rtol=1e-12)
+    np.testing.assert_allclose(forecast, 2 * expected + 360, rtol=1e-6)
+    truth, _ = part.strips["sst", 360]
+    np.testing.assert_allclose(truth[:3], (np.sin(np.deg2rad(30)) + np.sin(np.deg2rad(45))) / 2, rtol=1e-12)
+    assert np.isnan(truth[5]) and np.isfinite(np.delete(truth, 5)).all()
+    assert not part.frames
+
+
+def test_zonal_means() -> None:
+    """Against numpy's nanmean of the fields; a row without a cell has none."""
+    grid, rng = make_grid(), np.random.default_rng(1)
+    truth, members = rng.normal(280, 10, (2, *grid.shape)), rng.normal(280, 10, (3, 2, *grid.shape))
+    hidden = rng.random(grid.shape) < 0.4
+    hidden[4] = True
+    part = keep_all([360, 720], truth, lambda lead: members + lead, {"sst": hidden})
+    assert part.zonal.keys() == part.strips.keys()
+    for number, name in enumerate(("t2m", "sst")):
+        seen = ~hidden if name == "sst" else np.ones(grid.shape, dtype=bool)
+        for found, field in zip(part.zonal[name, 720], (truth, (members + 720).mean(axis=0)), strict=True):
+            expected = [
+                row[there].mean() if there.any() else np.nan for row, there in zip(field[number], seen, strict=True)
+            ]
+            np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert np.isnan(part.zonal["sst", 360][0][4]) and np.isfinite(part.zonal["t2m", 360]).all()
+
+
+def test_frames_are_few_and_small() -> None:
+    """Of 200 lead times at half a degree 60 remain, the first and the last among them, at one degree."""
+    grid, leads = make_grid(40, 720), [60 * number for number in range(1, 201)]
+    wave = np.cos(np.deg2rad(grid.lon)) * np.ones((2, 40, 1))
+    keeper = ExampleCollector(grid, CHANNELS, {}, leads, [], ["t2m"], (30.0, 60.0))
+    part = empty()
+    for lead in leads:
+        keeper.keep(part, lead, wave + lead / 12000, wave[None])
+    course = keeper.conclude(part, 1)
+    held = [lead for _, lead in course.frames]
+    assert len(held) == 60 and (held[0], held[-1]) == (60, 12000) and not course.strips
+    truth, forecast = course.frames["t2m", 12000]
+    assert truth.shape == forecast.shape == course.frame_grid.shape == (180, 360)
+    wave = np.cos(np.deg2rad(course.frame_grid.lon))
+    np.testing.assert_allclose(truth, 1 + np.broadcast_to(wave, truth.shape), atol=1e-4)
+
+
+def test_scoring_keeps_the_course_of_the_example(run: Run) -> None:
+    found = score_forecasts(run.config, run.reader, run.archive)
+    course, weights = found.course, band_weights(run.reader.grid, (35.0, 60.0))
+    assert set(course.strips) == {(name, lead) for name in ("z500", "t2m", "tp") for lead in LEADS}
+    assert set(course.zonal) == set(course.strips)
+    assert set(course.frames) == {("t2m", lead) for lead in LEADS} and not course.is_ensemble
+    for lead in LEADS:
+        at = run.reader.read(run.reader.index_of(found.example + lead))
+        truth, forecast = course.strips["z500", lead]
+        np.testing.assert_allclose(truth, weights @ at[0] / weights.sum(), rtol=1e-6)
+        np.testing.assert_allclose(forecast - truth, MODEL_ERROR, rtol=1e-3)
+        truth, forecast = course.zonal["z500", lead]
+        np.testing.assert_allclose(truth, at[0].mean(axis=1), rtol=1e-6)
+        np.testing.assert_allclose(forecast - truth, MODEL_ERROR, rtol=1e-3)
+        np.testing.assert_array_equal(course.frames["t2m", lead][0], at[3])
+        np.testing.assert_allclose(course.frames["t2m", lead][1] - at[3], MODEL_ERROR, rtol=1e-3)
+
+
+def test_what_cannot_be_kept_is_refused(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r'verification.animate: "z50" is not scored; did you mean "z500"'):
+        score_forecasts(make_config(tmp_path, animate=["z50"]), run.reader, run.archive)
+    for band in ([60, 35], [35, 35], [35, 91]):
+        with pytest.raises(ValueError, match=r"hovmoeller_band: \[\d+, \d+\] is not \[south, north\] within -90..90"):
+            VerificationConfig(hovmoeller_band=band)
+
+
+@pytest.mark.parametrize(("leads", "value"), [((360,), 1.0), ((360, 720), np.nan)])
+def test_no_diagram_without_times_or_cells(run: Run, tmp_path: Path, leads: tuple[int, ...], value: float) -> None:
+    strips = {("sst", lead): (np.full(24, value),) * 2 for lead in leads}
+    zonal = {("sst", lead): (np.full(12, value),) * 2 for lead in leads}
+    course = ExampleEvolution(strips, (-90.0, -80.0), zonal, {}, run.reader.grid, False)
+    table = SimpleNamespace(units=lambda name: "K")
+    maps = {("sst", leads[-1]): (np.ones((12, 24)),) * 2}
+    found = SimpleNamespace(
+        grid=run.reader.grid, course=course, example=START, maps=maps, table=table, figure_channels=["sst"]
+    )
+    assert [path.name for _, path in draw_example(found, run.reader, tmp_path)] == ["maps_sst.png"]
+
+
+def test_waves_move_through_the_diagram_at_their_speed(tmp_path: Path) -> None:
+    """cos(k (lon - c t)) with known k and c, both read off what is drawn; the forecast is slower."""
+    background, speeds, wavenumber = Background(make_grid(12, 48), None), (11.0, 7.0), 5
+    lon = background.grid.lon
+    strips = {
+        minutes: tuple(np.cos(np.deg2rad(wavenumber * (lon - speed * minutes / 1440))) for speed in speeds)
+        for minutes in range(360, 360 * 21, 360)
+    }
+    figures: list[Figure] = []
+
+    def make() -> Figure:
+        figures.append(hovmoeller("z500", "m2 s-2", strips, (35.0, 60.0), "Forecast", START, CALENDAR, background))
+        return figures[0]
+
+    draw(tmp_path / "h.png", make)
+    panels = [axis for axis in figures[0].axes if axis.get_title()]
+    assert [axis.get_title() for axis in panels] == ["Truth", "Forecast", "Error"]
+    assert figures[0].get_suptitle() == "z500, mean over 35°N to 60°N: forecast from 2001-03-01 00:00 UTC"
+    values, limits = [], []
+    for axis in panels:
+        assert axis.yaxis_inverted()
+        (mesh,) = axis.collections
+        corners = mesh.get_coordinates()
+        longitudes = (corners[0, :-1, 0] + corners[0, 1:, 0]) / 2
+        days = (corners[:-1, 0, 1] + corners[1:, 0, 1]) / 2
+        np.testing.assert_allclose(days, np.arange(1, 21) / 4, rtol=1e-12)
+        values.append(np.asarray(mesh.get_array()))
+        limits.append(mesh.get_clim())
+    for speed, drawn in zip(speeds, values, strict=False):
+        phase = np.unwrap(np.angle(drawn @ np.exp(-1j * wavenumber * np.deg2rad(longitudes))))
+        slope, start = np.polyfit(days, -np.rad2deg(phase) / wavenumber, 1)
+        assert slope == pytest.approx(speed, rel=1e-9) and start == pytest.approx(0.0, abs=1e-9)
+    np.testing.assert_allclose(values[2], values[1] - values[0], atol=1e-12)
+    assert limits[0] == limits[1] and limits[2][0] == -limits[2][1] < 0
+    assert panels[0].get_ylabel() == "Lead time (days)" and panels[0].get_xlabel() == "Longitude"
+
+
+def test_zonal_means_are_drawn_at_their_latitudes(tmp_path: Path) -> None:
+    """What is drawn is what was given, row by row and time by time; a masked row is grey, in all panels."""
+    grid, rng = make_grid(), np.random.default_rng(2)
+    zonal = {minutes: tuple(rng.normal(280, 5, (2, 12))) for minutes in range(360, 360 * 9, 360)}
+    for own in zonal.values():
+        own[0][3] = own[1][3] = np.nan
+    figures: list[Figure] = []
+
+    def make() -> Figure:
+        figures.append(latitude_time("sst", "K", zonal, "Ensemble mean", START, CALENDAR, grid))
+        return figures[0]
+
+    draw(tmp_path / "h.png", make)
+    panels = [axis for axis in figures[0].axes if axis.get_title()]
+    assert [axis.get_title() for axis in panels] == ["Truth", "Ensemble mean", "Error"]
+    assert figures[0].get_suptitle() == "sst, zonal mean: forecast from 2001-03-01 00:00 UTC"
+    given = np.array(list(zonal.values())).transpose(1, 2, 0)
+    for axis, expected in zip(panels, (*given, given[1] - given[0]), strict=True):
+        (mesh,) = axis.collections
+        corners = mesh.get_coordinates()
+        np.testing.assert_allclose((corners[:-1, 0, 1] + corners[1:, 0, 1]) / 2, grid.lat)
+        np.testing.assert_allclose((corners[0, :-1, 0] + corners[0, 1:, 0]) / 2, 6 * np.arange(1, 9))
+        np.testing.assert_array_equal(np.ma.filled(mesh.get_array(), np.nan), expected)
+        assert axis.get_ylim() == (-90, 90) and axis.get_xlabel() == "Lead time (hours)"
+    assert [own.get_text() for own in panels[0].get_yticklabels()][::3] == ["90°S", "0°", "90°N"]
+    assert panels[0].collections[0].get_clim() == panels[1].collections[0].get_clim()
+
+
+def test_a_time_reaches_half_way_to_its_neighbours() -> None:
+    np.testing.assert_allclose(time_edges(np.array([6.0, 12.0, 24.0])), [3.0, 9.0, 18.0, 30.0])
+
+
+def test_frames_of_an_animation(tmp_path: Path) -> None:
+    """Fields of one value each: the colour of a frame is that value's, by limits that stay."""
+    background = Background(make_grid(), None)
+    leads = [360 * number for number in range(1, 12)]
+    truth, forecast = np.linspace(270.0, 290.0, 11), np.linspace(290.0, 270.0, 11)
+    frames = {
+        lead: tuple(np.full(background.grid.shape, value) for value in own)
+        for lead, own in zip(leads, zip(truth, forecast, strict=True), strict=True)
+    }
+    missing = [field.copy() for field in frames[leads[4]]]
+    missing[0][:] = np.nan
+    frames[leads[4]] = tuple(missing)
+    path = animate(tmp_path / "a.gif", "t2m", "K", frames, "Forecast", START, CALENDAR, background)
+    with Image.open(path) as image:
+        assert (image.format, image.n_frames, image.info["loop"]) == ("GIF", 11, 0)
+        assert 800 < image.width < 1200 and image.getpixel((1, 1)) is not None
+        durations, pictures = [], []
+        for frame in ImageSequence.Iterator(image):
+            durations.append(frame.info["duration"])
+            pictures.append(np.asarray(frame.convert("RGB")))
+    assert durations == [250] * 10 + [1500]
+    for number, picture in enumerate(pictures):
+        assert tuple(picture[0, 0]) == (255, 255, 255)
+        for own, half in zip((truth, forecast), np.array_split(picture, 2, axis=1), strict=True):
+            colours, counts = np.unique(half.reshape(-1, 3) @ [65536, 256, 1], return_counts=True)
+            most = int(colours[:-1][counts[:-1].argmax()])  # the last is white
+            found = np.array([most >> 16, most >> 8 & 255, most & 255])
+            expected = 255 * np.array(colormaps[FIELD]((own[number] - 270.0) / 20.0)[:3])
+            if number == 4 and own is truth:
+                expected = np.array([int(MISSING[place : place + 2], 16) for place in (1, 3, 5)])
+            assert np.abs(found - expected).max() <= 4  # 96 colours for all values
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_an_animation_that_cannot_be_written(tmp_path: Path) -> None:
+    background = Background(make_grid(), None)
+    frames = {lead: (np.zeros((12, 24)), np.ones((12, 24))) for lead in (360, 720)}
+    with pytest.raises(CreditError, match="a.gif: cannot be written"):
+        animate(tmp_path / "none" / "a.gif", "t2m", "K", frames, "Forecast", START, CALENDAR, background)

@@ -1,0 +1,88 @@
+"""Scores on a grid of their own: fields brought there, on paper and through the whole scoring."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from credit.data.formats.regrid import Regridder
+from credit.errors import DataError
+from credit.forecast.io.forecast_reader import open_forecasts
+from credit.forecast.io.forecast_writer import ForecastWriter
+from credit.verify.regridded_reader import RegriddedReader
+from credit.verify.scorer import Verification, score_forecasts
+from tests.unit.analytic_reader import make_grid
+from tests.unit.verify.conftest import LEADS, MODEL_ERROR, STEP, Run, make_config, make_reader
+
+COARSE = make_grid(6, 12)
+GRID = {"rows": 6, "columns": 12, "poles": False}
+
+
+def test_fields_and_masks() -> None:
+    """A cell of 30 degrees is two rows, by area, and one column with half of its neighbours."""
+    reader = make_reader()
+    fields = RegriddedReader(reader, 1, COARSE)
+    native, brought = reader.read(5), fields.read(5)
+    area = reader.grid.area_weights()
+    columns = native[:, :, ::2] / 2 + np.roll(native, 1, axis=2)[:, :, ::2] / 4 + native[:, :, 1::2] / 4
+    rows = area[:, :1].reshape(6, 2, 1)
+    expected = (columns.reshape(-1, 6, 2, 12) * rows).sum(axis=2) / rows.sum(axis=1)
+    stored = [channel.variable for channel in reader.channels.stored]
+    plain = [number for number, name in enumerate(stored) if name != "sst"]
+    np.testing.assert_allclose(brought[plain], expected[plain], rtol=1e-5)
+    assert (np.isnan(brought[stored.index("sst")]) == fields.masks["sst"]).all() and fields.masks["sst"].any()
+
+
+@pytest.fixture(scope="module")
+def found(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Verification:
+    """The model on the data's grid; another forecast that is the same, made on the coarse one."""
+    folder, reader = tmp_path_factory.mktemp("coarse"), run.reader
+    starts = [int(minutes) for minutes in run.archive.initial_minutes[:3]]
+    writer = ForecastWriter(
+        folder, reader.channels, COARSE, reader.calendar, reader.attributes, STEP, lead_minutes=LEADS,
+        initial_minutes=starts,
+    )  # fmt: skip
+    regridder = Regridder(reader.grid, COARSE, "conservative")
+    for start in starts:
+        writer.write(start, regridder.apply(run.archive.read(start)))
+    config = make_config(run.folder, grid=GRID, other_forecasts={"coarse": str(folder)})
+    return score_forecasts(config, reader, run.archive)
+
+
+def test_scores_are_of_the_coarse_fields(run: Run, found: Verification) -> None:
+    table, reader = found.table, run.reader
+    assert found.grid.shape == (6, 12)
+    assert (
+        table.dataset.attrs["grid"].startswith("6 x 12, 30 degrees") and "from 12 x 24" in table.dataset.attrs["grid"]
+    )
+    regridder, area = Regridder(reader.grid, COARSE, "conservative"), COARSE.area_weights()
+    for number, lead in enumerate(LEADS):
+        squares = []
+        for initial in found.cases.tolist():
+            later, start = (reader.read(reader.index_of(t))[0] for t in (initial + lead, initial))
+            squares.append((area * regridder.apply(later - start).astype(np.float64) ** 2).sum())
+        assert table.curve("persistence", "z500")[number] == pytest.approx(np.sqrt(np.mean(squares)), rel=1e-4)
+        assert table.curve("model", "t2m")[number] == pytest.approx(MODEL_ERROR, rel=1e-4)
+    fine = score_forecasts(make_config(run.folder), reader, run.archive)
+    # waves of five lengths round the globe are half gone between cells of 30 degrees
+    assert table.value("climatology", "z500", 6) < 0.9 * fine.table.value("climatology", "z500", 6)
+
+
+def test_forecasts_of_any_grid_are_compared(found: Verification) -> None:
+    for metric in ("rmse", "acc", "activity"):
+        for channel in found.table.channels:
+            model, coarse = (found.table.curve(name, channel, metric) for name in ("model", "coarse"))
+            np.testing.assert_allclose(model, coarse, rtol=1e-4)
+
+
+def test_without_a_common_grid_they_are_not(run: Run, tmp_path: Path) -> None:
+    reader, start = run.reader, int(run.archive.initial_minutes[0])
+    writer = ForecastWriter(
+        tmp_path, reader.channels, COARSE, reader.calendar, reader.attributes, STEP, lead_minutes=LEADS,
+        initial_minutes=[start],
+    )  # fmt: skip
+    writer.write(start, np.zeros((3, len(reader.channels.output), 6, 12), dtype=np.float32))
+    with pytest.raises(DataError, match="grid is not that of the data.*verification.grid brings both to one"):
+        score_forecasts(make_config(run.folder), reader, open_forecasts(tmp_path))

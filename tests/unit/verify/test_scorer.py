@@ -1,0 +1,381 @@
+"""The whole scoring of known forecasts."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+import netCDF4
+import numpy as np
+import pytest
+import xarray as xr
+from scipy import special
+
+from credit.config import build_config
+from credit.config.schema_verification import OtherForecastsConfig
+from credit.errors import ConfigError, DataError
+from credit.forecast.io.forecast_reader import open_forecasts, open_other_forecasts
+from credit.verify.scorer import Verification, score_forecasts
+from credit.verify.table.table import SHORT_WAVES, WIND
+from tests.unit.analytic_reader import AnalyticReader, make_grid
+from tests.unit.verify.conftest import LEADS, MODEL_ERROR, STEP, Run, make_config, make_reader, write_forecasts
+
+
+@pytest.fixture(scope="module")
+def found(run: Run) -> Verification:
+    return score_forecasts(run.config, run.reader, run.archive)
+
+
+def test_only_cases_with_truth_at_every_lead_count(found: Verification) -> None:
+    assert found.table.n_cases == 3 and found.left_out == 1
+    assert found.table.lead_hours == [6.0, 12.0, 24.0]  # no lead 0
+
+
+def test_the_models_scores(found: Verification) -> None:
+    table = found.table
+    for channel in table.channels:
+        for hours in table.lead_hours:
+            assert table.value("model", channel, hours) == pytest.approx(MODEL_ERROR, rel=1e-4)
+            assert table.value("model", channel, hours, "bias") == pytest.approx(MODEL_ERROR, rel=1e-4)
+            assert table.value("model", channel, hours, "mae", "tropics") == pytest.approx(MODEL_ERROR, rel=1e-4)
+
+
+def test_the_baselines_scores(run: Run, found: Verification) -> None:
+    """Persistence by hand; damping is fitted so that it beats both of its parents."""
+    table, reader = found.table, run.reader
+    area = reader.grid.area_weights()
+    for number, lead in enumerate(LEADS):
+        squares = []
+        for initial in found.cases:
+            change = reader.read(reader.index_of(initial + lead))[0] - reader.read(reader.index_of(initial))[0]
+            squares.append((area * change.astype(np.float64) ** 2).sum())
+        assert table.curve("persistence", "z500")[number] == pytest.approx(np.sqrt(np.mean(squares)), rel=1e-6)
+    for name in ("persistence", "climatology"):
+        assert (table.curve("damped_persistence", "t2m") <= table.curve(name, "t2m") * 1.02).all()
+    # the wave of a whole year averages out, so climatology's error is the wave's size
+    assert table.curve("climatology", "t2m") == pytest.approx(5 * np.sqrt(2 / 3), rel=0.02)
+
+
+def test_damping_is_the_waves_autocorrelation(found: Verification) -> None:
+    days = np.array(LEADS) / 1440
+    expected = (np.cos(0.9 * days) + np.cos(1.7 * days)) / 2
+    np.testing.assert_allclose(found.damping[:, 0], expected, atol=0.01)
+
+
+def test_correlations(found: Verification) -> None:
+    table = found.table
+    assert np.isnan(table.curve("climatology", "z500", "acc")).all()
+    assert np.isnan(table.curve("climatology", "z500", "acc_wb2")).all()
+    # the error is uncorrelated with the anomaly, whose mean square is 50/3
+    expected = np.sqrt(50 / 3 / (50 / 3 + MODEL_ERROR**2))
+    assert table.curve("model", "z500", "acc") == pytest.approx(expected, abs=0.01)
+    # damping by one number changes no correlation
+    np.testing.assert_allclose(
+        table.curve("damped_persistence", "z500", "acc"), table.curve("persistence", "z500", "acc"), atol=2e-3
+    )
+
+
+def test_the_wind_vector(found: Verification) -> None:
+    wind = found.table.dataset[WIND].sel(forecast="model", region="global")
+    assert found.table.dataset["wind_variable"].values.tolist() == ["wind"]
+    np.testing.assert_allclose(wind[0], np.sqrt(2) * MODEL_ERROR, rtol=1e-4)
+
+
+def test_maps_and_spectra_are_those_of_the_truth_and_the_forecast(run: Run, found: Verification) -> None:
+    assert found.figure_channels == ["z500", "t2m", "tp"] and found.figure_leads == [360, 1440]
+    truth, forecast = found.maps["z500", 1440]
+    np.testing.assert_array_equal(truth, run.reader.read(run.reader.index_of(found.example + 1440))[0])
+    np.testing.assert_allclose(forecast - truth, MODEL_ERROR, rtol=1e-4)
+    power = found.spectra["t2m", 360]
+    np.testing.assert_allclose(power[0][1:], power[1][1:], rtol=1e-3, atol=1e-6)  # an offset is wavenumber 0
+
+
+def test_figures_of_lead_times_that_are_not_there(run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    asked = {(("240h", "12h"), (720,)), (("240h",), (1440,))}
+    for leads, expected in asked:
+        caplog.clear()
+        found = score_forecasts(make_config(tmp_path, figure_leads=list(leads)), run.reader, run.archive)
+        assert found.figure_leads == list(expected)
+        said = "verification.figure_leads: 240h: not among the forecasts, which have 6 h to 24 h; figures are of"
+        assert f"{said} {expected[0] / 60:g} h" in caplog.text
+
+
+def test_spectra_on_a_finer_grid_end_where_those_of_the_data_do(run: Run, tmp_path: Path) -> None:
+    config = make_config(tmp_path, grid={"rows": 24, "columns": 48, "poles": False})
+    found = score_forecasts(config, run.reader, run.archive)
+    assert found.grid.shape == (24, 48) and found.spectra["t2m", 360][0].shape == (9,)  # 8 is 24 columns / 3
+
+
+def test_spectra_are_numbers_of_every_forecast(run: Run, tmp_path: Path) -> None:
+    reader, start = run.reader, "2001-03-04T06:00"
+    colatitude, lon = np.deg2rad(90.0 - reader.grid.lat)[:, None], np.deg2rad(reader.grid.lon)
+    # a harmonic whose square has mean 1, of an order that the truth has not
+    wave = np.sqrt(8 * np.pi) * special.sph_harm_y(8, 4, colatitude, lon).real
+    write_forecasts(tmp_path / "other", reader, [start], wave, variables=["t2m"])
+    config = make_config(tmp_path, other_forecasts={"other": str(tmp_path / "other")})
+    table = score_forecasts(config, reader, run.archive).table
+    assert table.dataset["power"].dims == ("forecast", "spectrum_channel", "spectrum_lead", "wavenumber")
+    chosen = table.dataset.sel(spectrum_channel="t2m", spectrum_lead=24.0)
+    truth, model, other = chosen["power_truth"], *(chosen["power"].sel(forecast=name) for name in ("model", "other"))
+    assert truth["wavenumber"].values.tolist() == list(range(9))
+    np.testing.assert_allclose(model[1:], truth[1:], rtol=1e-3, atol=1e-6)  # an offset is wavenumber 0
+    np.testing.assert_allclose(other, truth + np.eye(9)[8], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(chosen["power_ratio"].sel(forecast="other"), other / truth)
+    blurred = 1 + 1 / float(truth[7] + truth[8])  # the shortest third of 8 waves is 2
+    assert table.value("other", "t2m", 24, SHORT_WAVES) == pytest.approx(blurred, rel=1e-4)
+    assert table.value("model", "t2m", 24, SHORT_WAVES) == pytest.approx(1.0, rel=1e-3)
+    assert np.isnan(table.value("model", "t2m", 12, SHORT_WAVES)), "no lead time of the figures"
+    for forecast, channel in (("other", "z500"), ("climatology", "t2m")):
+        assert np.isnan(table.dataset["power"].sel(forecast=forecast, spectrum_channel=channel)).all()
+        assert np.isnan(table.value(forecast, channel, 24, SHORT_WAVES))
+
+
+def test_levels_by_other_names(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    grid, start = make_grid(12, 24), np.array(["2001-03-04T06:00"], dtype="datetime64[ns]")
+    leads = ("prediction_timedelta", [6, 12], {"units": "hours"})
+    coords = {"time": start, "prediction_timedelta": leads, "latitude": grid.lat, "longitude": grid.lon}
+    plain, values = tuple(coords), np.zeros((1, 2, 12, 24), dtype=np.float32)
+    for dim in ("level", "pressure_level", "isobaricInhPa", "height"):
+        variables = {"t2m": (plain, values), "z": ((dim, *plain), values[None])}
+        xr.Dataset(variables, coords | {dim: [500]}).to_zarr(tmp_path / f"{dim}.zarr", consolidated=False)
+        caplog.clear()
+        other = OtherForecastsConfig(path=str(tmp_path / f"{dim}.zarr"))
+        read = ["t2m"] if dim == "height" else ["t2m", "z500"]
+        assert sorted(open_other_forecasts("other", other, "hPa").channel_names) == read
+        assert ("height is no level: " in caplog.text and "it is left out" in caplog.text) == (dim == "height")
+    renamed = other.model_copy(update={"rename": {"geopotential": "z"}})
+    with pytest.raises(DataError, match="z has the dimensions height, time, "):
+        open_other_forecasts("other", renamed, "hPa")
+
+
+def test_every_time_is_read_once(run: Run) -> None:
+    reader = make_reader()
+    score_forecasts(run.config, reader, run.archive)
+    assert reader.reads <= len(reader.times)
+
+
+def test_forecasts_without_truth_are_named(run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Derived variables, and levels that forecasts were brought to."""
+    for path in (run.folder / "forecasts").glob("*.nc"):
+        with xr.open_dataset(path) as own:
+            own.assign(gust=own["t2m"]).to_netcdf(tmp_path / path.name)
+    with caplog.at_level("INFO"):
+        score_forecasts(run.config, run.reader, run.archive)
+        assert "not scored" not in caplog.text
+        score_forecasts(run.config, run.reader, open_forecasts(tmp_path))
+    assert "not scored, as data.variables predict nothing of these names and levels: gust" in caplog.text
+
+
+def test_what_was_asked_for_and_has_no_scores_is_said(
+    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Lead times that are not in the files, forecasts without truth, a test period beyond the data."""
+    raw = run.config.model_dump(mode="json")
+    raw["inference"] = {"lead_time": "24h", "lead_times": ["6h", "24h"]}
+    complete = score_forecasts(build_config(raw), run.reader, run.archive).table
+    assert not any("lead time" in words for words in complete.caveats())
+    assert "asks for" not in caplog.text and "cover" not in caplog.text
+    raw["data"]["splits"]["test"], raw["inference"] = ["2001-03-01", "2001-03-20"], {"lead_time": "36h"}
+    caplog.clear()
+    table = score_forecasts(build_config(raw), run.reader, run.archive).table
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    lacking = (
+        "3 of 6 lead times that inference asks for (lead_time, output_every, lead_times) are not in the forecasts and "
+        "have no scores: 18, 30, 36 h"
+    )
+    assert lacking in warnings and f"{lacking}." in table.caveats() and f"{lacking}." in table.format()
+    assert (
+        "data.splits.test 2001-03-01T00:00..2001-03-20T23:59: the data cover 2001-03-01T00:00 to 2001-03-10T18:00 of it"
+        in warnings
+    )
+    archive = write_forecasts(tmp_path / "late", run.reader, ["2001-03-05", "2001-03-10"])
+    caplog.clear()
+    assert len(score_forecasts(run.config, run.reader, archive).cases) == 1
+    assert (
+        f"{archive.origin}: 1 of its initial times (2, 2001-03-05T00:00 to 2001-03-10T00:00) have no scores: the data "
+        "have no truth in data.splits.test 2001-03-01T00:00..2001-03-10T23:59 at every lead time up to 24 h"
+    ) in caplog.text
+
+
+def test_other_forecasts_share_the_cases(run: Run, tmp_path: Path) -> None:
+    write_forecasts(tmp_path / "other", run.reader, ["2001-03-04T06:00"], 1.0, [720, 1440], format="zarr",
+                    variables=["z", "t2m"])  # fmt: skip
+    mine = {"regions": ["arctic", "global"], "boxes": {"strip": {"lat": [0, 30], "lon": [350, 20]}}}
+    config = make_config(tmp_path, other_forecasts={"other": str(tmp_path / "other")}, **mine)
+    table = score_forecasts(config, run.reader, run.archive).table
+    assert table.n_cases == 1 and table.lead_hours == [12.0, 24.0]
+    assert table.value("other", "t2m", 24) == pytest.approx(1.0, rel=1e-4)
+    assert table.value("model", "t2m", 24) == pytest.approx(MODEL_ERROR, rel=1e-4)
+    assert np.isnan(table.value("other", "u500", 24))
+    assert table.regions == ["arctic", "global", "strip"]
+    assert table.value("other", "t2m", 24, "bias", "strip") == pytest.approx(1.0, rel=1e-4)
+    assert table.dataset["reference"].values.tolist() == ["best_baseline", "other"]
+    assert table.compared("rmse_difference", "t2m", "other") == pytest.approx(MODEL_ERROR - 1, rel=1e-3)
+    assert np.isnan(table.compared("rmse_difference", "u500", "other")).all()
+    assert np.isnan(table.dataset["wind_rmse_difference"].sel(reference="other")).all()
+
+
+_LONG = {"z": "geopotential", "u": "u_component_of_wind", "v": "v_component_of_wind", "t2m": "2m_temperature"}
+
+
+def _as_weatherbench2(folder: Path, path: Path) -> None:
+    """Write our netCDF forecasts as WeatherBench 2 publishes those of others: zarr version 2 with long names."""
+    ours = [xr.open_dataset(file) for file in sorted(folder.glob("*.nc"))]
+    dims = ("time", "prediction_timedelta", "level", "longitude", "latitude")
+    fields = {}
+    for name, theirs in _LONG.items():
+        values = np.stack([own[name].values for own in ours])
+        own = dims if values.ndim == 5 else (*dims[:2], *dims[3:])
+        fields[theirs] = own, np.ascontiguousarray(values.swapaxes(-1, -2)[..., ::-1]), ours[0][name].attrs
+    hours = ours[0]["forecast_period"].values
+    dataset = xr.Dataset(
+        fields,
+        {
+            "time": [own["forecast_reference_time"].values for own in ours],
+            "prediction_timedelta": (hours * 3600e9).astype("timedelta64[ns]"),
+            "level": ours[0]["level"].values.astype(np.int64),
+            "longitude": ours[0]["longitude"].values,
+            "latitude": ours[0]["latitude"].values[::-1],
+        },
+    )
+    dataset.to_zarr(path, zarr_format=2, consolidated=True)
+
+
+def test_a_store_of_weatherbench2_has_the_scores_of_the_same_forecasts_in_our_files(run: Run, tmp_path: Path) -> None:
+    initial = ["2001-03-02T00:00", "2001-03-04T06:00", "2001-03-07T12:00"]
+    write_forecasts(tmp_path / "ours", run.reader, initial, 1.0)
+    _as_weatherbench2(tmp_path / "ours", tmp_path / "theirs.zarr")
+    store = str(tmp_path / "theirs.zarr")
+    others = {"ours": str(tmp_path / "ours"), "theirs": {"path": store, "rename": _LONG}}
+    config = make_config(tmp_path, other_forecasts=others)
+    found = score_forecasts(config, run.reader, run.archive).table.dataset
+    found = found.drop_sel(channel="tp", spectrum_channel="tp", errors="ignore")
+    compared = 0
+    for name, variable in found.data_vars.items():
+        for dim in {"forecast", "reference"} & set(variable.dims):
+            ours, theirs = (variable.sel({dim: own}).values for own in ("ours", "theirs"))
+            np.testing.assert_array_equal(ours, theirs, err_msg=name)
+            compared += int(np.isfinite(ours).sum()) if ours.dtype.kind in "fiu" else 0
+    assert compared > 1000
+    with pytest.raises(DataError, match=r"theirs.zarr: has none of the outputs .*z500.*geopotential500.*NAME.rename"):
+        score_forecasts(make_config(tmp_path, other_forecasts={"x": store}), run.reader, run.archive)
+
+
+def test_a_level_and_a_variable_of_one_name_are_not_compared(run: Run, tmp_path: Path) -> None:
+    """As u at 10 hPa, u10 where there is no wind at 10 m, and the wind at 10 m."""
+    write_forecasts(tmp_path / "other", run.reader, ["2001-03-04T06:00"])
+    with xr.open_dataset(next((tmp_path / "other").glob("*.nc")), decode_times=False) as dataset:
+        flat = dataset.load().isel(level=0, drop=True).rename({"z": "z500"})
+    (tmp_path / "flat").mkdir()
+    flat.to_netcdf(tmp_path / "flat" / "forecast_2001-03-04T06.nc")
+    config = make_config(tmp_path, other_forecasts={"flat": str(tmp_path / "flat")})
+    with pytest.raises(DataError, match="flat: z500 is a variable without levels there and z on a level in the data"):
+        score_forecasts(config, run.reader, run.archive)
+
+
+def test_a_masked_output_is_scored_over_its_valid_cells(tmp_path: Path) -> None:
+    reader = make_reader(every=1440)
+    variables = {"prognostic": {"vars_3D": [], "vars_2D": ["sst"]}}
+    channels = type(reader.channels).build(variables, [], masked=["sst"])
+    masked = AnalyticReader(channels, reader.grid, reader.calendar, reader.times, reader._function, reader.masks)
+    archive = write_forecasts(tmp_path / "forecasts", masked, ["2001-03-02"], leads=[1440])
+    raw = make_config(tmp_path).model_dump()
+    raw["data"]["variables"] = variables
+    raw["data"]["timestep"], raw["verification"]["figure_leads"] = "24h", ["24h"]
+    found = score_forecasts(build_config(raw), masked, archive)
+    assert found.table.value("model", "sst", 24) == pytest.approx(MODEL_ERROR, rel=1e-4)
+    assert not found.spectra and np.isnan(found.maps["sst", 1440][0]).sum() == 4
+
+
+def in_other_units(folder: Path, **said: tuple[str, float, float]) -> OtherForecastsConfig:
+    """Change units and values of all files of a forecast: variable -> units, scale and offset."""
+    for path in folder.glob("*.nc"):
+        with netCDF4.Dataset(path, "a") as file:
+            for name, (units, scale, offset) in said.items():
+                file[name].units = units
+                file[name][:] = file[name][:] * scale + offset
+    return OtherForecastsConfig(path=str(folder))
+
+
+def test_other_forecasts_in_other_units(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have the scores of the same forecasts in the data's units, also where they have a part of the channels."""
+    for name in ("same", "other"):
+        options = {"variables": ["u", "v", "t2m"]}
+        write_forecasts(tmp_path / name, run.reader, ["2001-03-04T06:00", "2001-03-07T12:00"], 1.5, **options)
+    others = {
+        "same": {"path": str(tmp_path / "same")},
+        "other": in_other_units(tmp_path / "other", t2m=("degF", 1.8, -459.67), u=("km h-1", 3.6, 0.0)).model_dump(),
+    }
+    config = make_config(tmp_path, other_forecasts=others)
+    found = score_forecasts(config, run.reader, run.archive)
+    for channel in ("t2m", "u500", "v500"):
+        assert found.table.value("same", channel, 24) == pytest.approx(1.5, rel=1e-4)
+        for metric in ("rmse", "bias", "acc"):
+            same, other = (found.table.curve(name, channel, metric) for name in ("same", "other"))
+            np.testing.assert_allclose(other, same, rtol=1e-3)
+    power = found.table.dataset["power"].sel(spectrum_channel="t2m", spectrum_lead=24)
+    np.testing.assert_allclose(power.sel(forecast="other"), power.sel(forecast="same"), rtol=1e-3, atol=1e-6)
+    monkeypatch.setitem(sys.modules, "cf_units", None)
+    missing = r'2 problems(.|\n)*other_forecasts.other: .*u is in "km h-1", not "m s-1"(.|\n)*\[units\]'
+    with pytest.raises(DataError, match=missing):
+        score_forecasts(config, run.reader, run.archive)
+
+
+def test_everything_that_does_not_fit_is_told_before_anything_is_read(run: Run, tmp_path: Path) -> None:
+    """Of two forecasts at once, and what no forecasts have in common."""
+    reader = make_reader()
+    times = ["2001-03-04T06:00", "2001-03-07T12:00"]
+    for name, leads, variables in (("early", [360], ["z", "t2m"]), ("late", [720], ["u"])):
+        write_forecasts(tmp_path / name, run.reader, times, 1.0, leads, variables=variables)
+    write_forecasts(tmp_path / "winds", run.reader, times, 1.0, [360], variables=["z"])
+    early = in_other_units(tmp_path / "early", t2m=("Pa", 1.0, 0.0)).model_dump()
+    config = make_config(tmp_path, other_forecasts={"early": early, "late": str(tmp_path / "late")})
+    with pytest.raises(DataError) as caught:
+        score_forecasts(config, reader, open_forecasts(tmp_path / "winds"))
+    said = str(caught.value)
+    assert said.startswith("3 problems") and reader.reads == 0
+    assert f'other_forecasts.early: {tmp_path}/early: t2m is in "Pa" and cannot be converted' in said
+    assert f"other_forecasts.late: {tmp_path}/late: has none of the channels that the run writes (z500)" in said
+    assert "there is no lead time in common" in said and f"{tmp_path}/late has 12 h" in said
+    nowhere = make_config(tmp_path, other_forecasts={"a": "/nowhere/a", "b": "/nowhere/b"})
+    with pytest.raises(DataError, match=r"2 problems(.|\n)*/nowhere/a: there are no forecasts(.|\n)*/nowhere/b: there"):
+        score_forecasts(nowhere, reader, run.archive)
+    with pytest.raises(ConfigError, match="verification.animate"):
+        score_forecasts(make_config(tmp_path, animate=["z50"]), reader, run.archive)
+    assert reader.reads == 0
+
+
+def test_what_is_scored_is_said_first(run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_forecasts(tmp_path / "other", run.reader, ["2001-03-04T06:00"], 1.0, [720, 1440], variables=["z", "t2m"])
+    with caplog.at_level(logging.INFO):
+        score_forecasts(make_config(tmp_path, other_forecasts={"b": str(tmp_path / "other")}), run.reader, run.archive)
+    said = (
+        "b: scored are 1 of the model's 4 initial times and 2 of its 3 lead times, which all forecasts have; no scores "
+        "of u500, v500, tp, which it does not have"
+    )
+    assert caplog.messages[0] == said
+
+
+def test_what_does_not_belong_together_is_refused(run: Run, tmp_path: Path) -> None:
+    other = AnalyticReader(
+        run.reader.channels, make_grid(10, 24), run.reader.calendar, run.reader.times, lambda *_: np.zeros(1)
+    )
+    with pytest.raises(DataError, match="its grid is not that of the data: 12 x 24|10 x 24"):
+        score_forecasts(run.config, other, run.archive)
+    late = write_forecasts(tmp_path / "late", run.reader, ["2001-02-03"])
+    with pytest.raises(DataError, match="of 1 initial times that all forecasts have, none has truth"):
+        score_forecasts(run.config, run.reader, late)
+    run.reader.attributes["t2m"] = {"units": "Pa"}
+    try:
+        with pytest.raises(
+            DataError, match='t2m is in "K" and cannot be converted to "Pa" .the units of t2m in the data.'
+        ):
+            score_forecasts(run.config, run.reader, run.archive)
+    finally:
+        run.reader.attributes["t2m"] = make_reader(STEP).attributes["t2m"]
+    config = make_config(tmp_path, figure_channels=["z50"])
+    with pytest.raises(ConfigError, match='"z50" is not scored; did you mean "z500"'):
+        score_forecasts(config, run.reader, run.archive)
+    with pytest.raises(ConfigError, match="file and path go together"):
+        make_config(tmp_path, climatology={"method": "file"})
