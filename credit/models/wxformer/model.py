@@ -22,12 +22,13 @@ from credit.models.initialise import initialise_
 from credit.models.kernels.autocast import autocast_dtype
 from credit.models.kernels.merged_head import WHOLE, Margins
 from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
-from credit.models.layers.padding import NO_PADDING, build_padding, check_windows
+from credit.models.layers.padding import NO_PADDING
 from credit.models.layers.spectral_norm import apply_spectral_norm
 from credit.models.layers.transformer_layer import TransformerLayer
 from credit.models.layers.up_sampling import SubpixelHead, TransposedHead, UpBlock, UpBlockPS
 from credit.models.registry import register_model
 from credit.models.wxformer.checks import check_output_size, check_section, check_vector_channels
+from credit.models.wxformer.padding import build_padding, check_windows
 from credit.models.wxformer.section import WXFormerSection
 
 STAGES = 4
