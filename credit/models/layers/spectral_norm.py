@@ -37,7 +37,7 @@ from torch.nn.utils import parametrize
 
 from credit.models.kernels.autocast import without_autocast
 from credit.models.kernels.dispatch import use_cpu_kernels
-from credit.models.layers.spectral_norm_batched import EPS, StackedMatrices, normalize_batched, unit_vectors_batched
+from credit.models.layers.spectral_norm_batched import hold_matrices, normalize_batched, unit_vectors
 from credit.parallel.blocks.marks import is_marked
 from credit.parallel.dtensor import local, local_bounds, num_shards
 from credit.parallel.reduce import sum_over_shards
@@ -98,10 +98,10 @@ class SpectralNorm(nn.Module):
     def initial_buffers(self, weight: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
         """Return u and v for a whole initial `weight`, iterated from a random u that is drawn from `generator`."""
         matrix = self.matrix(weight)
-        (u,) = _unit_vectors([torch.randn(matrix.shape[0], generator=generator, device="cpu")])
+        (u,) = unit_vectors([torch.randn(matrix.shape[0], generator=generator, device="cpu")])
         for _ in range(INITIAL_ITERATIONS):
-            (v,) = _unit_vectors([torch.mv(matrix.t(), u)])
-            (u,) = _unit_vectors([torch.mv(matrix, v)])
+            (v,) = unit_vectors([torch.mv(matrix.t(), u)])
+            (u,) = unit_vectors([torch.mv(matrix, v)])
         return {"u": u, "v": v}
 
     def forward(self, weight: Tensor) -> Tensor:
@@ -209,10 +209,10 @@ def _advance_whole(chains: Mapping[SpectralNorm, Chain], iterations: int) -> Non
     us = [norm.u for norm in chains]
     vs = [norm.v for norm in chains]
     with without_autocast(us[0]):
-        matrices = _hold([norm.matrix(_before_norm(chain)).to(norm.u.device) for norm, chain in chains.items()])
+        matrices = hold_matrices([norm.matrix(_before_norm(chain)).to(norm.u.device) for norm, chain in chains.items()])
         for _ in range(iterations):
-            torch._foreach_copy_(vs, _unit_vectors(matrices.products(us, transposed=True)))
-            torch._foreach_copy_(us, _unit_vectors(matrices.products(vs, transposed=False)))
+            torch._foreach_copy_(vs, unit_vectors(matrices.products(us, transposed=True)))
+            torch._foreach_copy_(us, unit_vectors(matrices.products(vs, transposed=False)))
 
 
 def _advance_sharded(chains: Mapping[SpectralNorm, Chain], iterations: int) -> None:
@@ -230,60 +230,44 @@ def _advance_sharded(chains: Mapping[SpectralNorm, Chain], iterations: int) -> N
         # Of the dimensions that make up the columns only the first is ever cut.
         inner_size = original.shape[2:].numel()
         columns.append(slice(bounds[0].start * inner_size, bounds[0].stop * inner_size))
-    # Adapters are added to the original weight. They are small, and every rank takes them whole.
-    adapters = [parameter for chain in chains.values() for link in list(chain)[:-1] for parameter in link.parameters()]
-    us = [_embed(local(norm.u), local_bounds(norm.u), norm.u.shape) for norm in chains]
-    vs = [_embed(local(norm.v), local_bounds(norm.v), norm.v.shape) for norm in chains]
+    # What adapters add to a weight is small, and every rank computes with the whole of it.
+    parts_of_adapters: list[Tensor] = []
+    for norm, chain in chains.items():
+        if len(chain) > 1:
+            parts_of_adapters += [parameter for link in list(chain)[:-1] for parameter in link.parameters()]
+            parts_of_adapters += [norm.u] if isinstance(norm.u, DTensor) else []
+    us = [_embed_part_of(norm.u) for norm in chains]
+    whole: dict[Tensor, Tensor] = {}
     with without_autocast(us[0]):
-        matrices = _hold(shards)
+        matrices = hold_matrices(shards)
         for _ in range(iterations):
+            to_gather = [] if whole else parts_of_adapters
             products = matrices.products([u[r] for u, r in zip(us, rows, strict=True)], transposed=True)
-            summands = [_embed(p, [c], v.shape) for p, c, v in zip(products, columns, vs, strict=True)]
-            summands += [_embed(local(a).to(us[0].device), local_bounds(a), a.shape) for a in adapters]
-            vs = sum_over_shards(summands, originals + adapters)
-            whole_adapters = dict(zip(adapters, vs[len(originals) :], strict=True))
-            del vs[len(originals) :]
+            summands = [
+                _embed(product, [c], norm.v.shape) for product, c, norm in zip(products, columns, chains, strict=True)
+            ]
+            summands += [_embed_part_of(part).to(us[0].device) for part in to_gather]
+            sums = sum_over_shards(summands, originals + to_gather)
+            vs = sums[: len(originals)]
+            if to_gather:
+                whole = dict(zip(to_gather, sums[len(originals) :], strict=True))
+                us = [whole.get(norm.u, u) for norm, u in zip(chains, us, strict=True)]
             for (norm, chain), u, v in zip(chains.items(), us, vs, strict=True):
                 if len(chain) > 1:
-                    v += torch.mv(norm.matrix(_adapter_sum(chain, whole_adapters)).t(), u)
-            vs = _unit_vectors(vs)
+                    v += torch.mv(norm.matrix(_adapter_sum(chain, whole)).t(), u)
+            vs = unit_vectors(vs)
             products = matrices.products([v[c] for v, c in zip(vs, columns, strict=True)], transposed=False)
-            us = sum_over_shards(
-                [_embed(p, [r], u.shape) for p, r, u in zip(products, rows, us, strict=True)], originals
-            )
+            summands = [
+                _embed(product, [r], norm.u.shape) for product, r, norm in zip(products, rows, chains, strict=True)
+            ]
+            us = sum_over_shards(summands, originals)
             for (norm, chain), u, v in zip(chains.items(), us, vs, strict=True):
                 if len(chain) > 1:
-                    u += torch.mv(norm.matrix(_adapter_sum(chain, whole_adapters)), v)
-            us = _unit_vectors(us)
+                    u += torch.mv(norm.matrix(_adapter_sum(chain, whole)), v)
+            us = unit_vectors(us)
     for norm, u, v in zip(chains, us, vs, strict=True):
         local(norm.u).copy_(u[local_bounds(norm.u)[0]])
         local(norm.v).copy_(v[local_bounds(norm.v)[0]])
-
-
-class _PlainMatrices:
-    """Matrices that are multiplied one after another: on a CPU nothing is gained by copying them into one tensor."""
-
-    def __init__(self, matrices: Sequence[Tensor]) -> None:
-        self._matrices = matrices
-
-    def products(self, vectors: Sequence[Tensor], transposed: bool) -> list[Tensor]:
-        """Return the product of each matrix, or of its transpose, with its vector."""
-        matrices = [matrix.t() for matrix in self._matrices] if transposed else self._matrices
-        return [torch.mv(matrix, vector) for matrix, vector in zip(matrices, vectors, strict=True)]
-
-
-def _hold(matrices: Sequence[Tensor]) -> StackedMatrices | _PlainMatrices:
-    """Return the matrices in the form whose products are fastest on their device."""
-    return _PlainMatrices(matrices) if use_cpu_kernels(matrices[0]) else StackedMatrices(matrices)
-
-
-def _unit_vectors(vectors: Sequence[Tensor]) -> list[Tensor]:
-    """Return each vector scaled to length 1."""
-    if not use_cpu_kernels(vectors[0]):
-        return unit_vectors_batched(vectors)
-    lengths = torch._foreach_norm(vectors)
-    torch._foreach_clamp_min_(lengths, EPS)
-    return torch._foreach_div(vectors, lengths)
 
 
 def _embed(part: Tensor, bounds: Sequence[slice], shape: torch.Size) -> Tensor:
@@ -295,11 +279,16 @@ def _embed(part: Tensor, bounds: Sequence[slice], shape: torch.Size) -> Tensor:
     return whole
 
 
-def _adapter_sum(chain: Chain, whole_adapters: Mapping[nn.Parameter, Tensor]) -> Tensor:
-    """Return what the adapters of a weight, with these whole parameters, add to it."""
-    update = next(iter(whole_adapters.values())).new_zeros(chain.original.shape)
+def _embed_part_of(tensor: Tensor) -> Tensor:
+    """Return a tensor that is whole, with zeros for what other ranks hold."""
+    return _embed(local(tensor), local_bounds(tensor), tensor.shape)
+
+
+def _adapter_sum(chain: Chain, whole: Mapping[Tensor, Tensor]) -> Tensor:
+    """Return what the adapters of a weight add to it; `whole` has their whole parameters."""
+    update = next(iter(whole.values())).new_zeros(chain.original.shape)
     for link in list(chain)[:-1]:
-        parameters = {name: whole_adapters[parameter] for name, parameter in link.named_parameters()}
+        parameters = {name: whole[parameter] for name, parameter in link.named_parameters()}
         update = functional_call(link, parameters, update)
     return update
 

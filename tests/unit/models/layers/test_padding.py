@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from credit.errors import ConfigError
-from credit.models.layers.padding import SpherePadding, auto_padding, build_padding, window_multiple
+from credit.models.layers.padding import SpherePadding, auto_padding, window_multiple
+from credit.models.wxformer.padding import build_padding
 
 from ..small import build
 

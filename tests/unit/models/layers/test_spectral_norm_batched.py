@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from credit.models.layers import spectral_norm
+from credit.models.layers import spectral_norm, spectral_norm_batched
 from credit.models.wxformer import WXFormer
 from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
 from credit.train.build_model import compile_blocks
@@ -30,7 +30,8 @@ LAYERS: list[Callable[[], nn.Module]] = [
 def together(model: nn.Module, by_block: bool = False) -> Iterator[nn.Module]:
     """Let the model's weights be normalised as on a GPU, and all else be done as on a CPU."""
     spectral_norm.normalize_together(model, by_block)
-    with mock.patch.object(spectral_norm, "use_cpu_kernels", lambda _: False):
+    patches = {"use_cpu_kernels": lambda _: False}
+    with mock.patch.multiple(spectral_norm, **patches), mock.patch.multiple(spectral_norm_batched, **patches):
         yield model
 
 
