@@ -24,12 +24,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
 from credit.models.layers.spectral_norm import SpectralNorm
-from credit.models.layers.up_sampling import Decoder
-from credit.models.layers.window_attention import TransformerLayer
-from credit.models.registry import build_model
-from credit.parallel.activation_checkpoint import checkpoint_blocks
-from credit.parallel.reduce import local_shard
-from credit.parallel.tensor_parallel import apply_tensor_parallel
+from credit.models.layers.transformer_layer import TransformerLayer
+from credit.models.wxformer import WXFormer
+from credit.models.wxformer.model import Decoder
+from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
+from credit.parallel.dtensor import local_shard
+from credit.parallel.tensor.tensor_parallel import apply_tensor_parallel
 
 PARTS = {TransformerLayer: "layers", CrossScaleEmbedding: "embeddings", Decoder: "decoder", SpectralNorm: "weights"}
 
@@ -59,8 +59,8 @@ def name_parts(model: nn.Module, live: LiveMemory) -> None:
 def measure(settings: dict, ranks: int, checkpoint: bool | str) -> tuple[dict[str, int], int]:
     """Return the bytes that a forward pass leaves, by part, and the peak of the step."""
     with torch.device("meta"):
-        model = build_model("wxformer", **settings)
-        fields = torch.empty(1, *model.in_shape)
+        model = WXFormer.from_kwargs(**settings)
+        fields = torch.empty(1, *model.spec.in_shape)
     if ranks > 1:
         apply_tensor_parallel(model, init_device_mesh("cpu", (ranks,)))
     if checkpoint:

@@ -59,17 +59,18 @@ def build_step(
     """Return what takes a step, its samples, its TFLOP and the seconds of these at the device's peak, where known."""
     from credit.cli.plan import build_grid, load_config_without_paths
     from credit.data.samples.batch import Batch
+    from credit.forecast.objectives.base import ObjectiveContext, build_objective
     from credit.hpc.planner.gpus import reported_peaks
     from credit.models.initialise import initial_values
-    from credit.models.kernels.dispatch import retain_freed_memory
-    from credit.parallel.materialise import fill_
     from credit.parallel.mesh import DeviceGrid
+    from credit.parallel.state.materialise import fill_
     from credit.train import build
     from credit.train.build_model import build_parallel_model
     from credit.train.dry_run import dummy_assets
     from credit.train.ema import EMA
     from credit.train.monitor.flops import FlopCounter
     from credit.train.optim import build_optimizer
+    from credit.utils.malloc import retain_freed_memory
 
     retain_freed_memory(device)
     conf = load_config_without_paths(config, settings)
@@ -80,7 +81,8 @@ def build_step(
     loss, steps = build.build_run_loss(conf, assets, device), conf.data.forecast_len
     optimizer = build_optimizer(model, conf.trainer)
     average = EMA(model, conf.trainer.ema_decay) if conf.trainer.use_ema else None
-    step = build.build_step(conf, stepper, loss, optimizer, average, lambda _: steps, 0)
+    objective = build_objective(conf.trainer.objective, ObjectiveContext(stepper, loss, conf.trainer.recompute_steps))
+    step = build.build_step(conf, objective, optimizer, average, lambda _: steps, 0)
     samples, frames, cells = conf.trainer.train_batch_size, conf.data.history_len, assets.grid.shape
     channels = {name: len(assets.channels.group(name)) for name in ("prognostic", "dynamic_forcing")}
     batch = Batch(

@@ -17,12 +17,12 @@ from networks import PUBLISHED
 
 from credit.config.schema_trainer import ParallelismConfig, TrainerConfig
 from credit.models.initialise import initial_values
-from credit.models.registry import build_model
-from credit.parallel.materialise import allocate_, fill_, require_filled
+from credit.models.wxformer import WXFormer
+from credit.parallel.dtensor import local_shard
 from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
 from credit.parallel.parallelize import parallelize
 from credit.parallel.process_info import process_group, read_process_info
-from credit.parallel.reduce import local_shard
+from credit.parallel.state.materialise import allocate_, fill_, require_filled
 from credit.train.optim import build_optimizer
 
 MESHES = [
@@ -39,9 +39,9 @@ MESHES = [
 def held_bytes(mesh: DeviceGrid, data: str, decoder: str) -> tuple[int, int]:
     """Return the parameters of the model and the bytes that this rank holds."""
     with torch.device("meta"):
-        model = build_model("wxformer", **PUBLISHED | {"decoder": decoder})
+        model = WXFormer.from_kwargs(**PUBLISHED | {"decoder": decoder})
     parameters = sum(p.numel() for p in model.parameters())
-    parallelize(model, mesh, shard=data != "none")
+    parallelize(model, mesh.device_mesh, shard=data != "none")
     allocate_(model, torch.device("cpu"))
     fill_(model, initial_values(model, seed=0))
     require_filled(model)

@@ -35,7 +35,7 @@ from wxformer import build_ours
 
 from credit.calendar import Calendar
 from credit.channels import ChannelMap
-from credit.cli.environment import set_environment
+from credit.cli.common import set_environment
 from credit.config import build_config
 from credit.data.normalize import Normalizer
 from credit.data.store.statistics import Statistics
@@ -45,8 +45,8 @@ from credit.forecast.online import OnlineForecasts
 from credit.forecast.rollout import forecast, inference_mode, make_starts
 from credit.forecast.stepper import Stepper
 from credit.grid import LatLonGrid
-from credit.models.kernels.dispatch import retain_freed_memory
-from credit.models.wxformer.inference import prepare_for_inference
+from credit.models.inference import prepare_for_inference
+from credit.utils.malloc import retain_freed_memory
 from credit.verify.scorer import score_forecasts
 
 STEP = 360
@@ -120,8 +120,7 @@ def build(amp: bool) -> tuple[Stepper, RandomFrames, ChannelMap, LatLonGrid]:
     statistics_ = Statistics(names, zeros, ones, zeros, zeros, zeros, 0.1 * ones, zeros)
     normalizer = Normalizer(channels, statistics_, {}, {})
     prognostic = len(channels.group("prognostic"))
-    bounds = [-torch.inf] * count, [torch.inf] * count
-    stepper = Stepper(model, channels, normalizer, torch.zeros(0, *grid.shape), True, *bounds, None, amp)
+    stepper = Stepper(model, channels, normalizer, torch.zeros(0, *grid.shape), True, None, amp)
     return stepper, RandomFrames(prognostic, grid.shape), channels, grid
 
 

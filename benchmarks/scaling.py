@@ -25,18 +25,20 @@ from torch import nn
 from credit.config.schema_trainer import ParallelismConfig, TrainerConfig
 from credit.models.initialise import initial_values
 from credit.models.layers import spectral_norm
-from credit.models.layers.window_attention import Attention, FeedForward, TransformerLayer
-from credit.models.registry import build_model
+from credit.models.layers.transformer_layer import FeedForward, TransformerLayer
+from credit.models.layers.window_attention import WindowAttention
+from credit.models.wxformer import WXFormer
 from credit.models.wxformer.model import EncoderStage
-from credit.parallel.materialise import allocate_, fill_
+from credit.parallel.dtensor import local_shard
 from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
 from credit.parallel.parallelize import parallelize
 from credit.parallel.process_info import process_group, read_process_info
-from credit.parallel.reduce import gradient_norm, local_shard
+from credit.parallel.reduce import gradient_norm
+from credit.parallel.state.materialise import allocate_, fill_
 from credit.train.optim import build_optimizer
 
 CHANNELS = 80
-UNITS = {"layer": (TransformerLayer,), "stage": (EncoderStage,), "part": (Attention, FeedForward)}
+UNITS = {"layer": (TransformerLayer,), "stage": (EncoderStage,), "part": (WindowAttention, FeedForward)}
 
 
 def mark(model: nn.Module, unit: str) -> None:
@@ -49,15 +51,15 @@ def mark(model: nn.Module, unit: str) -> None:
 
 def build(mesh: DeviceGrid, data: str, asked: argparse.Namespace) -> nn.Module:
     with torch.device("meta"):
-        model = build_model(
-            "wxformer", image_height=asked.grid[0], image_width=asked.grid[1],
+        model = WXFormer.from_kwargs(
+            image_height=asked.grid[0], image_width=asked.grid[1],
             in_channels=CHANNELS, out_channels=CHANNELS,
             dim=[asked.dim * 2**i for i in range(4)], depth=[2, 2, 8, 2], dim_head=8, global_window_size=[4, 2, 2, 1],
             local_window_size=[4, 4, 2, 1], padding={"mode": "earth", "lat": [8, 8], "lon": [16, 16]},
             decoder="pixel_shuffle",
         )  # fmt: skip
     mark(model, asked.units)
-    parallelize(model, mesh, shard=data != "none", checkpoint=asked.checkpoint)
+    parallelize(model, mesh.device_mesh, shard=data != "none", checkpoint=asked.checkpoint)
     allocate_(model, torch.device("cpu"))
     fill_(model, initial_values(model, seed=0))
     return model.train()
@@ -67,7 +69,7 @@ def measure(mesh: DeviceGrid, data: str, asked: argparse.Namespace) -> tuple[flo
     """Return the median seconds of a step, the collectives of one, and its peak of memory in bytes."""
     model = build(mesh, data, asked)
     optimizer = build_optimizer(model, TrainerConfig(max_steps=1))
-    fields = torch.randn(1, *model.in_shape, generator=torch.Generator().manual_seed(mesh.data_rank))
+    fields = torch.randn(1, *model.spec.in_shape, generator=torch.Generator().manual_seed(mesh.data_rank))
 
     def step() -> None:
         spectral_norm.advance_power_iterations(model)

@@ -49,11 +49,11 @@ MODES = (*SHARED, "checkpoint", *ROLLOUTS)
 
 def build_ours(model: str = "starter") -> nn.Module:
     """Return our network, in a process that is set up as by our commands."""
-    from credit.cli.environment import set_environment
-    from credit.models import build_model
+    from credit.cli.common import set_environment
+    from credit.models.wxformer import WXFormer
 
     set_environment()
-    return build_model("wxformer", **MODELS[model])
+    return WXFormer.from_kwargs(**MODELS[model])
 
 
 def build_reference() -> nn.Module:
@@ -85,7 +85,7 @@ def measure(who: str, mode: str, dtype: str, steps: int, size: str = "starter") 
     if who == "ours":
         prepare(model, mode, dtype)
     if mode == "checkpoint":
-        from credit.parallel.activation_checkpoint import checkpoint_blocks
+        from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
 
         checkpoint_blocks(model, True)
     normalises = who == "ours" and mode != "eval"
@@ -134,8 +134,8 @@ def mean_square(y: Tensor, target: Tensor) -> Tensor:
 
 def prepare(model: nn.Module, mode: str, dtype: str) -> None:
     """Do what `credit train` and `credit rollout` do before the first step."""
-    from credit.models.kernels.dispatch import retain_freed_memory
-    from credit.models.wxformer.inference import prepare_for_inference
+    from credit.models.inference import prepare_for_inference
+    from credit.utils.malloc import retain_freed_memory
 
     retain_freed_memory(torch.device("cpu"))
     if mode == "eval":

@@ -1,4 +1,4 @@
-"""ChannelMap: the ordered channels of a model's input and output. The only place where channels are counted.
+"""Ordered channels of a model's input and output. Channels are counted nowhere else.
 
 A channel is one variable on one level (or a 2-D variable). Four groups: ``prognostic`` (input and output, fed back in
 a rollout), ``diagnostic`` (output only), ``dynamic_forcing`` (input only, varies in time, read or computed) and
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 GROUPS = ("prognostic", "diagnostic", "dynamic_forcing", "static")
 INPUT_GROUPS = ("prognostic", "dynamic_forcing", "static")
-# computed from time and place instead of being read; credit.data.samples.forcing computes each
+# Variables that `credit.data.samples.forcing` computes from time and place instead of reading them.
 COMPUTED_DYNAMIC = ("toa_incident_solar_radiation", "sin_year", "cos_year", "sin_day", "cos_day")
 COMPUTED_STATIC = ("sin_latitude", "sin_longitude", "cos_longitude")
-# what can be derived from other variables -> what it is made of -> the variable that this is by default
+# Derived quantity -> its inputs -> the variable that is this input by default.
 DERIVED_FROM = {
     "geopotential": {"temperature": "t", "specific_humidity": "q"},
     "mean_sea_level_pressure": {"temperature": "t"},
@@ -31,9 +31,9 @@ DERIVED_FROM = {
     "wind_speed": {"eastward_wind": "u", "northward_wind": "v"},
 }
 MASK_SUFFIX = "_mask"
-# what figures show by default, as far as it is there
-_USUAL = ("z500", "t850", "t2m", "msl", "u850", "u10", "q700", "u250", "v10", "tp")
-_MOST_SHOWN = 4
+# Channels that figures show by default, as far as the run has them.
+_DEFAULT_FIGURE_CHANNELS = ("z500", "t850", "t2m", "msl", "u850", "u10", "q700", "u250", "v10", "tp")
+_MAX_FIGURE_CHANNELS = 4
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,20 @@ class ChannelMap:
     """
 
     def __init__(self, channels: Iterable[Channel], input_order: Sequence[str] = INPUT_GROUPS) -> None:
-        everything = tuple(channels)
-        twice = [name for name, count in Counter(channel.name for channel in everything).items() if count > 1]
-        if twice:
-            raise ConfigError(f"data.variables: {', '.join(twice)} listed twice; every channel belongs to one group")
-        self._by_group = {group: tuple(c for c in everything if c.group == group) for group in GROUPS}
+        channels = tuple(channels)
+        counts = Counter(channel.name for channel in channels)
+        repeated_names = [name for name, count in counts.items() if count > 1]
+        if repeated_names:
+            raise ConfigError(
+                f"data.variables: {', '.join(repeated_names)} listed twice; every channel belongs to one group"
+            )
+        self._by_group: dict[str, tuple[Channel, ...]] = {}
+        for group in GROUPS:
+            self._by_group[group] = tuple(channel for channel in channels if channel.group == group)
         self.input_order = tuple(input_order)
-        self.input = tuple(c for group in self.input_order for c in self._by_group[group])
+        self.input: tuple[Channel, ...] = ()
+        for group in self.input_order:
+            self.input += self._by_group[group]
         self.output = self._by_group["prognostic"] + self._by_group["diagnostic"]
 
     @classmethod
@@ -86,29 +93,35 @@ class ChannelMap:
         input_order: Sequence[str] = INPUT_GROUPS,
         level_units: str = "hPa",
     ) -> ChannelMap:
-        """Count the channels of a config.
+        """Build the channels of a config.
 
         Args:
             variables: group -> ``{"vars_3D": [...], "vars_2D": [...]}``.
             levels: level values of the 3-D variables, in `level_units`.
-            levels_of: levels of single variables where they differ from `levels`.
+            levels_of: variable -> its levels, where they differ from `levels`.
             masked: variables with declared missing values; each adds a static channel ``NAME_mask``.
             input_order: the order of the groups in the input.
             level_units: part of a channel's name only where name and level alone collide with a 2-D variable.
         """
-        names_2d = {name for group in variables.values() for name in group["vars_2D"]}
+        names_2d = set()
+        for members in variables.values():
+            names_2d.update(members["vars_2D"])
         channels = []
         for group in GROUPS:
             members = variables.get(group, {"vars_3D": (), "vars_2D": ()})
             for variable in members["vars_3D"]:
                 for level in (levels_of or {}).get(variable, levels):
-                    short = f"{variable}{level:g}"
-                    name = f"{short}{level_units}" if short in names_2d else short
+                    name = f"{variable}{level:g}"
+                    if name in names_2d:
+                        # For example the 3-D variable t at level 2 and the 2-D variable t2.
+                        name += level_units
                     channels.append(Channel(name, variable, float(level), group))
+            computed_variables = COMPUTED_STATIC if group == "static" else COMPUTED_DYNAMIC
             for variable in members["vars_2D"]:
-                computed = variable in (COMPUTED_STATIC if group == "static" else COMPUTED_DYNAMIC)
-                channels.append(Channel(variable, variable, None, group, "computed" if computed else "data"))
-        channels += [Channel(name + MASK_SUFFIX, name, None, "static", "mask") for name in masked]
+                source = "computed" if variable in computed_variables else "data"
+                channels.append(Channel(variable, variable, None, group, source))
+        for variable in masked:
+            channels.append(Channel(variable + MASK_SUFFIX, variable, None, "static", "mask"))
         return cls(channels, input_order)
 
     def group(self, group: str) -> tuple[Channel, ...]:
@@ -116,7 +129,7 @@ class ChannelMap:
         return self._by_group[group]
 
     def input_slice(self, group: str) -> slice:
-        """Return where `group` lies among the input channels."""
+        """Return the slice of a group in the input channels."""
         start = 0
         for name in self.input_order:
             length = len(self._by_group[name])
@@ -126,13 +139,14 @@ class ChannelMap:
         raise KeyError(f"{group} is not an input group")
 
     def output_slice(self, group: str) -> slice:
-        """Return where ``prognostic`` or ``diagnostic`` lies among the output channels."""
-        split = len(self._by_group["prognostic"])
-        return {"prognostic": slice(0, split), "diagnostic": slice(split, len(self.output))}[group]
+        """Return the slice of ``prognostic`` or ``diagnostic`` in the output channels."""
+        num_prognostic = len(self._by_group["prognostic"])
+        slices = {"prognostic": slice(0, num_prognostic), "diagnostic": slice(num_prognostic, len(self.output))}
+        return slices[group]
 
     @property
     def stored(self) -> tuple[Channel, ...]:
-        """Return the time-varying channels read from data; prognostic, diagnostic, then dynamic forcing."""
+        """Return the time-varying channels read from data: prognostic, diagnostic, then dynamic forcing."""
         return self.output + tuple(c for c in self._by_group["dynamic_forcing"] if c.source == "data")
 
     @property
@@ -142,8 +156,10 @@ class ChannelMap:
 
     def to_dict(self) -> dict[str, object]:
         """Return a JSON-ready description, for checkpoints and stores."""
-        everything = [c for group in GROUPS for c in self._by_group[group]]
-        return {"channels": [asdict(c) for c in everything], "input_order": list(self.input_order)}
+        channels = []
+        for group in GROUPS:
+            channels += [asdict(channel) for channel in self._by_group[group]]
+        return {"channels": channels, "input_order": list(self.input_order)}
 
     @classmethod
     def from_dict(cls, data: Mapping) -> ChannelMap:
@@ -153,44 +169,52 @@ class ChannelMap:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ChannelMap) and self.to_dict() == other.to_dict()
 
-    def difference(self, other: ChannelMap) -> str | None:
-        """Return in words how `other` differs from this map, None where they are the same."""
+    def describe_mismatch(self, other: ChannelMap) -> str | None:
+        """Return a description of how `other` differs from this map, None if they are the same."""
         if self == other:
             return None
-        parts = []
+        mismatches = []
         for group in GROUPS:
-            ours = [c.name for c in self.group(group)]
-            theirs = [c.name for c in other.group(group)]
-            lost, added = [n for n in ours if n not in theirs], [n for n in theirs if n not in ours]
-            if lost or added:
-                parts.append(f"{group}: without {', '.join(lost) or 'none'}, with {', '.join(added) or 'none'}")
-            elif ours != theirs:
-                parts.append(f"{group}: in another order ({', '.join(theirs)})")
-        return "; ".join(parts) or f"input order {list(other.input_order)} against {list(self.input_order)}"
+            names = [channel.name for channel in self.group(group)]
+            other_names = [channel.name for channel in other.group(group)]
+            removed = ", ".join(name for name in names if name not in other_names)
+            added = ", ".join(name for name in other_names if name not in names)
+            if removed or added:
+                mismatches.append(f"{group}: without {removed or 'none'}, with {added or 'none'}")
+            elif names != other_names:
+                mismatches.append(f"{group}: in another order ({', '.join(other_names)})")
+        if not mismatches:
+            return f"input order {list(other.input_order)} against {list(self.input_order)}"
+        return "; ".join(mismatches)
 
 
-def figure_channels(wanted: Sequence[str] | None, channels: Sequence[Channel], key: str) -> list[str]:
-    """Return the names of the channels that figures show: those asked for, else the usual ones.
+def select_figure_channels(requested: Sequence[str] | None, channels: Sequence[Channel], key: str) -> list[str]:
+    """Return the names of the channels that figures show.
 
     Args:
-        wanted: names, None for the usual ones.
-        channels: that are scored.
-        key: of the config that `wanted` comes from.
+        requested: names; None selects well-known channels.
+        channels: the channels that are scored.
+        key: config key of `requested`, for the error.
 
     Raises:
-        ConfigError: if one that is asked for is not scored.
+        ConfigError: if a requested channel is not scored.
     """
     names = [channel.name for channel in channels]
-    if wanted is None:
-        return ([name for name in _USUAL if name in names] or names)[:_MOST_SHOWN]
-    for name in wanted:
+    if requested is None:
+        default_names = [name for name in _DEFAULT_FIGURE_CHANNELS if name in names]
+        return (default_names or names)[:_MAX_FIGURE_CHANNELS]
+    for name in requested:
         if name not in names:
             raise ConfigError(f'{key}: "{name}" is not scored{did_you_mean(name, names)}')
-    return list(wanted)
+    return list(requested)
 
 
-def pick(fields: np.ndarray, channels: list[int]) -> np.ndarray:
-    """Return some channels of (..., C, H, W), without a copy where they follow one another."""
-    first, last = channels[0], channels[-1] + 1
-    own = slice(first, last) if channels == list(range(first, last)) else channels
-    return fields[own] if fields.ndim == 3 else fields[..., own, :, :]
+def take_channels(fields: np.ndarray, channels: list[int]) -> np.ndarray:
+    """Return some channels of (..., C, H, W), a view where they are adjacent."""
+    first = channels[0]
+    stop = channels[-1] + 1
+    index = slice(first, stop) if channels == list(range(first, stop)) else channels
+    if fields.ndim == 3:
+        # `LazyWeightedSum` is indexed by channel only.
+        return fields[index]
+    return fields[..., index, :, :]

@@ -1,7 +1,7 @@
-"""LatLonGrid: the coordinates of a global latitude-longitude grid, its cell areas and its one orientation.
+"""Global latitude-longitude grids: coordinates, cell areas, and the order of rows and columns.
 
 Every grid in this package runs from north to south and eastward from the smallest longitude in [0, 360). Files come in
-any order: `LatLonGrid.from_coords` returns, beside the grid, the indices that bring a file's fields into that order.
+any order: `LatLonGrid.from_coords` also returns the indices that bring a file's fields into that order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TOLERANCE_DEGREES = 1e-3
 
 @dataclass(frozen=True)
 class AxisOrder:
-    """Indices that turn a field in a file's order into the grid's order: ``field[..., rows, :][..., columns]``."""
+    """Indices that bring fields from the order of a file to that of the grid: ``field[..., rows, :][..., columns]``."""
 
     rows: np.ndarray
     columns: np.ndarray
@@ -45,16 +45,16 @@ class LatLonGrid:
     def from_coords(
         cls, lat: np.ndarray, lon: np.ndarray, lat_bounds: np.ndarray | None = None, origin: str = "grid"
     ) -> tuple[LatLonGrid, AxisOrder]:
-        """Build the grid of a file's coordinates.
+        """Build the grid from the coordinates of a file.
 
         Args:
             lat: (H,) degrees north, ascending or descending.
             lon: (W,) degrees east, in -180..180 or 0..360, ascending from any start.
-            lat_bounds: (H, 2) cell edges where the file gives them.
-            origin: what to call the grid in messages (a file's name).
+            lat_bounds: (H, 2) cell edges, if the file has them.
+            origin: name of the grid in messages, for example that of the file.
 
         Returns:
-            The grid and the orientation that brings the file's fields to it.
+            The grid, and the indices that bring the file's fields to its order.
 
         Raises:
             DataError: if the coordinates are not those of a global grid.
@@ -67,8 +67,9 @@ class LatLonGrid:
         ordered = np.clip(lat[rows], -90.0, 90.0)
         if np.diff(ordered).max() > -1e-6:
             raise DataError(f"{origin}: latitudes repeat; every row must have its own")
-        # a longitude just below 360, as float32 rounds 0, is 0
-        wrapped = np.mod(np.where(np.mod(lon, 360.0) > 360.0 - _TOLERANCE_DEGREES, 0.0, lon), 360.0)
+        # A float32 longitude of 0 that was shifted by 360 may lie just below 360.
+        is_zero = np.mod(lon, 360.0) > 360.0 - _TOLERANCE_DEGREES
+        wrapped = np.mod(np.where(is_zero, 0.0, lon), 360.0)
         columns = np.argsort(wrapped, kind="stable")
         eastward = wrapped[columns]
         _refuse_repeated_columns(eastward, columns, lon, origin)
@@ -81,38 +82,43 @@ class LatLonGrid:
 
     @classmethod
     def equiangular(cls, rows: int, columns: int, poles: bool) -> LatLonGrid:
-        """Return the grid with equally spaced rows, the outermost on the poles or half a cell off."""
-        edge = 90.0 if poles else 90.0 - 90.0 / rows
-        return cls.from_coords(np.linspace(edge, -edge, rows), np.arange(columns) * 360.0 / columns)[0]
+        """Return the grid with equally spaced rows, the outermost on the poles or half a cell away from them."""
+        northernmost = 90.0 if poles else 90.0 - 90.0 / rows
+        lat = np.linspace(northernmost, -northernmost, rows)
+        lon = np.arange(columns) * 360.0 / columns
+        return cls.from_coords(lat, lon)[0]
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(rows, columns)."""
+        """Return (rows, columns)."""
         return len(self.lat), len(self.lon)
 
     @property
     def has_pole_points(self) -> bool:
-        """Whether the first and the last row are the poles themselves."""
-        return bool(abs(self.lat[0] - 90) < _TOLERANCE_DEGREES and abs(self.lat[-1] + 90) < _TOLERANCE_DEGREES)
+        """Return whether the first and the last row are the poles themselves."""
+        has_north_pole = abs(self.lat[0] - 90) < _TOLERANCE_DEGREES
+        has_south_pole = abs(self.lat[-1] + 90) < _TOLERANCE_DEGREES
+        return bool(has_north_pole and has_south_pole)
 
     def area_weights(self) -> np.ndarray:
         """Return (H, W) cell areas as fractions of the sphere, float64, summing to 1.
 
-        A cell's area is proportional to the difference of the sines of its edges, so that a row on the pole counts as
-        the half cell that it is.
+        The area of a cell is proportional to the difference of the sines of its edges. A row on a pole is half a cell.
         """
-        band = -np.diff(np.sin(np.deg2rad(self.lat_bounds))) / 2.0
-        return np.repeat(band[:, None] / len(self.lon), len(self.lon), axis=1)
+        sine_of_edges = np.sin(np.deg2rad(self.lat_bounds))
+        band_H = -np.diff(sine_of_edges) / 2.0
+        return np.repeat(band_H[:, None] / len(self.lon), len(self.lon), axis=1)
 
-    def difference(self, other: LatLonGrid) -> str | None:
-        """Return in words how `other` differs from this grid, None where they are the same."""
+    def describe_mismatch(self, other: LatLonGrid) -> str | None:
+        """Return a description of how `other` differs from this grid, None if they are the same."""
         if self.shape != other.shape:
             return f"{self.shape[0]} x {self.shape[1]} cells against {other.shape[0]} x {other.shape[1]}"
-        for name, ours, theirs in (("latitude", self.lat, other.lat), ("longitude", self.lon, other.lon)):
-            gap = np.abs(ours - theirs)
-            if gap.max() > _TOLERANCE_DEGREES:
-                worst = int(gap.argmax())
-                return f"{name} {worst} is {ours[worst]:g} against {theirs[worst]:g}"
+        axes = (("latitude", self.lat, other.lat), ("longitude", self.lon, other.lon))
+        for name, values, other_values in axes:
+            distance = np.abs(values - other_values)
+            if distance.max() > _TOLERANCE_DEGREES:
+                worst = int(distance.argmax())
+                return f"{name} {worst} is {values[worst]:g} against {other_values[worst]:g}"
         return None
 
     def to_dict(self) -> dict[str, list[float]]:
@@ -122,7 +128,11 @@ class LatLonGrid:
     @classmethod
     def from_dict(cls, data: dict[str, list[float]]) -> LatLonGrid:
         """Inverse of `to_dict`."""
-        return cls(*(np.asarray(data[name], dtype=np.float64) for name in ("lat", "lon", "lat_bounds")))
+        return cls(
+            lat=np.asarray(data["lat"], dtype=np.float64),
+            lon=np.asarray(data["lon"], dtype=np.float64),
+            lat_bounds=np.asarray(data["lat_bounds"], dtype=np.float64),
+        )
 
 
 def _finite_vector(values: np.ndarray, name: str, origin: str) -> np.ndarray:
@@ -156,25 +166,28 @@ def _check_global_longitudes(eastward: np.ndarray, origin: str) -> None:
 
 
 def _bounds_from_centres(lat: np.ndarray, origin: str) -> np.ndarray:
-    """Edges half way between the rows; the outermost are the poles (WeatherBench 2's rule)."""
-    inner = 0.5 * (lat[:-1] + lat[1:])
-    gap_north, gap_south = 90.0 - lat[0], lat[-1] + 90.0
-    # a row nearer to the pole than one spacing owns everything up to it; further away the grid is regional
-    if gap_north > lat[0] - lat[1] or gap_south > lat[-2] - lat[-1]:
+    """Return edges half way between the rows, the outermost at the poles (the rule of WeatherBench 2)."""
+    inner_edges = 0.5 * (lat[:-1] + lat[1:])
+    # The outermost row may lie up to one spacing from the pole; if it is further away, the grid is regional.
+    is_north_missing = 90.0 - lat[0] > lat[0] - lat[1]
+    is_south_missing = lat[-1] + 90.0 > lat[-2] - lat[-1]
+    if is_north_missing or is_south_missing:
         raise DataError(
             f"{origin}: latitudes {lat[-1]:g}..{lat[0]:g} do not reach the poles; only global grids can be used: "
             "take a file of the whole globe"
         )
-    return np.concatenate([[90.0], inner, [-90.0]])
+    return np.concatenate([[90.0], inner_edges, [-90.0]])
 
 
 def _bounds_from_file(bounds: np.ndarray, rows: np.ndarray, lat: np.ndarray, origin: str) -> np.ndarray:
-    """Edges from the file's (H, 2) bounds, whichever edge comes first; `rows` brings them into the order of `lat`."""
+    """Return the edges from the (H, 2) bounds of a file, either edge first; `rows` sorts them as `lat` is sorted."""
     if bounds.shape != (len(lat), 2):
         raise DataError(f"{origin}: latitude bounds have shape {bounds.shape}, expected ({len(lat)}, 2)")
     bounds = bounds[rows]
-    upper, lower = bounds.max(axis=1), bounds.min(axis=1)
-    if np.abs(upper[1:] - lower[:-1]).max() > _TOLERANCE_DEGREES or (upper < lat).any() or (lower > lat).any():
+    upper = bounds.max(axis=1)
+    lower = bounds.min(axis=1)
+    has_gaps = np.abs(upper[1:] - lower[:-1]).max() > _TOLERANCE_DEGREES
+    if has_gaps or (upper < lat).any() or (lower > lat).any():
         raise DataError(f"{origin}: latitude bounds leave gaps or do not enclose their rows")
     if abs(upper[0] - 90) > _TOLERANCE_DEGREES or abs(lower[-1] + 90) > _TOLERANCE_DEGREES:
         raise DataError(f"{origin}: latitude bounds {lower[-1]:g}..{upper[0]:g} do not reach the poles")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from credit.cli.arguments import add_config_arguments
+from credit.cli.common import add_config_arguments
 from credit.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -172,25 +172,19 @@ class TrainingProbe:
         """See `credit.hpc.planner.mesh.StepTrace`."""
         import torch
 
+        from credit.forecast.objectives.base import ObjectiveContext, build_objective
         from credit.train.build import build_stepper
         from credit.train.optim import build_optimizer
-        from credit.train.step import TrainingStep
+        from credit.train.step import StepSettings, TrainingStep
 
         conf = self._config.trainer
         stepper = build_stepper(self._config, self._assets, model, torch.device("cpu"), autocast)
         optimizer = build_optimizer(model, conf)
-        step = TrainingStep(
-            stepper,
-            self._loss(),
-            optimizer,
-            average=None,
-            seed=0,
-            accumulation=micro_steps,
-            grad_max_norm=conf.grad_max_norm,
-            forecast_len=lambda _: rollout,
-            counted_steps=None,
-            recompute=conf.recompute_steps,
+        objective = build_objective(conf.objective, ObjectiveContext(stepper, self._loss(), conf.recompute_steps))
+        settings = StepSettings(
+            forecast_len=lambda _: rollout, accumulation=micro_steps, grad_max_norm=conf.grad_max_norm
         )
+        step = TrainingStep(objective, optimizer, None, settings)
         return optimizer, lambda begin: step(self._batches(rollout, begin), 0, conf.learning_rate)
 
     def _loss(self) -> nn.Module:

@@ -1,21 +1,26 @@
-"""``credit_rollout``: forecasts from a list of initial times."""
+"""``credit rollout``: make forecasts from a list of initial times."""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import logging
 import re
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from credit.cli.arguments import add_config_arguments
+from credit.cli.common import add_config_arguments
+from credit.cli.terminal import add_quiet_argument
+from credit.utils.progress import ProgressBar
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from credit.config import Config
-    from credit.config.schema_forecast import InferenceConfig
+    from credit.config.schema_inference import InferenceConfig
     from credit.data.reader import FieldReader
     from credit.forecast.io.diagnostics import OutputDiagnostics
     from credit.forecast.io.forecast_writer import ForecastWriter
@@ -26,30 +31,38 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-HELP = """Forecast from the initial times of inference.initial_times with the checkpoint inference.checkpoint.
+HELP = """Make forecasts from the initial times of inference.initial_times with the weights of inference.checkpoint.
 
-Writes save_loc/forecasts (inference.folder): one CF netCDF file an initial time, or one zarr store (inference.format).
-Started on several ranks, each takes its share of the initial times; inference.parallelism spreads one forecast over
-ranks.
+Forecasts go to save_loc/forecasts (inference.folder): one CF netCDF file for each initial time, or one zarr store
+(inference.format). Several ranks share the initial times; inference.parallelism spreads each forecast over ranks.
 
-Data to start from need the prognostic variables and the dynamic forcing alone, unless inference.initial_times is a
-range without an end. data.store is read where it was made of data.sources; other sources, such as those of a new
-analysis, are read themselves.
+Data to start from need only the prognostic variables and the dynamic forcing, unless inference.initial_times is a range
+without an end. data.store is read if it was made from data.sources; other sources, such as a new analysis, are read
+directly.
 
-Forecasts that are already complete are not made again. Files of other weights, another analysis, other levels, lead
-times or settings are replaced. A zarr store of those is refused, with what differs: choose another inference.folder;
-later initial times are appended to it."""
+Forecasts that are complete are kept. Files made with other weights, analyses, levels, lead times or settings are
+replaced. Such a zarr store is refused, and the message says what differs: choose another inference.folder. Later
+initial times are appended to a store.
+
+example:
+  credit rollout config.yml inference.lead_time=240h
+  credit rollout config.yml --latest data.sources.0.path=analysis.nc"""
 
 __all__ = ["HELP", "add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add CONFIG, overrides and the part."""
+    """Add CONFIG, overrides and which initial times to forecast."""
     add_config_arguments(parser)
     parser.add_argument(
-        "--latest", action="store_true", help="from the last time of the data: inference.initial_times=latest"
+        "--latest",
+        action="store_true",
+        help="start from the last time of the data; the same as inference.initial_times=latest",
     )
-    parser.add_argument("--part", metavar="I/N", help="only the I-th of N parts of the initial times, for job arrays")
+    parser.add_argument(
+        "--part", metavar="I/N", help="only the I-th of N parts of the initial times, for job arrays; I starts at 1"
+    )
+    add_quiet_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -59,111 +72,158 @@ def run(arguments: argparse.Namespace) -> int:
     from credit.parallel.process_info import process_group, read_process_info
     from credit.train.build_model import build_forecast_mesh, choose_device
 
+    overrides = list(arguments.overrides)
     if arguments.latest:
-        _require_no_times(arguments.overrides)
-    latest = ["inference.initial_times=latest"] if arguments.latest else []
-    config = load_config(arguments.config, [*arguments.overrides, *latest])
-    launch, conf = read_process_info(), config.inference.parallelism
-    device = choose_device(config.trainer.device, launch.local_rank)
-    with ExitStack() as held:
-        if conf.is_spread:
-            timeout = parse_duration(config.trainer.parallelism.timeout)
-            held.enter_context(process_group(launch, device, timeout))
-        _forecast(config, arguments.part, launch, build_forecast_mesh(conf, launch, device.type))
+        _require_no_initial_times(overrides)
+        overrides.append("inference.initial_times=latest")
+    config = load_config(arguments.config, overrides)
+    process_info = read_process_info()
+    parallelism = config.inference.parallelism
+    device = choose_device(config.trainer.device, process_info.local_rank)
+    with ExitStack() as stack:
+        if parallelism.is_spread:
+            timeout_minutes = parse_duration(config.trainer.parallelism.timeout)
+            stack.enter_context(process_group(process_info, device, timeout_minutes))
+        mesh = build_forecast_mesh(parallelism, process_info, device.type)
+        _make_forecasts(config, arguments.part, process_info, mesh)
     return 0
 
 
-def _require_no_times(overrides: Sequence[str]) -> None:
-    """Refuse initial times beside ``--latest``, which would take their place."""
+def _require_no_initial_times(overrides: Sequence[str]) -> None:
+    """Refuse other initial times beside ``--latest``."""
     from credit.errors import ConfigError
 
     for text in overrides:
         if re.match(r"inference\.initial_times[.=]", text):
-            raise ConfigError(
-                f"--latest: {text} is given beside it, and --latest takes the last time of the data alone; leave one "
-                "of them out"
-            )
+            raise ConfigError(f"--latest: {text} is given as well, and only one of them can count; leave one out")
 
 
-def _forecast(config: Config, part: str | None, launch: ProcessInfo, mesh: DeviceGrid) -> None:
-    """Make the forecasts that fall to this rank."""
-    from tqdm import tqdm
+def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo, mesh: DeviceGrid) -> None:
+    """Make the forecasts of this rank and write them.
 
-    from credit.data.store.store_reader import StoreReader
-    from credit.forecast.ensemble.feature_noise import build_noise
-    from credit.forecast.ensemble.perturbations import build_perturbation
-    from credit.forecast.ensemble.sppt import build_stochastic
+    Collective: if the mesh has several ranks, all of them call it and take the same number of batches, because
+    sharded weights are gathered by all ranks.
+    """
     from credit.forecast.initial_times import choose_initial_times, choose_leads, group
     from credit.forecast.io.async_writer import BackgroundWriter
-    from credit.forecast.rollout import forecast, inference_mode
+    from credit.forecast.rollout import inference_mode
     from credit.train.build import assemble_forecaster, build_products
     from credit.train.open_data import open_for_forecasts
 
+    inference = config.inference
+    step_minutes = config.data.step_minutes
     reader, splits = open_for_forecasts(config)
-    if launch.is_main and config.inference.initial_times == "latest" and isinstance(reader, StoreReader):
+    if process_info.is_main:
+        _warn_old_store(config, reader)
+    forecaster = assemble_forecaster(config, reader, inference.checkpoint, process_info, mesh)
+    initial_times = choose_initial_times(inference, config.data, reader.times, reader.calendar, splits["test"])
+    lead_minutes = choose_leads(inference, step_minutes)
+    diagnostics = build_products(forecaster, lead_minutes[-1])
+    writer = _open_writer(config, forecaster, reader, diagnostics, initial_times, lead_minutes)
+
+    members = 1 if inference.ensemble is None else inference.ensemble.members
+    groups = _shard_groups(group(initial_times, members, inference.batch_size), part, process_info, mesh)
+    rank_times = [time for group_times in groups for time in group_times]
+    incomplete_times = [time for time in rank_times if not writer.is_complete(time)]
+    incomplete_times = _sync_incomplete_times(incomplete_times, process_info, mesh)
+    if process_info.is_main and incomplete_times:
+        _warn_distribution_shift(config, forecaster, reader, incomplete_times[0])
+    batches = []
+    for batch in _build_batches(groups, inference):
+        if any(start.initial in incomplete_times for start in batch):
+            batches.append(batch)
+    padding = _padding_batches(initial_times[0], inference, _max_batches(len(batches), mesh) - len(batches))
+
+    lead_numbers = {lead: number for number, lead in enumerate(lead_minutes)}
+    with BackgroundWriter(
+        writer, lead_numbers, step_minutes, str(forecaster.path), incomplete_times, diagnostics
+    ) as background:
+        forecast_batch = _build_forecast(config, forecaster, background.reading)
+        bar = ProgressBar(
+            total=sum(map(len, batches)),
+            desc="forecasting",
+            unit="start",
+            disable=None if process_info.is_main else True,
+        )
+        with bar:
+            for number, batch in enumerate([*batches, *padding]):
+                is_padding = number >= len(batches)
+                longest_lag = max(start.initial - start.analysis for start in batch)
+                outputs = forecast_batch(batch, (lead_minutes[-1] + longest_lag) // step_minutes)
+                for step, output in enumerate(inference_mode(outputs), start=1):
+                    # Tensor-parallel peers compute the same output; one of them writes it.
+                    if not is_padding and mesh.tensor_rank == 0:
+                        background.put(batch, step, output)
+                bar.update(0 if is_padding else len(batch))
+    if mesh.tensor_rank == 0:
+        rank_name = f"rank {process_info.rank}: " if process_info.world > 1 else ""
+        num_written = len(incomplete_times)
+        num_kept = len(rank_times) - num_written
+        print(f"{rank_name}{num_written} forecasts written, {num_kept} were complete already: {_folder(config)}")
+
+
+def _build_forecast(
+    config: Config, forecaster: Forecaster, reading: AbstractContextManager
+) -> Callable[[Sequence[ForecastStart], int], Iterator[Tensor]]:
+    """Return a function that takes a batch and a number of steps and yields the output (B, C, H, W) of each step."""
+    from credit.forecast.ensemble.feature_noise import build_noise
+    from credit.forecast.ensemble.perturbations import build_perturbation
+    from credit.forecast.ensemble.sppt import build_stochastic
+    from credit.forecast.rollout import forecast
+
+    ensemble = config.inference.ensemble
+    step_minutes, history_len = config.data.step_minutes, config.data.history_len
+    stepper, frames, grid = forecaster.stepper, forecaster.frames, forecaster.assets.grid
+    perturb = None
+    if ensemble is not None:
+        perturb = build_perturbation(ensemble, stepper, frames, grid, step_minutes, history_len, reading)
+    return functools.partial(
+        forecast,
+        stepper,
+        frames,
+        step_minutes=step_minutes,
+        history_len=history_len,
+        perturb=perturb,
+        reading=reading,
+        stochastic=build_stochastic(ensemble, grid, step_minutes),
+        noise=build_noise(ensemble, stepper.model),
+    )
+
+
+def _warn_old_store(config: Config, reader: FieldReader) -> None:
+    """Warn that the latest time of a training store is the end of its splits, not the newest analysis."""
+    from credit.data.store.store_reader import StoreReader
+
+    if config.inference.initial_times == "latest" and isinstance(reader, StoreReader):
         logger.warning(
-            "inference.initial_times: latest is the last time of data.store %s, which ends with data.splits; name "
-            "newer analyses by data.sources",
+            "inference.initial_times: latest is the last time of data.store %s, which ends with data.splits; for newer "
+            "analyses set data.sources",
             config.data.store,
         )
-    made = assemble_forecaster(config, reader, config.inference.checkpoint, launch, mesh)
-    conf, step, history = config.inference, config.data.step_minutes, config.data.history_len
-    initial = choose_initial_times(conf, config.data, reader.times, reader.calendar, splits["test"])
-    leads = choose_leads(conf, step)
-    products = build_products(made, leads[-1])
-    writer = _open_writer(config, made, reader, products, initial, leads)
-    members = 1 if conf.ensemble is None else conf.ensemble.members
-    groups = _share(group(initial, members, conf.batch_size), part, launch, mesh)
-    mine = [minutes for own in groups for minutes in own]
-    todo = _agree([minutes for minutes in mine if not writer.is_complete(minutes)], launch, mesh)
-    if launch.is_main and todo:
-        _warn_of_unlike(config, made, reader, todo[0])
-    batches = _batches(groups, conf)
-    batches = [batch for batch in batches if any(start.initial in todo for start in batch)]
-    idle = _company(initial[0], conf, _most(len(batches), mesh) - len(batches))
-    numbers = {lead: number for number, lead in enumerate(leads)}
-    with BackgroundWriter(writer, numbers, step, str(made.path), todo, products) as background:
-        perturb, reading, grid = None, background.reading, made.assets.grid
-        if conf.ensemble is not None:
-            perturb = build_perturbation(conf.ensemble, made.stepper, made.frames, grid, step, history, reading)
-        drawn = build_stochastic(conf.ensemble, grid, step), build_noise(conf.ensemble, made.stepper.model)
-        with tqdm(
-            total=sum(map(len, batches)), desc="forecasting", unit="start", disable=True if launch.rank else None
-        ) as bar:
-            for number, batch in enumerate([*batches, *idle]):
-                steps = (leads[-1] + max(start.initial - start.analysis for start in batch)) // step
-                outputs = forecast(made.stepper, made.frames, batch, steps, step, history, perturb, reading, *drawn)
-                for taken, output in enumerate(inference_mode(outputs), start=1):
-                    # tensor-parallel peers compute the same
-                    if number < len(batches) and mesh.tensor_rank == 0:
-                        background.put(batch, taken, output)
-                bar.update(len(batch) if number < len(batches) else 0)
-    if mesh.tensor_rank == 0:
-        who = f"rank {launch.rank}: " if launch.world > 1 else ""
-        print(f"{who}{len(todo)} forecasts written, {len(mine) - len(todo)} were there: {_folder(config)}")
 
 
-def _warn_of_unlike(config: Config, made: Forecaster, reader: FieldReader, minutes: int) -> None:
-    """Warn where the first fields of a forecast are of other units than those of training, or over another ground."""
+def _warn_distribution_shift(config: Config, forecaster: Forecaster, reader: FieldReader, initial_time: int) -> None:
+    """Warn if the first fields look unlike those of training: in other units, or over another orography."""
     from credit.data.analyses import read_static_of
     from credit.errors import DataError
     from credit.train.initial_condition_checks import describe_distribution_shift, describe_static_mismatch
 
-    assets, when = made.assets, reader.calendar.format(minutes)
+    assets = forecaster.assets
     warnings = []
-    with suppress(DataError):  # of what the forecast needs it says so itself
-        warnings.append(
-            describe_distribution_shift(assets, made.stepper.normalizer, made.frames.prognostic(minutes), when)
-        )
-    static = assets.channels.static_stored
-    has_static = reader.channels.static_stored == static
-    warnings.append(
-        describe_static_mismatch(
-            assets, reader.static() if has_static else read_static_of(config.data, static, reader.grid)
-        )
-    )
-    for warning in filter(None, warnings):
-        logger.warning("%s", warning)
+    # The forecast itself reports data that it needs and cannot read.
+    with suppress(DataError):
+        state_CHW = forecaster.frames.prognostic(initial_time)
+        time_text = reader.calendar.format(initial_time)
+        warnings.append(describe_distribution_shift(assets, forecaster.stepper.normalizer, state_CHW, time_text))
+    static_channels = assets.channels.static_stored
+    if reader.channels.static_stored == static_channels:
+        static_CHW = reader.static()
+    else:
+        static_CHW = read_static_of(config.data, static_channels, reader.grid)
+    warnings.append(describe_static_mismatch(assets, static_CHW))
+    for warning in warnings:
+        if warning:
+            logger.warning("%s", warning)
 
 
 def _folder(config: Config) -> Path:
@@ -172,86 +232,100 @@ def _folder(config: Config) -> Path:
 
 def _open_writer(
     config: Config,
-    made: Forecaster,
+    forecaster: Forecaster,
     reader: FieldReader,
-    products: OutputDiagnostics,
-    initial: list[int],
-    leads: list[int],
+    diagnostics: OutputDiagnostics,
+    initial_times: list[int],
+    lead_minutes: list[int],
 ) -> ForecastWriter:
     from credit.forecast.initial_times import lag_offsets
     from credit.forecast.io.forecast_writer import ForecastWriter
     from credit.forecast.rollout import checksums
     from credit.train.build import describe_run
 
-    conf, step, history = config.inference, config.data.step_minutes, config.data.history_len
-    lags = lag_offsets(conf.ensemble)
+    inference = config.inference
+    step_minutes, history_len = config.data.step_minutes, config.data.history_len
+    lags = lag_offsets(inference.ensemble)
     return ForecastWriter(
         _folder(config),
-        products.channels,
-        made.assets.grid,
+        diagnostics.channels,
+        forecaster.assets.grid,
         reader.calendar,
-        products.attributes,
-        step,
-        lead_minutes=leads,
-        initial_minutes=initial,
-        level_units=products.level_units,
-        format=conf.format,
-        layout=conf.layout,
-        variables=conf.variables,
-        levels=conf.levels,
-        members=None if conf.ensemble is None else conf.ensemble.members,
-        split=conf.split,
-        keep_bits=conf.keep_bits,
-        compression=conf.compression,
-        masks=products.masks,
-        global_attributes=describe_run(made) | products.described,
-        windows=products.windows,
-        started_from=checksums(made.frames, lags, step, history),
+        diagnostics.attributes,
+        step_minutes,
+        lead_minutes=lead_minutes,
+        initial_minutes=initial_times,
+        level_units=diagnostics.level_units,
+        format=inference.format,
+        layout=inference.layout,
+        variables=inference.variables,
+        levels=inference.levels,
+        members=None if inference.ensemble is None else inference.ensemble.members,
+        split=inference.split,
+        keep_bits=inference.keep_bits,
+        compression=inference.compression,
+        masks=diagnostics.masks,
+        global_attributes=describe_run(forecaster) | diagnostics.described,
+        windows=diagnostics.windows,
+        started_from=checksums(forecaster.frames, lags, step_minutes, history_len),
     )
 
 
-def _share(groups: list[list[int]], part: str | None, launch: ProcessInfo, mesh: DeviceGrid) -> list[list[int]]:
-    """Return this rank's groups of initial times: of an array job's part, dealt to ranks or to their groups."""
+def _shard_groups(
+    groups: list[list[int]], part: str | None, process_info: ProcessInfo, mesh: DeviceGrid
+) -> list[list[int]]:
+    """Return this rank's groups of initial times, of one part of a job array or of all."""
     from credit.forecast.initial_times import deal, select_part
 
-    mine = select_part(groups, part) if part else groups
-    rank, ranks = (launch.rank, launch.world) if mesh.device_mesh is None else (mesh.data_rank, mesh.data_ranks)
-    if launch.is_main and len(mine) < ranks:
+    if part:
+        groups = select_part(groups, part)
+    if mesh.device_mesh is None:
+        rank, ranks = process_info.rank, process_info.world
+    else:
+        rank, ranks = mesh.data_rank, mesh.data_ranks
+    if process_info.is_main and len(groups) < ranks:
         logger.warning(
-            "%d of %d ranks have nothing to do: inference.batch_size makes %d batches of initial times; lower it",
-            ranks - len(mine), ranks, len(mine),
+            "inference.batch_size: it makes only %d batches of initial times, so %d of %d ranks are idle; lower it",
+            len(groups), ranks - len(groups), ranks,
         )  # fmt: skip
-    return deal(mine, rank, ranks)
+    return deal(groups, rank, ranks)
 
 
-def _batches(groups: list[list[int]], conf: InferenceConfig) -> list[list[ForecastStart]]:
-    """Return the starts of each batch, group by group."""
+def _build_batches(groups: list[list[int]], inference: InferenceConfig) -> list[list[ForecastStart]]:
+    """Return the forecast starts of each batch, group by group."""
     from credit.forecast.ensemble.perturbations import lag_minutes
     from credit.forecast.rollout import batch_starts
 
-    members, lag = 1 if conf.ensemble is None else conf.ensemble.members, lag_minutes(conf.ensemble)
-    return [batch for own in groups for batch in batch_starts(own, conf.batch_size, members, lag)]
+    members = 1 if inference.ensemble is None else inference.ensemble.members
+    lag = lag_minutes(inference.ensemble)
+    batches = []
+    for initial_times in groups:
+        batches += batch_starts(initial_times, inference.batch_size, members, lag)
+    return batches
 
 
-def _company(initial: int, conf: InferenceConfig, number: int) -> list[list[ForecastStart]]:
-    """Return batches that are forecast for nobody: sharded weights are gathered by all ranks, so one that has no more
-    to do takes part in the others' forecasts. They have as many steps as those, which lags make longer."""
-    return list(itertools.islice(itertools.cycle(_batches([[initial]], conf)), number))
+def _padding_batches(initial_time: int, inference: InferenceConfig, number: int) -> list[list[ForecastStart]]:
+    """Return batches whose forecasts are discarded, so that an idle rank joins the collectives of the others.
+
+    They have as many steps as the others' batches, which lagged members make longer.
+    """
+    batches = _build_batches([[initial_time]], inference)
+    return list(itertools.islice(itertools.cycle(batches), number))
 
 
-def _agree(todo: list[int], launch: ProcessInfo, mesh: DeviceGrid) -> list[int]:
-    """Return what the first of the tensor-parallel peers wants to do: they saw the files at different moments."""
+def _sync_incomplete_times(times: list[int], process_info: ProcessInfo, mesh: DeviceGrid) -> list[int]:
+    """Collective: return the list of the first tensor-parallel peer; peers look at the files at different moments."""
     if mesh.device_mesh is None:
-        return todo
+        return times
     from credit.parallel.object_collectives import together
 
-    return together(lambda: todo)[launch.rank - mesh.tensor_rank]
+    return together(lambda: times)[process_info.rank - mesh.tensor_rank]
 
 
-def _most(batches: int, mesh: DeviceGrid) -> int:
-    """Return the largest number of batches of any rank that weights are shared with."""
+def _max_batches(num_batches: int, mesh: DeviceGrid) -> int:
+    """Collective: return the largest number of batches of any rank that shares weights with this one."""
     if mesh.device_mesh is None:
-        return batches
+        return num_batches
     from credit.parallel.object_collectives import together
 
-    return max(together(lambda: batches))
+    return max(together(lambda: num_batches))

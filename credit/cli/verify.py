@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from credit.cli.arguments import path_argument
+from credit.cli.common import path_argument
 
 if TYPE_CHECKING:
     from credit.config import Config
@@ -120,7 +120,7 @@ def _compared(config: Config, others: list[str]) -> tuple[Config, str | None]:
     Raises:
         ConfigError: if there are several, if it is no run, or if its name is taken.
     """
-    from credit.config.schema_forecast import OtherForecastsConfig, is_reserved_name
+    from credit.config.schema_verification import OtherForecastsConfig, is_reserved_name
     from credit.errors import ConfigError
 
     if not others:

@@ -16,7 +16,7 @@ from pydantic import GetCoreSchemaHandler
 from pydantic.fields import FieldInfo
 from pydantic_core import core_schema
 
-from credit.config.schema_base import Section
+from credit.config.schema_base import StrictModel
 from credit.errors import ConfigError, did_you_mean
 
 Registered = TypeVar("Registered", bound=type)
@@ -49,9 +49,9 @@ class Registry:
         self.noun = noun
         self._built_in = dict(built_in)
         self._classes: dict[str, type] = {}
-        self._sections: dict[str, type[Section]] = {}
+        self._sections: dict[str, type[StrictModel]] = {}
 
-    def register(self, name: str, section: type[Section]) -> Callable[[Registered], Registered]:
+    def register(self, name: str, section: type[StrictModel]) -> Callable[[Registered], Registered]:
         """Return a class decorator that makes a class and its config section available as `name`.
 
         Raises:
@@ -77,7 +77,7 @@ class Registry:
             importlib.import_module(self._built_in[name].module)
         return self._classes[name]
 
-    def find_section(self, name: str) -> type[Section]:
+    def find_section(self, name: str) -> type[StrictModel]:
         """Return the config section of a kind.
 
         Raises:
@@ -181,9 +181,9 @@ class KindOf:
     registry: Registry
     tag: str = "kind"
     default: str | None = None
-    base: type[Section] = Section
+    base: type[StrictModel] = StrictModel
 
-    def find_section(self, raw: object) -> type[Section] | None:
+    def find_section(self, raw: object) -> type[StrictModel] | None:
         """Return the section class of a plain mapping, None where it names no kind that is allowed here."""
         if not isinstance(raw, Mapping):
             return None

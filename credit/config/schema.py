@@ -8,18 +8,19 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from credit.calendar import parse_duration
-from credit.config.schema_base import PathText, Section
+from credit.config.schema_base import PathText, StrictModel
 from credit.config.schema_data import DataConfig, PreprocessConfig
-from credit.config.schema_forecast import InferenceConfig, VerificationConfig
+from credit.config.schema_inference import InferenceConfig
 from credit.config.schema_jobs import PbsConfig, SlurmConfig
 from credit.config.schema_loss import LossEntry, default_loss
 from credit.config.schema_model import ModelEntry
 from credit.config.schema_postprocess import replace_entries, require_order
 from credit.config.schema_trainer import TrainerConfig
+from credit.config.schema_verification import VerificationConfig
 from credit.config.step_defaults import fill_step_defaults
 
 
-class Config(Section):
+class Config(StrictModel):
     """A run."""
 
     experiment: str = Field("experiment", description="A name for the run.")

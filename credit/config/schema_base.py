@@ -1,36 +1,69 @@
-"""Base of every config section: frozen, and an unknown key is an error."""
+"""Base class of every config section, and the types of values that several sections share."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ModelWrapValidatorHandler, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    model_validator,
+)
 
+from credit.calendar import format_duration, parse_duration
+from credit.errors import ConfigError
 from credit.utils.paths import expand_home
 
-# The type of every key that holds a path: `~` is expanded here and nowhere else.
+
+def _canonical_duration(value: object) -> object:
+    """Return the one spelling of a duration, so that configs that mean the same are equal."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        # Not a duration: pydantic reports the wrong type.
+        return value
+    try:
+        return format_duration(parse_duration(value))
+    except ConfigError as error:
+        raise ValueError(str(error).split(": ", 1)[1]) from error
+
+
+# A path as text. `~` is expanded here and nowhere else.
 PathText = Annotated[str, AfterValidator(expand_home)]
+# A duration as text, such as "6h"; a number alone means hours.
+Duration = Annotated[str, BeforeValidator(_canonical_duration)]
+# An hour of the day, UTC.
+Hour = Annotated[int, Field(ge=0, le=23)]
 
 
-class Section(BaseModel):
-    """A section of the config; immutable, strict about unknown keys."""
+class StrictModel(BaseModel):
+    """A section of the config: immutable, and an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     @model_validator(mode="wrap")
     @classmethod
-    def _refuse_truth_as_number(cls, given: Any, validate: ModelWrapValidatorHandler) -> Any:
-        """Refuse ``yes`` or ``true`` for a number, which pydantic would take for 1."""
-        section = validate(given)
-        for name, value in given.items() if isinstance(given, Mapping) else ():
-            if isinstance(value, bool) and not _takes_truth(cls.model_fields[name].annotation):
-                raise ValueError(f"{name}: {str(value).lower()} is no value of this key; write a number")
+    def _refuse_bool_as_number(cls, values: Any, validate: ModelWrapValidatorHandler) -> Any:
+        """Refuse ``yes`` or ``true`` where a number is expected: pydantic would read it as 1."""
+        section = validate(values)
+        if not isinstance(values, Mapping):
+            return section
+        for key, value in values.items():
+            if isinstance(value, bool) and not _accepts_bool(cls.model_fields[key].annotation):
+                raise ValueError(f"{key}: {str(value).lower()} is not a value of this key; write a number")
         return section
 
 
-def _takes_truth(annotation: Any) -> bool:
-    """Return whether a value of this type may be true or false."""
+# Until the sections of models and of post-processing have left credit.config.
+Section = StrictModel
+
+
+def _accepts_bool(annotation: Any) -> bool:
+    """Return whether true or false is among the values of a type."""
     if annotation in (bool, Any):
         return True
-    return any(isinstance(item, bool) or _takes_truth(item) for item in get_args(annotation))
+    # An argument is a value where the type is a Literal, else a type.
+    return any(isinstance(argument, bool) or _accepts_bool(argument) for argument in get_args(annotation))

@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 from pydantic import Field, SerializeAsAny
 
 from credit.config.registry import LOSSES, KindOf
-from credit.config.schema_base import Section
+from credit.config.schema_base import StrictModel
 
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class LossSection(Section):
+class LossSection(StrictModel):
     """Keys that every training loss has; they set the weights and scales that a loss is built with."""
 
     kind: str

@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import Field, SerializeAsAny, model_validator
 
 from credit.config.registry import MODELS, POSTPROCESSES, KindOf
-from credit.config.schema_base import Section
+from credit.config.schema_base import StrictModel
 from credit.config.schema_postprocess import PostprocessEntry, PostprocessSection, keyed_entries, require_order
 
 # of `model.hyperdiffusion` and `inference.hyperdiffusion`, which need not name their kind
@@ -20,7 +20,7 @@ HyperdiffusionEntry = Annotated[
 ]
 
 
-class ModelSection(Section):
+class ModelSection(StrictModel):
     """Keys that every model has."""
 
     type: str = Field(description="The model's registered name.")

@@ -7,10 +7,10 @@ from typing import Annotated
 from pydantic import SerializeAsAny
 
 from credit.config.registry import OBJECTIVES, KindOf
-from credit.config.schema_base import Section
+from credit.config.schema_base import StrictModel
 
 
-class ObjectiveSection(Section):
+class ObjectiveSection(StrictModel):
     """Keys that every training objective has."""
 
     kind: str

@@ -1,4 +1,4 @@
-"""What forecasts are brought to before they are written: pressure levels, derived variables, sums over hours."""
+"""Variables that are computed from a forecast's output before it is written: derived variables and sums over hours."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from credit.channels import DERIVED_FROM
-from credit.config.schema_base import Section
-from credit.config.schema_data import Duration
+from credit.config.schema_base import Duration, StrictModel
 from credit.errors import did_you_mean
 
 ACCUMULATION = "accumulation"
-# of files' coordinates and marks, in any format
-_TAKEN = (
+# Names of coordinates and of markers in forecast files, in any format.
+_RESERVED_NAMES = (
     r"(valid_)?time(_since_start|_\d.*)?|init_time|lead_time|prediction_timedelta|forecast_period|member|"
     r"forecast_reference_time|level(_.*)?|latitude|longitude|written|initial_fields|bnds|.*_bnds"
 )
 
 
 def require_names(names: Iterable[str]) -> None:
-    """Refuse names of derived variables that files cannot hold beside their coordinates.
+    """Refuse names of derived variables that forecast files cannot contain.
 
     Raises:
         ValueError: naming the first of them.
@@ -30,14 +29,14 @@ def require_names(names: Iterable[str]) -> None:
     for name in names:
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*", name):
             raise ValueError(
-                f'"{name}" is no name of a variable: it may have letters, digits, underscore, dot, plus and hyphen'
+                f'"{name}" is not a name for a variable: use letters, digits, underscore, dot, plus and hyphen'
             )
-        if re.fullmatch(_TAKEN, name):
+        if re.fullmatch(_RESERVED_NAMES, name):
             raise ValueError(f'"{name}" is the name of a coordinate of the files; take another name')
 
 
-class ProductConfig(Section):
-    """A variable that is made of a forecast's outputs."""
+class DerivedVariableConfig(StrictModel):
+    """A variable that is computed from a forecast's output."""
 
     kind: Literal[
         "geopotential",
@@ -46,32 +45,37 @@ class ProductConfig(Section):
         "relative_humidity_water",
         "wind_speed",
         "accumulation",
-    ] = Field(description="How it is made. `accumulation` adds up what `of` names over the steps.")
+    ] = Field(description="The quantity. `accumulation` is the sum of the variable `of` over steps.")
     inputs: dict[str, str] = Field(
         {},
-        description="Variables to make it of, where they have other names: temperature (t), specific_humidity (q), "
-        "eastward_wind (u), northward_wind (v).",
+        description="Input -> variable. Defaults: temperature: t, specific_humidity: q, eastward_wind: u, "
+        "northward_wind: v.",
     )
-    of: str | None = Field(None, description="accumulation: an output that is a sum over the step.")
+    of: str | None = Field(
+        None, description="For `accumulation`: an output that is a sum over the step (precipitation)."
+    )
     over: Duration | None = Field(
-        None, description="accumulation: the time before, missing until it has passed; default: since the initial time."
+        None,
+        description="For `accumulation`: length of the window that ends at the lead time; values are missing until "
+        "this time has passed. Default: since the initial time.",
     )
 
     @model_validator(mode="after")
-    def _inputs_fit(self) -> ProductConfig:
+    def _require_fitting_inputs(self) -> DerivedVariableConfig:
         if (self.kind == ACCUMULATION) != (self.of is not None):
-            raise ValueError(f"of: goes with kind {ACCUMULATION}, and that with it")
+            raise ValueError(f"of: is needed for kind {ACCUMULATION}, and for that alone")
         if self.kind != ACCUMULATION and self.over is not None:
-            raise ValueError(f"over: goes with kind {ACCUMULATION}")
-        known = DERIVED_FROM.get(self.kind, {})
+            raise ValueError(f"over: is for kind {ACCUMULATION}")
+        roles = DERIVED_FROM.get(self.kind, {})
         for role in self.inputs:
-            if role not in known:
-                raise ValueError(
-                    f'inputs: "{role}" is not among {", ".join(known) or "none"}{did_you_mean(role, known)}'
-                )
+            if role not in roles:
+                choices = ", ".join(roles) or "none"
+                raise ValueError(f'inputs: "{role}" is not among {choices}{did_you_mean(role, roles)}')
         return self
 
     @property
-    def made_of(self) -> dict[str, str]:
-        """Role -> variable, the field that others belong to first."""
-        return {"amount": self.of} if self.of is not None else DERIVED_FROM[self.kind] | self.inputs
+    def input_variables(self) -> dict[str, str]:
+        """Inputs: role -> variable. The levels of the first input are those of the derived variable."""
+        if self.of is not None:
+            return {"amount": self.of}
+        return DERIVED_FROM[self.kind] | self.inputs

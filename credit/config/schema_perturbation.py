@@ -7,15 +7,17 @@ from typing import Annotated
 from pydantic import Field, SerializeAsAny
 
 from credit.config.registry import PERTURBATIONS, KindOf
-from credit.config.schema_base import Section
+from credit.config.schema_base import StrictModel
 
 
-class InitialPerturbationSection(Section):
+class InitialPerturbationSection(StrictModel):
     """Keys that every perturbation of the initial states has."""
 
     kind: str
     amplitude: float = Field(
-        0.3, gt=0, description="Standard deviation, in units of that of each channel's change over a step."
+        0.3,
+        gt=0,
+        description="Standard deviation, as a multiple of the standard deviation of each channel's change over a step.",
     )
 
     def analysis_lags_minutes(self) -> list[int]:
@@ -31,7 +33,7 @@ class InitialPerturbationSection(Section):
         return f"{self.kind} perturbations of {self.amplitude:g} deviations of change"
 
 
-class TendencyPerturbationSection(Section):
+class TendencyPerturbationSection(StrictModel):
     """Keys that every perturbation of the tendencies has."""
 
     kind: str

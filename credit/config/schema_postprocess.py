@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import SerializeAsAny
 
 from credit.config.registry import POSTPROCESSES, KindOf
-from credit.config.schema_base import Section
+from credit.config.schema_base import StrictModel
 from credit.config.schema_data import DataConfig
 
 # A later entry must not undo an earlier one: damping moves values past their bounds, a clamp opens a closed budget.
@@ -16,7 +16,7 @@ from credit.config.schema_data import DataConfig
 BUILT_IN_ORDER = ("hyperdiffusion", "clamp", "dry_mass", "water", "energy")
 
 
-class PostprocessSection(Section):
+class PostprocessSection(StrictModel):
     """Keys that every post-process has."""
 
     kind: str

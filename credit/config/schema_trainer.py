@@ -6,14 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from credit.config.schema_base import PathText, Section
-from credit.config.schema_data import Duration
+from credit.config.schema_base import Duration, PathText, StrictModel
 from credit.config.schema_objective import ObjectiveEntry, default_objective
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class ScheduleConfig(Section):
+class ScheduleConfig(StrictModel):
     """Learning rate over the run, sized from the run's own number of steps."""
 
     kind: Literal["cosine", "constant"] = Field("cosine", description="Shape after the warm-up.")
@@ -21,7 +20,7 @@ class ScheduleConfig(Section):
     final: float = Field(0.01, ge=0, le=1, description="Learning rate at the end as a share of the peak (cosine).")
 
 
-class LossSpikeConfig(Section):
+class LossSpikeConfig(StrictModel):
     """What counts as a jump of the loss, after which the run goes back and leaves the batch out."""
 
     factor: float = Field(5.0, gt=1, description="Times the median of the losses before.")
@@ -29,7 +28,7 @@ class LossSpikeConfig(Section):
     limit: int = Field(3, ge=1, description="How often the run goes back for it; later jumps get a warning.")
 
 
-class ParallelismConfig(Section):
+class ParallelismConfig(StrictModel):
     """How the run's ranks share the work: replicate x shard x tensor = number of ranks; shard is what is left."""
 
     data: Literal["fsdp2", "ddp", "none"] = Field(
@@ -50,7 +49,7 @@ class ParallelismConfig(Section):
     timeout: Duration = Field("30min", description="How long a collective waits for the slowest rank before it fails.")
 
 
-class MixedPrecisionConfig(Section):
+class MixedPrecisionConfig(StrictModel):
     """FSDP2's mixed precision, in force with trainer.amp on several ranks."""
 
     param_dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="Weights and activations.")
@@ -63,7 +62,7 @@ class MixedPrecisionConfig(Section):
     )
 
 
-class LoraConfig(Section):
+class LoraConfig(StrictModel):
     """Fine-tuning of a trained model: it is frozen, and low-rank adapters of some of its weights train."""
 
     rank: int = Field(8, ge=1, description="Rank of an adapter.")
@@ -75,7 +74,7 @@ class LoraConfig(Section):
     )
 
 
-class PreviewConfig(Section):
+class PreviewConfig(StrictModel):
     """Forecasts that a training run makes, scores and draws, so that one sees early what it comes to."""
 
     every: int = Field(1, ge=1, description="A view every so many validations, and one at the end.")
@@ -90,7 +89,7 @@ class PreviewConfig(Section):
     )
 
 
-class TrainerConfig(Section):
+class TrainerConfig(StrictModel):
     """How training runs."""
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: a GPU where there is one.")

@@ -1,4 +1,4 @@
-"""Default durations of forecasts, which must be multiples of the time step, whatever that is."""
+"""Default durations that must be multiples of the time step, whatever the time step is."""
 
 from __future__ import annotations
 
@@ -7,53 +7,71 @@ from typing import Any
 
 from credit.calendar import format_duration, parse_duration
 from credit.config.registry import PERTURBATIONS
+from credit.config.schema_base import StrictModel
 from credit.config.schema_data import DataConfig
-from credit.config.schema_forecast import InferenceConfig, InitialTimesConfig, VerificationConfig
+from credit.config.schema_inference import InferenceConfig, InitialTimesConfig
 from credit.config.schema_trainer import PreviewConfig
+from credit.config.schema_verification import VerificationConfig
 from credit.errors import ConfigError
 
 
 def fill_step_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config with the durations that it leaves out, where their usual default is no multiple of the step.
+    """Return a config in which the missing durations have their defaults, rounded up to a multiple of the time step.
 
     Args:
-        raw: the whole config, not yet validated; what is not of the right type is left to the validation.
+        raw: the whole config, not yet validated. Values of a wrong type are left to the validation.
     """
     filled = dict(raw)
     data = raw.get("data")
-    timestep = data.get("timestep", DataConfig.model_fields["timestep"].default) if isinstance(data, Mapping) else None
+    if not isinstance(data, Mapping):
+        return filled
     try:
-        step = parse_duration(timestep)
+        step = parse_duration(data.get("timestep", DataConfig.model_fields["timestep"].default))
     except ConfigError:
         return filled
-    _fill(filled, "inference", {"lead_time": _round_up(InferenceConfig.model_fields["lead_time"].default, step)})
-    leads = VerificationConfig.model_fields["figure_leads"].default
-    _fill(filled, "verification", {"figure_leads": list(dict.fromkeys(_round_up(lead, step) for lead in leads))})
-    inference, trainer = filled.get("inference"), filled.get("trainer")
+
+    figure_leads = []
+    for lead in VerificationConfig.model_fields["figure_leads"].default:
+        rounded = _round_up(lead, step)
+        if rounded not in figure_leads:
+            figure_leads.append(rounded)
+    filled["verification"] = _with_defaults(raw.get("verification", {}), {"figure_leads": figure_leads})
+
+    inference = _with_defaults(
+        raw.get("inference", {}), {"lead_time": _rounded_default(InferenceConfig, "lead_time", step)}
+    )
+    filled["inference"] = inference
     if isinstance(inference, dict):
-        every = _round_up(InitialTimesConfig.model_fields["every"].default, step)
-        _fill(inference, "initial_times", {"every": every})
+        initial_times = inference.get("initial_times", {})
+        inference["initial_times"] = _with_defaults(
+            initial_times, {"every": _rounded_default(InitialTimesConfig, "every", step)}
+        )
         ensemble = inference.get("ensemble")
         perturbation = ensemble.get("perturbation") if isinstance(ensemble, Mapping) else None
         if isinstance(perturbation, Mapping) and perturbation.get("kind") == "bred":
-            inference["ensemble"] = dict(ensemble)
-            cycle = _round_up(PERTURBATIONS.find_section("bred").model_fields["cycle"].default, step)
-            _fill(inference["ensemble"], "perturbation", {"cycle": cycle})
+            cycle = _rounded_default(PERTURBATIONS.find_section("bred"), "cycle", step)
+            inference["ensemble"] = {**ensemble, "perturbation": _with_defaults(perturbation, {"cycle": cycle})}
+
+    trainer = raw.get("trainer")
     if isinstance(trainer, Mapping) and isinstance(trainer.get("preview"), Mapping):
-        filled["trainer"] = dict(trainer)
-        lead_time = _round_up(PreviewConfig.model_fields["lead_time"].default, step)
-        _fill(filled["trainer"], "preview", {"lead_time": lead_time})
+        lead_time = _rounded_default(PreviewConfig, "lead_time", step)
+        filled["trainer"] = {**trainer, "preview": _with_defaults(trainer["preview"], {"lead_time": lead_time})}
     return filled
 
 
-def _fill(parent: dict[str, Any], name: str, defaults: Mapping[str, Any]) -> None:
-    """Give a section below `parent` the defaults of keys that it lacks; a section that is left out is made."""
-    section = parent.get(name, {})
-    if isinstance(section, Mapping):
-        parent[name] = {**defaults, **section}
+def _with_defaults(section: Any, defaults: Mapping[str, Any]) -> Any:
+    """Return a copy of a section with defaults for missing keys; anything but a mapping is returned as it is."""
+    return {**defaults, **section} if isinstance(section, Mapping) else section
+
+
+def _rounded_default(section: type[StrictModel], key: str, step: int) -> str:
+    return _round_up(section.model_fields[key].default, step)
 
 
 def _round_up(duration: str, step: int) -> str:
-    """Return a duration, or the next multiple of `step` minutes where it is none."""
+    """Return a duration rounded up to a multiple of `step` minutes."""
     minutes = parse_duration(duration)
-    return duration if minutes % step == 0 else format_duration(-(-minutes // step) * step)
+    if minutes % step == 0:
+        return duration
+    num_steps = -(-minutes // step)
+    return format_duration(num_steps * step)

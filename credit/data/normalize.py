@@ -1,4 +1,4 @@
-"""Normalizer: between physical units and normalised space, on the device, per channel and level."""
+"""Conversion between physical units and normalised values, on the device, for each channel and level."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from credit.data.transforms import apply, invert
 
 
 class Normalizer(nn.Module):
-    """Scales channels to mean 0 and standard deviation 1 over the training period; float32 throughout.
+    """Scaling of channels to mean 0 and standard deviation 1 over the training period, in float32.
 
-    Variables with a transform are transformed first; their statistics are those of transformed values.
-
-    Channels with declared missing values come as NaN there and are filled with the mean, that is 0.
+    Variables with a transform are transformed first; their statistics are those of transformed values. Channels with
+    declared missing values have NaN there, which is filled with the mean, that is 0.
 
     Args:
         channels: the channels.
-        statistics: of every channel that is read from data.
+        statistics: statistics of every channel that is read from data.
         fixed: mean and standard deviation of channels that `statistics` does not have, by name.
         transforms: variable -> its transform, where it has one.
 
@@ -39,99 +38,131 @@ class Normalizer(nn.Module):
         transforms: Mapping[str, TransformConfig],
     ) -> None:
         super().__init__()
-        self._transforms: dict[str, dict[int, TransformConfig]] = {}
-        for group in ("prognostic", "diagnostic", "dynamic_forcing", "static", "output"):
-            own = channels.output if group == "output" else channels.group(group)
-            self._transforms[group] = {
-                row: transforms[channel.variable]
-                for row, channel in enumerate(own)
-                if channel.variable in transforms and channel.source == "data"
-            }
+        # Group -> index of a channel in it -> the channel's transform.
+        self._transforms: dict[str, dict[int, TransformConfig]] = {
+            "output": _transforms_by_index(channels.output, transforms)
+        }
         for group in ("prognostic", "diagnostic", "dynamic_forcing", "static"):
-            mean, std = _mean_and_std(channels.group(group), statistics, fixed)
-            self.register_buffer(f"{group}_mean", mean, persistent=False)
-            self.register_buffer(f"{group}_std", std, persistent=False)
-        own = statistics.select([channel.name for channel in channels.group("prognostic")])
-        scale = np.asarray(own.tendency_std, dtype=np.float64) / np.asarray(own.std, dtype=np.float64)
-        self.register_buffer("tendency_scale_C", torch.from_numpy(scale.astype(np.float32)), persistent=False)
+            group_channels = channels.group(group)
+            self._transforms[group] = _transforms_by_index(group_channels, transforms)
+            mean_C, std_C = _mean_and_std(group_channels, statistics, fixed)
+            self.register_buffer(f"{group}_mean", mean_C, persistent=False)
+            self.register_buffer(f"{group}_std", std_C, persistent=False)
+        prognostic = statistics.select([channel.name for channel in channels.group("prognostic")])
+        # The quotient is taken in float64 and rounded once.
+        scale_C = np.asarray(prognostic.tendency_std, np.float64) / np.asarray(prognostic.std, np.float64)
+        self.register_buffer("tendency_scale_C", torch.from_numpy(scale_C.astype(np.float32)), persistent=False)
 
     def encode(self, x: torch.Tensor, group: str) -> torch.Tensor:
-        """Return normalised values of one group's channels; `x` is (B, C, ...) in physical units.
+        """Return normalised values of the channels of a group.
 
-        `group` may be ``output`` for prognostic and diagnostic channels together.
+        Args:
+            x: (B, C, ...) in physical units.
+            group: a group of channels, or ``output`` for prognostic and diagnostic channels together.
         """
-        mean, std = self._of(group, x.dim())
-        apart = self._each(apply, x.float(), group) - mean
-        return torch.nan_to_num(apart.div_(std), nan=0.0, posinf=torch.inf, neginf=-torch.inf)
+        mean, std = self._mean_and_std(group, x.dim())
+        deviation = self._transform(apply, x.float(), group) - mean
+        return torch.nan_to_num(deviation.div_(std), nan=0.0, posinf=torch.inf, neginf=-torch.inf)
 
     def decode(self, x: torch.Tensor, group: str) -> torch.Tensor:
         """Return physical values of normalised `x` (B, C, ...)."""
-        mean, std = self._of(group, x.dim())
-        # not as one fused operation: the normalised value of 0 shall give 0 again
-        return self._each(invert, (x.float() * std).add_(mean), group)
+        mean, std = self._mean_and_std(group, x.dim())
+        # A fused multiply-add rounds differently, and the normalised value of 0 must give exactly 0 again.
+        return self._transform(invert, (x.float() * std).add_(mean), group)
 
     def decode_differences(self, x: torch.Tensor, group: str) -> torch.Tensor:
-        """Return values whose differences are those of physical values: without the mean, which would cost digits."""
-        mean, std = self._of(group, x.dim())
+        """Return values whose differences are those of physical values.
+
+        The mean is left out, because adding it would cost digits of the differences. Transformed variables need it.
+        """
+        mean, std = self._mean_and_std(group, x.dim())
         scaled = x.float() * std
-        for row in self._transforms[group]:
-            scaled[:, row] += mean[:, row]
-        return self._each(invert, scaled, group)
+        for index in self._transforms[group]:
+            scaled[:, index] += mean[:, index]
+        return self._transform(invert, scaled, group)
 
     def encode_rows(self, x: torch.Tensor, group: str, rows: Sequence[int]) -> torch.Tensor:
-        """Return normalised values of some of a group's channels, computed in float64; `x` is (B, rows, H, W)."""
-        mean, std, own = self._of_rows(group, rows)
-        x = x.double()
-        if own:
-            x = torch.stack([apply(one, own[k]) if k in own else one for k, one in enumerate(x.unbind(1))], dim=1)
-        return ((x - mean) / std).float()
+        """Return normalised values of some channels of a group, computed in float64.
+
+        Args:
+            x: (B, R, H, W) in physical units, the R channels at `rows`.
+            group: as in `encode`.
+            rows: indices of the channels in the group.
+        """
+        mean, std = self._mean_and_std_of_rows(group, rows)
+        return ((self._transform_rows(apply, x.double(), group, rows) - mean) / std).float()
 
     def decode_rows(self, x: torch.Tensor, group: str, rows: Sequence[int]) -> torch.Tensor:
-        """Return physical values of some channels of normalised `x` (B, C, H, W), float64 (B, rows, H, W)."""
-        mean, std, own = self._of_rows(group, rows)
-        x = torch.addcmul(mean, _take(x, rows).double(), std)
-        if own:
-            x = torch.stack([invert(one, own[k]) if k in own else one for k, one in enumerate(x.unbind(1))], dim=1)
-        return x
+        """Return physical values of some channels of normalised `x` (B, C, H, W), float64 (B, R, H, W)."""
+        mean, std = self._mean_and_std_of_rows(group, rows)
+        physical = torch.addcmul(mean, _take(x, rows).double(), std)
+        return self._transform_rows(invert, physical, group, rows)
 
-    def _of_rows(
-        self, group: str, rows: Sequence[int]
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[int, TransformConfig]]:
-        mean, std = (_take(one, rows).double() for one in self._of(group, 4))
-        own = self._transforms[group]
-        return mean, std, {place: own[row] for place, row in enumerate(rows) if row in own}
-
-    def _each(self, function: Callable, x: torch.Tensor, group: str) -> torch.Tensor:
+    def _transform(self, function: Callable, x: torch.Tensor, group: str) -> torch.Tensor:
         """Return `x` (B, C, ...) with `function` applied to the channels of the group that have a transform."""
-        own = self._transforms[group]
-        if not own:
+        transforms = self._transforms[group]
+        if not transforms:
             return x
-        parts = [function(part, own[row]) if row in own else part for row, part in enumerate(x.unbind(1))]
-        return torch.stack(parts, dim=1)
+        channels = list(x.unbind(1))
+        for index, transform in transforms.items():
+            channels[index] = function(channels[index], transform)
+        return torch.stack(channels, dim=1)
 
-    def _of(self, group: str, dims: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _transform_rows(self, function: Callable, x: torch.Tensor, group: str, rows: Sequence[int]) -> torch.Tensor:
+        """Return `x` (B, R, ...), the channels of the group at `rows`, with `function` applied as in `_transform`."""
+        transforms = self._transforms[group]
+        if not any(row in transforms for row in rows):
+            return x
+        channels = list(x.unbind(1))
+        for index, row in enumerate(rows):
+            if row in transforms:
+                channels[index] = function(channels[index], transforms[row])
+        return torch.stack(channels, dim=1)
+
+    def _mean_and_std(self, group: str, dims: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return mean and standard deviation of a group's channels, (1, C, 1, ...) with `dims` dimensions."""
         shape = (1, -1) + (1,) * (dims - 2)
         groups = ("prognostic", "diagnostic") if group == "output" else (group,)
         mean = torch.cat([getattr(self, f"{name}_mean") for name in groups])
         std = torch.cat([getattr(self, f"{name}_std") for name in groups])
         return mean.reshape(shape), std.reshape(shape)
 
+    def _mean_and_std_of_rows(self, group: str, rows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        mean, std = self._mean_and_std(group, 4)
+        return _take(mean, rows).double(), _take(std, rows).double()
+
 
 def _take(x: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-    """Return channels of `x` (B, C, ...), without a copy where they lie side by side."""
-    first, last = rows[0], rows[-1]
-    return x[:, first : last + 1] if list(rows) == list(range(first, last + 1)) else x[:, list(rows)]
+    """Return channels of `x` (B, C, ...), a view where they are adjacent."""
+    adjacent_rows = list(range(rows[0], rows[-1] + 1))
+    if list(rows) == adjacent_rows:
+        return x[:, rows[0] : rows[-1] + 1]
+    return x[:, list(rows)]
+
+
+def _transforms_by_index(
+    channels: Sequence[Channel], transforms: Mapping[str, TransformConfig]
+) -> dict[int, TransformConfig]:
+    """Return index of a channel -> its transform, for the channels read from data that have one."""
+    by_index = {}
+    for index, channel in enumerate(channels):
+        if channel.source == "data" and channel.variable in transforms:
+            by_index[index] = transforms[channel.variable]
+    return by_index
 
 
 def _mean_and_std(
     channels: Sequence[Channel], statistics: Statistics, fixed: Mapping[str, tuple[float, float]]
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return mean and standard deviation of the channels, (C,) float32 each."""
     pairs = []
     for channel in channels:
         if channel.name in statistics.names:
-            own = statistics.select([channel.name])
-            pairs.append((float(own.mean[0]), float(own.std[0]) or 1.0))
+            row = statistics.names.index(channel.name)
+            # A static field may be the same everywhere; it is then only shifted.
+            std = float(statistics.std[row]) or 1.0
+            pairs.append((float(statistics.mean[row]), std))
         else:
             pairs.append(fixed[channel.name])
-    table = np.asarray(pairs, dtype=np.float64).reshape(-1, 2).astype(np.float32)
-    return torch.from_numpy(table[:, 0].copy()), torch.from_numpy(table[:, 1].copy())
+    table_C2 = np.asarray(pairs, dtype=np.float64).reshape(-1, 2).astype(np.float32)
+    return torch.from_numpy(table_C2[:, 0].copy()), torch.from_numpy(table_C2[:, 1].copy())

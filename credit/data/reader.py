@@ -1,4 +1,4 @@
-"""FieldReader: what everything else needs of the data, and `open_reader`, which finds the right one."""
+"""Interface of all readers of fields, and `open_reader`, which opens the one that the config describes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from credit.grid import LatLonGrid
 
 
 class FieldReader(Protocol):
-    """Fields in physical units, one time at once.
+    """Reader of fields in physical units, time by time.
 
     Attributes:
         grid: rows from north to south, columns eastward.
-        calendar: the calendar.
-        channels: the channels; ``stored`` and ``static_stored`` are what is read.
+        calendar: calendar of the times.
+        channels: the channels, of which ``stored`` and ``static_stored`` are read.
         times: (N,) int64 minutes, increasing; there may be gaps.
         attributes: variable -> units, standard_name, long_name and, unless instantaneous, temporal.
         masks: variable with declared missing values -> (H, W) bool, True where it is always missing.
@@ -41,15 +41,15 @@ class FieldReader(Protocol):
         ...
 
     def read_each(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
-        """Yield the fields of several times as `read` returns them, in less time where they lie together."""
+        """Yield the fields of several times as `read` returns them; faster than `read` for times in a row."""
         ...
 
-    def read_into(self, index: int, places: Sequence[np.ndarray | None]) -> None:
-        """Bring the fields of one time to their places.
+    def read_into(self, index: int, targets: Sequence[np.ndarray | None]) -> None:
+        """Read the fields of one time into given arrays.
 
         Args:
-            index: of the time.
-            places: for each of ``channels.stored`` a contiguous array (H, W) float32, or None where it is not wanted.
+            index: index of the time.
+            targets: for each of ``channels.stored`` a contiguous array (H, W) float32, or None to leave it out.
         """
         ...
 
@@ -58,14 +58,17 @@ class FieldReader(Protocol):
         ...
 
     def index_of(self, minutes: int) -> int | None:
-        """Return the place of a time in `times`, None where it is not there."""
+        """Return the index of a time in `times`, None if the data do not have it."""
         ...
 
 
 def open_reader(conf: DataConfig) -> FieldReader:
-    """Open the training store where the config names one, else the sources.
+    """Open the training store if the config names one, else the sources.
 
     Raises:
-        DataError: if the store is absent, incomplete or of another config, or the sources are not what the config says.
+        DataError: if the store does not exist, is incomplete or of another config, or the sources do not match the
+            config.
     """
-    return open_sources(conf) if conf.store is None else open_configured_store(conf)
+    if conf.store is None:
+        return open_sources(conf)
+    return open_configured_store(conf)

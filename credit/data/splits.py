@@ -12,8 +12,9 @@ from credit.config.schema_data import DataConfig
 from credit.errors import ConfigError, DataError
 
 SPLITS = ("train", "valid", "test")
-_DAY = 1440
-_MONTH = (28 * _DAY, 31 * _DAY)
+_DAY_MINUTES = 1440
+_SHORTEST_MONTH_MINUTES = 28 * _DAY_MINUTES
+_LONGEST_MONTH_MINUTES = 31 * _DAY_MINUTES
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def build_splits(conf: DataConfig, calendar: Calendar) -> dict[str, Split]:
     """Return the three splits of the config.
 
     Raises:
-        ConfigError: if one does not end after it begins, or two are nearer to each other than ``data.split_gap``.
+        ConfigError: if a split does not end after it begins, or two are closer to each other than ``data.split_gap``.
     """
     splits = {}
     for name in SPLITS:
@@ -59,55 +60,62 @@ def build_splits(conf: DataConfig, calendar: Calendar) -> dict[str, Split]:
     for earlier, later in zip(ordered, ordered[1:], strict=False):
         if later.first <= earlier.last:
             raise ConfigError(
-                f"{later.describe(calendar)} overlaps {earlier.describe(calendar)}; splits must be data.split_gap "
-                f"{conf.split_gap} apart, so that one does not foretell the other"
+                f"{later.describe(calendar)} overlaps {earlier.describe(calendar)}; adjacent splits must be at least "
+                f"data.split_gap ({conf.split_gap}) apart to avoid leakage"
             )
-        # the last minute of a whole day counts as its end
+        # A split that ends with a whole day ends at the last minute of that day.
         if later.first - earlier.last < gap - 1:
             days = (later.first - earlier.last) / 1440
             raise ConfigError(
                 f"{later.describe(calendar)} begins {days:.2f} days after the end of {earlier.describe(calendar)}; "
-                f"adjacent splits must be data.split_gap {conf.split_gap} apart, so that one does not foretell the "
-                "other"
+                f"adjacent splits must be at least data.split_gap ({conf.split_gap}) apart to avoid leakage"
             )
     return splits
 
 
-def require_no_leakage(test: Split, seen: Iterable[tuple[str, str]], whose: str, calendar: Calendar) -> None:
+def require_no_leakage(
+    test: Split, training_periods: Iterable[tuple[str, str]], forecast: str, calendar: Calendar
+) -> None:
     """Refuse to score weights in a period that they were trained or selected on.
 
     Args:
         test: the period that is scored.
-        seen: (first, last) of theirs.
-        whose: what the error calls them.
-        calendar: of the calendar.
+        training_periods: (first, last) of the periods that the weights were trained or selected on.
+        forecast: name of the forecast or the weights in the error.
+        calendar: calendar of the data.
 
     Raises:
         ConfigError: naming both periods.
     """
-    period = find_overlap(test, seen, calendar)
+    period = find_overlap(test, training_periods, calendar)
     if period is not None:
         raise ConfigError(
-            f"{test.describe(calendar)}: {whose} has seen a part of this period: its weights were trained or selected "
-            f"on {' to '.join(period)}; score where no forecast has learnt or was chosen, "
-            "data.splits.test=[FIRST,LAST], or set verification.allow_seen: true, which the report then says"
+            f"{test.describe(calendar)}: {forecast} has seen a part of this period: its weights were trained or "
+            f"selected on {' to '.join(period)}; choose a period that no forecast was trained or selected on, "
+            "data.splits.test=[FIRST,LAST], or set verification.allow_seen: true, which the report then states"
         )
 
 
-def find_overlap(test: Split, seen: Iterable[tuple[str, str]], calendar: Calendar) -> tuple[str, str] | None:
-    """Return the first of the periods `seen` that has a part of `test`, None where none has.
+def find_overlap(
+    test: Split, training_periods: Iterable[tuple[str, str]], calendar: Calendar
+) -> tuple[str, str] | None:
+    """Return the first of the training periods that overlaps `test`, None where none does.
 
-    They are compared as texts: weights that began with those of another calendar may have seen days that this has not.
+    Periods are compared as texts, because the weights may have been trained on data of another calendar, which has
+    days that this one does not have.
     """
-    begin, end = calendar.format(test.first), calendar.format(test.last)
-    for first, last in seen:
-        if first <= end and begin <= (last if "T" in last else f"{last}T24"):
+    test_first = calendar.format(test.first)
+    test_last = calendar.format(test.last)
+    for first, last in training_periods:
+        # A last date without a time means the whole day. T24 sorts after all of its times.
+        end_of_last = last if "T" in last else f"{last}T24"
+        if first <= test_last and test_first <= end_of_last:
             return first, last
     return None
 
 
 def initial_times(times: np.ndarray, split: Split, step: int, history_len: int, forecast_len: int) -> np.ndarray:
-    """Return the initial times whose whole sample (history and every target) is in `split` and in `times`.
+    """Return the initial times of which the whole sample (history and every target) is in `split` and in `times`.
 
     Args:
         times: (N,) int64 minutes that the data have, increasing.
@@ -130,23 +138,27 @@ def initial_times(times: np.ndarray, split: Split, step: int, history_len: int, 
 def require_samples(
     times: np.ndarray, split: Split, calendar: Calendar, conf: DataConfig, forecast_len: int
 ) -> np.ndarray:
-    """Return the initial times of a split's samples: those of `initial_times` at which samples are to begin.
+    """Return the initial times of the samples of a split.
 
-    ``data.sample_every`` and ``data.init_hours`` choose among those for training and validation; a test period has
-    ``inference.initial_times``.
+    Of the training and validation samples, ``data.sample_every`` and ``data.init_hours`` select some. The initial
+    times of a test period are selected by ``inference.initial_times`` instead.
 
     Raises:
-        DataError: if there is none; naming the split, what the data have in it, the gaps, and what one sample needs.
+        DataError: if there is none; the message says what the data have in the split, the gaps, and what a sample
+            needs.
     """
-    step, history_len = conf.step_minutes, conf.history_len
-    whole = initial_times(times, split, step, history_len, forecast_len)
-    found = whole if split.name == "test" else _chosen(whole, split, conf)
-    if len(found):
-        return found
-    if len(whole):
-        hours = sorted({int(minutes % _DAY) // 60 for minutes in whole})
+    step = conf.step_minutes
+    history_len = conf.history_len
+    complete_samples = initial_times(times, split, step, history_len, forecast_len)
+    selected = complete_samples
+    if split.name != "test":
+        selected = _select_initial_times(complete_samples, split, conf)
+    if len(selected):
+        return selected
+    if len(complete_samples):
+        hours = sorted({int(minutes % _DAY_MINUTES) // 60 for minutes in complete_samples})
         raise DataError(
-            f"{split.describe(calendar)}: none of {len(whole)} samples begins as data.sample_every "
+            f"{split.describe(calendar)}: none of {len(complete_samples)} samples begins as data.sample_every "
             f"{conf.sample_every or 'any'} and data.init_hours {conf.init_hours or 'any'} say; they begin at "
             f"{', '.join(map(str, hours))} UTC"
         )
@@ -159,41 +171,49 @@ def require_samples(
     raise DataError(
         f"{split.describe(calendar)}: {len(inside)} times but not one whole sample: history_len {history_len} and "
         f"{forecast_len} steps of {format_duration(step)} need {history_len + forecast_len} times in a row without a "
-        f"gap; {describe_gaps(inside, calendar, step)}; {_way_out(inside, step)}"
+        f"gap; {describe_gaps(inside, calendar, step)}; {_advice_without_samples(inside, step)}"
     )
 
 
-def _way_out(times: np.ndarray, step: int) -> str:
-    """Return what helps where `times` hold no sample: mostly another time step."""
-    apart = np.diff(times)
-    if len(apart) and _MONTH[0] <= apart.min() < apart.max() <= _MONTH[1]:
-        return "months are not of one length as steps are: give the data the calendar 360_day, one step of 30d a month"
-    usual = int(np.median(apart)) if len(apart) else step
-    if step % usual:
-        return f"most of them are {format_duration(usual)} apart: set data.timestep to that, or name more files"
+def _advice_without_samples(times: np.ndarray, step: int) -> str:
+    """Return what to do where `times` contain no sample, which mostly is another time step."""
+    intervals = np.diff(times)
+    if len(intervals) == 0:
+        return "name more files in data.sources, or a longer period"
+    shortest, longest = intervals.min(), intervals.max()
+    if _SHORTEST_MONTH_MINUTES <= shortest < longest <= _LONGEST_MONTH_MINUTES:
+        return (
+            "months are not of one length, but steps are: give the data the calendar 360_day, in which a month is a "
+            "step of 30d"
+        )
+    usual_interval = int(np.median(intervals))
+    if step % usual_interval:
+        interval = format_duration(usual_interval)
+        return f"most of them are {interval} apart: set data.timestep to that, or name more files"
     return "name more files in data.sources, or a longer period"
 
 
-def _chosen(initial: np.ndarray, split: Split, conf: DataConfig) -> np.ndarray:
-    """Return the initial times at which samples are to begin."""
-    kept = np.ones(len(initial), dtype=bool)
+def _select_initial_times(initial: np.ndarray, split: Split, conf: DataConfig) -> np.ndarray:
+    """Return the initial times that ``data.sample_every`` and ``data.init_hours`` select."""
+    is_selected = np.ones(len(initial), dtype=bool)
     if conf.sample_every is not None:
-        kept &= (initial - split.first) % parse_duration(conf.sample_every) == 0
+        is_selected &= (initial - split.first) % parse_duration(conf.sample_every) == 0
     if conf.init_hours is not None:
-        kept &= np.isin(initial % _DAY, [hour * 60 for hour in conf.init_hours])
-    return initial[kept]
+        is_selected &= np.isin(initial % _DAY_MINUTES, [hour * 60 for hour in conf.init_hours])
+    return initial[is_selected]
 
 
 def describe_span(times: np.ndarray, calendar: Calendar) -> str:
-    """Return the first and the last of the data's `times` in words."""
+    """Return a description of the first and the last of the data's `times`."""
     if len(times) == 0:
         return "there are no data"
-    span = dict.fromkeys(calendar.format(minutes) for minutes in times[[0, -1]])
-    return f"the data have {'..'.join(span)}{' alone' if len(times) == 1 else ''}"
+    if len(times) == 1:
+        return f"the data have only {calendar.format(times[0])}"
+    return f"the data have {calendar.format(times[0])}..{calendar.format(times[-1])}"
 
 
 def describe_coverage(times: np.ndarray, split: Split, calendar: Calendar, step: int) -> str:
-    """Return what of a period the data's `times` cover, in words; nothing where no step is missing at its ends."""
+    """Return a description of how much of a period the data cover, empty where no step is missing at its ends."""
     inside = times[(times >= split.first) & (times <= split.last)]
     if len(inside) == 0:
         return f"the data cover nothing of it; {describe_span(times, calendar)}"
@@ -202,10 +222,14 @@ def describe_coverage(times: np.ndarray, split: Split, calendar: Calendar, step:
     return f"the data cover {calendar.format(inside[0])} to {calendar.format(inside[-1])} of it"
 
 
-def describe_gaps(times: np.ndarray, calendar: Calendar, step: int, most: int = 3) -> str:
-    """Return the gaps in `times` in words, the first few by date."""
-    where = np.flatnonzero(np.diff(times) > step)
-    if len(where) == 0:
+def describe_gaps(times: np.ndarray, calendar: Calendar, step: int, max_shown: int = 3) -> str:
+    """Return a description of the gaps in `times`, with the dates of the first few."""
+    gap_index = np.flatnonzero(np.diff(times) > step)
+    if len(gap_index) == 0:
         return "there is no gap"
-    shown = [f"{calendar.format(times[i])} to {calendar.format(times[i + 1])}" for i in where[:most]]
-    return f"{len(where)} gaps: {'; '.join(shown)}{'; ...' if len(where) > most else ''}"
+    shown_gaps = []
+    for index in gap_index[:max_shown]:
+        shown_gaps.append(f"{calendar.format(times[index])} to {calendar.format(times[index + 1])}")
+    if len(gap_index) > max_shown:
+        shown_gaps.append("...")
+    return f"{len(gap_index)} gaps: {'; '.join(shown_gaps)}"

@@ -104,9 +104,9 @@ class Stepper:
             history_BCTHW: normalised prognostic channels of the input frames.
             forcing: step number from 0 -> normalised dynamic forcing (B, C, T, H, W) of that step's input frames.
             steps: number of steps.
-            recompute: keep only the state between steps, and the results that
-                `credit.models.kernels.recompute_cache` keeps, and compute each step again in the backward pass; not the
-                last step, where the backward pass begins.
+            recompute: keep only the state between steps and the results of
+                `credit.models.kernels.recompute_cache.cache_across_recompute`, and compute each step again in the
+                backward pass; not the last step, where the backward pass begins.
             factors: for each step what `step` multiplies the change by.
         """
         state = history_BCTHW.float()

@@ -11,19 +11,18 @@ from pydantic import Field
 
 from credit.calendar import parse_duration
 from credit.config.load import build_section, read_yaml
-from credit.config.schema_base import Section
-from credit.config.schema_data import Duration
+from credit.config.schema_base import Duration, StrictModel
 from credit.config.schema_jobs import Name, PbsConfig, SchedulerConfig, SlurmConfig, Word
 from credit.errors import ConfigError, did_you_mean
 
 
-class Queue(Section):
+class Queue(StrictModel):
     """What a queue allows."""
 
     max_walltime: Duration | None = Field(None, description="Longest job.")
 
 
-class _Site(Section):
+class _Site(StrictModel):
     """What cluster files of both schedulers hold."""
 
     title: str = Field(description="The site, in words.")

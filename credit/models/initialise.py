@@ -19,7 +19,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from credit.errors import ConfigError
-from credit.parallel.activation_checkpoint import plain_name
+from credit.parallel.blocks.marks import plain_name
 
 _NORMS = (nn.LayerNorm, nn.GroupNorm)
 _KNOWN = (*_NORMS, nn.Linear, nn.Conv2d, nn.ConvTranspose2d)

@@ -26,12 +26,9 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor
 
-from credit.parallel.activation_checkpoint import checkpoint_blocks
-from credit.parallel.entry_points import copy_returned_views, custom_entries
-from credit.parallel.full_state import gather_state, gather_weights, scatter_state, scatter_weights
-from credit.parallel.precision import _build_mp_policy, _fix_spectral_norm_dtype, read_section, read_switch
-from credit.parallel.process_info import read_process_info
-from credit.parallel.sharding_units import (
+from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
+from credit.parallel.blocks.entry_points import copy_returned_views, custom_entries
+from credit.parallel.blocks.sharding_units import (
     _has_fsdp2_shard,
     _is_shardable,
     find_units,
@@ -39,6 +36,9 @@ from credit.parallel.sharding_units import (
     require_shardable,
     split_by_dtype,
 )
+from credit.parallel.precision import _build_mp_policy, _fix_spectral_norm_dtype, read_section, read_switch
+from credit.parallel.process_info import read_process_info
+from credit.parallel.state.full_state import gather_state, gather_weights, scatter_state, scatter_weights
 
 # names of the binding interface that are defined elsewhere
 __all__ = [

@@ -1,14 +1,17 @@
-"""The grid of ranks: replicas x shards x tensor-parallel ranks, checked before anything is built."""
+"""The mesh of ranks: replicas x shards x tensor-parallel ranks, checked before anything is built."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, Protocol
 
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from credit.config.schema_trainer import ParallelismConfig
 from credit.errors import ConfigError
+
+# Grids that an error message lists at most.
+_MAX_LISTED_GRIDS = 12
 
 
 @dataclass(frozen=True)
@@ -31,71 +34,91 @@ class ParallelDims:
         return self.replicate * self.shard * self.tensor
 
 
-def plan_degrees(conf: ParallelismConfig, world: int) -> ParallelDims:
-    """Return the degrees for `world` ranks.
+class ParallelismSettings(Protocol):
+    """Settings from which `plan_degrees` derives the mesh; ``trainer.parallelism`` of a config has them.
+
+    Attributes:
+        data: ``fsdp2`` shards, ``ddp`` keeps whole replicas, ``none`` is tensor parallelism alone.
+        replicate: groups that hold the same shards.
+        tensor: ranks that share the work on one sample.
+    """
+
+    data: Literal["fsdp2", "ddp", "none"]
+    replicate: int
+    tensor: int
+
+
+def plan_degrees(settings: ParallelismSettings, world: int) -> ParallelDims:
+    """Return the degrees for `world` ranks; `shard` is what `replicate` and `tensor` leave.
 
     Raises:
-        ConfigError: if they do not factor, with every factor and what would work.
+        ConfigError: if they do not divide the number of ranks; it lists every factor and the meshes that would do.
     """
-    asked = f"trainer.parallelism: data {conf.data}, replicate {conf.replicate}, tensor {conf.tensor} on {world} ranks"
-    works = "; these work: " + ", ".join(_choices(world))
-    if conf.data == "ddp" and (conf.tensor > 1 or conf.replicate > 1):
-        raise ConfigError(f"{asked}: ddp keeps whole replicas on all ranks, so tensor and replicate must be 1{works}")
-    if conf.data == "none":
-        if conf.replicate > 1 or conf.tensor != world:
+    requested = (
+        f"trainer.parallelism: data {settings.data}, replicate {settings.replicate}, tensor {settings.tensor} on "
+        f"{world} ranks"
+    )
+    choices = "; these work: " + ", ".join(_describe_choices(world))
+    if settings.data == "ddp":
+        if settings.tensor > 1 or settings.replicate > 1:
             raise ConfigError(
-                f"{asked}: without data parallelism replicate must be 1 and tensor the number of ranks{works}"
+                f"{requested}: ddp keeps whole replicas on all ranks, so tensor and replicate must be 1{choices}"
+            )
+        return ParallelDims(replicate=world)
+    if settings.data == "none":
+        if settings.replicate > 1 or settings.tensor != world:
+            raise ConfigError(
+                f"{requested}: without data parallelism replicate must be 1 and tensor the number of ranks{choices}"
             )
         return ParallelDims(tensor=world)
-    if conf.data == "ddp":
-        return ParallelDims(replicate=world)
-    shard, rest = divmod(world, conf.replicate * conf.tensor)
-    if rest or not shard:
+    ranks_per_shard = settings.replicate * settings.tensor
+    shard, remainder = divmod(world, ranks_per_shard)
+    if remainder or not shard:
         raise ConfigError(
-            f"{asked}: replicate {conf.replicate} x shard ({world} / {conf.replicate * conf.tensor}) x tensor "
-            f"{conf.tensor} is no whole grid{works}"
+            f"{requested}: replicate {settings.replicate} x shard ({world} / {ranks_per_shard}) x tensor "
+            f"{settings.tensor} does not divide the number of ranks{choices}"
         )
-    return ParallelDims(conf.replicate, shard, conf.tensor)
+    return ParallelDims(settings.replicate, shard, settings.tensor)
 
 
-def _choices(world: int) -> list[str]:
-    """Return the grids of `world` ranks, most sharded first, in words."""
-    grids = [
-        f"{{data: fsdp2, replicate: {replicate}, tensor: {tensor}}} (shard {world // replicate // tensor})"
-        for tensor in range(1, world + 1)
-        if world % tensor == 0
-        for replicate in range(1, world // tensor + 1)
-        if (world // tensor) % replicate == 0
-    ]
-    kept = grids if len(grids) <= 12 else [*grids[:12], "..."]
-    return [*kept, "{data: ddp}", f"{{data: none, tensor: {world}}}"]
+def _describe_choices(world: int) -> list[str]:
+    """Return the settings that work for `world` ranks, most sharded first."""
+    grids = []
+    for tensor in range(1, world + 1):
+        if world % tensor:
+            continue
+        data_ranks = world // tensor
+        for replicate in range(1, data_ranks + 1):
+            if data_ranks % replicate == 0:
+                shard = data_ranks // replicate
+                grids.append(f"{{data: fsdp2, replicate: {replicate}, tensor: {tensor}}} (shard {shard})")
+    if len(grids) > _MAX_LISTED_GRIDS:
+        grids = [*grids[:_MAX_LISTED_GRIDS], "..."]
+    return [*grids, "{data: ddp}", f"{{data: none, tensor: {world}}}"]
 
 
 @dataclass(frozen=True)
 class DeviceGrid:
-    """The run's ranks as a grid; neighbouring ranks are tensor-parallel peers.
+    """Position of this process in the mesh; neighbouring ranks are tensor-parallel peers.
 
     Attributes:
         degrees: length of each axis.
         rank: of this process.
         device_mesh: axes ``replicate`` (where it is longer than 1), ``dp``, ``tp``; None for one process.
-        whole_mesh: the same ranks with ``dp`` and ``tp`` as one axis ``shard``: units without split weights are sharded
-            over it, so that tensor parallelism costs them no memory.
     """
 
     degrees: ParallelDims = ParallelDims()
     rank: int = 0
     device_mesh: DeviceMesh | None = None
-    whole_mesh: DeviceMesh | None = None
 
     @property
     def data_rank(self) -> int:
-        """Which share of the samples this rank reads."""
+        """Index of the share of the samples that this rank reads."""
         return self.rank // self.degrees.tensor
 
     @property
     def data_ranks(self) -> int:
-        """Number of shares."""
+        """Number of shares of the samples."""
         return self.degrees.replicate * self.degrees.shard
 
     @property
@@ -109,26 +132,23 @@ class DeviceGrid:
         return None if self.degrees.tensor == 1 else self.device_mesh["tp"].get_group()
 
     def describe(self) -> str:
-        """Return the grid in words."""
-        d = self.degrees
-        return f"{d.world} = replicate {d.replicate} x shard {d.shard} x tensor {d.tensor}"
-
-    @property
-    def split_mesh(self) -> DeviceMesh:
-        """Where the units with split weights are sharded: ``dp``, after ``replicate`` where there is one."""
-        assert self.device_mesh is not None, "one process has no mesh"
-        return self.device_mesh["replicate", "dp"] if self.degrees.replicate > 1 else self.device_mesh["dp"]
+        """Return the mesh in words."""
+        degrees = self.degrees
+        return f"{degrees.world} = replicate {degrees.replicate} x shard {degrees.shard} x tensor {degrees.tensor}"
 
 
 def build_mesh(degrees: ParallelDims, rank: int, device_type: str) -> DeviceGrid:
-    """Return the mesh of the ranks; collective where there are several."""
+    """Collective: return the mesh of all ranks.
+
+    Args:
+        degrees: their product is the number of ranks.
+        rank: of this process.
+        device_type: ``"cpu"`` or ``"cuda"``.
+    """
     if degrees.world == 1:
         return DeviceGrid()
     sizes = {"replicate": degrees.replicate, "dp": degrees.shard, "tp": degrees.tensor}
-    joined = {"replicate": degrees.replicate, "shard": degrees.shard * degrees.tensor}
     if degrees.replicate == 1:
-        del sizes["replicate"], joined["replicate"]
-    meshes = [
-        init_device_mesh(device_type, tuple(axes.values()), mesh_dim_names=tuple(axes)) for axes in (sizes, joined)
-    ]
-    return DeviceGrid(degrees, rank, *meshes)
+        del sizes["replicate"]
+    device_mesh = init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    return DeviceGrid(degrees, rank, device_mesh)

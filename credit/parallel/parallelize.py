@@ -1,4 +1,4 @@
-"""The one place that knows the order: tensor split, checkpointing, compilation, sharding."""
+"""Composition of tensor parallelism, activation checkpointing, compilation and FSDP2, in the one order that works."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ from collections.abc import Callable
 from typing import Literal
 
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from credit.errors import ConfigError
-from credit.parallel.activation_checkpoint import checkpoint_blocks
-from credit.parallel.compiled_blocks import keep_dtensors_outside
+from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
+from credit.parallel.blocks.compilation import keep_dtensors_outside
 from credit.parallel.fsdp2 import shard_units
-from credit.parallel.mesh import DeviceGrid
-from credit.parallel.tensor_parallel import apply_tensor_parallel, has_dropout, share_sums
+from credit.parallel.tensor.tensor_parallel import apply_tensor_parallel, has_dropout, share_sums
 
 logger = logging.getLogger(__name__)
+
+# Meshes that `parallelize` takes, by the names of their axes.
+AXIS_NAMES = (("dp",), ("dp", "tp"), ("replicate", "dp"), ("replicate", "dp", "tp"))
 
 
 def parallelize(
     model: nn.Module,
-    mesh: DeviceGrid,
+    mesh: DeviceMesh | None,
     *,
     shard: bool = True,
     checkpoint: bool | Literal["selective"] = False,
@@ -30,39 +33,75 @@ def parallelize(
     reshard_after_forward: bool = True,
     cpu_offload: bool = False,
 ) -> nn.Module:
-    """Make `model` run on the ranks of `mesh`, in place; returns the model.
+    """Collective: distribute `model` over the ranks of `mesh`, in place; returns the model.
 
-    Blocks say what may be done with them by ``_fsdp2_shard`` and ``_tp_plan``. On one process,
-    checkpointing and compilation are what is left.
+    Blocks say by ``_fsdp2_shard`` and ``_tp_plan`` what may be done with them. Order: tensor parallelism,
+    checkpointing, compilation, sharding.
 
     Args:
-        model: best on the meta device; a filled one must have the same values on all ranks.
-        mesh: of the run.
+        model: best on the meta device; a model with memory must have the same values on all ranks.
+        mesh: ranks that share the model, such as ``init_device_mesh("cuda", (2, 4), mesh_dim_names=("dp", "tp"))``.
+            Its axes are called ``dp`` (samples and shards) and, where there are any, ``tp`` after it (tensor
+            parallelism) and ``replicate`` before it (groups that hold the same shards).
+            `credit.parallel.mesh.build_mesh` makes one from degrees. None for one process.
         shard: False for tensor parallelism alone.
-        checkpoint: recompute marked blocks in the backward pass.
-        compile_blocks: compiles the marked blocks in place.
+        checkpoint: recompute marked blocks in the backward pass, see `checkpoint_blocks`.
+        compile_blocks: function that compiles the marked blocks of a model in place.
         policy: FSDP2's mixed precision.
-        reshard_after_forward: free whole weights between forward and backward.
-        cpu_offload: keep parameters and optimizer state in host memory.
+        reshard_after_forward: free gathered weights between forward and backward.
+        cpu_offload: keep parameters, gradients and optimizer state in host memory.
 
     Raises:
-        ConfigError: if the model does not offer what is asked for.
+        ConfigError: for other axes, or if the model does not offer what is asked for.
     """
-    if mesh.degrees.tensor > 1:
+    if mesh is not None:
+        _require_axes(mesh)
+    tensor_ranks = _axis_size(mesh, "tp")
+    if tensor_ranks > 1:
         if compile_blocks is not None and has_dropout(model):
             raise ConfigError(
                 "trainer.compile: with trainer.parallelism.tensor above 1, dropout, which differs between the ranks, "
                 "cannot be compiled; set compile to false, or the model's dropout to 0"
             )
-        split = apply_tensor_parallel(model, mesh.device_mesh["tp"])
-        logger.info("%d layers are split over %d tensor-parallel ranks", len(split), mesh.degrees.tensor)
+        layers = apply_tensor_parallel(model, mesh["tp"])
+        logger.info("%d layers are split over %d tensor-parallel ranks", len(layers), tensor_ranks)
     if checkpoint:
         checkpoint_blocks(model, checkpoint)
     if compile_blocks is not None:
         keep_dtensors_outside(model)
         compile_blocks(model)
-    elif mesh.degrees.tensor > 1:
+    elif tensor_ranks > 1:
         share_sums(model)
-    if shard and mesh.device_mesh is not None:
-        shard_units(model, mesh.whole_mesh, mesh.split_mesh, policy, reshard_after_forward, cpu_offload)
+    if shard and mesh is not None:
+        data_axes = tuple(name for name in mesh.mesh_dim_names if name != "tp")
+        split_mesh = mesh[data_axes]
+        whole_mesh = _merge_shard_and_tensor_axes(mesh) if tensor_ranks > 1 else split_mesh
+        shard_units(model, whole_mesh, split_mesh, policy, reshard_after_forward, cpu_offload)
     return model
+
+
+def _require_axes(mesh: DeviceMesh) -> None:
+    if mesh.mesh_dim_names not in AXIS_NAMES:
+        choices = ", ".join(str(names) for names in AXIS_NAMES)
+        raise ConfigError(
+            f"the axes of the mesh are called {mesh.mesh_dim_names}; parallelize takes one of {choices}; name them by "
+            "mesh_dim_names of init_device_mesh, where an axis may have length 1"
+        )
+
+
+def _axis_size(mesh: DeviceMesh | None, axis: str) -> int:
+    if mesh is None or axis not in mesh.mesh_dim_names:
+        return 1
+    return mesh[axis].size()
+
+
+def _merge_shard_and_tensor_axes(mesh: DeviceMesh) -> DeviceMesh:
+    """Collective: return the same ranks with ``dp`` and ``tp`` as one axis.
+
+    Units without split weights are sharded over it, so that tensor parallelism costs them no memory.
+    """
+    # Both functions keep to the root mesh, so `mesh` may be part of a larger one, such as one with pipeline stages.
+    shard_mesh = mesh["dp", "tp"]._flatten("shard")
+    if "replicate" not in mesh.mesh_dim_names:
+        return shard_mesh
+    return DeviceMesh._concatenate([mesh["replicate"], shard_mesh])

@@ -1,97 +1,126 @@
-"""Sums over ranks: the norm of a sharded gradient, and figures for the log."""
+"""Reductions over ranks: the norm of sharded gradients, clipping by it, and means for the log."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement
+from torch.distributed.tensor import DTensor, Partial, Replicate
+
+from credit.parallel.dtensor import local_shard, num_shards
+
+# Added to the norm before dividing by it, as torch.nn.utils.clip_grad_norm_ does.
+NORM_EPS = 1e-6
 
 
-def local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a DTensor, differentiable; another tensor as it is."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+def clip_grad_norm_(
+    parameters: Tensor | Iterable[Tensor],
+    max_norm: float,
+    error_if_nonfinite: bool = False,
+    group: dist.ProcessGroup | None = None,
+) -> Tensor:
+    """Collective: scale all gradients in place so that their global 2-norm is at most `max_norm`.
 
+    The counterpart of `torch.nn.utils.clip_grad_norm_` for models whose parameters lie on different meshes: sharded by
+    FSDP2, split by tensor parallelism, both, or plain tensors that are equal on all ranks. Every element counts once,
+    wherever it lies, so the result is that of one process on the whole model. It takes one collective.
 
-def local_shard(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a DTensor, sharing its memory; another tensor as it is. Without gradients."""
-    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    Args:
+        parameters: one tensor or several. All ranks pass the same parameters in the same order; those without a
+            gradient are left out.
+        max_norm: largest norm that the gradients keep.
+        error_if_nonfinite: raise an error on every rank, instead of scaling by it, if the norm is NaN or infinite.
+        group: ranks that together hold the model; all ranks by default.
 
+    Returns:
+        The norm before clipping: a scalar, equal on all ranks, float32, or float64 if a gradient is float64.
 
-def num_shards(tensor: Tensor) -> int:
-    """Return into how many shards a tensor is cut: 1 for one that is whole."""
-    if not isinstance(tensor, DTensor):
-        return 1
-    mesh = tensor.device_mesh
-    return math.prod(
-        mesh.size(axis) for axis, placement in enumerate(tensor.placements) if shard_dim(placement) is not None
-    )
-
-
-def copies(tensor: Tensor) -> int:
-    """Return how many ranks hold each element of `tensor`."""
-    world = dist.get_world_size() if dist.is_initialized() else 1
-    return world // num_shards(tensor)
-
-
-def local_bounds(tensor: Tensor) -> list[slice]:
-    """Return which elements of the whole tensor this rank holds, a slice for each dimension."""
-    bounds = [slice(0, length) for length in tensor.shape]
-    if not isinstance(tensor, DTensor):
-        return bounds
-    mesh = tensor.device_mesh
-    # Where two axes cut the same dimension, FSDP2 has cut what tensor parallelism had left: the last axis comes first.
-    for axis in reversed(range(mesh.ndim)):
-        dim = shard_dim(tensor.placements[axis])
-        if dim is not None:
-            start, stop = bounds[dim].start, bounds[dim].stop
-            length = math.ceil((stop - start) / mesh.size(axis))
-            start = min(start + length * mesh.get_local_rank(axis), stop)
-            bounds[dim] = slice(start, min(start + length, stop))
-    return bounds
-
-
-def shard_dim(placement: Placement) -> int | None:
-    """Return the dimension that a placement cuts, None if it does not; strided shards are no `Shard` in torch."""
-    return getattr(placement, "dim", None)
+    Raises:
+        RuntimeError: with `error_if_nonfinite`, on every rank; the gradients are as they were.
+    """
+    if isinstance(parameters, Tensor):
+        parameters = [parameters]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not gradients:
+        return torch.zeros(())
+    has_float64 = any(gradient.dtype == torch.float64 for gradient in gradients)
+    total_norm, _ = gradient_norm(gradients, group=group, dtype=torch.float64 if has_float64 else torch.float32)
+    if error_if_nonfinite and not torch.isfinite(total_norm):
+        raise RuntimeError(
+            f"the gradient norm is {total_norm.item()}, so the gradients cannot be clipped; skip the step, or set "
+            "error_if_nonfinite=False to scale by it nevertheless"
+        )
+    scale = (max_norm / (total_norm + NORM_EPS)).clamp(max=1.0)
+    for gradient in gradients:
+        # Each rank scales its own part: in an operation with a DTensor the scale would have to be one, too.
+        part = local_shard(gradient)
+        part.mul_(scale.to(part.device))
+    return total_norm
 
 
 @torch.no_grad()
-def gradient_norm(gradients: Sequence[Tensor], flags: Sequence[Tensor] = ()) -> tuple[Tensor, Tensor]:
-    """Return the global 2-norm of gradients, and the sums of flags; one collective, no wait for the device.
+def gradient_norm(
+    gradients: Sequence[Tensor],
+    flags: Sequence[Tensor] = (),
+    group: dist.ProcessGroup | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, Tensor]:
+    """Collective: return the global 2-norm of gradients, and sums of flags, without waiting for the device.
 
-    Gradients may lie on different meshes and be sharded, split or whole on all ranks; each element counts once.
+    Gradients may lie on different meshes, sharded, split, or whole on all ranks; each element counts once. A single
+    all-reduce carries norm and flags.
 
     Args:
-        gradients: all ranks have those of the same parameters, in the same order.
-        flags: scalars of this rank, on any device, that are to be summed over all ranks by the same collective.
+        gradients: one or more; all ranks pass those of the same parameters, in the same order.
+        flags: scalars of this rank, on any device, that are to be summed over all ranks.
+        group: ranks that together hold the model; all ranks by default.
+        dtype: of the result; fused optimizers take a gradient scale in float32 only.
 
     Returns:
-        The norm, a scalar, and the sum of each flag, (flags,); float32, where the gradients are, equal on all ranks.
+        The norm, a scalar, and the sum of each flag, (flags,); on the device of the gradients, equal on all ranks.
     """
-    world = dist.get_world_size() if dist.is_initialized() else 1
-    groups: dict[tuple[int, torch.dtype], list[Tensor]] = {}
+    world = dist.get_world_size(group) if dist.is_initialized() else 1
+    # Keyed by the number of ranks that hold each element, and by the dtype in which the norm is computed.
+    parts: dict[tuple[int, torch.dtype], list[Tensor]] = {}
     for gradient in gradients:
-        # a norm is taken in float32 at least
-        dtype = torch.promote_types(gradient.dtype, torch.float32)
+        # A sum of many squares needs float32 at least.
+        norm_dtype = torch.promote_types(gradient.dtype, torch.float32)
+        copies = world
         if isinstance(gradient, DTensor):
-            groups.setdefault((copies(gradient), dtype), []).append(gradient.to_local())
-        else:
-            groups.setdefault((world, dtype), []).append(gradient)
-    squares = [
-        (torch.stack(torch._foreach_norm(parts, dtype=dtype)).square().sum() / number).float()
-        for (number, dtype), parts in groups.items()
-    ]
+            gradient = _without_partial_sums(gradient)
+            copies = world // num_shards(gradient)
+            gradient = gradient.to_local()
+        parts.setdefault((copies, norm_dtype), []).append(gradient)
+    squares = []
+    for (copies, norm_dtype), tensors in parts.items():
+        norms = torch._foreach_norm(tensors, dtype=norm_dtype)
+        squares.append((torch.stack(norms).square().sum() / copies).to(dtype))
     total = torch.stack(squares).sum()
-    # where gradients are kept on the host it must wait for the flags, so not `non_blocking`
+    # Not `non_blocking`: where gradients are kept on the host, it must wait for flags from the GPU.
     sums = torch.stack([total, *(flag.to(total) for flag in flags)])
     if dist.is_initialized():
-        dist.all_reduce(sums)
+        dist.all_reduce(sums, group=group)
     return sums[0].sqrt(), sums[1:]
+
+
+def _without_partial_sums(gradient: DTensor) -> DTensor:
+    """Collective: return a gradient without terms of a sum, which torch's own tensor parallelism may leave on ranks."""
+    if not any(isinstance(placement, Partial) for placement in gradient.placements):
+        return gradient
+    placements = [Replicate() if isinstance(placement, Partial) else placement for placement in gradient.placements]
+    return gradient.redistribute(placements=placements)
+
+
+def mean_over_ranks(values: Tensor) -> Tensor:
+    """Collective: return the mean over all ranks of a tensor that every rank has in the same shape."""
+    if not dist.is_initialized():
+        return values
+    total = values.clone()
+    dist.all_reduce(total)
+    return total / dist.get_world_size()
 
 
 def sum_over_shards(summands: Sequence[Tensor], sharded: Sequence[DTensor]) -> list[Tensor]:
@@ -132,12 +161,3 @@ def _group_of(mesh: DeviceMesh) -> dist.ProcessGroup:
     if mesh.size() == dist.get_world_size():
         return dist.group.WORLD
     return mesh._flatten().get_group()
-
-
-def mean_over_ranks(values: Tensor) -> Tensor:
-    """Return the mean over all ranks of a tensor that every rank has; collective."""
-    if not dist.is_initialized():
-        return values
-    values = values.clone()
-    dist.all_reduce(values)
-    return values / dist.get_world_size()

@@ -15,7 +15,7 @@ from credit.calendar import Calendar
 from credit.channels import Channel, ChannelMap
 from credit.config import Config
 from credit.config.schema_data import DataConfig
-from credit.config.schema_forecast import ClimatologyConfig
+from credit.config.schema_verification import ClimatologyConfig
 from credit.data.climatology.climatology import Climatology
 from credit.data.climatology.stored import load_or_fit_climatology
 from credit.data.formats import cf
@@ -224,10 +224,10 @@ def require_same_fields(
         path: the checkpoint.
         channels: of the config, where the reader has a part of them; default: the reader's.
     """
-    difference = assets.channels.difference(channels or reader.channels)
+    difference = assets.channels.describe_mismatch(channels or reader.channels)
     if difference:
         raise CheckpointError(f"{path}: trained on other channels than data.variables asks for: {difference}")
-    difference = assets.grid.difference(reader.grid)
+    difference = assets.grid.describe_mismatch(reader.grid)
     if difference:
         raise DataError(f"{path}: trained on another grid than the data have: {difference}")
     for name, attributes in assets.attributes.items():

@@ -34,13 +34,12 @@ from credit.forecast.stepper import Stepper
 from credit.losses.base import Loss
 from credit.losses.build import build_loss
 from credit.metrics import Metric, MetricContext, metric_class
+from credit.models.inference import prepare_for_inference
 from credit.models.initialise import initial_values
-from credit.models.kernels.dispatch import retain_freed_memory
-from credit.models.wxformer.inference import prepare_for_inference
-from credit.parallel.materialise import fill_, require_filled
 from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
 from credit.parallel.object_collectives import run_on_rank0
 from credit.parallel.process_info import ProcessInfo
+from credit.parallel.state.materialise import fill_, require_filled
 from credit.parallel.watchdog import Watchdog
 from credit.train.assets import ModelAssets, fit_assets, require_same_fields
 from credit.train.build_model import build_parallel_model, choose_device, use_deterministic_algorithms
@@ -55,9 +54,10 @@ from credit.train.monitor.usage import build_meter
 from credit.train.open_data import open_training_fields
 from credit.train.optim import build_optimizer, forecast_len_at
 from credit.train.prefetch import DevicePrefetcher
-from credit.train.step import TrainingStep
+from credit.train.step import StepSettings, TrainingStep
 from credit.train.trainer import Trainer, TrainingComponents
 from credit.train.validate import ValidationShare, evenly_spaced, shard_cases, validate
+from credit.utils.malloc import retain_freed_memory
 
 
 def build_normalizer(config: Config, assets: ModelAssets) -> Normalizer:
@@ -346,17 +346,15 @@ def build_step(
 ) -> TrainingStep:
     """Return what takes the run's optimizer steps."""
     conf = config.trainer
-    return TrainingStep(
-        objective,
-        optimizer,
-        average,
-        config.seed,
-        conf.grad_accum_every,
-        conf.grad_max_norm,
-        forecast_len,
-        conf.backprop_on_timestep,
-        data_rank,
+    settings = StepSettings(
+        forecast_len=forecast_len,
+        seed=config.seed,
+        accumulation=conf.grad_accum_every,
+        grad_max_norm=conf.grad_max_norm,
+        counted_steps=conf.backprop_on_timestep,
+        data_rank=data_rank,
     )
+    return TrainingStep(objective, optimizer, average, settings)
 
 
 def build_training_order(
@@ -365,14 +363,16 @@ def build_training_order(
     """Return which samples this rank takes at each step."""
     data, conf = config.data, config.trainer
     initial = require_samples(reader.times, split, reader.calendar, data, data.forecast_len)
-    blank = mesh.tensor_rank > 0
-    dataset = ForecastDataset(frames, initial, data.step_minutes, data.history_len, data.forecast_len, blank=blank)
+    placeholder = mesh.tensor_rank > 0
+    dataset = ForecastDataset(
+        frames, initial, data.step_minutes, data.history_len, data.forecast_len, placeholder=placeholder
+    )
     return SampleSchedule(
         dataset,
         conf.train_batch_size,
         conf.grad_accum_every,
         config.seed,
-        0 if blank else data.num_workers,
+        0 if placeholder else data.num_workers,
         data_rank=mesh.data_rank,
         data_ranks=mesh.data_ranks,
     )
@@ -392,7 +392,7 @@ def build_valid_loader(
         data.history_len,
         data.valid_forecast_len,
         as_forecast=True,
-        blank=mesh.tensor_rank > 0,
+        placeholder=mesh.tensor_rank > 0,
     )
     share = shard_cases(len(initial), config.trainer.valid_batch_size, mesh.data_rank, mesh.data_ranks)
     return Loader(dataset, share.batches, workers=0), share

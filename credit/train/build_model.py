@@ -15,7 +15,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from credit.channels import ChannelMap
 from credit.config import Config
-from credit.config.schema_forecast import ForecastParallelismConfig
+from credit.config.schema_inference import ForecastParallelismConfig
 from credit.config.schema_trainer import MixedPrecisionConfig, TrainerConfig
 from credit.errors import ConfigError
 from credit.grid import LatLonGrid
@@ -24,10 +24,10 @@ from credit.models.layers.spectral_norm import normalize_together
 from credit.models.lora import apply_lora
 from credit.models.registry import build_model
 from credit.parallel.fsdp2 import _build_mp_policy
-from credit.parallel.materialise import allocate_
 from credit.parallel.mesh import DeviceGrid, ParallelDims, build_mesh
 from credit.parallel.parallelize import parallelize
 from credit.parallel.process_info import ProcessInfo
+from credit.parallel.state.materialise import allocate_
 from credit.train.assets import ModelAssets, build_model_spec
 
 logger = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ def build_parallel_model(
     with torch.device("meta"):
         model = build_network(config, assets.channels, assets.grid, assets.attributes)
     if conf.lora is not None:
-        apply_lora(model, conf.lora)
+        apply_lora(model, conf.lora.targets, conf.lora.rank, conf.lora.alpha)
     if conf.compile and device.type != "meta":
         require_compiler(device)
     set_tf32(conf.tf32, device)
@@ -97,7 +97,7 @@ def build_parallel_model(
     )
     parallelize(
         model,
-        mesh,
+        mesh.device_mesh,
         shard=sharded,
         checkpoint=conf.activation_checkpoint,
         compile_blocks=compile_blocks if conf.compile else None,

@@ -25,7 +25,7 @@ from credit.grid import LatLonGrid
 from credit.losses.base import Loss
 from credit.models.layers.spectral_norm import advance_power_iterations
 from credit.models.lora import apply_lora, checkpoint_state_dict
-from credit.parallel.activation_checkpoint import checkpoint_blocks
+from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
 from credit.parallel.mesh import ParallelDims, build_mesh
 from credit.parallel.process_info import fake_process_group
 from credit.train.assets import ModelAssets, find_run_layers
@@ -111,7 +111,7 @@ def try_step(config: Config, assets: ModelAssets) -> DryRunResult:
     with _blame(kind, "cannot be built"), _META:
         model = build_network(config, assets.channels, assets.grid, assets.attributes)
     if trainer.lora is not None:
-        apply_lora(model, trainer.lora)
+        apply_lora(model, trainer.lora.targets, trainer.lora.rank, trainer.lora.alpha)
     if trainer.activation_checkpoint:
         checkpoint_blocks(model, trainer.activation_checkpoint)
     model.train()

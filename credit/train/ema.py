@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from credit.models.layers.spectral_norm import advance_power_iterations, singular_vectors
-from credit.parallel.activation_checkpoint import plain_name
+from credit.parallel.blocks.marks import plain_name
 from credit.parallel.fsdp2 import reshard
 
 AVERAGE_ITERATIONS = 5

@@ -16,10 +16,10 @@ from credit.config import Config
 from credit.config.schema_trainer import LoraConfig
 from credit.errors import CheckpointError, ConfigError
 from credit.models.lora import apply_lora, base_state_dict, checkpoint_state_dict, initial_adapters, merge_adapters
-from credit.parallel.materialise import allocate_, fill_, require_filled
 from credit.parallel.mesh import DeviceGrid
 from credit.parallel.object_collectives import run_on_rank0
 from credit.parallel.parallelize import parallelize
+from credit.parallel.state.materialise import allocate_, fill_, require_filled
 from credit.train.assets import ModelAssets
 from credit.train.build_model import build_network, set_tf32
 from credit.train.checkpoint import checkpoint
@@ -108,9 +108,9 @@ def load_forecast_network(
     with torch.device("meta"):
         model = build_network(config, assets.channels, assets.grid, assets.attributes)
     if lora is not None:
-        apply_lora(model, lora)
+        apply_lora(model, lora.targets, lora.rank, lora.alpha)
     set_tf32(config.trainer.tf32, device)
-    parallelize(model, mesh, shard=config.inference.parallelism.shard)
+    parallelize(model, mesh.device_mesh, shard=config.inference.parallelism.shard)
     allocate_(model, device)
     if lora is not None:
         base = locate_base(checkpoint.load_meta(path)["base"], config.trainer.resume, path)

@@ -8,11 +8,11 @@ import numpy as np
 
 from credit.config import Config
 from credit.config.schema_data import DataConfig
-from credit.config.schema_forecast import InitialTimesConfig
+from credit.config.schema_inference import InitialTimesConfig
 from credit.data.analyses import open_analyses
 from credit.data.reader import FieldReader, open_reader
 from credit.data.splits import Split, build_splits, describe_gaps
-from credit.data.store.integrity import require_whole
+from credit.data.store.integrity import require_undamaged
 from credit.data.store.store_reader import StoreReader
 from credit.parallel.object_collectives import run_on_rank0, together
 
@@ -23,7 +23,7 @@ def open_reader_once(conf: DataConfig) -> FieldReader:
     """Open the data; collective. Rank 0 looks at the store or at source files for all, or each rank would open them."""
     reader = run_on_rank0(lambda: open_reader(conf))
     if isinstance(reader, StoreReader):  # a host may have a store of its own, by a path from its environment
-        together(lambda: reader.find_here(conf))
+        together(lambda: reader.use_local_config(conf))
     return reader
 
 
@@ -43,7 +43,7 @@ def open_training_fields(config: Config) -> tuple[FieldReader, dict[str, Split]]
     """
     reader, splits = open_fields(config)
     if isinstance(reader, StoreReader):
-        run_on_rank0(lambda: require_whole(reader.path))
+        run_on_rank0(lambda: require_undamaged(reader.path))
     return reader, splits
 
 
@@ -53,7 +53,7 @@ def open_for_forecasts(config: Config) -> tuple[FieldReader, dict[str, Split]]:
     needs_truth = isinstance(times, InitialTimesConfig) and times.end is None
     reader = run_on_rank0(lambda: open_analyses(config.data, needs_truth))
     if isinstance(reader, StoreReader):
-        together(lambda: reader.find_here(config.data))
+        together(lambda: reader.use_local_config(config.data))
     return reader, _build_splits(config, reader)
 
 

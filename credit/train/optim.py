@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from credit.config.schema_trainer import ScheduleConfig, TrainerConfig
-from credit.parallel.activation_checkpoint import plain_name
+from credit.parallel.blocks.marks import plain_name
 
 
 def build_optimizer(model: nn.Module, conf: TrainerConfig) -> torch.optim.AdamW:

@@ -22,7 +22,7 @@ class DevicePrefetcher(Iterator[Batch]):
     first of them is copied to the device meanwhile.
 
     Tensor-parallel peers work on the same samples: the first of them reads and gives them to the others, whose loaders
-    are of a dataset that is ``blank``.
+    are of a dataset that is a ``placeholder``.
 
     Args:
         loader: of the batches.

@@ -38,6 +38,27 @@ class StepResult:
     stop: torch.Tensor
 
 
+@dataclass(frozen=True)
+class StepSettings:
+    """How optimizer steps are taken.
+
+    Attributes:
+        forecast_len: optimizer step -> length of the rollout.
+        seed: of the run.
+        accumulation: micro-steps of an optimizer step.
+        grad_max_norm: clip the gradient to this norm, or None.
+        counted_steps: rollout steps (from 1) whose loss counts, or None for all.
+        data_rank: of this process.
+    """
+
+    forecast_len: Callable[[int], int]
+    seed: int = 0
+    accumulation: int = 1
+    grad_max_norm: float | None = None
+    counted_steps: list[int] | None = None
+    data_rank: int = 0
+
+
 class TrainingStep:
     """Takes optimizer steps.
 
@@ -45,34 +66,18 @@ class TrainingStep:
         objective: what a step asks of the model.
         optimizer: fused AdamW.
         average: moving average of the weights, or None.
-        seed: of the run.
-        accumulation: micro-steps.
-        grad_max_norm: clip to this, or None.
-        forecast_len: optimizer step -> length of the rollout.
-        counted_steps: rollout steps (from 1) whose loss counts, or None for all.
-        data_rank: of this process.
+        settings: how steps are taken.
     """
 
     def __init__(
-        self,
-        objective: Objective,
-        optimizer: torch.optim.Optimizer,
-        average: EMA | None,
-        seed: int,
-        accumulation: int,
-        grad_max_norm: float | None,
-        forecast_len: Callable[[int], int],
-        counted_steps: list[int] | None,
-        data_rank: int = 0,
+        self, objective: Objective, optimizer: torch.optim.Optimizer, average: EMA | None, settings: StepSettings
     ) -> None:
         self._objective = objective
         self._model = objective.stepper.model
         self._optimizer = optimizer
         self._average = average
-        self._seed, self._accumulation, self._data_rank = seed, accumulation, data_rank
-        self._max_norm = grad_max_norm if grad_max_norm is not None else torch.inf
-        self._forecast_len = forecast_len
-        self._counted = counted_steps
+        self._settings = settings
+        self._max_norm = settings.grad_max_norm if settings.grad_max_norm is not None else torch.inf
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
     def __call__(self, batches: Iterator[Batch], step: int, learning_rate: float, stop: bool = False) -> StepResult:
@@ -87,10 +92,10 @@ class TrainingStep:
         # Before the first forward, so that all micro-steps and recomputations see the same normalised weights.
         advance_power_iterations(self._model)
         losses = []
-        for micro in range(self._accumulation):
-            loss = self._micro_loss(next(batches), step, micro, micro + 1 == self._accumulation)
-            (loss / self._accumulation).backward()
-            losses.append(loss.detach() / self._accumulation)
+        for micro in range(self._settings.accumulation):
+            loss = self._micro_loss(next(batches), step, micro, micro + 1 == self._settings.accumulation)
+            (loss / self._settings.accumulation).backward()
+            losses.append(loss.detach() / self._settings.accumulation)
         total = torch.stack(losses).sum()
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         # a loss may overflow where its gradient does not
@@ -111,8 +116,9 @@ class TrainingStep:
 
     def counted(self, step: int) -> list[int]:
         """Return the rollout steps (from 1) whose loss counts in optimizer step `step`; the last ends the rollout."""
-        steps = range(1, self._forecast_len(step) + 1)
-        return [n for n in steps if self._counted is None or n in self._counted]
+        steps = range(1, self._settings.forecast_len(step) + 1)
+        counted = self._settings.counted_steps
+        return [number for number in steps if counted is None or number in counted]
 
     def explain(self, batches: Iterator[Batch], step: int) -> str | None:
         """Return in words what is the first not to be finite in optimizer step `step`, None if nothing is.
@@ -121,7 +127,7 @@ class TrainingStep:
         """
         names = [channel.name for channel in self._objective.stepper.channels.group("prognostic")]
         found = None
-        for micro in range(self._accumulation):
+        for micro in range(self._settings.accumulation):
             batch = next(batches)
             infinite = bad_channels(batch.history_BCTHW, names)
             where = first_bad_layer(self._model, functools.partial(self._micro_loss, batch, step, micro, last=False))
@@ -129,7 +135,7 @@ class TrainingStep:
         return found
 
     def _micro_loss(self, batch: Batch, step: int, micro: int, last: bool) -> torch.Tensor:
-        torch.manual_seed(draw_seed(self._seed, step, micro, self._data_rank))
+        torch.manual_seed(draw_seed(self._settings.seed, step, micro, self._settings.data_rank))
         return self._objective.training_loss(batch, self.counted(step), reduce_gradients=last)
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from credit.calendar import Calendar
 from credit.config import Config
-from credit.data.samples.loader import SampleSchedule, block_at
+from credit.data.samples.loader import SampleSchedule, block_of_step
 from credit.errors import CreditError
 from credit.models.lora import checkpoint_state_dict
 from credit.parallel.fsdp2 import reshard
@@ -243,7 +243,7 @@ class Trainer:
             raise CreditError(
                 f"{what}, and there is no checkpoint to go back to. Initial times of the batches: {times}"
             )
-        blocks = [block_at(step, at.left_out) for step in astray.steps]
+        blocks = [block_of_step(step, at.left_out) for step in astray.steps]
         history = {
             "left_out": sorted({*at.left_out, *blocks}),
             "rollbacks": at.rollbacks + (not astray.finite),

@@ -152,7 +152,7 @@ def require_comparable(name: str, archive: ForecastSource, reader: FieldReader, 
             f"but {', '.join(archive.channel_names[:20])}; what others call by another name is renamed by "
             "verification.other_forecasts.NAME.rename"
         )
-    difference = reader.grid.difference(archive.grid)
+    difference = reader.grid.describe_mismatch(archive.grid)
     if difference and not regridded:
         problems.add(f"{where}: its grid is not that of the data: {difference}; verification.grid brings both to one")
     if archive.calendar != reader.calendar and not {archive.calendar.name, reader.calendar.name} <= _REAL_CALENDARS:

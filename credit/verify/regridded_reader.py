@@ -62,10 +62,10 @@ class RegriddedReader:
 
         What the data have masked is missing there, too, on the data's grid; on another, what the fields have as NaN.
         """
-        if self.grid.difference(grid) is None:
+        if self.grid.describe_mismatch(grid) is None:
             return lambda fields: fields
         regridder, hidden = Regridder(grid, self.grid, "conservative"), None
-        if self._native_masks and self._native_grid.difference(grid) is None:
+        if self._native_masks and self._native_grid.describe_mismatch(grid) is None:
             nothing = np.zeros(grid.shape, dtype=bool)
             hidden = np.stack([self._native_masks.get(channel.variable, nothing) for channel in channels])
 

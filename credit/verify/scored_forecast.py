@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from credit.channels import pick
+from credit.channels import take_channels
 from credit.data.formats.units import Conversion
 from credit.forecast.forecast_source import ForecastSource
 from credit.verify.statistics.area_mean import AreaMean
@@ -42,7 +42,7 @@ class ScoredForecast:
     def read(self, initial: int, lead: int) -> np.ndarray:
         """Return the members' scored channels, (M, C, H, W) float32, in the data's units; M is 1 of a single one."""
         number = self.archive.lead_minutes.tolist().index(lead)
-        fields = pick(self.archive.read_members(initial, number), self.places)
+        fields = take_channels(self.archive.read_members(initial, number), self.places)
         fields = fields.copy() if self.conversions else fields  # it may be the forecast's own memory
         for channel, conversion in self.conversions.items():
             fields[:, channel] = conversion.apply(fields[:, channel])

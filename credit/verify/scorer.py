@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch.distributed as dist
-from tqdm import tqdm
 
 from credit import __version__
 from credit.calendar import parse_duration
-from credit.channels import Channel, figure_channels, pick
+from credit.channels import Channel, select_figure_channels, take_channels
 from credit.config import Config
-from credit.config.schema_forecast import BASELINES
+from credit.config.schema_verification import BASELINES
 from credit.data.climatology.climatology import Climatology, Fields
 from credit.data.error_collector import ErrorCollector
 from credit.data.formats.run_grid import load_grid
@@ -24,6 +23,7 @@ from credit.forecast.forecast_source import ForecastSource
 from credit.forecast.initial_times import deal
 from credit.forecast.io.forecast_reader import open_other_forecasts
 from credit.grid import LatLonGrid
+from credit.utils.progress import ProgressBar
 from credit.verify.cases import agree, conversion_of, describe_seen, find_unscored
 from credit.verify.example import ExampleCollector, ExampleEvolution
 from credit.verify.regridded_reader import RegriddedReader
@@ -159,9 +159,11 @@ class _Scorer:
         reader = RegriddedReader(data, len(leads) + 2, onto)
         self._brought = f", conservatively from {describe_grid(data.grid)}" if onto is not None else ""
         self._config, self._reader, self._channels, self._leads = config, reader, channels, leads
-        self._shown = figure_channels(config.verification.figure_channels, channels, "verification.figure_channels")
+        self._shown = select_figure_channels(
+            config.verification.figure_channels, channels, "verification.figure_channels"
+        )
         self._figure_leads = _figure_leads(config, leads)
-        animate = figure_channels(conf.animate, channels, "verification.animate")
+        animate = select_figure_channels(conf.animate, channels, "verification.animate")
         names = [c.name for c in channels]
         stored = [c.name for c in reader.channels.stored]
         self._stored = [stored.index(name) for name in names]
@@ -202,7 +204,7 @@ class _Scorer:
     def _truth(self, minutes: int) -> np.ndarray:
         index = self._reader.index_of(minutes)
         assert index is not None, minutes
-        return pick(self._reader.read(index), self._stored)
+        return take_channels(self._reader.read(index), self._stored)
 
     def _normal(self, minutes: int) -> Fields:
         return self._bring_normal(self._climatology.sum_at(minutes))
@@ -228,7 +230,7 @@ class _Scorer:
         members = {key: own.members for key, own in sums.items()}
         part = PartialScores(cases, sums, *self._thresholds.empty(cases, leads, members), histograms, {}, {})
         first = not dist.is_initialized() or dist.get_rank() == 0
-        with tqdm(total=len(cases), desc="scoring", disable=None if first else True) as bar:
+        with ProgressBar(total=len(cases), desc="scoring", disable=None if first else True) as bar:
             for group in groups:
                 self._score_group(group, part, example)
                 bar.update(len(group))
@@ -327,10 +329,12 @@ class _Scorer:
         sums, truth, what = part.sums[key], next(iter(known.values())), own.describe(initial, lead)
         if not own.is_alike:
             mean = members[0] if len(members) == 1 else members.mean(axis=0, dtype=np.float64)
-            sums.add(*place, own.means, mean, *(pick(field, own.has) for field in known.values()), (what, *known))
+            sums.add(
+                *place, own.means, mean, *(take_channels(field, own.has) for field in known.values()), (what, *known)
+            )
         self._thresholds.add(part, key, place, initial + lead, members, truth, own.has)
         if isinstance(sums, EnsembleStatistics):
-            flat, true = (field.reshape(*field.shape[:-2], -1) for field in (members, pick(truth, own.has)))
+            flat, true = (field.reshape(*field.shape[:-2], -1) for field in (members, take_channels(truth, own.has)))
             part.histograms[key].add(place[1], sums.add_members(*place, own.means, flat, true, what))
         if key == "model" and is_example:
             self._course.keep(part, lead, truth, members)

@@ -20,21 +20,22 @@ import torch
 
 from credit.cli.plan import build_grid
 from credit.config import Config
-from credit.config.schema_forecast import EnsembleConfig
+from credit.config.schema_inference import EnsembleConfig
 from credit.data.samples.batch import Batch
 from credit.forecast.ensemble.feature_noise import build_noise
 from credit.forecast.ensemble.perturbations import build_perturbation
 from credit.forecast.ensemble.sppt import build_stochastic
+from credit.forecast.objectives.base import ObjectiveContext, build_objective
 from credit.forecast.rollout import forecast, inference_mode, make_starts
 from credit.forecast.stepper import Stepper
-from credit.models.wxformer.inference import prepare_for_inference
+from credit.models.inference import prepare_for_inference
 from credit.parallel.host_copy import AsyncHostCopy
-from credit.parallel.materialise import allocate_
 from credit.parallel.mesh import DeviceGrid, ParallelDims, build_mesh
 from credit.parallel.process_info import fake_process_group
 from credit.parallel.reduce import gradient_norm
+from credit.parallel.state.materialise import allocate_
 from credit.train.assets import ModelAssets
-from credit.train.build import build_run_loss, build_step, build_stepper, cell_weights
+from credit.train.build import build_metrics, build_run_loss, build_step, build_stepper, cell_weights
 from credit.train.build_model import build_network, build_parallel_model
 from credit.train.dry_run import dummy_assets
 from credit.train.ema import EMA
@@ -117,7 +118,8 @@ def train(config: Config, assets: ModelAssets, mesh: DeviceGrid = ALONE) -> list
         model.train()
         stepper, loss = build_stepper(config, assets, model, CUDA, autocast), loss.to(CUDA)
         optimizer, average = build_optimizer(model, config.trainer), EMA(model, 0.9)
-        step = build_step(config, stepper, loss, optimizer, average, lambda _: steps, 0)
+        objective = build_objective(config.trainer.objective, ObjectiveContext(stepper, loss))
+        step = build_step(config, objective, optimizer, average, lambda _: steps, 0)
         batches = iter([batch_of(config, assets, steps)] * 8)
         with Watch() as watch:
             result = step(batches, 0, 1e-3)
@@ -127,7 +129,8 @@ def train(config: Config, assets: ModelAssets, mesh: DeviceGrid = ALONE) -> list
         assert halves == autocast, f"bfloat16: {halves}"
         with average.applied(), Watch():
             share = shard_cases(2, 2, 0, 1)
-            scores = validate(stepper, loss, batches, share, cell_weights(assets, CUDA), 360, steps, lambda: False)
+            metrics = build_metrics(config, assets, cell_weights(assets, CUDA))
+            scores = validate(objective, batches, share, metrics, steps, lambda: False)
         assert scores is not None and "rmse/z500/6h" in scores, scores
     return watch.seen
 

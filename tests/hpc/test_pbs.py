@@ -264,7 +264,7 @@ def test_the_parts_of_a_rollout_are_the_rollout(small_run: Path, capsys: pytest.
     # inference.batch_size is 4: batches of 4, 4 and 3, of which the parts have two and one
     assert counts == [4 + 3, 4] and len(files) == 11
     assert main(["rollout", config, "inference.lead_time=24h"]) == 0
-    assert "0 forecasts written, 11 were there" in capsys.readouterr().out
+    assert "0 forecasts written, 11 were complete already" in capsys.readouterr().out
 
 
 @pytest.mark.slow

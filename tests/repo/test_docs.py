@@ -14,8 +14,8 @@ import yaml
 from credit.cli.main import COMMANDS, main
 from credit.cli.reference import render_cli_reference
 from credit.config.docs_page import describe
-from credit.config.registry import LOSSES, MODELS
 from credit.config.renamed_keys import find_old_key
+from tests.registries import isolate
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = sorted(
@@ -148,10 +148,7 @@ def test_every_key_does_something() -> None:
 
 @pytest.fixture
 def registries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget, after a test, the models and losses that it registers."""
-    for kinds in (MODELS, LOSSES):
-        monkeypatch.setattr(kinds, "_classes", dict(kinds._classes))
-        monkeypatch.setattr(kinds, "_sections", dict(kinds._sections))
+    isolate(monkeypatch)
 
 
 def code_blocks(page_name: str) -> dict[str, str]:

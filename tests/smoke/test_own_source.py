@@ -80,10 +80,12 @@ def test_the_source_of_the_page_is_as_good_as_a_file(own_run: Path, command) -> 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (["data.sources.0.options={}"], ["data.sources.0", "missing a required argument: 'folder'"]),
-        (["data.sources.0.options={foldr: archive}"], ['"foldr" is none of npz_archive', 'did you mean "folder"']),
-        (["data.sources.0.type=npz_archiv"], ['type: "npz_archiv" is no source', 'did you mean "npz_archive"']),
-        (["data.sources.0.path=data.nc"], ["data.sources.0", "path", "type", "one of the two"]),
+        (["data.sources.0.options={}"], ["data.sources.0", "options: folder: this option is missing"]),
+        (["data.sources.0.options={foldr: archive}"],
+         ['"foldr" is not an option of npz_archive', 'did you mean "folder"']),
+        (["data.sources.0.type=npz_archiv"],
+         ['type: "npz_archiv" is not a registered source', 'did you mean "npz_archive"']),
+        (["data.sources.0.path=data.nc"], ["data.sources.0", "path", "type", "both are given"]),
         (["data.sources.0.format=grib"], ["data.sources.0", "format is for files"]),
         (["data.sources.0.options.folder=nowhere"],
          ["data.sources.0 (npz_archive)", "FileNotFoundError", "lab_archive.py, line"]),

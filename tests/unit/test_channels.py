@@ -89,10 +89,10 @@ def test_round_trip_through_json() -> None:
 
 def test_differences_are_named() -> None:
     channels = _map()
-    assert channels.difference(_map()) is None
-    assert "prognostic: without none, with t250, u250" in channels.difference(_map(levels=[850.0, 500.0, 250.0]))
-    assert "in another order" in channels.difference(_map(levels=[500.0, 850.0]))
+    assert channels.describe_mismatch(_map()) is None
+    assert "prognostic: without none, with t250, u250" in channels.describe_mismatch(_map(levels=[850.0, 500.0, 250.0]))
+    assert "in another order" in channels.describe_mismatch(_map(levels=[500.0, 850.0]))
     other = _map(input_order=["static", "prognostic", "dynamic_forcing"])
-    assert channels.difference(other).startswith("input order")
+    assert channels.describe_mismatch(other).startswith("input order")
     unmasked = _map(masked=[])
-    assert channels.difference(unmasked) == "static: without sst_mask, with none"
+    assert channels.describe_mismatch(unmasked) == "static: without sst_mask, with none"

@@ -117,9 +117,9 @@ def test_bounds_that_are_refused(change, message: str) -> None:
 
 def test_round_trip_and_difference() -> None:
     grid, _ = LatLonGrid.from_coords(*EQUIANGULAR)
-    assert grid.difference(LatLonGrid.from_dict(grid.to_dict())) is None
-    assert grid.difference(LatLonGrid.from_coords(EQUIANGULAR[0].astype(np.float32), EQUIANGULAR[1])[0]) is None
+    assert grid.describe_mismatch(LatLonGrid.from_dict(grid.to_dict())) is None
+    assert grid.describe_mismatch(LatLonGrid.from_coords(EQUIANGULAR[0].astype(np.float32), EQUIANGULAR[1])[0]) is None
     shifted, _ = LatLonGrid.from_coords(EQUIANGULAR[0], EQUIANGULAR[1] + 1)
-    assert grid.difference(shifted) == "longitude 0 is 0 against 1"
+    assert grid.describe_mismatch(shifted) == "longitude 0 is 0 against 1"
     other, _ = LatLonGrid.from_coords(np.linspace(90, -90, 33), EQUIANGULAR[1])
-    assert grid.difference(other) == "32 x 64 cells against 33 x 64"
+    assert grid.describe_mismatch(other) == "32 x 64 cells against 33 x 64"

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from credit.cli.arguments import add_config_arguments
+from credit.cli.common import add_config_arguments
 
 if TYPE_CHECKING:
     from credit.cli.check.data import DataSummary

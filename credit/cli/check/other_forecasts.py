@@ -86,7 +86,7 @@ def _compare_times(
 def _read_one(name: str, archive: ForecastArchive, found: DataSummary, initial: int, lead: int) -> None:
     """Read one lead time of one forecast; where it lies on the data's grid nothing but masked cells may be missing."""
     values = archive.read_members(initial, archive.lead_minutes.tolist().index(lead))
-    if found.reader is None or found.grid.difference(archive.grid):
+    if found.reader is None or found.grid.describe_mismatch(archive.grid):
         return
     missing = []
     for channel in found.channels.output:

@@ -9,12 +9,12 @@ import numpy as np
 from torch import nn
 
 from credit.calendar import format_duration
-from credit.channels import figure_channels
+from credit.channels import select_figure_channels
 from credit.cli.check.data import DataSummary
 from credit.cli.check.other_forecasts import Planned, check_other_forecasts
 from credit.cli.check.report import CheckReport
 from credit.config import Config
-from credit.config.schema_forecast import InitialTimesConfig
+from credit.config.schema_inference import InitialTimesConfig
 from credit.data.climatology.file import load_climatology
 from credit.data.climatology.fit import plan_fit
 from credit.data.formats.run_grid import load_grid
@@ -109,7 +109,7 @@ def check_forecasts(config: Config, found: DataSummary, findings: CheckReport) -
         written = _find_written(config, found, int(leads[-1]))
     with findings.collect():
         wanted = config.verification.figure_channels
-        figure_channels(wanted, found.channels.output, "verification.figure_channels")
+        select_figure_channels(wanted, found.channels.output, "verification.figure_channels")
     with findings.collect():
         onto = config.verification.grid
         grid = found.grid if onto is None else load_grid(onto, "verification.grid")
@@ -119,7 +119,7 @@ def check_forecasts(config: Config, found: DataSummary, findings: CheckReport) -
     with findings.collect():
         find_precipitation(config.verification.seeps, found.channels.output, found.attributes)
     with findings.collect():
-        figure_channels(config.verification.animate, found.channels.output, "verification.animate")
+        select_figure_channels(config.verification.animate, found.channels.output, "verification.animate")
     if "train" in found.samples:
         with findings.collect():
             _try_climatology(config, found)

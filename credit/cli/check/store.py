@@ -8,7 +8,7 @@ from pathlib import Path
 from credit.cli.check.report import CheckReport
 from credit.config.schema_data import DataConfig
 from credit.data.climatology.stored import find_damaged_blocks
-from credit.data.store.integrity import require_whole
+from credit.data.store.integrity import require_undamaged
 from credit.data.store.repair import REDO_CHANGED, find_source_changes
 from credit.data.store.store_reader import StoreReader, open_configured_store, read_description, require_same_identity
 
@@ -41,7 +41,7 @@ def check_store(conf: DataConfig, findings: CheckReport, deep: bool) -> StoreRea
     if not meta["complete"]:
         return open_configured_store(conf)
     began = time.perf_counter()
-    damage = require_whole(path, deep)
+    damage = require_undamaged(path, deep)
     reader = open_configured_store(conf)
     seconds = time.perf_counter() - began
     if deep:

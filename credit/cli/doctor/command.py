@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from credit.cli.arguments import add_config_arguments, path_argument
+from credit.cli.common import add_config_arguments, path_argument
 
 HELP = """Collect what a bug report needs in one text file: installation, versions, machine, ranks, environment, the
 resolved config, and of the run in save_loc STATUS, heartbeat, newest checkpoints, last metrics, last error and the ends

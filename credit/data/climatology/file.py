@@ -21,8 +21,8 @@ import xarray as xr
 
 from credit.calendar import Calendar
 from credit.config.schema_data import DataConfig
-from credit.config.schema_forecast import ClimatologyConfig
 from credit.config.schema_source import SourceConfig
+from credit.config.schema_verification import ClimatologyConfig
 from credit.data.climatology.climatology import KEPT_BYTES, Climatology, LazyFields
 from credit.data.formats.cf import Coordinates, level_values, match_levels
 from credit.data.formats.files import expand_path, open_file
@@ -78,9 +78,9 @@ def load_climatology(
     found = [file.find(name, places, channels) for name, places in by_variable.items()]
     own = found[0].grid
     for each in found:
-        if difference := own.difference(each.grid):
+        if difference := own.describe_mismatch(each.grid):
             raise DataError(f"{path}: its variables are on different grids: {difference}")
-    difference = grid.difference(own) if grid is not None else None
+    difference = grid.describe_mismatch(own) if grid is not None else None
     if difference:
         raise DataError(
             f"{path}: its grid is not that of the data: {difference}; verification.grid brings both to one, or take a "

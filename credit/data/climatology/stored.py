@@ -24,11 +24,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zarr
-from tqdm import tqdm
 from zarr.codecs import BloscCodec, Crc32cCodec
 
 from credit.config.schema_data import DataConfig, PreprocessConfig
-from credit.config.schema_forecast import ClimatologyConfig
+from credit.config.schema_verification import ClimatologyConfig
 from credit.data.climatology.climatology import Climatology, LazyFields
 from credit.data.climatology.fit import ClimatologyPlan, fit_climatology, fit_fields, plan_fit
 from credit.data.splits import Split, build_splits
@@ -39,6 +38,7 @@ from credit.data.store.store_reader import READ_ERRORS, StoreReader, open_config
 from credit.errors import DataError
 from credit.utils.atomic import atomic_folder
 from credit.utils.file_lock import file_lock
+from credit.utils.progress import ProgressBar
 
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
@@ -127,7 +127,7 @@ def preprocess_climatology(
                 _create(task, plan, reader)
         # A single process shows a bar of the times of each block instead.
         is_bar_hidden = None if progress and not is_single_process else True
-        with tqdm(desc="climatology", unit="block", total=len(_list_blocks(path)), disable=is_bar_hidden) as bar:
+        with ProgressBar(desc="climatology", unit="block", total=len(_list_blocks(path)), disable=is_bar_hidden) as bar:
             run_until_done(partial(fit_block, task), partial(_find_missing_blocks, path), settings, bar)
         with file_lock(lock_folder / "close.lock"):
             _update_description(path, complete=True)

@@ -23,6 +23,7 @@ from xarray.backends import BackendArray
 from xarray.core import indexing
 
 from credit.calendar import EPOCH
+from credit.config.schema_base import StrictModel
 from credit.config.schema_source import SourceConfig, register_source_type
 from credit.data.formats.cf import PRESSURE_IN_HPA
 from credit.errors import ConfigError, DataError
@@ -59,10 +60,11 @@ class SourceVariable:
     packing_step: float = 0.0
 
 
-def register_source(name: str) -> Callable[[SourceClass], SourceClass]:
+def register_source(name: str, options: type[StrictModel] | None = None) -> Callable[[SourceClass], SourceClass]:
     """Class decorator that makes a class available as ``data.sources.N.type: name``.
 
-    The class is called with ``data.sources.N.options`` as keyword arguments. What it makes has the attributes
+    The class is called with ``data.sources.N.options`` as keyword arguments. `options` declares them: with it, a wrong
+    option is an error of the config, before anything is read. What it makes has the attributes
 
     - ``latitude`` (H,) and ``longitude`` (W,), degrees, in the order of its fields;
     - ``times``: dates in UTC (datetime64, datetime or cftime), whole minutes;
@@ -88,7 +90,7 @@ def register_source(name: str) -> Callable[[SourceClass], SourceClass]:
                 f"source name {name!r} of {cls.__module__} is taken by {other.__module__}; choose another name"
             )
         _SOURCES[name] = cls
-        register_source_type(name, cls)
+        register_source_type(name, options)
         return cls
 
     return register

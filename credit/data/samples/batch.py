@@ -1,4 +1,4 @@
-"""One batch of samples in physical units, as it travels from the dataset to the device.
+"""Batch of samples in physical units, as it travels from the dataset to the device.
 
 Shape suffixes: B batch, C channels, T time frames, H latitude rows, W longitude columns.
 """
@@ -13,7 +13,7 @@ import torch
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples that share one length of history and forecast.
+    """Samples that have the same lengths of history and forecast.
 
     Attributes:
         history_BCTHW: prognostic channels at the input frames, the last of which is the initial time.
@@ -28,29 +28,33 @@ class Batch:
     initial_B: torch.Tensor
 
     def __post_init__(self) -> None:
-        frames, inputs = self.history_BCTHW.shape[2], self.forcing_BCTHW.shape[2]
-        assert len({getattr(self, f.name).shape[0] for f in fields(self)}) == 1, "members disagree on the batch size"
-        assert inputs >= frames, "a batch needs forcing for its whole history"
+        batch_sizes = {tensor.shape[0] for tensor in self.tensors()}
+        assert len(batch_sizes) == 1, "the tensors have different batch sizes"
+        num_frames = self.history_BCTHW.shape[2]
+        num_inputs = self.forcing_BCTHW.shape[2]
+        assert num_inputs >= num_frames, "a batch needs forcing for its whole history"
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on `device`; pinned memory is copied in the background, meta tensors become empty ones."""
-        return self._map(
-            lambda tensor: (
-                torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device, non_blocking=True)
-            )
-        )
+
+        def move(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.is_meta:
+                return torch.empty_like(tensor, device=device)
+            return tensor.to(device, non_blocking=True)
+
+        return self._map(move)
 
     def pin_memory(self) -> Batch:
-        """Return the batch in memory that a GPU can read by itself; meta tensors stay."""
+        """Return the batch in pinned memory, which a GPU can read by itself; meta tensors are returned as they are."""
         return self._map(lambda tensor: tensor if tensor.is_meta else tensor.pin_memory())
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
-        """Tell the allocator that `stream` uses the batch, which was made on another."""
+        """Tell the allocator that `stream` uses the batch, which was created on another stream."""
         for tensor in self.tensors():
             tensor.record_stream(stream)
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return the members in their order."""
+        """Return the tensors in the order of the attributes."""
         return [getattr(self, field.name) for field in fields(self)]
 
     def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Batch:

@@ -1,4 +1,4 @@
-"""Memory of batches, used again when a batch is gone."""
+"""Pool of host memory for batches: the memory of a batch that is gone is used for the next one."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from torch.utils.data import get_worker_info
 
 
 class BufferPool:
-    """Gives float32 tensors to be filled.
+    """Pool of uninitialised float32 tensors.
 
-    Memory that is new to a process comes page by page, which takes longer than reading a batch into memory that it has.
-    So memory that was given is kept, and given again once no tensor, view or array shares it any more. Pinned memory is
-    kept by torch.
+    The operating system maps new memory page by page, which takes longer than reading a batch into memory that the
+    process already has. So the pool keeps memory, and returns it again once no tensor, view or array shares it any
+    more. Pinned memory is pooled by torch itself.
     """
 
     def __init__(self) -> None:
-        self._free: dict[int, list[np.ndarray]] = defaultdict(list)
+        self._free_arrays: dict[int, list[np.ndarray]] = defaultdict(list)
 
     def __reduce__(self) -> tuple[type[BufferPool], tuple]:
+        # A process that receives the pool starts with an empty one.
         return BufferPool, ()
 
     def take(self, *shape: int) -> torch.Tensor:
-        """Return a tensor; in a loader process in memory that it has in common with the training process."""
+        """Return an uninitialised tensor; in a loader process its memory is shared with the training process."""
         size = math.prod(shape)
         if get_worker_info() is not None:
-            # as torch's own collation does it; share_memory_() would copy what is not there yet
+            # torch's collation allocates the same way. `share_memory_()` would copy the uninitialised values.
             return torch.empty(0).set_(torch.UntypedStorage._new_shared(4 * size), 0, shape)
-        if torch.cuda.is_initialized():  # by this process, which then trains on a GPU
+        if torch.cuda.is_initialized():
+            # This process trains on a GPU, which copies from pinned memory in the background.
             return torch.empty(shape, pin_memory=True)
-        free = self._free[size]
-        memory = _pop(free, size)
-        # the tensor's storage holds this array, and so does every view of it
+        free_arrays = self._free_arrays[size]
+        try:
+            memory = free_arrays.pop()
+        except IndexError:
+            # Not `if free_arrays`: another thread may take the last array in between.
+            memory = torch.empty(size).numpy()
         array = memory.reshape(shape)
-        weakref.finalize(array, free.append, memory).atexit = False
+        # The tensor's storage holds `array`, and every view of the tensor holds the storage. So `array` is collected,
+        # and `memory` returned to the pool, when the last of them is gone.
+        weakref.finalize(array, free_arrays.append, memory).atexit = False
         return torch.from_numpy(array)
-
-
-def _pop(free: list[np.ndarray], size: int) -> np.ndarray:
-    try:
-        return free.pop()
-    except IndexError:  # perhaps another thread was faster
-        return torch.empty(size).numpy()

@@ -1,4 +1,4 @@
-"""KeptReader: a reader that keeps what it has read."""
+"""In-memory cache around a field reader (``data.cache: memory``)."""
 
 from __future__ import annotations
 
@@ -14,36 +14,38 @@ if TYPE_CHECKING:
 
 
 class CachedReader:
-    """Another `credit.data.reader.FieldReader`, of which every time is read once (``data.cache: memory``).
+    """Cache around a `credit.data.reader.FieldReader` that reads every time only once.
 
-    Statistics, climatology, training and validation of a run then read a time together once.
+    Statistics, climatology, training and validation of a run then share what each of them reads.
 
     Args:
-        reader: the other; what is not about reading fields is its own.
+        reader: the reader; every attribute that is not defined here is taken from it.
     """
 
     def __init__(self, reader: FieldReader) -> None:
         self._reader = reader
-        self._kept: dict[int, np.ndarray] = {}
+        self._cache: dict[int, np.ndarray] = {}
 
     def read(self, index: int) -> np.ndarray:
-        """Return the fields of one time, (C, H, W) float32, which are not to be written to."""
+        """Return the fields of one time, (C, H, W) float32, read-only."""
         return next(self.read_each([index]))
 
     def read_each(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
-        """Yield the fields of several times; see `read`."""
-        lacking = [index for index in dict.fromkeys(map(int, indices)) if index not in self._kept]
-        fresh = zip(lacking, self._reader.read_each(lacking), strict=True)
-        for index in map(int, indices):
-            while index not in self._kept:
-                number, fields = next(fresh)
-                fields.flags.writeable = False
-                self._kept[number] = fields
-            yield self._kept[index]
+        """Yield the fields of several times as `read` returns them."""
+        indices = [int(index) for index in indices]
+        missing_indices = [index for index in dict.fromkeys(indices) if index not in self._cache]
+        # One call for all missing times, because a reader may read times that lie together at once.
+        missing_fields = zip(missing_indices, self._reader.read_each(missing_indices), strict=True)
+        for index in indices:
+            while index not in self._cache:
+                missing_index, fields_CHW = next(missing_fields)
+                fields_CHW.flags.writeable = False
+                self._cache[missing_index] = fields_CHW
+            yield self._cache[index]
 
-    def read_into(self, index: int, places: Sequence[np.ndarray | None]) -> None:
-        """Bring the fields of one time to their places; see `credit.data.reader.FieldReader`."""
-        scatter_fields(self.read(index), places)
+    def read_into(self, index: int, targets: Sequence[np.ndarray | None]) -> None:
+        """Copy the fields of one time to target arrays; see `credit.data.reader.FieldReader.read_into`."""
+        scatter_fields(self.read(index), targets)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._reader, name)

@@ -1,4 +1,4 @@
-"""A torch dataset of samples: history, forcing and targets of some initial times."""
+"""Torch dataset of samples: history, forcing and targets of given initial times."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ class ForecastDataset(Dataset):
     """Samples of given initial times, in physical units and ChannelMap order.
 
     Args:
-        frames: where the fields come from.
+        frames: reads the fields.
         initial: (N,) int64 minutes; every frame that a sample needs must exist.
         step: time step in minutes.
         history_len: input frames.
         forecast_len: forecast steps.
-        as_forecast: True where forcing beyond the initial time must be what a forecast may know (validation).
-        blank: read nothing and give tensors on the meta device, for a process that gets the fields from another.
+        as_forecast: use only forcing that a real forecast would have after its initial time (for validation).
+        placeholder: read nothing and return tensors on the meta device, for a process that receives the fields from
+            another one.
     """
 
     def __init__(
@@ -34,43 +35,51 @@ class ForecastDataset(Dataset):
         history_len: int,
         forecast_len: int,
         as_forecast: bool = False,
-        blank: bool = False,
+        placeholder: bool = False,
     ) -> None:
         self._frames = frames
         self.initial = np.asarray(initial, dtype=np.int64)
         self._step = step
-        self._history = history_len
-        self._forecast = forecast_len
+        self._history_len = history_len
+        self._forecast_len = forecast_len
         self._as_forecast = as_forecast
-        self._blank = blank
+        self._placeholder = placeholder
         self._buffers = BufferPool()
 
     @property
     def is_thread_safe(self) -> bool:
-        """Whether several threads may take samples at once."""
-        return self._blank or self._frames.reader.is_thread_safe
+        """Return whether several threads may take samples at once."""
+        return self._placeholder or self._frames.reader.is_thread_safe
 
     def __len__(self) -> int:
         return len(self.initial)
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """Return some samples as one batch."""
-        channels, cells = self._frames.reader.channels, self._frames.reader.grid.shape
-        inputs = self._history + self._forecast - 1
-        initial = self.initial[list(indices)]
-        make = _blank if self._blank else self._buffers.take
+        """Return several samples as one batch."""
+        channels = self._frames.reader.channels
+        grid_shape = self._frames.reader.grid.shape
+        batch_size = len(indices)
+        initial_B = self.initial[list(indices)]
+        # Each forecast step but the first adds an input frame to those of the history.
+        num_inputs = self._history_len + self._forecast_len - 1
+        allocate = _meta_tensor if self._placeholder else self._buffers.take
         batch = Batch(
-            make(len(indices), len(channels.group("prognostic")), self._history, *cells),
-            make(len(indices), len(channels.group("dynamic_forcing")), inputs, *cells),
-            make(len(indices), len(channels.output), self._forecast, *cells),
-            torch.from_numpy(initial),
+            history_BCTHW=allocate(batch_size, len(channels.group("prognostic")), self._history_len, *grid_shape),
+            forcing_BCTHW=allocate(batch_size, len(channels.group("dynamic_forcing")), num_inputs, *grid_shape),
+            target_BCTHW=allocate(batch_size, len(channels.output), self._forecast_len, *grid_shape),
+            initial_B=torch.from_numpy(initial_B),
         )
-        if not self._blank:
-            arrays = [part.numpy() for part in (batch.history_BCTHW, batch.forcing_BCTHW, batch.target_BCTHW)]
-            for row, start in enumerate(initial.tolist()):
-                self._frames.fill(start, *(array[row] for array in arrays), as_forecast=self._as_forecast)
+        if self._placeholder:
+            return batch
+        history_BCTHW = batch.history_BCTHW.numpy()
+        forcing_BCTHW = batch.forcing_BCTHW.numpy()
+        target_BCTHW = batch.target_BCTHW.numpy()
+        for row, initial in enumerate(initial_B.tolist()):
+            self._frames.read_sample(
+                initial, history_BCTHW[row], forcing_BCTHW[row], target_BCTHW[row], as_forecast=self._as_forecast
+            )
         return batch
 
 
-def _blank(*shape: int) -> torch.Tensor:
+def _meta_tensor(*shape: int) -> torch.Tensor:
     return torch.empty(shape, device="meta")

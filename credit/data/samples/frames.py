@@ -1,7 +1,8 @@
-"""Input and truth frames in physical units at any time: what was read, what is computed, what a forecast may know.
+"""Input and target frames in physical units at any time: fields that are read, forcing that is computed.
 
-A forecast must not be fed the analysed future. Beyond its initial time, forcing read from data is held at its anomaly
-(or is the climatology, or is read where the config says ``observed``); computed forcing is exact at any time.
+A forecast must not be given the analysed future. After its initial time, forcing from data keeps the anomaly of the
+initial time (or is the climatology, or is read where the config says ``observed``). Computed forcing is exact at any
+time.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from credit.data.samples.forcing import compute_dynamic_forcing, compute_static
 from credit.data.store.chunk_reader import scatter_fields
 from credit.errors import DataError
 
-# times whose fields a process keeps, for forecasts and for forcing that is held: a few, or a gibibyte of them
-_LEAST_KEPT, _MOST_KEPT, _KEPT_BYTES = 4, 16, 2**30
+# A process caches the fields of a few times, for forecasts and for persisted forcing.
+_MIN_CACHED_TIMES = 4
+_MAX_CACHED_TIMES = 16
+_CACHE_BYTES = 2**30
 
 
 class FrameReader:
@@ -30,28 +33,35 @@ class FrameReader:
     Args:
         reader: the fields.
         conf: the data section.
-        climatology: of the dynamic forcing that is read from data; None holds the value instead of its anomaly.
-        hidden: of a forecast: variable -> (H, W) bool, True where its values are taken as missing.
+        climatology: of the dynamic forcing that is read from data; None persists its value instead of its anomaly.
+        hidden: variable -> (H, W) bool, True where a forecast must treat the values as missing.
     """
 
     def __init__(
-        self, reader: FieldReader, conf: DataConfig, climatology: Climatology | None,
+        self,
+        reader: FieldReader,
+        conf: DataConfig,
+        climatology: Climatology | None,
         hidden: Mapping[str, np.ndarray] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.reader = reader
         self._conf = conf
         self._climatology = climatology
         self._step = conf.step_minutes
-        stored = [channel.name for channel in reader.channels.stored]
-        self._read_forcing = [c for c in reader.channels.group("dynamic_forcing") if c.source == "data"]
-        self._rows = {c.name: stored.index(c.name) for c in self._read_forcing}
-        size = 4 * len(stored) * math.prod(reader.grid.shape)
-        kept = min(_MOST_KEPT, max(_LEAST_KEPT, _KEPT_BYTES // size))
-        self._hidden = {
-            row: hidden[c.variable] for row, c in enumerate(reader.channels.stored) if hidden and c.variable in hidden
-        }
-        self._read = lru_cache(maxsize=kept)(self._read_shown if self._hidden else reader.read)
-        self._computed = lru_cache(maxsize=None if conf.cache == "memory" else 64)(self._compute)
+        stored = reader.channels.stored
+        stored_names = [channel.name for channel in stored]
+        self._data_forcing = [c for c in reader.channels.group("dynamic_forcing") if c.source == "data"]
+        self._stored_index = {channel.name: stored_names.index(channel.name) for channel in self._data_forcing}
+        self._hidden_cells: dict[int, np.ndarray] = {}
+        for index, channel in enumerate(stored):
+            if hidden and channel.variable in hidden:
+                self._hidden_cells[index] = hidden[channel.variable]
+        bytes_per_time = 4 * len(stored) * math.prod(reader.grid.shape)
+        cached_times = min(_MAX_CACHED_TIMES, max(_MIN_CACHED_TIMES, _CACHE_BYTES // bytes_per_time))
+        read = self._read_masked if self._hidden_cells else reader.read
+        self._read = lru_cache(maxsize=cached_times)(read)
+        cached_forcings = None if conf.cache == "memory" else 64
+        self._computed = lru_cache(maxsize=cached_forcings)(self._compute)
 
     def state(self, minutes: int) -> np.ndarray:
         """Return the output channels (C, H, W) valid at `minutes`."""
@@ -65,20 +75,24 @@ class FrameReader:
         """Return the dynamic forcing (C, H, W) for an input frame valid at `minutes`.
 
         Args:
-            minutes: the frame's time.
-            initial: the initial time of a forecast; None in training, where the data's own values are used.
+            minutes: time of the frame.
+            initial: the initial time of a forecast; None in training, where the values of the data are used.
         """
-        out = []
+        fields = []
         for channel in self.reader.channels.group("dynamic_forcing"):
             if channel.source == "computed":
-                out.append(self._computed(channel.name, minutes))
+                fields.append(self._computed(channel.name, minutes))
+                continue
+            label = self._label(channel, minutes)
+            if self._is_available(channel, label, initial):
+                fields.append(self._stored(label)[self._stored_index[channel.name]])
             else:
-                out.append(self._forcing_from_data(channel, minutes, initial))
-        if not out:
+                fields.append(self._extrapolate(channel, label, initial))
+        if not fields:
             return np.zeros((0, *self.reader.grid.shape), dtype=np.float32)
-        return np.stack(out)
+        return np.stack(fields)
 
-    def fill(
+    def read_sample(
         self,
         initial: int,
         history_CTHW: np.ndarray,
@@ -86,52 +100,69 @@ class FrameReader:
         target_CTHW: np.ndarray,
         as_forecast: bool,
     ) -> None:
-        """Fill the arrays of one sample; each time is read once, each field goes straight to its place.
+        """Fill the arrays of one sample; each time is read once, and each field is read straight into its array.
 
         Args:
             initial: minutes of the initial time.
             history_CTHW: prognostic channels at the input frames, the last of which is the initial time.
             forcing_CTHW: dynamic forcing at the input frames and at every further input of the rollout.
             target_CTHW: output channels at every forecast step.
-            as_forecast: forcing beyond the initial time is what a forecast may know.
+            as_forecast: after the initial time, use only forcing that a real forecast would have.
         """
-        inputs, history = forcing_CTHW.shape[1], history_CTHW.shape[1]
-        first = initial - (history - 1) * self._step
-        limit = initial if as_forecast else None
-        stored, forcing = len(self.reader.channels.stored), [*enumerate(self.reader.channels.group("dynamic_forcing"))]
-        for number in range(history + target_CTHW.shape[1]):
-            minutes = first + number * self._step
-            fields = history_CTHW[:, number] if number < history else target_CTHW[:, number - history]
-            places = [*fields, *[None] * (stored - len(fields))]
-            for column, channel in forcing:
-                # a window that ends later belongs to the input before
+        num_inputs = forcing_CTHW.shape[1]
+        history_len = history_CTHW.shape[1]
+        num_stored = len(self.reader.channels.stored)
+        first_minutes = initial - (history_len - 1) * self._step
+        forecast_initial = initial if as_forecast else None
+        forcing_channels = list(enumerate(self.reader.channels.group("dynamic_forcing")))
+
+        # First everything that is read: for each time, the target array of every stored channel.
+        for number in range(history_len + target_CTHW.shape[1]):
+            minutes = first_minutes + number * self._step
+            is_history = number < history_len
+            fields_CHW = history_CTHW[:, number] if is_history else target_CTHW[:, number - history_len]
+            targets: list[np.ndarray | None] = [None] * num_stored
+            targets[: len(fields_CHW)] = fields_CHW
+            for row, channel in forcing_channels:
+                # A mean over the following window has the label of the next time.
                 frame = number - self._label(channel, 0) // self._step
-                if 0 <= frame < inputs and channel.source == "data" and self._may_know(channel, minutes, limit):
-                    places[self._rows[channel.name]] = forcing_CTHW[column, frame]
-            self._deliver(minutes, places, at_hand=as_forecast and minutes == initial)
-        for frame in range(inputs):
-            minutes = first + frame * self._step
-            for column, channel in forcing:
+                if not 0 <= frame < num_inputs or channel.source != "data":
+                    continue
+                if self._is_available(channel, minutes, forecast_initial):
+                    targets[self._stored_index[channel.name]] = forcing_CTHW[row, frame]
+            if as_forecast and minutes == initial:
+                # These fields are needed again to persist forcing, so they go through the cache.
+                scatter_fields(self._stored(minutes), targets)
+            else:
+                self.reader.read_into(self._index(minutes), targets)
+
+        # Then the forcing that is computed, or that a forecast cannot know.
+        for frame in range(num_inputs):
+            minutes = first_minutes + frame * self._step
+            for row, channel in forcing_channels:
+                label = self._label(channel, minutes)
                 if channel.source == "computed":
-                    forcing_CTHW[column, frame] = self._computed(channel.name, minutes)
-                elif not self._may_know(channel, self._label(channel, minutes), limit):
-                    forcing_CTHW[column, frame] = self._held(channel, self._label(channel, minutes), initial)
+                    forcing_CTHW[row, frame] = self._computed(channel.name, minutes)
+                elif not self._is_available(channel, label, forecast_initial):
+                    forcing_CTHW[row, frame] = self._extrapolate(channel, label, initial)
 
     def static(self) -> np.ndarray:
-        """Return the static channels (C, H, W): read, computed and masks."""
-        read = iter(self.reader.static())
-        out = []
+        """Return the static channels (C, H, W): those that are read or computed, and masks."""
+        stored_fields = iter(self.reader.static())
+        fields = []
         for channel in self.reader.channels.group("static"):
             if channel.source == "data":
-                out.append(next(read))
+                fields.append(next(stored_fields))
             elif channel.source == "computed":
-                out.append(compute_static(channel.name, self.reader.grid))
+                fields.append(compute_static(channel.name, self.reader.grid))
             else:
-                out.append(self.reader.masks[channel.variable].astype(np.float32))
-        return np.stack(out) if out else np.zeros((0, *self.reader.grid.shape), dtype=np.float32)
+                fields.append(self.reader.masks[channel.variable].astype(np.float32))
+        if not fields:
+            return np.zeros((0, *self.reader.grid.shape), dtype=np.float32)
+        return np.stack(fields)
 
     def has(self, minutes: int) -> bool:
-        """Whether the data have this time."""
+        """Return whether the data have this time."""
         return self.reader.index_of(minutes) is not None
 
     def _index(self, minutes: int) -> int:
@@ -140,11 +171,11 @@ class FrameReader:
             raise DataError(f"the data have no fields at {self.reader.calendar.format(minutes)}")
         return index
 
-    def _read_shown(self, index: int) -> np.ndarray:
-        fields = self.reader.read(index).copy()
-        for row, cells in self._hidden.items():
-            fields[row, cells] = np.nan
-        return fields
+    def _read_masked(self, index: int) -> np.ndarray:
+        fields_CHW = self.reader.read(index).copy()
+        for row, hidden_cells in self._hidden_cells.items():
+            fields_CHW[row, hidden_cells] = np.nan
+        return fields_CHW
 
     def _stored(self, minutes: int) -> np.ndarray:
         return self._read(self._index(minutes))
@@ -154,46 +185,41 @@ class FrameReader:
             name, minutes, self.reader.calendar, self.reader.grid, self._step, self._conf.solar
         )
 
-    def _deliver(self, minutes: int, places: list[np.ndarray | None], at_hand: bool) -> None:
-        """Bring the fields of a time to their places; by way of those that are kept, where it is needed again."""
-        if at_hand:
-            scatter_fields(self._stored(minutes), places)
-        else:
-            self.reader.read_into(self._index(minutes), places)
-
-    def _may_know(self, channel: Channel, label: int, initial: int | None) -> bool:
-        """Whether a forecast from `initial` (None in training) may use the data's own value at `label`."""
-        return initial is None or label <= initial or self._conf.field(channel.variable).in_forecast == "observed"
+    def _is_available(self, channel: Channel, label: int, initial: int | None) -> bool:
+        """Return whether a forecast from `initial` (None in training) may use the value of the data at `label`."""
+        if initial is None or label <= initial:
+            return True
+        return self._conf.field(channel.variable).in_forecast == "observed"
 
     def _label(self, channel: Channel, minutes: int) -> int:
-        """Return the time that a forcing of the input frame at `minutes` has in the data."""
-        field = self._conf.field(channel.variable)
-        return minutes + self._step if field.temporal != "instant" and field.window == "next" else minutes
+        """Return the time in the data of a forcing of the input frame at `minutes`."""
+        options = self._conf.field(channel.variable)
+        if options.temporal != "instant" and options.window == "next":
+            return minutes + self._step
+        return minutes
 
-    def _forcing_from_data(self, channel: Channel, minutes: int, initial: int | None) -> np.ndarray:
-        label = self._label(channel, minutes)
-        if self._may_know(channel, label, initial):
-            return self._stored(label)[self._rows[channel.name]]
-        return self._held(channel, label, initial)
-
-    def _held(self, channel: Channel, label: int, initial: int) -> np.ndarray:
-        """Return what a forecast from `initial` takes for a forcing after it."""
-        number, field = self._read_forcing.index(channel), self._conf.field(channel.variable)
-        if field.in_forecast == "climatology":
+    def _extrapolate(self, channel: Channel, label: int, initial: int) -> np.ndarray:
+        """Return the forcing at `label` that a forecast from `initial` uses: persisted, or the climatology."""
+        row = self._data_forcing.index(channel)
+        options = self._conf.field(channel.variable)
+        if options.in_forecast == "climatology":
             if self._climatology is None:
                 raise DataError(
                     f"data.variable_options.{channel.variable}.in_forecast is climatology, but the training period is "
                     "too short to fit one; use persist"
                 )
-            return _within(field, self._climatology.sum_at(label)[number])
-        held = self._stored(initial)[self._rows[channel.name]]
+            return _clip(options, self._climatology.sum_at(label)[row])
+        initial_field = self._stored(initial)[self._stored_index[channel.name]]
         if self._climatology is None:
-            return held
-        moved = held + self._climatology.sum_at(label)[number] - self._climatology.sum_at(initial)[number]
-        return _within(field, moved)
+            return initial_field
+        expected = self._climatology.sum_at(label)[row]
+        initial_expected = self._climatology.sum_at(initial)[row]
+        # The anomaly of the initial time is persisted.
+        return _clip(options, initial_field + expected - initial_expected)
 
 
-def _within(field: VariableOptions, values: np.ndarray) -> np.ndarray:
-    """Return values within the bounds of their variable, which an anomaly and harmonics do not know of."""
-    bounded = field.minimum is not None or field.maximum is not None
-    return np.clip(values, field.minimum, field.maximum) if bounded else values
+def _clip(options: VariableOptions, values: np.ndarray) -> np.ndarray:
+    """Return values within the bounds of their variable, which persisted anomalies and harmonics may exceed."""
+    if options.minimum is None and options.maximum is None:
+        return values
+    return np.clip(values, options.minimum, options.maximum)

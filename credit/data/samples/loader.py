@@ -1,6 +1,6 @@
-"""The order in which samples are met: a pure function of seed, epoch and position, dealt by data-parallel rank.
+"""Order of the samples: a pure function of seed, epoch and position, divided among data-parallel ranks.
 
-Nothing about the order is stored but the position, so a run that restarts anywhere goes on with the very next batch.
+Only the position is saved, so a run that restarts anywhere continues with the very next batch.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ def epoch_order(num_samples: int, seed: int, epoch: int) -> np.ndarray:
     return np.random.default_rng([seed, epoch]).permutation(num_samples)
 
 
-def block_at(step: int, left_out: Collection[int]) -> int:
-    """Return the block of samples that optimizer step `step` takes: the step-th of those that are not left out."""
+def block_of_step(step: int, skipped_blocks: Collection[int]) -> int:
+    """Return the block of samples of an optimizer step (from 0): the step-th of those that are not skipped."""
     block = step
-    for one in sorted(left_out):
-        block += one <= block
+    for skipped_block in sorted(skipped_blocks):
+        if skipped_block <= block:
+            block += 1
     return block
 
 
 class ResumableSampler(Sampler[list[int]]):
-    """Yields this rank's micro-batches from optimizer step `first_step` to `last_step`.
+    """Iterator over the micro-batches of this rank from optimizer step `first_step` to `last_step`.
 
-    Optimizer step s (from 0) takes the s-th block of ``batch_size * data_ranks * accumulation`` samples of the epochs
-    laid end to end; a block never spans two epochs (the rest of an epoch is dropped), and those in `left_out` are
-    passed over. Inside a block, micro-step m gives data rank r the samples
-    ``[(m * data_ranks + r) * batch_size, ...)``, so that the union over ranks and micro-steps is the same for every
-    number of ranks with the same global batch.
+    The epochs are laid end to end and divided into blocks of ``batch_size * data_ranks * accumulation`` samples. A
+    block never spans two epochs; the rest of an epoch is dropped. Optimizer step s (from 0) takes the s-th block that
+    is not skipped. In a block, micro-step m gives data rank r the samples ``[(m * data_ranks + r) * batch_size, ...)``,
+    so the union over ranks and micro-steps is the same for every number of ranks with the same global batch.
     """
 
     def __init__(
@@ -50,55 +50,63 @@ class ResumableSampler(Sampler[list[int]]):
         last_step: int,
         data_rank: int = 0,
         data_ranks: int = 1,
-        left_out: Collection[int] = (),
+        skipped_blocks: Collection[int] = (),
     ) -> None:
-        self.block = batch_size * accumulation * data_ranks
-        if self.block > num_samples:
+        self.block_size = batch_size * accumulation * data_ranks
+        if self.block_size > num_samples:
             raise ConfigError(
                 f"trainer.train_batch_size {batch_size} x grad_accum_every {accumulation} x {data_ranks} data ranks = "
-                f"{self.block} samples a step, but the training period has {num_samples}; lower one of them"
+                f"{self.block_size} samples a step, but the training period has {num_samples}; lower one of them"
             )
-        self._num_samples, self._batch, self._accumulation = num_samples, batch_size, accumulation
-        self._seed, self._first, self._last = seed, first_step, last_step
-        self._rank, self._ranks = data_rank, data_ranks
-        self._left_out = left_out
-        self._last_order: tuple[int, np.ndarray] | None = None
+        self._num_samples = num_samples
+        self._batch_size = batch_size
+        self._accumulation = accumulation
+        self._seed = seed
+        self._first_step = first_step
+        self._last_step = last_step
+        self._data_rank = data_rank
+        self._data_ranks = data_ranks
+        self._skipped_blocks = skipped_blocks
+        self._cached_order: tuple[int, np.ndarray] | None = None
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps of one pass."""
-        return self._num_samples // self.block
+        """Return the optimizer steps of one pass over the samples."""
+        return self._num_samples // self.block_size
 
     def __len__(self) -> int:
-        return (self._last - self._first) * self._accumulation
+        return (self._last_step - self._first_step) * self._accumulation
 
     def __iter__(self) -> Iterator[list[int]]:
-        for step in range(self._first, self._last):
-            parts = self.samples(step).reshape(self._accumulation, self._ranks, self._batch)
-            yield from (part[self._rank].tolist() for part in parts)
+        for step in range(self._first_step, self._last_step):
+            samples_MRB = self.samples(step).reshape(self._accumulation, self._data_ranks, self._batch_size)
+            for samples_RB in samples_MRB:
+                yield samples_RB[self._data_rank].tolist()
 
     def samples(self, step: int) -> np.ndarray:
         """Return the samples of optimizer step `step` over all ranks and micro-steps."""
-        epoch, place = divmod(block_at(step, self._left_out), self.steps_per_epoch)
-        return self._order(epoch)[place * self.block :][: self.block]
+        block = block_of_step(step, self._skipped_blocks)
+        epoch, block_in_epoch = divmod(block, self.steps_per_epoch)
+        start = block_in_epoch * self.block_size
+        return self._order(epoch)[start : start + self.block_size]
 
     def _order(self, epoch: int) -> np.ndarray:
-        if self._last_order is None or self._last_order[0] != epoch:
-            self._last_order = epoch, epoch_order(self._num_samples, self._seed, epoch)
-        return self._last_order[1]
+        if self._cached_order is None or self._cached_order[0] != epoch:
+            self._cached_order = epoch, epoch_order(self._num_samples, self._seed, epoch)
+        return self._cached_order[1]
 
 
 class SampleSchedule:
-    """The samples of every optimizer step of a run, and loaders that bring them to this rank.
+    """Samples of every optimizer step of a run, and the loaders that read those of this rank.
 
     Args:
         dataset: the samples.
-        batch_size: samples a rank and micro-step.
-        accumulation: micro-steps.
-        seed: of the run.
-        workers: of the loader.
-        data_rank: of this process.
-        data_ranks: how many there are.
+        batch_size: samples for each rank and micro-step.
+        accumulation: micro-steps of an optimizer step.
+        seed: seed of the run.
+        workers: threads or processes of a loader.
+        data_rank: data-parallel rank of this process.
+        data_ranks: number of data-parallel ranks.
     """
 
     def __init__(
@@ -111,8 +119,9 @@ class SampleSchedule:
         data_rank: int = 0,
         data_ranks: int = 1,
     ) -> None:
-        self._dataset, self._workers = dataset, workers
-        self._sampler = functools.partial(
+        self._dataset = dataset
+        self._workers = workers
+        self._build_sampler = functools.partial(
             ResumableSampler,
             len(dataset),
             batch_size,
@@ -121,30 +130,30 @@ class SampleSchedule:
             data_rank=data_rank,
             data_ranks=data_ranks,
         )
-        whole = self._sampler(first_step=0, last_step=0)
-        self.steps_per_epoch = whole.steps_per_epoch
-        self.samples_a_step = whole.block
+        sampler = self._build_sampler(first_step=0, last_step=0)
+        self.steps_per_epoch = sampler.steps_per_epoch
+        self.samples_a_step = sampler.block_size
 
-    def loader(self, first_step: int, last_step: int, left_out: Collection[int] = ()) -> Loader:
-        """Return this rank's batches of the optimizer steps from `first_step` to `last_step`."""
-        sampler = self._sampler(first_step=first_step, last_step=last_step, left_out=left_out)
+    def loader(self, first_step: int, last_step: int, skipped_blocks: Collection[int] = ()) -> Loader:
+        """Return the loader of this rank for the optimizer steps from `first_step` to `last_step`."""
+        sampler = self._build_sampler(first_step=first_step, last_step=last_step, skipped_blocks=skipped_blocks)
         return Loader(self._dataset, sampler, self._workers)
 
-    def epoch(self, step: int, left_out: Collection[int] = ()) -> int:
+    def epoch(self, step: int, skipped_blocks: Collection[int] = ()) -> int:
         """Return the epoch (from 0) of optimizer step `step`."""
-        return block_at(step, left_out) // self.steps_per_epoch
+        return block_of_step(step, skipped_blocks) // self.steps_per_epoch
 
-    def initial_times(self, step: int, left_out: Collection[int] = ()) -> list[int]:
-        """Return the initial times of all samples of optimizer step `step`, minutes."""
-        sampler = self._sampler(first_step=step, last_step=step + 1, left_out=left_out)
+    def initial_times(self, step: int, skipped_blocks: Collection[int] = ()) -> list[int]:
+        """Return the initial times of all samples of optimizer step `step`, in minutes."""
+        sampler = self._build_sampler(first_step=step, last_step=step + 1, skipped_blocks=skipped_blocks)
         return self._dataset.initial[sampler.samples(step)].tolist()
 
 
 class Loader:
-    """Brings batches of samples, in the order that is asked for.
+    """Loader of batches in a given order.
 
-    What a store holds is read by threads. Source files are not to be read by two threads at once, so they are read by
-    processes, or when they are asked for.
+    Threads read a training store. Source files must not be read by two threads at once, so either processes read them,
+    or the caller does when it needs a batch.
 
     Args:
         dataset: the samples.
@@ -153,35 +162,40 @@ class Loader:
     """
 
     def __init__(self, dataset: ForecastDataset, order: Sampler[list[int]] | list[list[int]], workers: int) -> None:
-        self._dataset, self._order, self._workers = dataset, order, workers
+        self._dataset = dataset
+        self._order = order
+        self._workers = workers
 
     def jobs(self) -> tuple[Iterator[Callable[[], Batch]], int, Callable[[], None]]:
-        """Return what brings each batch, by how many threads that may be done (0: when it is asked for), and its end.
+        """Return the calls that load each batch, the number of threads for them, and a function that ends them.
 
-        The last is to be called in any case: processes that ignore signals would keep the interpreter from ending.
+        With 0 threads each call is made when its batch is needed. The function must be called in any case: worker
+        processes ignore signals, and would keep the interpreter from ending.
         """
-        here = (functools.partial(self._dataset.__getitems__, indices) for indices in self._order)
+        calls = (functools.partial(self._dataset.__getitems__, indices) for indices in self._order)
         if self._dataset.is_thread_safe:
-            return here, max(1, self._workers), here.close
+            return calls, max(1, self._workers), calls.close
         if not self._workers:
-            return here, 0, here.close
+            return calls, 0, calls.close
         batches = iter(
             DataLoader(
                 self._dataset,
                 batch_sampler=self._order,
                 num_workers=self._workers,
-                collate_fn=_as_it_is,
+                collate_fn=_keep_batch,
                 worker_init_fn=_ignore_signals,
             )
         )
-        return (functools.partial(next, batches) for _ in self._order), 1, batches._shutdown_workers
+        next_batch_calls = (functools.partial(next, batches) for _ in self._order)
+        return next_batch_calls, 1, batches._shutdown_workers
 
 
-def _as_it_is(batch: Batch) -> Batch:
+def _keep_batch(batch: Batch) -> Batch:
+    """Return the batch as the dataset built it, in place of torch's collation."""
     return batch
 
 
 def _ignore_signals(worker: int) -> None:
-    """Workers leave the decision to stop to the training process, or its last checkpoint would die with them."""
+    """Leave the decision to stop to the training process, because its last checkpoint needs the workers."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

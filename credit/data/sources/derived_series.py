@@ -160,7 +160,7 @@ def _of_source(pieces: list[FileVariable], number: int) -> list[FileVariable]:
 
 def _require_grid(name: str, main: list[FileVariable], others: list[FileVariable]) -> None:
     for piece in (*main, *others):
-        difference = main[0].layout.grid.difference(piece.layout.grid)
+        difference = main[0].layout.grid.describe_mismatch(piece.layout.grid)
         if difference:
             raise DataError(
                 f"{name} is made of what is in {main[0].path} and {piece.path}, which are on different grids: "

@@ -1,15 +1,15 @@
-"""Chunks of a training store, read straight to where their fields are needed.
+"""Reader of the chunks of a training store, straight into the arrays that their fields are needed in.
 
-zarr reads a chunk into memory of its own, decodes it into more, and then it is copied to its place in a batch: three to
-four times the memory traffic of the bytes themselves. A store's chunk is one time, its fields behind each other, so
-each can go to its place directly.
+zarr reads a chunk into one buffer, decodes it into another, and then copies it to its place in a batch: three to four
+times the memory traffic of the bytes themselves. A chunk of a store is one time, with the fields of its channels one
+after the other, so each field can be read into its target array directly.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import google_crc32c
@@ -20,155 +20,176 @@ from zarr.codecs import BloscCodec, Crc32cCodec
 
 from credit.data.store.chunk_cache import ChunkCache
 
-# bytes that are read before they are checked: few enough to be in the processor's cache still
-_STRETCH = 2**20
-# a system call takes 1024 places
-_MOST_AT_ONCE = 1000
+# Bytes that are read before their checksum is computed: few enough to be in the processor's cache still.
+_BYTES_AT_ONCE = 2**20
+# Linux accepts at most 1024 buffers in one call of preadv (IOV_MAX).
+_MAX_BUFFERS = 1000
 _CHECKSUM = np.dtype("<u4")
-# uncompressed and compressed size are at bytes 4 and 12, https://github.com/Blosc/c-blosc/blob/main/README_CHUNK_FORMAT.rst
-_BLOSC_HEADER = 16
+# The uncompressed and the compressed size are at bytes 4 and 12, see
+# https://github.com/Blosc/c-blosc/blob/main/README_CHUNK_FORMAT.rst
+_BLOSC_HEADER_BYTES = 16
 
 
 class ChunkReader:
-    """The chunks of an array (time, channel, latitude, longitude) of float32 with a chunk a time.
+    """Reader of an array (time, channel, latitude, longitude) of float32 with one chunk for each time.
 
     Args:
-        array: the array, on a disk; its codecs are bytes, perhaps Blosc, perhaps CRC32C.
-        folder: where it lies.
+        array: the array, on a disk; its codecs are bytes, optionally Blosc, optionally CRC32C.
+        folder: folder of the array.
 
     Attributes:
-        folder: the same; may be changed to where another host has the same chunks.
-        checked: whether the chunks end with a checksum, which is verified.
-        copies: through which to read; None reads the files themselves.
+        folder: the same; may be set to where another host has the same chunks.
+        has_checksums: whether the chunks end with a checksum, which is verified.
+        cache: node-local copies through which the chunks are read; None reads the files themselves.
     """
 
     def __init__(self, array: zarr.Array, folder: Path) -> None:
-        _, self._channels, *self._cells = array.chunks
-        kinds = [type(codec) for codec in array.metadata.codecs[1:]]
-        assert kinds in ([], [Crc32cCodec], [BloscCodec], [BloscCodec, Crc32cCodec]), kinds
-        self._compressed, self.checked = BloscCodec in kinds, Crc32cCodec in kinds
+        _, self._num_channels, *self._grid_shape = array.chunks
+        codecs = [type(codec) for codec in array.metadata.codecs[1:]]
+        assert codecs in ([], [Crc32cCodec], [BloscCodec], [BloscCodec, Crc32cCodec]), codecs
+        self._is_compressed = BloscCodec in codecs
+        self.has_checksums = Crc32cCodec in codecs
         self.folder = folder
-        self.copies: ChunkCache | None = None
+        self.cache: ChunkCache | None = None
 
-    def read(self, number: int, places: Sequence[np.ndarray | None]) -> None:
+    def read(self, number: int, targets: Sequence[np.ndarray | None]) -> None:
         """Read the fields of one time.
 
         Args:
-            number: of the chunk.
-            places: where each channel's field goes, (H, W) float32, contiguous; None where it is not wanted.
+            number: number of the chunk.
+            targets: for each channel a contiguous array (H, W) float32, or None to leave it out.
 
         Raises:
             OSError: if there is no such chunk, or it cannot be read.
             ValueError, RuntimeError: if it is damaged.
         """
-        assert len(places) == self._channels
+        assert len(targets) == self._num_channels
         path = f"{self.folder}/c/{number}/0/0/0"
-        if self.copies is None:
-            self._read_file(path, places)
+        if self.cache is None:
+            self._read_file(path, targets)
         else:
-            self.copies.read(str(number), path, lambda one: self._read_file(one, places))
+            self.cache.read(str(number), path, lambda cached_path: self._read_file(cached_path, targets))
 
     def find_fault(self, number: int) -> str | None:
-        """Return what is wrong with the file of a chunk, None where its size is right; its fields are not read."""
-        plain_bytes = None if self._compressed else 4 * self._channels * math.prod(self._cells)
-        return find_size_fault(f"{self.folder}/c/{number}/0/0/0", plain_bytes, self.checked)
+        """Return what is wrong with the file of a chunk, None if its size is right; its fields are not read."""
+        plain_bytes = None
+        if not self._is_compressed:
+            plain_bytes = 4 * self._num_channels * math.prod(self._grid_shape)
+        return find_size_fault(f"{self.folder}/c/{number}/0/0/0", plain_bytes, self.has_checksums)
 
-    def _read_file(self, path: str, places: Sequence[np.ndarray | None]) -> None:
-        file = os.open(path, os.O_RDONLY)
+    def _read_file(self, path: str, targets: Sequence[np.ndarray | None]) -> None:
+        descriptor = os.open(path, os.O_RDONLY)
         try:
-            if self._compressed:
-                self._read_compressed(file, places)
+            if self._is_compressed:
+                self._read_compressed(descriptor, targets)
             else:
-                self._read_plain(file, places)
+                self._read_plain(descriptor, targets)
         finally:
-            os.close(file)
+            os.close(descriptor)
 
-    def _read_plain(self, file: int, places: Sequence[np.ndarray | None]) -> None:
-        targets = [np.empty(self._cells, dtype=np.float32) if place is None else place for place in places]
-        checksum = offset = 0
-        for stretch in _stretches(targets):
-            offset += _read_whole(file, stretch, offset)
-            for target in stretch if self.checked else ():
-                checksum = google_crc32c.extend(checksum, target)
-        if self.checked:
-            stored = np.empty(1, dtype=_CHECKSUM)
-            _read_whole(file, [stored], offset)
-            _compare(checksum, stored)
+    def _read_plain(self, descriptor: int, targets: Sequence[np.ndarray | None]) -> None:
+        # The checksum covers all fields, so those that are left out are read as well.
+        arrays = []
+        for target in targets:
+            arrays.append(np.empty(self._grid_shape, dtype=np.float32) if target is None else target)
+        arrays_at_once = min(_MAX_BUFFERS, max(1, _BYTES_AT_ONCE // arrays[0].nbytes))
+        checksum = 0
+        offset = 0
+        for start in range(0, len(arrays), arrays_at_once):
+            group = arrays[start : start + arrays_at_once]
+            offset += _read_fully(descriptor, group, offset)
+            if self.has_checksums:
+                for array in group:
+                    checksum = google_crc32c.extend(checksum, array)
+        if self.has_checksums:
+            stored_checksum = np.empty(1, dtype=_CHECKSUM)
+            _read_fully(descriptor, [stored_checksum], offset)
+            _require_same_checksum(checksum, int(stored_checksum[0]))
 
-    def _read_compressed(self, file: int, places: Sequence[np.ndarray | None]) -> None:
-        size = os.fstat(file).st_size - (_CHECKSUM.itemsize if self.checked else 0)
+    def _read_compressed(self, descriptor: int, targets: Sequence[np.ndarray | None]) -> None:
+        checksum_bytes = _CHECKSUM.itemsize if self.has_checksums else 0
+        size = os.fstat(descriptor).st_size - checksum_bytes
         if size <= 0:
             raise ValueError("it is empty")
-        raw, stored = np.empty(size, dtype=np.uint8), np.empty(1 if self.checked else 0, dtype=_CHECKSUM)
-        _read_whole(file, [raw, stored], 0)
-        if self.checked:
-            _compare(google_crc32c.value(raw), stored)
-        fields = np.empty((self._channels, *self._cells), dtype=np.float32)
-        # Blosc reads as far as the chunk's own header says, which stores of format 1 do not protect
-        header = raw[:_BLOSC_HEADER].tobytes()
-        if [int.from_bytes(header[at : at + 4], "little") for at in (4, 12)] != [fields.nbytes, size]:
+        compressed = np.empty(size, dtype=np.uint8)
+        if self.has_checksums:
+            stored_checksum = np.empty(1, dtype=_CHECKSUM)
+            _read_fully(descriptor, [compressed, stored_checksum], 0)
+            _require_same_checksum(google_crc32c.value(compressed), int(stored_checksum[0]))
+        else:
+            _read_fully(descriptor, [compressed], 0)
+        fields_CHW = np.empty((self._num_channels, *self._grid_shape), dtype=np.float32)
+        # Blosc trusts the sizes in the header, which stores of format 1 do not protect by a checksum.
+        header = compressed[:_BLOSC_HEADER_BYTES].tobytes()
+        uncompressed_size = int.from_bytes(header[4:8], "little")
+        compressed_size = int.from_bytes(header[12:16], "little")
+        if uncompressed_size != fields_CHW.nbytes or compressed_size != size:
             raise ValueError(f"it has {size} bytes, or other fields")
-        blosc.decompress(raw, fields)
-        scatter_fields(fields, places)
+        blosc.decompress(compressed, fields_CHW)
+        scatter_fields(fields_CHW, targets)
 
 
-def find_size_fault(path: str, plain_bytes: int | None, checked: bool) -> str | None:
-    """Return what is wrong with a chunk's file, None where it is there in its full size; its values are not read.
+def find_size_fault(path: str, plain_bytes: int | None, has_checksum: bool) -> str | None:
+    """Return what is wrong with the file of a chunk, None if it exists in full size; its values are not read.
 
     Args:
         path: the file.
-        plain_bytes: of the values; None where Blosc compresses them, whose header says how long the file is.
-        checked: whether a CRC32C follows.
+        plain_bytes: size of the values; None if Blosc compresses them, whose header has the compressed size.
+        has_checksum: whether a CRC32C follows the values.
     """
     try:
         if plain_bytes is not None:
-            size, expected = os.stat(path).st_size, plain_bytes
+            size = os.stat(path).st_size
+            expected_size = plain_bytes
         else:
-            file = os.open(path, os.O_RDONLY)
+            descriptor = os.open(path, os.O_RDONLY)
             try:
-                size, header = os.fstat(file).st_size, os.pread(file, _BLOSC_HEADER, 0)
+                size = os.fstat(descriptor).st_size
+                header = os.pread(descriptor, _BLOSC_HEADER_BYTES, 0)
             finally:
-                os.close(file)
-            if len(header) < _BLOSC_HEADER:
+                os.close(descriptor)
+            if len(header) < _BLOSC_HEADER_BYTES:
                 return f"its chunk ends after {size} bytes"
-            expected = int.from_bytes(header[12:16], "little")
+            expected_size = int.from_bytes(header[12:16], "little")
     except FileNotFoundError:
         return "its chunk is lost"
     except OSError as error:
         return str(error)
-    expected += _CHECKSUM.itemsize if checked else 0
-    return None if size == expected else f"its chunk has {size} bytes instead of {expected}"
+    if has_checksum:
+        expected_size += _CHECKSUM.itemsize
+    if size != expected_size:
+        return f"its chunk has {size} bytes instead of {expected_size}"
+    return None
 
 
-def scatter_fields(fields: np.ndarray, places: Sequence[np.ndarray | None]) -> None:
-    """Copy fields (C, H, W) to their C places; None where one is not wanted."""
-    for place, field in zip(places, fields, strict=True):
-        if place is not None:
-            place[...] = field
+def scatter_fields(fields_CHW: np.ndarray, targets: Sequence[np.ndarray | None]) -> None:
+    """Copy fields (C, H, W) to C target arrays; None leaves a field out."""
+    for target, field in zip(targets, fields_CHW, strict=True):
+        if target is not None:
+            target[...] = field
 
 
-def _stretches(targets: Sequence[np.ndarray]) -> Iterator[Sequence[np.ndarray]]:
-    at_once = min(_MOST_AT_ONCE, max(1, _STRETCH // targets[0].nbytes))
-    for first in range(0, len(targets), at_once):
-        yield targets[first : first + at_once]
+def _read_fully(descriptor: int, arrays: Sequence[np.ndarray], offset: int) -> int:
+    """Fill arrays with the bytes of a file from `offset` on, and return their number.
 
-
-def _read_whole(file: int, targets: Sequence[np.ndarray], offset: int) -> int:
-    """Fill arrays with what follows `offset`, and return how many bytes that is; a system call may bring less."""
-    left = [memoryview(target).cast("B") for target in targets if target.nbytes]
-    place = offset
-    while left:
-        count = os.preadv(file, left, place)
+    Raises:
+        ValueError: if the file ends before the arrays are full.
+    """
+    buffers = [memoryview(array).cast("B") for array in arrays if array.nbytes]
+    position = offset
+    while buffers:
+        count = os.preadv(descriptor, buffers, position)
         if count == 0:
-            raise ValueError(f"it ends after {place} bytes")
-        place += count
-        while left and count >= len(left[0]):
-            count -= len(left.pop(0))
+            raise ValueError(f"it ends after {position} bytes")
+        position += count
+        # A call may read less than was asked for; drop the buffers that are full and cut the one that is not.
+        while buffers and count >= len(buffers[0]):
+            count -= len(buffers.pop(0))
         if count:
-            left[0] = left[0][count:]
-    return place - offset
+            buffers[0] = buffers[0][count:]
+    return position - offset
 
 
-def _compare(computed: int, stored: np.ndarray) -> None:
-    if computed != int(stored[0]):
-        raise ValueError(f"stored and computed checksum do not match: {int(stored[0]):08x}, {computed:08x}")
+def _require_same_checksum(computed: int, stored: int) -> None:
+    if computed != stored:
+        raise ValueError(f"stored and computed checksum do not match: {stored:08x}, {computed:08x}")

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from tqdm import tqdm
-
 from credit.config.schema_data import PreprocessConfig
 from credit.errors import ConfigError, DataError
 from credit.utils.installation import install_command
+from credit.utils.interrupts import start_without_interrupts
+from credit.utils.progress import ProgressBar
 
 _CLUSTER_CLASSES = {"pbs": "PBSCluster", "slurm": "SLURMCluster"}
 _SECONDS_BETWEEN_LOOKS = 2.0
@@ -26,7 +26,7 @@ _WORKER_KILLED = (
 Work = Callable[[int], int]
 
 
-def run_until_done(work: Work, list_pending: Callable[[], list[int]], conf: PreprocessConfig, bar: tqdm) -> None:
+def run_until_done(work: Work, list_pending: Callable[[], list[int]], conf: PreprocessConfig, bar: ProgressBar) -> None:
     """Write the parts that are pending, then wait for those that other processes are writing.
 
     Args:
@@ -82,7 +82,7 @@ def _run_in_processes(work: Work, numbers: Sequence[int], num_workers: int) -> I
             process = context.Process(target=_serve, args=(worker_pipe,), daemon=True)
             pipes.append(pipe)
             processes.append(process)
-            process.start()
+            start_without_interrupts(process)
             worker_pipe.close()
         for pipe, number in zip(pipes, remaining, strict=False):
             # `work` is not an argument of the process, because passing it to a process that has died would hang.
@@ -103,6 +103,11 @@ def _run_in_processes(work: Work, numbers: Sequence[int], num_workers: int) -> I
                     pipe.send(number)
     except (EOFError, BrokenPipeError, ConnectionResetError) as error:
         raise DataError(_WORKER_KILLED) from error
+    except KeyboardInterrupt:
+        # Chunks are written atomically, so a part that is cut off is only written again by the next command.
+        for process in processes:
+            process.terminate()
+        raise
     finally:
         # A closed pipe ends its process once the part that it is writing is done.
         for pipe in pipes:

@@ -1,8 +1,8 @@
 """Verification of a training store: which chunks are lost or damaged, and which parts are to be written again.
 
-The cheap check looks at every chunk once, without reading its fields: that it is there, and that its file has the size
-that the codec's header, or the array's shape, says. It reads the small arrays whole and compares their checksum with
-that of the store's description. The deep one reads every field and compares it with its checksums.
+The quick check does not read the fields: for every chunk it checks that the file exists and has the size that the
+header of the codec, or the shape of the array, says. It reads the small arrays and compares their checksum with that in
+the store's description. The deep check reads every field and compares it with its checksums.
 
 Each chunk of the fields has a folder of its own, so listing folders would cost more than opening the files; they are
 opened by many threads, because a parallel file system answers many requests at once.
@@ -20,35 +20,35 @@ from typing import Any
 
 import numpy as np
 import zarr
-from tqdm import tqdm
 
 from credit.calendar import Calendar
 from credit.data.store.chunk_reader import ChunkReader
 from credit.data.store.store_reader import READ_ERRORS, hash_content, open_array, read_description
 from credit.data.store.store_writer import WANTED, WRITTEN, digest
 from credit.errors import DataError
+from credit.utils.progress import ProgressBar
 
-# Requests on their way at once; each waits for the file system, not for the processor.
+# Each of these threads waits for the file system, not for the processor.
 _THREADS = 32
-# Of fields that are held at once while checksums are compared, compressed and not.
+# Memory for fields, compressed and not, while checksums are compared.
 _DEEP_BYTES = 2 * 2**30
 _DEEP_THREADS = 8
-_CHUNKS_A_TASK = 128
-_SECONDS_TO_BAR = 3.0
-# Of the small arrays these come from the sources at once; they have no parts.
+_CHUNKS_PER_TASK = 128
+_SECONDS_UNTIL_BAR = 3.0
+# Small arrays that are written at once, not part by part.
 WHOLE_ARRAYS = ("time", "static_fields", "masks")
 
 
 @dataclass(frozen=True)
 class Damage:
-    """Account of what is lost or damaged in a store.
+    """Lost or damaged contents of a store.
 
     Attributes:
         times: index of a time -> what is wrong with its fields, marks or moments.
-        parts: numbers of the parts that hold these times.
+        parts: numbers of the parts that contain these times.
         arrays: name of an array that has no parts -> what is wrong with it, or may be.
-        unchecked: what cannot be checked in this store, in words.
-        num_chunks: chunks of fields that were looked at.
+        unchecked: sentences about what cannot be checked in this store.
+        num_chunks: number of chunks of fields that were checked.
         is_deep: whether checksums were compared.
     """
 
@@ -63,13 +63,13 @@ class Damage:
         return bool(self.times or self.arrays)
 
     def describe(self, path: Path, meta: Mapping[str, Any], minutes: np.ndarray, part_length: int) -> str:
-        """Return in words what is wrong and which parts are to be written again.
+        """Return a description of the damage and of the parts that are to be written again.
 
         Args:
             path: the store.
             meta: its description.
             minutes: (N,) its times.
-            part_length: of its parts, in times.
+            part_length: times in a part.
         """
         names_of_reason: dict[str, list[str]] = {}
         for name, reason in self.arrays.items():
@@ -87,63 +87,71 @@ class Damage:
 
 
 def find_damage(path: Path, deep: bool = False, progress: bool = False) -> Damage:
-    """Return what is lost or damaged in a store, complete or not.
+    """Find what is lost or damaged in a store, complete or not.
 
     Args:
         path: the store.
         deep: read every field and compare checksums.
-        progress: show a bar on a terminal where it takes long.
+        progress: show a progress bar on a terminal if it takes long.
 
     Raises:
         DataError: if the description of an array is lost, without which nothing can be read.
     """
-    group, meta = zarr.open_group(path, mode="r"), read_description(path)
+    group = zarr.open_group(path, mode="r")
+    meta = read_description(path)
     arrays = {name: open_array(path, group, name) for name in ("time", "done", "fields", *WHOLE_ARRAYS)}
-    marks, times = read_by_part(arrays["done"])
-    times = dict.fromkeys(times, "its mark is lost")
+    marks, lost_marks = read_by_part(arrays["done"])
     if meta["complete"]:
-        times |= {int(index): "its mark is lost" for index in np.flatnonzero(marks == WANTED)}
+        lost_marks += np.flatnonzero(marks == WANTED).tolist()
+    damaged_times = dict.fromkeys(lost_marks, "its mark is lost")
     written = np.flatnonzero(marks == WRITTEN)
     unchecked: list[str] = []
     digests = None
     if "digest" in group:
-        digests, lost = read_by_part(open_array(path, group, "digest"))
-        lost += np.flatnonzero((digests == 0) & (marks == WRITTEN)).tolist()
-        times |= {index: "its checksum is lost" for index in lost if marks[index] == WRITTEN}
-        times |= _find_lost_moments(path, group, marks, deep)
+        digests, lost_digests = read_by_part(open_array(path, group, "digest"))
+        lost_digests += np.flatnonzero(digests == 0).tolist()
+        for index in lost_digests:
+            if marks[index] == WRITTEN:
+                damaged_times[index] = "its checksum is lost"
+        damaged_times |= _find_lost_moments(path, group, marks, deep)
     else:
         unchecked.append("the values of its fields have no checksums (format 1)")
+    fields_shape = arrays["fields"].shape[1:]
     chunks = ChunkReader(arrays["fields"], path / "fields")
-    look, threads = chunks.find_fault, _THREADS
     if deep:
-        look = _comparer(chunks, arrays["fields"].shape[1:], digests)
-        bytes_a_time = 4 * math.prod(arrays["fields"].shape[1:])
-        threads = max(1, min(_DEEP_THREADS, _DEEP_BYTES // (2 * bytes_a_time)))
-    times |= _look_at_chunks(look, written.tolist(), threads, progress)
+        # Each thread holds the compressed and the decompressed fields of a time.
+        bytes_per_thread = 2 * 4 * math.prod(fields_shape)
+        num_threads = max(1, min(_DEEP_THREADS, _DEEP_BYTES // bytes_per_thread))
+        find_fault = _build_deep_check(chunks, fields_shape, digests)
+    else:
+        num_threads = _THREADS
+        find_fault = chunks.find_fault
+    damaged_times |= _check_chunks(find_fault, written.tolist(), num_threads, progress)
     values = {"done": marks, "digest": digests}
-    small = _find_damaged_arrays(path, arrays, values, meta, bool(times), unchecked)
-    length = arrays["done"].chunks[0]
-    parts = sorted({index // length for index in times})
-    return Damage(dict(sorted(times.items())), parts, small, unchecked, len(written), deep)
+    damaged_arrays = _find_damaged_arrays(path, arrays, values, meta, bool(damaged_times), unchecked)
+    part_length = arrays["done"].chunks[0]
+    parts = sorted({index // part_length for index in damaged_times})
+    return Damage(dict(sorted(damaged_times.items())), parts, damaged_arrays, unchecked, len(written), deep)
 
 
-def find_damage_to_mend(path: Path, deep: bool, progress: bool) -> Damage:
-    """Return what of a store is to be written again; see `verify_checkpoint`. Fields are read only of a complete store.
+def find_damage_to_repair(path: Path, deep: bool, progress: bool) -> Damage:
+    """Find what of a store is to be written again, as `find_damage`, with fields read only from a complete store.
 
-    What a deep look finds is marked before the store ceases to be complete, so it is not looked for again meanwhile.
+    A store that is not complete is being repaired, and the damage that a deep check found is marked already.
     """
     return find_damage(path, deep and read_description(path)["complete"], progress)
 
 
-def require_whole(path: Path, deep: bool = False, progress: bool = True) -> Damage:
-    """Return the account of a store where nothing is lost or damaged; see `verify_checkpoint`.
+def require_undamaged(path: Path, deep: bool = False, progress: bool = True) -> Damage:
+    """Return the result of `find_damage` for a store where nothing is lost or damaged.
 
     Raises:
-        DataError: naming what is, and the command that writes it again.
+        DataError: naming what is lost or damaged, and the command that writes it again.
     """
     damage = find_damage(path, deep, progress)
     if damage:
-        group, meta = zarr.open_group(path, mode="r"), read_description(path)
+        group = zarr.open_group(path, mode="r")
+        meta = read_description(path)
         minutes, _ = read_by_part(group["time"])
         command = "credit_preprocess CONFIG" + (" --deep" if deep else "")
         raise DataError(
@@ -159,10 +167,11 @@ def read_by_part(array: zarr.Array) -> tuple[np.ndarray, list[int]]:
         return array[:], []
     except READ_ERRORS:
         pass
-    values, lost = np.zeros(array.shape, dtype=array.dtype), []
-    length = array.chunks[0]
-    for first in range(0, len(values), length):
-        span = slice(first, min(first + length, len(values)))
+    values = np.zeros(array.shape, dtype=array.dtype)
+    lost: list[int] = []
+    part_length = array.chunks[0]
+    for start in range(0, len(values), part_length):
+        span = slice(start, min(start + part_length, len(values)))
         try:
             values[span] = array[span]
         except READ_ERRORS:
@@ -171,64 +180,73 @@ def read_by_part(array: zarr.Array) -> tuple[np.ndarray, list[int]]:
 
 
 def _find_lost_moments(path: Path, group: zarr.Group, marks: np.ndarray, deep: bool) -> dict[int, str]:
-    """Return the times whose moments are lost; only a part without any field may have none."""
+    """Return index -> reason for the times whose moments are lost; only a part without any field may have none."""
     array = open_array(path, group, "moments")
-    length = array.chunks[0]
+    part_length = array.chunks[0]
     lost: dict[int, str] = {}
-    for number in range(-(-len(marks) // length)):
-        span = range(number * length, min((number + 1) * length, len(marks)))
+    for number in range(math.ceil(len(marks) / part_length)):
+        span = range(number * part_length, min((number + 1) * part_length, len(marks)))
         if not (marks[span.start : span.stop] == WRITTEN).any():
             continue
         reason = "its moments are lost"
         try:
             file = path / "moments" / "c" / str(number) / "0" / "0"
-            is_there = file.stat().st_size > 0
-            if is_there and deep:
+            has_moments = file.stat().st_size > 0
+            if has_moments and deep:
                 reason = "its moments are damaged"
-                is_there = bool(array[span.start : span.stop].any())
+                has_moments = bool(array[span.start : span.stop].any())
         except READ_ERRORS:
-            is_there = False
-        if not is_there:
+            has_moments = False
+        if not has_moments:
             lost |= dict.fromkeys(span, reason)
     return lost
 
 
-def _comparer(chunks: ChunkReader, shape: tuple[int, ...], digests: np.ndarray | None) -> Callable[[int], str | None]:
-    """Return a function that reads the fields of a time and says what is wrong with them, None where nothing is."""
+def _build_deep_check(
+    chunks: ChunkReader, shape: tuple[int, ...], digests: np.ndarray | None
+) -> Callable[[int], str | None]:
+    """Return a function that reads the fields of a time and returns what is wrong with them, None if nothing is."""
 
-    def compare(index: int) -> str | None:
-        fields = np.empty(shape, dtype=np.float32)
+    def find_fault(index: int) -> str | None:
+        fields_CHW = np.empty(shape, dtype=np.float32)
         try:
-            chunks.read(index, fields)
+            chunks.read(index, fields_CHW)
         except FileNotFoundError:
             return "its chunk is lost"
         except READ_ERRORS as error:
             return str(error)
-        if digests is not None and digest(fields) != int(digests[index]):
-            return "its fields are others than those that were written"
+        if digests is not None and digest(fields_CHW) != int(digests[index]):
+            return "its fields differ from those that were written"
         return None
 
-    return compare
+    return find_fault
 
 
-def _look_at_chunks(
-    look: Callable[[int], str | None], indices: Sequence[int], threads: int, progress: bool
+def _check_chunks(
+    find_fault: Callable[[int], str | None], indices: Sequence[int], num_threads: int, progress: bool
 ) -> dict[int, str]:
-    """Return index -> what is wrong, of the chunks where something is."""
+    """Return index -> what is wrong, for the chunks where `find_fault` finds something."""
 
-    def look_at_some(some: Sequence[int]) -> list[str | None]:
-        return [look(index) for index in some]
+    def find_faults(task_indices: Sequence[int]) -> list[str | None]:
+        return [find_fault(index) for index in task_indices]
 
-    tasks = [indices[first : first + _CHUNKS_A_TASK] for first in range(0, len(indices), _CHUNKS_A_TASK)]
+    # A task for each chunk would cost more than the check.
+    starts = range(0, len(indices), _CHUNKS_PER_TASK)
+    tasks = [indices[start : start + _CHUNKS_PER_TASK] for start in starts]
     faults: dict[int, str] = {}
-    hidden = None if progress else True
-    with (
-        ThreadPoolExecutor(threads) as pool,
-        tqdm(desc="checking the store", unit="time", total=len(indices), disable=hidden, delay=_SECONDS_TO_BAR) as bar,
-    ):
-        for some, reasons in zip(tasks, pool.map(look_at_some, tasks), strict=True):
-            faults |= {index: reason for index, reason in zip(some, reasons, strict=True) if reason is not None}
-            bar.update(len(some))
+    bar = ProgressBar(
+        desc="checking the store",
+        unit="time",
+        total=len(indices),
+        disable=None if progress else True,
+        delay=_SECONDS_UNTIL_BAR,
+    )
+    with ThreadPoolExecutor(num_threads) as pool, bar:
+        for task_indices, task_faults in zip(tasks, pool.map(find_faults, tasks), strict=True):
+            for index, fault in zip(task_indices, task_faults, strict=True):
+                if fault is not None:
+                    faults[index] = fault
+            bar.update(len(task_indices))
     return faults
 
 
@@ -240,10 +258,10 @@ def _find_damaged_arrays(
     has_lost_times: bool,
     unchecked: list[str],
 ) -> dict[str, str]:
-    """Return what is wrong with the arrays that have no parts.
+    """Return name -> what is wrong, for the arrays that have no parts.
 
-    zarr does not write a chunk whose values are all the fill value, so one that is not there may be as it should; the
-    checksum of the whole decides.
+    zarr does not write a chunk whose values are all the fill value, so a chunk may be absent without being lost. The
+    checksum of the whole store decides.
     """
     values = dict(values)
     damaged: dict[str, str] = {}
@@ -260,11 +278,13 @@ def _find_damaged_arrays(
     if "content" not in meta or not meta["complete"]:
         if meta["complete"]:
             unchecked.append("its times, masks and static fields have no checksum (an earlier version)")
-        # Times that are all the fill value are never right, static fields may be.
-        return damaged | {name: "its chunk is lost" for name in absent if name == "time"}
-    # The checksum covers the marks, too; where these are lost it says nothing of the rest.
+        # Static fields may all be the fill value, times never are.
+        if "time" in absent:
+            damaged["time"] = "its chunk is lost"
+        return damaged
+    # The checksum also covers the marks, so if marks are lost it cannot tell whether the rest is right.
     if not damaged and not has_lost_times and hash_content(values, meta) != meta["content"]:
-        reason = "its chunk is lost" if absent else "the checksum of these and of the marks is another"
+        reason = "its chunk is lost" if absent else "the checksum of these and of the marks does not match"
         damaged |= dict.fromkeys(absent or WHOLE_ARRAYS, reason)
     elif has_lost_times:
         damaged |= dict.fromkeys(absent, "its chunk is lost")
@@ -276,7 +296,7 @@ def _count(items: Sequence[object], noun: str) -> str:
 
 
 def _ranges(numbers: Iterable[int]) -> str:
-    """Return increasing numbers in words, 0, 3 to 5."""
+    """Return increasing numbers as text, for example "0, 3 to 5"."""
     spans: list[list[int]] = []
     for number in numbers:
         if spans and number == spans[-1][1] + 1:

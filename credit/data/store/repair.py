@@ -1,12 +1,13 @@
-"""Repair of a training store: what is lost, or comes from source files that changed, is marked to be written again.
+"""Repair of a training store: parts that are lost, or come from changed source files, are marked to be written again.
 
-A store is mended by the command that writes it. Marks of the parts go first to "wanted", so that a process which is
-killed in between leaves a store that is not complete, never one that is taken for whole.
+The command that writes a store also repairs it. The marks of the parts are reset first, so a process that is killed
+during a repair leaves a store that is known to be incomplete.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shutil
 from collections.abc import Iterable, Mapping
@@ -25,12 +26,12 @@ from credit.data.sources.source_reader import SourceReader
 from credit.data.store.integrity import WHOLE_ARRAYS, Damage
 from credit.data.store.outliers import find_outliers
 from credit.data.store.store_reader import FORMAT, READ_ERRORS, WAY_OUT, open_array, read_description
-from credit.data.store.store_writer import BAD, MOMENTS, WANTED, WRITTEN, mark_bad, read_notes
+from credit.data.store.store_writer import BAD, MOMENTS, WANTED, WRITTEN, mark_bad, read_skipped_times
 from credit.errors import DataError
 
 logger = logging.getLogger(__name__)
 
-_MOST_NAMED = 3
+_MAX_NAMED_FILES = 3
 # Share of all times that may be skipped as bad.
 MOST_BAD = 0.05
 REDO_CHANGED = (
@@ -41,12 +42,12 @@ REDO_CHANGED = (
 
 @dataclass(frozen=True)
 class SourceChanges:
-    """Source files of a store that are not what they were when it was written.
+    """Differences between the source files of a store and those that it was written from.
 
     Attributes:
-        changed: files of another size or time of change.
-        new: files that were not there.
-        gone: files that are not there any more.
+        changed: files with another size or time of change.
+        new: files that did not exist.
+        gone: files that do not exist any more.
     """
 
     changed: list[str]
@@ -54,36 +55,44 @@ class SourceChanges:
     gone: list[str]
 
     def describe_changed(self) -> str:
-        """Return in words which files changed."""
+        """Return a description of the files that changed."""
         return f"since it was written, {_count_files(self.changed)} changed"
 
 
 def compare_sources(before: Mapping[str, list[int]], now: Mapping[str, list[int]]) -> SourceChanges:
-    """Return how source files differ, each with its size and time of change as in `SourceReader.describe_files`.
+    """Return how source files differ, given their sizes and times of change as in `SourceReader.describe_files`.
 
-    A file of the same name, size and time of change in another folder is the same file, which has been moved.
+    A file with the same name, size and time of change in another folder is the same file, which was moved.
     """
     states_before = {(Path(key).name, *state) for key, state in before.items()}
     states_now = {(Path(key).name, *state) for key, state in now.items()}
-    return SourceChanges(
-        changed=[key for key, state in now.items() if key in before and before[key] != list(state)],
-        new=[key for key, state in now.items() if key not in before and (Path(key).name, *state) not in states_before],
-        gone=[key for key, state in before.items() if key not in now and (Path(key).name, *state) not in states_now],
-    )
+    changes = SourceChanges(changed=[], new=[], gone=[])
+    for key, state in now.items():
+        if key in before:
+            if before[key] != list(state):
+                changes.changed.append(key)
+        elif (Path(key).name, *state) not in states_before:
+            changes.new.append(key)
+    for key, state in before.items():
+        if key not in now and (Path(key).name, *state) not in states_now:
+            changes.gone.append(key)
+    return changes
 
 
 def find_source_changes(conf: DataConfig, meta: Mapping[str, Any]) -> SourceChanges:
-    """Return how the source files of a store differ from what they were, without opening them."""
-    files, now = OpenFiles(conf.sources), {}
+    """Return how the source files of a store differ from those it was written from, without opening them."""
+    files = OpenFiles(conf.sources)
+    now: dict[str, list[int]] = {}
     for number, source in enumerate(conf.sources):
         try:
-            paths = expand_paths(source, f"data.sources.{number}")
-            now |= {file_key(path): files.fingerprint(path, number) for path in paths if file_key(path) not in now}
+            for path in expand_paths(source, f"data.sources.{number}"):
+                if file_key(path) not in now:
+                    now[file_key(path)] = files.fingerprint(path, number)
         except DataError:
-            # An archive that is out of reach, as on a compute node, is no change.
+            # An archive that cannot be reached, for example from a compute node, does not count as changed.
             continue
     for key in meta["sources"]:
-        # Files of coefficients belong to no source.
+        # Files of coefficients do not belong to a source.
         if key not in now and os.path.exists(key):
             now[key] = file_fingerprint(Path(key))
     return compare_sources(meta["sources"], now)
@@ -94,17 +103,18 @@ def find_times_to_redo(
 ) -> np.ndarray | None:
     """Return the minutes of the times of a store that come from files which are new or changed.
 
-    None where no such file gives a field of the store, static ones included; its description is brought up to date.
+    If no such file gives a field of the store, static ones included, return None and update the list of files in the
+    store's description.
 
     Args:
         path: the store.
         meta: its description.
-        sources: what it is made of.
+        sources: the sources of the store.
         times: (N,) its times.
         redo_changed: whether such times may be written again.
 
     Raises:
-        DataError: where there are such fields, and they are not to be written again, or cannot be.
+        DataError: if there are such fields, and they may not or cannot be written again.
     """
     changes = compare_sources(meta["sources"], sources.describe_files())
     keys = {*changes.changed, *changes.new}
@@ -114,11 +124,11 @@ def find_times_to_redo(
     if len(affected) == 0 and not sources.gives_static(keys):
         group = zarr.open_group(path, mode="r+")
         group.attrs["credit"] = {**meta, "sources": sources.describe_files()}
-        logger.info("%s: nothing in it comes from %s, new or changed since", path, _count_files(sorted(keys)))
+        logger.info("%s: none of its fields come from %s, which are new or changed", path, _count_files(sorted(keys)))
         return None
     is_in_parts = meta["format"] == FORMAT
     if not (redo_changed and is_in_parts):
-        advice = REDO_CHANGED if is_in_parts else _without_parts(meta)
+        advice = REDO_CHANGED if is_in_parts else _advice_without_parts(meta)
         raise DataError(
             f"data.store: {path} was written before its sources changed: new or changed since are "
             f"{_count_files(sorted(keys))}; {advice}"
@@ -127,7 +137,7 @@ def find_times_to_redo(
 
 
 def read_times(path: Path) -> np.ndarray:
-    """Return the times of a store, none where they are lost."""
+    """Return the times of a store, an empty array if they are lost."""
     try:
         return open_array(path, zarr.open_group(path, mode="r"), "time")[:]
     except READ_ERRORS:
@@ -137,80 +147,83 @@ def read_times(path: Path) -> np.ndarray:
 def mark_for_writing(
     path: Path, sources: SourceReader, times: np.ndarray, damage: Damage, changed_times: np.ndarray | None
 ) -> None:
-    """Mark the parts that are damaged, or hold times of changed files, to be written again; others stay.
+    """Mark the parts that are damaged, or contain times of changed files, to be written again; the others stay.
 
     Args:
         path: the store.
-        sources: what it is made of.
+        sources: the sources of the store.
         times: (N,) minutes of the store.
-        damage: what was found in it.
-        changed_times: minutes of the times that come from changed files; None where no file has changed.
+        damage: the damage that was found in it.
+        changed_times: minutes of the times that come from changed files; None if no file has changed.
 
     Raises:
         DataError: for a store of format 1, which has no parts.
     """
-    group, meta = zarr.open_group(path, mode="r+"), read_description(path)
-    length = group["done"].chunks[0]
+    group = zarr.open_group(path, mode="r+")
+    meta = read_description(path)
+    part_length = group["done"].chunks[0]
     if meta["complete"] and not damage and changed_times is None:
         return
-    arrays = _arrays_to_write(path, group, sources, times)
+    arrays = _find_outdated_arrays(path, group, sources, times)
     if not arrays and not damage and changed_times is None:
         return
     if meta["format"] != FORMAT:
-        raise DataError(f"{damage.describe(path, meta, times, length)}; {_without_parts(meta)}")
-    # The moments of a time hold its change since the time before.
-    changed_times = np.empty(0, dtype=np.int64) if changed_times is None else changed_times
-    touched = np.union1d(changed_times, changed_times + group["moments"].attrs["step_minutes"])
-    changed_parts = set((np.flatnonzero(np.isin(times, touched)) // length).tolist())
+        raise DataError(f"{damage.describe(path, meta, times, part_length)}; {_advice_without_parts(meta)}")
+    if changed_times is None:
+        changed_times = np.empty(0, dtype=np.int64)
+    # The moments of a time contain the change since the time before, so the next time is affected, too.
+    next_times = changed_times + group["moments"].attrs["step_minutes"]
+    is_affected = np.isin(times, np.union1d(changed_times, next_times))
+    changed_parts = set((np.flatnonzero(is_affected) // part_length).tolist())
     parts = {*damage.parts, *changed_parts}
     if "masks" in arrays and "masks" not in damage.arrays:
-        # Other cells are missing now, and all moments are those of the cells that are not.
-        parts = set(range(-(-len(times) // length)))
-    # Marks first: a process that is killed here leaves marks that are lost, which every later look sees.
+        # Other cells are missing now, and all moments are over the cells that are not missing.
+        parts = set(range(math.ceil(len(times) / part_length)))
+    # The marks come first: if the process is killed here, every later check finds them lost.
     for number in sorted(parts):
-        group["done"][number * length : (number + 1) * length] = np.uint8(WANTED)
+        group["done"][number * part_length : (number + 1) * part_length] = np.uint8(WANTED)
     for name, values in arrays.items():
         logger.warning("%s: %s is written again", path, name)
         group[name][...] = values
-    to_judge = sorted(changed_parts.union(meta.get("parts_to_judge", [])))
-    group.attrs["credit"] = {
-        **meta,
-        "complete": False,
-        "sources": sources.describe_files(),
-        **({"parts_to_judge": to_judge} if to_judge else {}),
-    }
+    description = {**meta, "complete": False, "sources": sources.describe_files()}
+    parts_to_judge = sorted(changed_parts.union(meta.get("parts_to_judge", [])))
+    if parts_to_judge:
+        description["parts_to_judge"] = parts_to_judge
+    group.attrs["credit"] = description
     if parts:
-        logger.warning("%s: %d parts of %d times are written again, the others stay", path, len(parts), length)
+        logger.warning("%s: %d parts of %d times are written again, the others stay", path, len(parts), part_length)
 
 
 def mark_outliers(path: Path, group: zarr.Group, meta: Mapping[str, Any], conf: DataConfig) -> None:
-    """Mark the times as bad that have values far from all others, where the config skips bad times.
+    """Mark times with values far from all others as bad, if the config skips bad times.
 
-    All times of a new store are judged. Of a store that was complete before, only what changed files gave and what was
-    bad before: its other times stay what they were when models were trained on them.
+    All times of a new store are judged. In a store that was complete before, only times from changed files and times
+    that were bad before are judged; the others stay as they were when models were trained on them.
 
     Args:
-        path: the store, whose fields are all there.
+        path: the store, with all fields written.
         group: the same, open.
         meta: its description.
         conf: the data section.
 
     Raises:
-        DataError: for such a value where bad times are not skipped.
+        DataError: for such a value if bad times are not skipped.
     """
-    times, marks, length = group["time"][:], group["done"][:], group["done"].chunks[0]
+    times = group["time"][:]
+    marks = group["done"][:]
+    part_length = group["done"].chunks[0]
     calendar = Calendar(meta["calendar"])
     is_judged = np.ones(len(times), dtype=bool)
     # The checksum of the whole is written when a store is complete for the first time.
     if "content" in meta:
         was_bad = set(meta.get("bad_times", {}))
-        is_judged = np.isin(np.arange(len(times)) // length, meta.get("parts_to_judge", []))
+        is_judged = np.isin(np.arange(len(times)) // part_length, meta.get("parts_to_judge", []))
         is_judged |= np.array([calendar.format(minutes) in was_bad for minutes in times])
     is_judged &= marks == WRITTEN
     if not is_judged.any():
         return
     moments_T5C = group["moments"][:, : MOMENTS // 2]
-    # A time that was marked as bad here has the moments of its values.
+    # A time that this function marked as bad before still has moments; a count of 0 excludes them.
     moments_T5C[marks != WRITTEN, 0] = 0
     accepted = [name for name, field in conf.variable_options.items() if field.valid_range is not None]
     transforms = {name: TransformConfig(**transform) for name, transform in meta.get("moments_transforms", {}).items()}
@@ -225,18 +238,20 @@ def mark_outliers(path: Path, group: zarr.Group, meta: Mapping[str, Any], conf: 
                 "leave such times out with data.on_bad_time: skip, or, to accept the value, set "
                 f"data.variable_options.{outlier.variable}.valid_range: [least, greatest] and name another data.store"
             )
-        mark_bad(path, group, index // length, index, int(times[index]), message)
+        mark_bad(path, group, index // part_length, index, int(times[index]), message)
 
 
 def discard_climatology(path: Path) -> None:
-    """Remove the climatology of a store whose fields are others now."""
+    """Remove the climatology of a store whose fields have changed."""
     if (path / "climatology").exists():
         logger.warning("%s: its fields have changed, so its climatology is removed (preprocess.climatology)", path)
         shutil.rmtree(path / "climatology")
 
 
-def _arrays_to_write(path: Path, group: zarr.Group, sources: SourceReader, times: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the arrays without parts that are not what the sources give."""
+def _find_outdated_arrays(
+    path: Path, group: zarr.Group, sources: SourceReader, times: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Return name -> new values, for the arrays without parts that differ from what the sources give."""
     masks = [sources.masks[name] for name in sorted(sources.masks)]
     source_arrays = {
         "time": times,
@@ -254,28 +269,31 @@ def _arrays_to_write(path: Path, group: zarr.Group, sources: SourceReader, times
     return arrays
 
 
-def _without_parts(meta: Mapping[str, Any]) -> str:
+def _advice_without_parts(meta: Mapping[str, Any]) -> str:
     """Return what to do about a store of an earlier format that has to be written again."""
     return f"a store of format {meta['format']} cannot be written in parts: {WAY_OUT}"
 
 
 def _count_files(files: Iterable[str]) -> str:
     names = list(files)
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     noun = "file" if len(names) == 1 else "files"
-    return f"{len(names)} source {noun} ({', '.join(names[:_MOST_NAMED])}{more})"
+    listed = ", ".join(names[:_MAX_NAMED_FILES])
+    if len(names) > _MAX_NAMED_FILES:
+        listed += f" and {len(names) - _MAX_NAMED_FILES} more"
+    return f"{len(names)} source {noun} ({listed})"
 
 
 def require_few_bad(path: Path, marks: np.ndarray) -> None:
-    """Stop where more times are bad than may be skipped.
+    """Stop if more times are bad than may be skipped.
 
     Raises:
         DataError: naming the first of them.
     """
-    bad = int((marks == BAD).sum())
-    if bad > MOST_BAD * len(marks):
-        first = next(iter(read_notes(path).values()), "")
+    num_bad = int((marks == BAD).sum())
+    if num_bad > MOST_BAD * len(marks):
+        first = next(iter(read_skipped_times(path).values()), "")
         raise DataError(
-            f"data.store: {path}: {bad} of {len(marks)} times are bad; data.on_bad_time: skip is for at most one in "
-            f"{1 / MOST_BAD:.0f}: correct the files and run the same command with --redo-changed. The first: {first}"
+            f"data.store: {path}: {num_bad} of {len(marks)} times are bad; data.on_bad_time: skip is for at most "
+            f"one in {1 / MOST_BAD:.0f}: correct the files and run the same command with --redo-changed. The "
+            f"first: {first}"
         )

@@ -1,4 +1,4 @@
-"""The training store: every field that training reads, one chunk a time, in the order of the channels.
+"""Reader of the training store: every field that training reads, one chunk for each time.
 
 Format 2, a zarr 3 group that xarray and other tools open as well:
 
@@ -49,24 +49,25 @@ from credit.errors import DataError
 from credit.grid import LatLonGrid
 
 FORMAT = 2
-# what was complete in these can be read
+# Complete stores of these formats can be read.
 _KNOWN_FORMATS = (1, FORMAT)
 WAY_OUT = "name another data.store and run credit_preprocess, which leaves this one as it is"
-# for what is lost or damaged; the command writes these parts again, and only these
+# Advice for lost or damaged parts, which the command writes again.
 MEND = "run credit_preprocess CONFIG, which writes what is lost again and keeps the rest"
-# The arrays that the checksum of the whole is taken of, in this order.
+# The arrays that the checksum of the whole store covers, in this order.
 CONTENT = ("time", "done", "digest", "static_fields", "masks")
-# Errors of zarr and its codecs for what is lost or damaged.
+# Errors that zarr and its codecs raise for lost or damaged files.
 READ_ERRORS = (OSError, ValueError, RuntimeError, KeyError)
 
 
 class StoreReader:
-    """Reads a complete training store; see `credit.data.reader.FieldReader`.
+    """Reader of a complete training store; see `credit.data.reader.FieldReader`.
 
     Args:
         path: the store.
         meta: its description, from `read_description`.
-        channels: the channels to present; their stored and static ones must be those of the store.
+        channels: the channels of the config, whose stored and static ones must be those of the store; by default those
+            of the store.
 
     Attributes:
         path: the store.
@@ -76,29 +77,31 @@ class StoreReader:
     is_thread_safe = True
 
     def __init__(self, path: Path, meta: Mapping[str, Any], channels: ChannelMap | None = None) -> None:
-        self.path, self._content = path, meta.get("content")
+        self.path = path
+        # Stores of early versions have no checksum of the whole.
+        self._content_key = meta.get("content")
         self.channels = channels or ChannelMap.from_dict(meta["channels"])
         self.grid = LatLonGrid.from_dict(meta["grid"])
         self.calendar = Calendar(meta["calendar"])
         self.attributes: dict[str, dict] = meta["attributes"]
         self.statistics = Statistics.from_dict(meta["statistics"]) if meta["complete"] else None
         group = zarr.open_group(path, mode="r")
-        small = {name: _read_small(path, group, name) for name in ("done", "time", "masks", "static_fields")}
-        if meta["complete"] and (small["done"] == 0).any():
-            count = int((small["done"] == 0).sum())
-            raise DataError(f"data.store: {path}: {count} of its times have lost their marks; {MEND}")
-        # the places of the times that were not left out as bad
-        self._places = np.flatnonzero(small["done"] == 1)
-        self.times: np.ndarray = small["time"][self._places]
+        marks = _read_small(path, group, "done")
+        num_lost_marks = int((marks == 0).sum())
+        if meta["complete"] and num_lost_marks:
+            raise DataError(f"data.store: {path}: {num_lost_marks} of its times have lost their marks; {MEND}")
+        # Bad times have no fields, so they are left out of `times`.
+        self._chunk_numbers = np.flatnonzero(marks == 1)
+        self.times: np.ndarray = _read_small(path, group, "time")[self._chunk_numbers]
         if (np.diff(self.times) <= 0).any():
             raise DataError(f"data.store: {path}: its array time is lost; {MEND}")
-        masked = meta["masked_variables"]
-        self.masks = {name: mask.astype(bool) for name, mask in zip(masked, small["masks"], strict=True)}
+        masks = _read_small(path, group, "masks")
+        self.masks = {name: mask.astype(bool) for name, mask in zip(meta["masked_variables"], masks, strict=True)}
         self._fields = ChunkReader(open_array(path, group, "fields"), path / "fields")
-        self._static: np.ndarray = small["static_fields"]
+        self._static = _read_small(path, group, "static_fields")
 
-    def find_here(self, conf: DataConfig) -> None:
-        """Read the store, and copies of its chunks, where this process's own config and environment have them.
+    def use_local_config(self, conf: DataConfig) -> None:
+        """Read the store, and node-local copies of its chunks, where the config of this process has them.
 
         Raises:
             DataError: if the store is not there, or, for copies, has no checksum of its content.
@@ -106,18 +109,18 @@ class StoreReader:
         self.path = Path(conf.store)
         if not self.path.is_dir():
             raise DataError(
-                f"data.store: {self.path} is not there on {socket.gethostname()}; every host must see the store"
+                f"data.store: {self.path} does not exist on {socket.gethostname()}; every host must see the store"
             )
         self._fields.folder = self.path / "fields"
         if conf.cache != "disk":
             return
-        if self._content is None:
+        if self._content_key is None:
             raise DataError(
-                f"data.cache: disk tells copies of a store from those of another by its checksum, which {self.path} of "
-                f"an earlier version does not have; {WAY_OUT}"
+                f"data.cache: disk needs the checksum of a store to tell its copies from those of another, and "
+                f"{self.path} was written by an earlier version and has none; {WAY_OUT}"
             )
-        name = f"credit_{self.path.name}_{self._content[:16]}"
-        self._fields.copies = ChunkCache(Path(conf.cache_folder or tempfile.gettempdir()) / name)
+        name = f"credit_{self.path.name}_{self._content_key[:16]}"
+        self._fields.cache = ChunkCache(Path(conf.cache_folder or tempfile.gettempdir()) / name)
 
     def read(self, index: int) -> np.ndarray:
         """Return the fields of one time, (C, H, W) float32 in the order of ``channels.stored``; NaN where masked.
@@ -133,19 +136,21 @@ class StoreReader:
         """Yield the fields of several times; see `read`."""
         return map(self.read, indices)
 
-    def read_into(self, index: int, places: Sequence[np.ndarray | None]) -> None:
-        """Read the fields of one time straight to where they are needed; see `credit.data.reader.FieldReader`."""
+    def read_into(self, index: int, targets: Sequence[np.ndarray | None]) -> None:
+        """Read the fields of one time into given arrays; see `credit.data.reader.FieldReader`."""
         try:
-            self._fields.read(int(self._places[index]), places)
+            self._fields.read(int(self._chunk_numbers[index]), targets)
         except (OSError, ValueError, RuntimeError) as error:
-            lost = isinstance(error, FileNotFoundError)
             when = self.calendar.format(self.times[index])
-            reason = "its chunk is lost" if lost else str(error)
-            # without --deep a chunk whose size is right is taken to be whole
-            command = "credit_preprocess CONFIG" + ("" if lost else " --deep")
+            reason = str(error)
+            # Without --deep a chunk of the right size is taken to be undamaged.
+            command = "credit_preprocess CONFIG --deep"
+            if isinstance(error, FileNotFoundError):
+                reason = "its chunk is lost"
+                command = "credit_preprocess CONFIG"
             raise DataError(
-                f"store {self.path}: the fields of {when} cannot be read ({reason}); run {command}, which writes what "
-                "is lost or damaged again and keeps the rest"
+                f"store {self.path}: the fields of {when} cannot be read ({reason}); run {command}, which writes "
+                "lost and damaged parts again and keeps the rest"
             ) from error
 
     def static(self) -> np.ndarray:
@@ -153,26 +158,28 @@ class StoreReader:
         return self._static.copy()
 
     def index_of(self, minutes: int) -> int | None:
-        """Return the place of a time in `times`, None where it is not there."""
+        """Return the index of a time in `times`, None if the store does not have it."""
         index = int(np.searchsorted(self.times, minutes))
-        return index if index < len(self.times) and self.times[index] == minutes else None
+        if index < len(self.times) and self.times[index] == minutes:
+            return index
+        return None
 
 
 def read_description(path: Path) -> dict[str, Any]:
     """Return the description of a store, complete or not.
 
     Raises:
-        DataError: if it is absent, no store, or of another format.
+        DataError: if it does not exist, is not a training store, or is of another format.
     """
     if not path.exists():
         raise DataError(f"data.store: {path} does not exist; run credit_preprocess CONFIG to write it")
     try:
         meta = dict(zarr.open_group(path, mode="r").attrs)["credit"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"data.store: {path} is no training store ({error}); {WAY_OUT}") from error
+        raise DataError(f"data.store: {path} is not a training store ({error}); {WAY_OUT}") from error
     if meta["format"] not in _KNOWN_FORMATS:
         known = " and ".join(map(str, _KNOWN_FORMATS))
-        raise DataError(f"data.store: {path} has format {meta['format']}, this version reads {known}; {WAY_OUT}")
+        raise DataError(f"data.store: {path} has format {meta['format']}, but this version reads {known}; {WAY_OUT}")
     return meta
 
 
@@ -199,24 +206,24 @@ def _read_small(path: Path, group: zarr.Group, name: str) -> np.ndarray:
 
 
 def hash_content(arrays: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> str:
-    """Return the checksum of everything that a complete store holds, the fields by their own checksums.
+    """Return the checksum of a complete store, which covers the fields through their checksums.
 
     Args:
-        arrays: name -> values, of `CONTENT`.
+        arrays: name -> values of each array in `CONTENT`.
         meta: the store's description.
     """
-    whole = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     for name in CONTENT:
-        whole.update(np.ascontiguousarray(arrays[name]))
-    whole.update(json.dumps([meta["channels"], meta["grid"]], sort_keys=True).encode())
-    return whole.hexdigest()
+        digest.update(np.ascontiguousarray(arrays[name]))
+    digest.update(json.dumps([meta["channels"], meta["grid"]], sort_keys=True).encode())
+    return digest.hexdigest()
 
 
 def open_store(path: str | Path) -> StoreReader:
-    """Open a training store as it is.
+    """Open a training store with its own channels.
 
     Raises:
-        DataError: if it is absent or incomplete.
+        DataError: if it does not exist or is incomplete.
     """
     meta = read_description(Path(path))
     _require_complete(Path(path), meta)
@@ -227,37 +234,40 @@ def open_configured_store(conf: DataConfig) -> StoreReader:
     """Open the store that a config names, if it is what the config describes.
 
     Raises:
-        DataError: if it is absent, incomplete, or was made from another config; the differences are named.
+        DataError: if it does not exist, is incomplete, or was written from another config; the message names the
+            differences.
     """
     path = Path(conf.store)
     meta = read_description(path)
     require_same_identity(path, meta, conf)
     _require_complete(path, meta)
     splits = build_splits(conf, Calendar(meta["calendar"]))
-    first, last = period(splits)
+    first, last = splits_span(splits)
     if first < meta["period"][0] or last > meta["period"][1]:
         raise DataError(
-            f"data.store: {path} holds {_span(meta, meta['period'])}, data.splits need {_span(meta, (first, last))}; "
-            f"{WAY_OUT}"
+            f"data.store: {path} holds {_format_period(meta, meta['period'])}, data.splits need "
+            f"{_format_period(meta, (first, last))}; {WAY_OUT}"
         )
-    changes = statistics_changes(meta, describe_statistics(conf, splits["train"]))
+    changes = describe_statistics_changes(meta, describe_statistics(conf, splits["train"]))
     if changes:
         raise DataError(
-            f"data.store: the statistics of {path} are others: {'; '.join(changes)}; run credit_preprocess CONFIG "
-            "again, it keeps the fields"
+            f"data.store: the statistics of {path} differ from those of the config: {'; '.join(changes)}; run "
+            "credit_preprocess CONFIG again, which keeps the fields"
         )
     reader = StoreReader(path, meta, conf.channel_map())
-    reader.find_here(conf)
+    reader.use_local_config(conf)
     return reader
 
 
-def period(splits: Mapping[str, Split]) -> tuple[int, int]:
+def splits_span(splits: Mapping[str, Split]) -> tuple[int, int]:
     """Return the first and the last minute of all splits."""
-    return min(split.first for split in splits.values()), max(split.last for split in splits.values())
+    first = min(split.first for split in splits.values())
+    last = max(split.last for split in splits.values())
+    return first, last
 
 
 def describe_statistics(conf: DataConfig, train: Split) -> dict[str, Any]:
-    """Return what the statistics of a store depend on besides its fields, as the store's description holds it."""
+    """Return what the statistics of a store depend on besides its fields, as the description of a store holds it."""
     return {
         "statistics_period": [train.first, train.last],
         "statistics_transforms": describe_transforms(conf),
@@ -265,20 +275,28 @@ def describe_statistics(conf: DataConfig, train: Split) -> dict[str, Any]:
 
 
 def describe_transforms(conf: DataConfig) -> dict[str, Any]:
-    """Return variable -> its transform, as a store's description holds them."""
-    return {name: one.model_dump(mode="json") for name, one in sorted(conf.transforms.items())}
+    """Return variable -> its transform, as the description of a store holds them."""
+    return {name: transform.model_dump(mode="json") for name, transform in sorted(conf.transforms.items())}
 
 
-def statistics_changes(meta: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """Return in what a store's statistics are not the wanted ones, in words."""
+def describe_statistics_changes(meta: Mapping[str, Any], required: Mapping[str, Any]) -> list[str]:
+    """Return in which respects the statistics of a store are not those that `describe_statistics` requires."""
     changes = []
-    before, now = meta["statistics_period"], wanted["statistics_period"]
-    if before != now:
-        changes.append(f"they are of {_span(meta, before)}, data.splits.train is {_span(meta, now)}")
-    # stores of before there were transforms do not mention any
-    before, now = meta.get("statistics_transforms", {}), wanted["statistics_transforms"]
-    if before != now:
-        changes.append(f"they are with data.transforms {before or 'none'}, the config has {now or 'none'}")
+    stored_period = meta["statistics_period"]
+    required_period = required["statistics_period"]
+    if stored_period != required_period:
+        changes.append(
+            f"they are of {_format_period(meta, stored_period)}, data.splits.train is "
+            f"{_format_period(meta, required_period)}"
+        )
+    # Stores that were written before there were transforms do not mention any.
+    stored_transforms = meta.get("statistics_transforms", {})
+    required_transforms = required["statistics_transforms"]
+    if stored_transforms != required_transforms:
+        changes.append(
+            f"they are with data.transforms {stored_transforms or 'none'}, the config has "
+            f"{required_transforms or 'none'}"
+        )
     return changes
 
 
@@ -330,33 +348,45 @@ def _identity_of(source: SourceConfig) -> dict[str, Any]:
 
 
 def require_same_identity(path: Path, meta: Mapping[str, Any], conf: DataConfig) -> None:
-    """Stop where a store was made from other channels, levels, sources, time step or treatment of values.
+    """Refuse a store that was written from other channels, levels, sources, time step or treatment of values.
 
     Raises:
         DataError: naming the differences.
     """
-    differences = []
-    theirs, ours = ChannelMap.from_dict(meta["channels"]), conf.channel_map()
-    if theirs.stored != ours.stored or theirs.static_stored != ours.static_stored:
-        differences.append(f"channels: {theirs.difference(ours)}")
-    # Earlier versions kept `~` in the paths of the config, and had other names for some of its keys.
+    stored_channels = ChannelMap.from_dict(meta["channels"])
+    channels = conf.channel_map()
+    has_same_channels = (
+        stored_channels.stored == channels.stored and stored_channels.static_stored == channels.static_stored
+    )
+    # Earlier versions had other names for some of the keys.
     saved = {rename_dotted_key(key): value for key, value in meta["identity"].items()}
-    before, now = _with_homes(saved), identity(conf)
-    # of other channels other keys are known; of the same ones a key that is not known was not given
-    for key in sorted(set(before) & set(now) if differences else set(before) | set(now)):
-        if before.get(key) != now.get(key):
-            differences.append(f"{key}: {_brief(before.get(key))} in the store, {_brief(now.get(key))} in the config")
+    stored_identity = _expand_homes(saved)
+    config_identity = identity(conf)
+    differences = []
+    if has_same_channels:
+        keys = set(stored_identity) | set(config_identity)
+    else:
+        differences.append(f"channels: {stored_channels.describe_mismatch(channels)}")
+        # A key of a variable that only one of the two has would repeat the difference in channels.
+        keys = set(stored_identity) & set(config_identity)
+    for key in sorted(keys):
+        stored_value = stored_identity.get(key)
+        value = config_identity.get(key)
+        if stored_value != value:
+            differences.append(
+                f"{key}: {_format_value(stored_value)} in the store, {_format_value(value)} in the config"
+            )
     if differences:
-        raise DataError(f"data.store: {path} was made from another config; {'; '.join(differences)}; {WAY_OUT}")
+        raise DataError(f"data.store: {path} was written from another config; {'; '.join(differences)}; {WAY_OUT}")
 
 
 def is_store_of(conf: DataConfig) -> bool:
-    """Return whether the config's store is there and was made of the config's sources."""
+    """Return whether the store of the config exists and was written from the sources of the config."""
     if not Path(conf.store).exists():
         return False
     key = "data.sources"
-    # earlier versions kept `~` in the paths of the config
-    return _with_homes(read_description(Path(conf.store))["identity"].get(key)) == identity(conf)[key]
+    stored_identity = _expand_homes(read_description(Path(conf.store))["identity"])
+    return stored_identity.get(key) == identity(conf)[key]
 
 
 def _require_complete(path: Path, meta: Mapping[str, Any]) -> None:
@@ -364,24 +394,30 @@ def _require_complete(path: Path, meta: Mapping[str, Any]) -> None:
         raise DataError(f"data.store: {path} is not complete; run credit_preprocess CONFIG to finish it")
 
 
-def _with_homes(value: Any) -> Any:
-    """Return a value of the identity with ``~`` expanded at the beginning of every text."""
+def _expand_homes(value: Any) -> Any:
+    """Return a value of the identity with ``~`` at the beginning of every text expanded.
+
+    Earlier versions stored the paths of the config as they were written there.
+    """
     if isinstance(value, Mapping):
-        return {key: _with_homes(item) for key, item in value.items()}
+        return {key: _expand_homes(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_with_homes(item) for item in value]
+        return [_expand_homes(item) for item in value]
     return os.path.expanduser(value) if isinstance(value, str) else value
 
 
-def _brief(value: object) -> str:
-    """Return a value of the identity in words; of a source, what is not the default."""
+def _format_value(value: object) -> str:
+    """Return a value of the identity as text; of sources, only the settings that are not the default."""
     if not isinstance(value, list) or not all(isinstance(source, dict) for source in value):
         return str(value)
-    return ", ".join(
-        str({key: item for key, item in source.items() if item not in (None, {}, "auto")}) for source in value
-    )
+    texts = []
+    for source in value:
+        settings = {key: setting for key, setting in source.items() if setting not in (None, {}, "auto")}
+        texts.append(str(settings))
+    return ", ".join(texts)
 
 
-def _span(meta: Mapping[str, Any], ends: tuple[int, int] | list[int]) -> str:
+def _format_period(meta: Mapping[str, Any], period: Sequence[int]) -> str:
+    """Return a period as text, in the calendar of a store."""
     calendar = Calendar(meta["calendar"])
-    return f"{calendar.format(ends[0])}..{calendar.format(ends[1])}"
+    return f"{calendar.format(period[0])}..{calendar.format(period[1])}"

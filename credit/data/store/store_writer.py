@@ -1,8 +1,8 @@
-"""Writes the fields of a training store part by part, in any order, by any number of processes at once.
+"""Parallel writer of the fields of a training store, part by part, in any order, by any number of processes at once.
 
-A part is a fixed run of the store's times. Its fields, their checksums and their moments come first, its marks last, so
-a part that was begun by a process that died is done again whole. Each part has a lock file beside the store, which the
-system frees with the process that holds it: no part is ever written by two.
+A part is a fixed range of the store's times. Its fields, their checksums and their moments are written first and its
+marks last, so a part that a killed process had begun is written again from its beginning. Each part has a lock file
+beside the store, which the system releases when the process ends, so no part is written by two processes.
 """
 
 from __future__ import annotations
@@ -24,23 +24,25 @@ from credit.errors import DataError
 from credit.utils.atomic import atomic_write_text
 from credit.utils.file_lock import file_lock
 
+# Marks of a time: its fields are to be written, are written, or are bad and left out.
 WANTED, WRITTEN, BAD = 0, 1, 2
-# of a time: five of its fields, and five of the change that ends there
+# Moments of a time: five of its fields, and five of the change that ends at it.
 MOMENTS = 10
-_MOST_TIMES, _MOST_BYTES = 32, 2**30
+_MAX_PART_TIMES = 32
+_MAX_PART_BYTES = 2**30
 
 
 @dataclass(frozen=True)
 class WriteTask:
-    """What a process needs to write parts; may be sent to another machine that sees the same files.
+    """Input of the processes that write parts; may be sent to another machine that sees the same files.
 
     Attributes:
         path: the store.
-        sources: where the fields come from.
+        sources: reads the fields.
         step_minutes: the time step, over which changes are taken.
-        transforms: variable -> its transform, where it has one; for the moments alone.
-        skip_bad: note a time whose fields are bad and go on, instead of raising.
-        held_bytes: may be held to read a chunk of the sources at once.
+        transforms: variable -> its transform, where it has one; used for the moments only.
+        skip_bad: mark a time whose fields are bad and continue, instead of raising.
+        held_bytes: memory for reading a chunk of the sources at once.
     """
 
     path: Path
@@ -51,92 +53,102 @@ class WriteTask:
     held_bytes: int
 
 
-def part_length(bytes_a_time: int, chunk_part: int) -> int:
-    """Return how many times make a part: 32, or fewer if they are more than a GiB, so that little is done twice.
+def part_length(bytes_per_time: int, chunk_part: int) -> int:
+    """Return the number of times in a part: 32, or fewer if they exceed a GiB, so that little is written twice.
 
-    More where so much of a chunk of the sources is read at once: each part that shares in a chunk unpacks it whole.
+    A part is longer if more times of a chunk of the sources are read at once, because every part that needs some times
+    of a chunk decompresses all of it.
 
     Args:
-        bytes_a_time: of fields.
+        bytes_per_time: size of the fields.
         chunk_part: see `SourceReader.chunk_part`.
     """
-    return max(1, min(_MOST_TIMES, _MOST_BYTES // bytes_a_time), chunk_part)
+    return max(1, min(_MAX_PART_TIMES, _MAX_PART_BYTES // bytes_per_time), chunk_part)
 
 
 def pending_parts(marks: np.ndarray, length: int) -> list[int]:
-    """Return the numbers of the parts of which some time is neither written nor bad."""
-    return sorted({int(index) // length for index in np.flatnonzero(marks == WANTED)})
+    """Return the numbers of the parts in which a time is neither written nor bad."""
+    pending_times = np.flatnonzero(marks == WANTED)
+    return np.unique(pending_times // length).tolist()
 
 
 def lock_folder(path: Path) -> Path:
-    """Return the folder of the parts' locks and notes, beside the store `path`; it is there until the store is done."""
+    """Return the folder of the locks and notes of the parts, beside the store; it exists until the store is done."""
     return path.with_name(f".{path.name}.parts")
 
 
-def write_part(job: WriteTask, number: int) -> int:
-    """Write a part, unless it is there already or another process is at it.
+def write_part(task: WriteTask, number: int) -> int:
+    """Write a part, unless it is written already or another process is writing it.
 
     Returns:
-        The times that are there now and were not before.
+        The number of times that were written or marked as bad.
 
     Raises:
         DataError: for bad fields, unless they are to be skipped.
     """
-    group = zarr.open_group(job.path, mode="r+")
+    group = zarr.open_group(task.path, mode="r+")
     length = group["done"].chunks[0]
     span = slice(number * length, min((number + 1) * length, group["time"].shape[0]))
-    with file_lock(lock_folder(job.path) / f"{number:06d}.lock", wait=False) as mine:
-        if not mine or (group["done"][span] != WANTED).all():
+    with file_lock(lock_folder(task.path) / f"{number:06d}.lock", wait=False) as is_held:
+        if not is_held or (group["done"][span] != WANTED).all():
             return 0
         times = group["time"][:]
-        reader = _Reader(job, group, times)
-        fields, marks, digests, moments, bad = group["fields"], [], [], [], {}
-        for index, found in zip(range(span.start, span.stop), reader.read_each(times[span]), strict=True):
+        part_reader = _PartReader(task, group, times)
+        marks = []
+        digests = []
+        moments = []
+        bad_times: dict[int, str] = {}
+        for index, result in zip(range(span.start, span.stop), part_reader.read_each(times[span]), strict=True):
             minutes = int(times[index])
-            values = None if isinstance(found, DataError) else found
-            if values is None:
-                bad[minutes] = str(found)
+            if isinstance(result, DataError):
+                bad_times[minutes] = str(result)
+                marks.append(BAD)
+                digests.append(0)
+                moments.append(part_reader.moments(minutes, None))
             else:
-                fields[index] = values
-            marks.append(BAD if values is None else WRITTEN)
-            digests.append(0 if values is None else digest(values))
-            moments.append(reader.moments(minutes, values))
+                group["fields"][index] = result
+                marks.append(WRITTEN)
+                digests.append(digest(result))
+                moments.append(part_reader.moments(minutes, result))
         group["moments"][span] = np.stack(moments)
         group["digest"][span] = np.array(digests, dtype=np.uint64)
-        _note(lock_folder(job.path) / f"{number:06d}.json", bad)
+        _write_notes(_notes_file(task.path, number), bad_times)
+        # The marks come last: they say that everything else of the part is there.
         group["done"][span] = np.array(marks, dtype=np.uint8)
         return len(marks)
 
 
-def mark_bad(path: Path, group: zarr.Group, number: int, index: int, minutes: int, text: str) -> None:
-    """Mark a time of the store `path` that was written as bad, and note why.
+def mark_bad(path: Path, group: zarr.Group, number: int, index: int, minutes: int, reason: str) -> None:
+    """Mark a time of the store `path` that was written as bad, and note the reason.
 
     Args:
         path: the store.
         group: the same, open.
-        number: of the part that the time is in.
-        index: of the time.
-        minutes: of the time.
-        text: what is wrong.
+        number: number of the part that contains the time.
+        index: index of the time.
+        minutes: minutes of the time.
+        reason: what is wrong with its fields.
     """
     with file_lock(lock_folder(path) / f"{number:06d}.lock"):
-        file = lock_folder(path) / f"{number:06d}.json"
-        noted = json.loads(file.read_text()) if file.exists() else {}
-        _note(file, noted | {str(minutes): text})
+        file = _notes_file(path, number)
+        notes = json.loads(file.read_text()) if file.exists() else {}
+        notes[str(minutes)] = reason
+        _write_notes(file, notes)
         group["done"][index] = BAD
 
 
 def digest(values: np.ndarray) -> int:
-    """Return the checksum of a field's values: the first 8 bytes of BLAKE2b."""
+    """Return the checksum of the values of fields: the first 8 bytes of BLAKE2b."""
     return int.from_bytes(hashlib.blake2b(np.ascontiguousarray(values), digest_size=8).digest(), "little")
 
 
-def read_notes(path: Path) -> dict[int, str]:
-    """Return minutes -> what is wrong, of the times that were skipped in the store `path`."""
-    found: dict[int, str] = {}
+def read_skipped_times(path: Path) -> dict[int, str]:
+    """Return minutes -> what is wrong with its fields, for the times that were skipped in the store `path`."""
+    skipped_times: dict[int, str] = {}
     for file in sorted(lock_folder(path).glob("*.json")):
-        found |= {int(minutes): text for minutes, text in json.loads(file.read_text()).items()}
-    return found
+        for minutes, reason in json.loads(file.read_text()).items():
+            skipped_times[int(minutes)] = reason
+    return skipped_times
 
 
 def merge_moments(
@@ -148,96 +160,112 @@ def merge_moments(
         moments: (N, 10, C), of the state and of the change that ends at each time.
         times: (N,) minutes.
         marks: (N,) as in the store.
-        first_minutes: the period's first time.
-        last_minutes: its last time, included.
+        first_minutes: first time of the period.
+        last_minutes: last time of the period, included.
     """
     state = change = Moments.empty(moments.shape[2])
     step = moments.attrs["step_minutes"]
-    bad = set(times[marks == BAD].tolist())
-    for begin in range(0, len(times), moments.chunks[0]):
-        span = slice(begin, begin + moments.chunks[0])
-        inside = (times[span] >= first_minutes) & (times[span] <= last_minutes) & (marks[span] == WRITTEN)
-        if not inside.any():
+    bad_times = set(times[marks == BAD].tolist())
+    # One chunk of the array at a time, because the moments of all times are large.
+    chunk_length = moments.chunks[0]
+    for start in range(0, len(times), chunk_length):
+        span = slice(start, start + chunk_length)
+        is_in_period = (times[span] >= first_minutes) & (times[span] <= last_minutes)
+        used_rows = np.flatnonzero(is_in_period & (marks[span] == WRITTEN))
+        if not len(used_rows):
             continue
-        rows = moments[span]
-        for index in np.flatnonzero(inside):
-            state = state.merge(Moments.of_rows(rows[index, :5]))
-            # a change belongs to the period that both its ends are in, and has none where it begins at a bad time
-            before = times[begin + index] - step
-            if before >= first_minutes and before not in bad:
-                change = change.merge(Moments.of_rows(rows[index, 5:]))
+        chunk = moments[span]
+        for row in used_rows:
+            state = state.merge(Moments.of_rows(chunk[row, :5]))
+            # A change belongs to the period if both its ends do. One that begins at a bad time does not exist.
+            begin_of_change = times[start + row] - step
+            if begin_of_change >= first_minutes and begin_of_change not in bad_times:
+                change = change.merge(Moments.of_rows(chunk[row, 5:]))
     return state, change
 
 
-class _Reader:
-    """Reads fields for one part; a field that a change needs is taken from where it is at hand."""
+class _PartReader:
+    """Reader of the fields for one part; a field that a change needs is taken from the store if it is there."""
 
-    def __init__(self, job: WriteTask, group: zarr.Group, times: np.ndarray) -> None:
-        self._job, self._group, self._times = job, group, times
-        self._valid = valid_cells(job.sources, job.sources.channels.stored)
+    def __init__(self, task: WriteTask, group: zarr.Group, times: np.ndarray) -> None:
+        self._task = task
+        self._group = group
+        self._times = times
+        self._channels = task.sources.channels.stored
+        self._valid_CHW = valid_cells(task.sources, self._channels)
+        # Minutes -> transformed fields, for the times that a following change begins at.
         self._recent: dict[int, np.ndarray] = {}
 
-    def read(self, minutes: int) -> np.ndarray:
-        """Return the sources' fields at a time of the store."""
-        return self._job.sources.read(self._job.sources.index_of(minutes))
-
     def read_each(self, times: np.ndarray) -> Iterator[np.ndarray | DataError]:
-        """Yield the sources' fields at each of some times of the store; where they are to be skipped, what is wrong.
+        """Yield the fields of the sources at each of some times, or the error where bad fields are to be skipped.
 
         Raises:
             DataError: for bad fields that are not to be skipped.
         """
-        sources, held = self._job.sources, self._job.held_bytes
-        at_once = sources.times_at_once(held)
-        for first in range(0, len(times), at_once):
-            indices = [sources.index_of(minutes) for minutes in times[first : first + at_once]]
+        sources = self._task.sources
+        held_bytes = self._task.held_bytes
+        times_at_once = sources.times_at_once(held_bytes)
+        for start in range(0, len(times), times_at_once):
+            indices = [sources.index_of(minutes) for minutes in times[start : start + times_at_once]]
             try:
-                yield from list(sources.read_each(indices, held))
+                yield from list(sources.read_each(indices, held_bytes))
             except DataError:
-                if not self._job.skip_bad:
+                if not self._task.skip_bad:
                     raise
-                yield from map(self._read_or_tell, indices)
+                # One bad time spoils the common read, so each is read by itself.
+                for index in indices:
+                    yield self._read_or_error(index)
 
-    def _read_or_tell(self, index: int) -> np.ndarray | DataError:
+    def _read_or_error(self, index: int) -> np.ndarray | DataError:
         try:
-            return self._job.sources.read(index)
+            return self._task.sources.read(index)
         except DataError as error:
             return error
 
-    def moments(self, minutes: int, values: np.ndarray | None) -> np.ndarray:
-        """Return the moments (10, C) of a time's state and of the change that ends there; of nothing for None."""
-        state = change = Moments.empty(len(self._valid))
-        if values is not None:
-            now = transform_channels(values, self._job.sources.channels.stored, self._job.transforms)
-            state = Moments.of_fields(now, self._valid)
-            before = self._before(minutes - self._job.step_minutes)
-            if before is not None:
-                change = Moments.of_fields(now, self._valid, before)
-            self._recent = {t: f for t, f in self._recent.items() if t > minutes - self._job.step_minutes}
-            self._recent[minutes] = now
+    def moments(self, minutes: int, fields_CHW: np.ndarray | None) -> np.ndarray:
+        """Return the moments (10, C) of the state of a time and of the change that ends at it.
+
+        They are the moments of no values if the fields are None, that is bad.
+        """
+        state = change = Moments.empty(len(self._channels))
+        if fields_CHW is not None:
+            transformed_CHW = transform_channels(fields_CHW, self._channels, self._task.transforms)
+            state = Moments.of_fields(transformed_CHW, self._valid_CHW)
+            begin_of_change = minutes - self._task.step_minutes
+            previous_CHW = self._transformed_fields(begin_of_change)
+            if previous_CHW is not None:
+                change = Moments.of_fields(transformed_CHW, self._valid_CHW, previous_CHW)
+            self._recent = {time: recent for time, recent in self._recent.items() if time > begin_of_change}
+            self._recent[minutes] = transformed_CHW
         return np.concatenate([state.rows(), change.rows()])
 
-    def _before(self, minutes: int) -> np.ndarray | None:
-        """Return the transformed fields of an earlier time of the store, None where it has none or they are bad."""
+    def _transformed_fields(self, minutes: int) -> np.ndarray | None:
+        """Return the transformed fields of a time of the store, None if the store lacks it or they are bad."""
         if minutes in self._recent:
             return self._recent[minutes]
         index = int(np.searchsorted(self._times, minutes))
-        if self._times[min(index, len(self._times) - 1)] != minutes:
+        if index == len(self._times) or self._times[index] != minutes:
             return None
-        mark = int(self._group["done"][index])
-        if mark == WRITTEN:
-            values = self._group["fields"][index]
+        if int(self._group["done"][index]) == WRITTEN:
+            fields_CHW = self._group["fields"][index]
         else:
+            # The part of that time is not written yet.
+            sources = self._task.sources
             try:
-                values = self.read(minutes)
+                fields_CHW = sources.read(sources.index_of(minutes))
             except DataError:
-                return None  # its own part says so
-        return transform_channels(values, self._job.sources.channels.stored, self._job.transforms)
+                # The part that contains this time reports it.
+                return None
+        return transform_channels(fields_CHW, self._channels, self._task.transforms)
 
 
-def _note(path: Path, bad: Mapping[int, str]) -> None:
-    if bad:
-        atomic_write_text(path, json.dumps(bad))
+def _notes_file(path: Path, number: int) -> Path:
+    return lock_folder(path) / f"{number:06d}.json"
+
+
+def _write_notes(file: Path, bad_times: Mapping[int | str, str]) -> None:
+    if bad_times:
+        atomic_write_text(file, json.dumps(bad_times))
     else:
-        # those of a part that was written before, from files that have been corrected
-        path.unlink(missing_ok=True)
+        # An earlier attempt may have left notes about source files that have been corrected since.
+        file.unlink(missing_ok=True)

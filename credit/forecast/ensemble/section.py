@@ -7,22 +7,25 @@ from typing import Literal
 from pydantic import Field
 
 from credit.calendar import parse_duration
-from credit.config.schema_data import Duration
+from credit.config.schema_base import Duration
 from credit.config.schema_perturbation import InitialPerturbationSection, TendencyPerturbationSection
 
 
 class GaussianOrBredSection(InitialPerturbationSection):
-    """How the initial states of an ensemble's members differ."""
+    """Perturbations of the initial states of an ensemble's members."""
 
     kind: Literal["gaussian", "correlated", "bred"] = Field(
         "correlated",
-        description="Noise from cell to cell, noise correlated over a distance, or the differences that have grown in "
-        "the days before.",
+        description="`gaussian`: independent noise in each cell. `correlated`: noise that is correlated over `length`. "
+        "`bred`: bred vectors, the differences that grow during `cycles` forecasts before the initial time.",
     )
-    length: float = Field(500.0, gt=0, description="Correlation length in km (correlated; the seeds of bred).")
-    cycles: int = Field(3, ge=1, description="How often differences are bred and scaled back (bred).")
+    length: float = Field(
+        500.0, gt=0, description="Correlation length in km (`correlated`, and the first perturbation of `bred`)."
+    )
+    cycles: int = Field(3, ge=1, description="For `bred`: number of cycles of growth and rescaling.")
     cycle: Duration = Field(
-        "24h", description="Length of a cycle (bred); the default is rounded up to a multiple of `data.timestep`."
+        "24h",
+        description="For `bred`: length of a cycle. The default is rounded up to a multiple of `data.timestep`.",
     )
 
     @property
@@ -50,12 +53,15 @@ class GaussianOrBredSection(InitialPerturbationSection):
 
 
 class SPPTSection(TendencyPerturbationSection):
-    """Errors of the model: the change over a step is multiplied by 1 + r, r a random field, one for all variables."""
+    """Stochastically perturbed tendencies: the change over a step is multiplied by 1 + r.
+
+    r is a random field that is correlated in space and time, the same for all variables.
+    """
 
     kind: Literal["sppt"] = Field("sppt", description="Stochastically perturbed tendencies.")
-    amplitude: float = Field(0.5, gt=0, description="Standard deviation of r, which is limited to [-1, 1].")
+    amplitude: float = Field(0.5, gt=0, description="Standard deviation of r; r is limited to [-1, 1].")
     length: float = Field(500.0, gt=0, description="Correlation length of r in km.")
-    time: Duration = Field("6h", description="Time after which r has forgotten all but 1/e of itself.")
+    time: Duration = Field("6h", description="Correlation time of r: after it, the correlation has fallen to 1/e.")
 
     def describe(self) -> str:
         """See the base class."""

@@ -17,8 +17,8 @@ import numpy as np
 from credit.calendar import format_duration, parse_duration
 from credit.channels import Channel, ChannelMap
 from credit.config.schema_data import DataConfig
-from credit.config.schema_forecast import InferenceConfig
-from credit.config.schema_output import ACCUMULATION, ProductConfig
+from credit.config.schema_inference import InferenceConfig
+from credit.config.schema_output import ACCUMULATION, DerivedVariableConfig
 from credit.data.formats.cf import match_levels
 from credit.data.formats.units import Conversion
 from credit.data.sources.derived_variables import derived_attributes, interpolation_kind, make, si_conversion
@@ -136,7 +136,10 @@ class OutputDiagnostics:
         if self._conf.pressure_levels is not None:
             found["pressure_levels"] = f"{', '.join(f'{level:g}' for level in self._conf.pressure_levels)} hPa"
         if self._conf.derive:
-            made = {name: f"{own.kind} of {', '.join(own.made_of.values())}" for name, own in self._conf.derive.items()}
+            made = {
+                name: f"{own.kind} of {', '.join(own.input_variables.values())}"
+                for name, own in self._conf.derive.items()
+            }
             over = {name: f" over {own.over}" for name, own in self._conf.derive.items() if own.over is not None}
             found["derived"] = "; ".join(f"{name}: {what}{over.get(name, '')}" for name, what in made.items())
         return found
@@ -215,7 +218,7 @@ class OutputDiagnostics:
         self._recipes.append(_Recipe(None, quantity, column, inputs))
         return self._channels(name, wanted)
 
-    def _add_derived(self, name: str, own: ProductConfig) -> list[Channel]:
+    def _add_derived(self, name: str, own: DerivedVariableConfig) -> list[Channel]:
         """Plan a derived variable."""
         here = f"inference.derive.{name}"
         if own.kind in _NEEDS_GROUND and not self._is_hybrid:
@@ -223,15 +226,15 @@ class OutputDiagnostics:
                 f"{here}: {own.kind} is computed on model levels, down to the ground; data.level_units is "
                 f"{self._data.level_units}, levels of pressure: leave it out"
             )
-        for variable in own.made_of.values():
+        for variable in own.input_variables.values():
             self._rows(variable, here)
-        missing = [self.masks[variable] for variable in own.made_of.values() if variable in self.masks]
+        missing = [self.masks[variable] for variable in own.input_variables.values() if variable in self.masks]
         if missing:
             self.masks[name] = np.logical_or.reduce(missing)
         if own.kind == ACCUMULATION:
             return self._add_sum(here, name, own)
         self.attributes[name] = derived_attributes(own.kind)
-        roles = list(own.made_of.items())
+        roles = list(own.input_variables.items())
         field = roles[0][1]
         levels = [self._model.output[row].level for row in self._rows(field)]
         if levels[0] is None and own.kind in (*_NEEDS_GROUND, *_NEEDS_PRESSURE):
@@ -263,7 +266,7 @@ class OutputDiagnostics:
             return self._channels(name, [None])
         return self._channels(name, levels if wanted is None else wanted)
 
-    def _add_sum(self, here: str, name: str, own: ProductConfig) -> list[Channel]:
+    def _add_sum(self, here: str, name: str, own: DerivedVariableConfig) -> list[Channel]:
         rows, known = self._rows(own.of), self._known.get(own.of, {})
         if known.get("temporal") != "accumulate":
             raise ConfigError(

@@ -115,7 +115,7 @@ class ForecastMetadata:
         if own != others:
             changed = {k for k in {*own, *others} if own.get(k) != others.get(k)}
             return f"is of another run (global attributes {', '.join(sorted(changed))})"
-        return self.grid.difference(other.grid)
+        return self.grid.describe_mismatch(other.grid)
 
 
 class Source:

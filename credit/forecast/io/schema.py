@@ -9,7 +9,7 @@ import numpy as np
 
 from credit import __version__
 from credit.calendar import EPOCH, Calendar, format_duration
-from credit.channels import ChannelMap, pick
+from credit.channels import ChannelMap, take_channels
 from credit.errors import ConfigError, did_you_mean
 from credit.grid import LatLonGrid
 
@@ -110,7 +110,7 @@ class ForecastSchema:
 
         It lies in the memory of `fields` where nothing has to be done.
         """
-        values = pick(fields, list(variable.index))
+        values = take_channels(fields, list(variable.index))
         values = values if variable.level_dim else values[0]
         if self.keep_bits is not None:
             values = bitround(values, self.keep_bits)

@@ -15,8 +15,8 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from credit.parallel.dtensor import local, shard_dim
 from credit.parallel.mesh import ParallelDims
-from credit.parallel.reduce import local, shard_dim
 
 # AdamW keeps two moments of each element, and one float32 count of steps for each weight
 _MOMENTS, _COUNT_BYTES = 2, 4

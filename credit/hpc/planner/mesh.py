@@ -28,7 +28,14 @@ from credit.hpc.planner.memory import (
     states,
 )
 from credit.hpc.planner.trace import Trace, extend, trace_step
-from credit.hpc.planner.traffic import Message, seconds, sharding_messages, traced_messages
+from credit.hpc.planner.traffic import (
+    Message,
+    iteration_messages,
+    read_iterated_bytes,
+    seconds,
+    sharding_messages,
+    traced_messages,
+)
 from credit.parallel.mesh import DeviceGrid, ParallelDims, build_mesh
 
 Checkpointing = bool | Literal["selective"]
@@ -148,6 +155,7 @@ class _Network:
     Attributes:
         units: of sharding.
         buffers: bytes of its buffers on a rank.
+        iterated: bytes that power iterations sum over ranks, see `read_iterated_bytes`.
         autocast: whether it runs under autocast.
         precision: of what FSDP2 exchanges.
         dtypes: of weights and activations, and of the output, under FSDP2's mixed precision; empty without.
@@ -155,6 +163,7 @@ class _Network:
 
     units: tuple[Unit, ...]
     buffers: int
+    iterated: Mapping[str, tuple[int, int]]
     autocast: bool
     precision: Precision
     dtypes: tuple[torch.dtype, ...]
@@ -216,7 +225,7 @@ class Planner:
         host = sharded and conf.parallelism.cpu_offload
         memory = states(network.units, degrees, network.buffers, average=conf.use_ema, host=host)
         memory = replace(memory, fields=trace.constants, activations=trace.activations)
-        messages = traced_messages(trace)
+        messages = traced_messages(trace) + iteration_messages(network.iterated, degrees)
         if sharded:
             gathered, reduced = in_flight(network.units, degrees, network.precision, run.schedule)
             memory = replace(memory, gathered=gathered, reduced=reduced)
@@ -254,7 +263,9 @@ class Planner:
                 )
                 precision, dtypes = Precision(weights.itemsize, reduced.itemsize), (weights, output)
             units = read_units(model, conf.parallelism.reshard_after_forward)
-            self._networks[sharded, tensor] = _Network(units, buffer_bytes(model), autocast, precision, dtypes)
+            self._networks[sharded, tensor] = _Network(
+                units, buffer_bytes(model), read_iterated_bytes(model), autocast, precision, dtypes
+            )
         return self._networks[sharded, tensor]
 
     def _trace(self, sharded: bool, tensor: int, checkpointing: Checkpointing) -> Trace:

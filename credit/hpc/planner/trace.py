@@ -23,8 +23,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from credit.models.kernels.dispatch import force_gpu_path
-from credit.parallel.materialise import allocate_
-from credit.parallel.reduce import local
+from credit.parallel.dtensor import local
+from credit.parallel.state.materialise import allocate_
 
 # torch names collectives differently from release to release
 _COLLECTIVES = {"allgather": "all-gather", "all_gather": "all-gather", "reduce_scatter": "reduce-scatter",
@@ -175,11 +175,13 @@ class _Watch(TorchDispatchMode):
 
     def trace(self, micro_steps: int) -> Trace:
         """Return what was seen, the last micro-step as often as there are more than one."""
-        *calls, closing = self.calls or [None]
+        # The power iterations before the first micro-step are counted by mesh, see `credit.hpc.planner.traffic`.
+        first = self._begun[0][1] if self._begun else 0
+        *calls, closing = self.calls[first:] or [None]
         kernels, sums = self.kernels, Counter(calls)
         if micro_steps > 1:
             earlier, number = self._begun[-1]
-            for counts, before in ((kernels, earlier), (sums, Counter(calls[:number]))):
+            for counts, before in ((kernels, earlier), (sums, Counter(calls[: number - first]))):
                 for key in counts:
                     counts[key] += (counts[key] - before[key]) * (micro_steps - 2)
         return Trace(self.most, self.constants, kernels, sums, closing)

@@ -1,6 +1,7 @@
 """What the ranks send each other in an optimizer step, and how long that takes.
 
-FSDP2's gathers and reductions follow from the sharding units. The sums of tensor parallelism come from the traced step.
+FSDP2's gathers and reductions follow from the sharding units, the sums of power iterations from the spectrally
+normalised weights. The sums of tensor parallelism come from the traced step.
 """
 
 from __future__ import annotations
@@ -10,9 +11,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from torch import nn
+from torch.distributed.tensor import DTensor
+
 from credit.hpc.planner.gpus import LINK_SHARE, Gpu
 from credit.hpc.planner.memory import Precision, Schedule, Unit
 from credit.hpc.planner.trace import Trace
+from credit.models.layers.spectral_norm import is_trainable, normalized_weights
 from credit.parallel.mesh import ParallelDims
 
 # Latency of NCCL's own cost model (src/graph/tuning.cc, protocol LL128), seconds: of a collective, and of a hop in a
@@ -61,6 +66,33 @@ def sharding_messages(
             across = degrees.shard * degrees.tensor
             messages[Message("all-reduce", degrees.replicate, across, trained, False)] += 1
     return messages
+
+
+def read_iterated_bytes(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """Return what the power iterations of a model that is split and sharded sum over ranks.
+
+    Returns:
+        For each innermost mesh axis on which weights are cut, the bytes of the first sum (products that become v, and
+        adapters) and of the second (those that become u).
+    """
+    iterated: dict[str, tuple[int, int]] = {}
+    for norm, chain in normalized_weights(model).items():
+        if is_trainable(chain) and isinstance(chain.original, DTensor):
+            axis = chain.original.device_mesh.mesh_dim_names[-1]
+            adapters = sum(parameter.numel() for link in list(chain)[:-1] for parameter in link.parameters())
+            v_bytes, u_bytes = iterated.get(axis, (0, 0))
+            v_bytes += norm.v.element_size() * (norm.v.numel() + adapters)
+            u_bytes += norm.u.element_size() * norm.u.numel()
+            iterated[axis] = (v_bytes, u_bytes)
+    return iterated
+
+
+def iteration_messages(iterated: Mapping[str, tuple[int, int]], degrees: ParallelDims) -> Counter[Message]:
+    """Return the two sums of an optimizer step's power iterations, see `read_iterated_bytes`."""
+    # What is cut by `dp` alone is whole on the tensor-parallel peers.
+    shards = {"tp": degrees.shard * degrees.tensor, "shard": degrees.shard * degrees.tensor, "dp": degrees.shard}
+    cut = [sums for axis, sums in iterated.items() if shards[axis] > 1]
+    return Counter(Message("all-reduce", degrees.world, 1, sum(step), True) for step in zip(*cut, strict=True))
 
 
 def traced_messages(trace: Trace) -> Counter[Message]:

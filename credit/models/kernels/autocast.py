@@ -1,16 +1,42 @@
-"""Products that autocast must leave in the precision of their tensors."""
+"""Precision of kernels under `torch.autocast`.
+
+Autocast rounds the arguments of torch's own operators. A kernel that is an autograd function, or whose sums need more
+digits than bfloat16 has, states its precision with the functions of this module.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 
-def without_autocast(weight: Tensor) -> contextlib.AbstractContextManager:
-    """Return the context for products with `weight` that autocast would compute in bfloat16 with too few digits."""
-    device = weight.device.type
-    # the meta device has no autocast
-    on = not weight.is_meta and torch.is_autocast_enabled(device)
-    return torch.autocast(device, enabled=False) if on else contextlib.nullcontext()
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """Return the dtype in which autocast computes on the device of `x`, or None where autocast is off."""
+    # The meta device has no autocast, and asking for it raises an error.
+    if x.is_meta or not torch.is_autocast_enabled(x.device.type):
+        return None
+    return torch.get_autocast_dtype(x.device.type)
+
+
+def without_autocast(x: Tensor) -> contextlib.AbstractContextManager:
+    """Return a context in which operators on the device of `x` keep the dtypes of their arguments."""
+    if autocast_dtype(x) is None:
+        return contextlib.nullcontext()
+    return torch.autocast(x.device.type, enabled=False)
+
+
+def backward_without_autocast(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a backward function keep the dtypes of its tensors, even if it is called under autocast."""
+
+    @functools.wraps(backward)
+    def wrapper(ctx: FunctionCtx, *gradients: Tensor) -> Any:
+        with without_autocast(gradients[0]):
+            return backward(ctx, *gradients)
+
+    return wrapper

@@ -1,7 +1,12 @@
-"""The decoder's last block, from the first stage's cells to four times as many; it computes the wanted cells alone.
+"""Two convolutions of a decoder's head as one, computed at the cells that are needed.
 
-Shape suffixes: B batch, C channels, H and W rows and columns. A margin is the number of output rows or columns that
-are not wanted at the beginning, and at the end.
+A subpixel convolution turns each cell into 2 x 2 cells, and a 3x3 convolution follows. The plain formulation is the two
+layers one after the other. Nothing lies between them, so each of the four phases (even or odd row, even or odd column)
+of the output is one 4x4 convolution of the input. All four are computed as one convolution with four times as many
+outputs, read with an offset that depends on the phase. Per pair of input and output channel that takes 64 products;
+the two layers take 36, and another 36 per pair of output channels.
+
+Shape suffixes: B batch, C channels, H and W rows and columns.
 """
 
 from __future__ import annotations
@@ -12,190 +17,195 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from credit.models.kernels.autocast import without_autocast
-from credit.models.kernels.dispatch import use_cpu_kernels
-from credit.models.layers.pixel_shuffle import SubpixelConv
+from credit.models.kernels.dispatch import MERGED_HEAD, use_cpu_kernels, uses
 
-# cells around those that are kept whose values the head reads: two 3x3 convolutions, one of them at twice the cells
-HALO = 2
-# rows of a channels-last field that a CPU's cache holds while they are written channel by channel
-BAND = 4
+# Output rows that are left out at (north, south), and columns at (west, east).
 Margins = Sequence[tuple[int, int]]
 WHOLE: Margins = ((0, 0), (0, 0))
+# Input cells around the needed ones that the head reads: two 3x3 convolutions, one of them at twice the resolution.
+HALO = 2
+# Rows of a channels-last field that stay in the cache of a CPU while they are written channel by channel.
+BAND = 4
 
 
-def crop_window(size: int, before: int, after: int) -> tuple[slice, slice]:
-    """Return which of `size` cells the head is given, and what is kept of the cells, twice as many, that it makes.
+def crop_input(x_BCHW: Tensor, margins: Margins) -> tuple[Tensor, slice, slice]:
+    """Crop the input of a head that doubles height and width to what the output less the margins needs.
 
-    Args:
-        size: rows or columns of the head's input.
-        before: rows or columns of its whole output that are not wanted at the beginning.
-        after: those at the end.
+    Returns:
+        The cropped input, and the rows and columns of the head's output to keep.
     """
-    first, last = max(before // 2 - HALO, 0), min(size - after // 2 + HALO, size)
-    return slice(first, last), slice(before - 2 * first, 2 * (size - first) - after)
-
-
-def _given_and_kept(x_BCHW: Tensor, margins: Margins) -> tuple[Tensor, tuple[slice, slice]]:
-    windows = [crop_window(n, *margin) for n, margin in zip(x_BCHW.shape[2:], margins, strict=True)]
-    (rows, kept_rows), (columns, kept_columns) = windows
-    return x_BCHW[..., rows, columns], (kept_rows, kept_columns)
-
-
-class TransposedHead(nn.ConvTranspose2d):
-    """Transposed convolution that doubles height and width."""
-
-    def __init__(self, in_channels: int, out_channels: int) -> None:
-        super().__init__(in_channels, out_channels, 4, stride=2, padding=1)
-
-    def forward(self, x_BCHW: Tensor, margins: Margins = WHOLE) -> Tensor:
-        """Return (B, out_channels, 2H, 2W), less the margins of rows and columns."""
-        x_BCHW, (rows, columns) = _given_and_kept(x_BCHW, margins)
-        return super().forward(x_BCHW)[..., rows, columns]
+    input_slices = []
+    output_slices = []
+    for size, (before, after) in zip(x_BCHW.shape[2:], margins, strict=True):
+        start = max(before // 2 - HALO, 0)
+        end = min(size - after // 2 + HALO, size)
+        input_slices.append(slice(start, end))
+        output_slices.append(slice(before - 2 * start, 2 * (size - start) - after))
+    rows, columns = input_slices
+    return x_BCHW[..., rows, columns], *output_slices
 
 
 @dataclass(frozen=True)
 class OutputWindow:
-    """The wanted rows (or columns) of the output, and where a merged kernel finds them.
+    """Range of output rows (or columns) that are needed, and where the merged convolution has them.
 
-    Output row r = 2i + a of phase a comes from position p = i + a, which reads the input rows p - 2 to p + 1.
+    Output row r = 2i + phase is found at position p = i + phase, which reads the input rows p - 2 to p + 1.
 
     Attributes:
         size: input rows.
-        first: first wanted output row.
-        end: the row after the last.
+        start: first needed output row.
+        end: output row after the last needed one.
     """
 
     size: int
-    first: int
+    start: int
     end: int
 
     @property
-    def positions(self) -> int:
-        """Number of positions that have a wanted row."""
-        return self.end // 2 - self._first_position + 1
+    def first_position(self) -> int:
+        """Position of the first needed row."""
+        return (self.start + 1) // 2
+
+    @property
+    def num_positions(self) -> int:
+        """Number of positions that have a needed row."""
+        return self.end // 2 - self.first_position + 1
 
     @property
     def pads(self) -> tuple[int, int]:
-        """Rows of zeros before and after the input, negative where its rows are not read."""
-        return 2 - self._first_position, self._first_position + self.positions + 1 - self.size
+        """Rows of zeros before and after the input; negative where rows of the input are not read."""
+        return 2 - self.first_position, self.first_position + self.num_positions + 1 - self.size
 
-    @property
-    def _first_position(self) -> int:
-        return (self.first + 1) // 2
-
-    def phase(self, a: int) -> tuple[slice, slice]:
-        """Return which of the wanted rows are of phase `a`, and their positions."""
-        row = self.first + (self.first + a) % 2
-        position = (row + 1) // 2 - self._first_position
-        return slice(row - self.first, None, 2), slice(position, position + (self.end - row + 1) // 2)
+    def phase_slices(self, phase: int) -> tuple[slice, slice]:
+        """Return the needed rows of a phase, counted from `start`, and their positions, from `first_position`."""
+        row = self.start + (self.start + phase) % 2
+        position = (row + 1) // 2 - self.first_position
+        num_rows = (self.end - row + 1) // 2
+        return slice(row - self.start, None, 2), slice(position, position + num_rows)
 
 
-class SubpixelHead(nn.Sequential):
-    """Subpixel convolution and a 3x3 convolution of its result.
+def output_windows(x_BCHW: Tensor, margins: Margins) -> tuple[OutputWindow, OutputWindow]:
+    """Return the needed rows and columns of the output."""
+    rows, columns = [
+        OutputWindow(size, before, 2 * size - after)
+        for size, (before, after) in zip(x_BCHW.shape[2:], margins, strict=True)
+    ]
+    return rows, columns
 
-    Nothing lies between the two, so together they are one 4x4 convolution for each of the four cells that an input cell
-    becomes. That is computed where it takes fewer operations, which wide outputs make it do.
+
+def is_merging_worthwhile(x_BCHW: Tensor, margins: Margins, out_channels: int) -> bool:
+    """Return whether merged kernels are exact here, and take fewer products, counting those that merge them.
+
+    At the edge of the field they are not exact: there the second convolution reads zeros, where the merged one has
+    what the first convolution would give.
     """
-
-    def __init__(self, in_channels: int, out_channels: int) -> None:
-        super().__init__(SubpixelConv(in_channels, out_channels), nn.Conv2d(out_channels, out_channels, 3, padding=1))
-
-    def forward(self, x_BCHW: Tensor, margins: Margins = WHOLE) -> Tensor:
-        """Return (B, out_channels, 2H, 2W), less the margins of rows and columns."""
-        spans = [
-            OutputWindow(n, before, 2 * n - after) for n, (before, after) in zip(x_BCHW.shape[2:], margins, strict=True)
-        ]
-        if self._merging_pays(x_BCHW, margins, spans):
-            weight, bias = (self.merged_weight, self.merged_bias) if hasattr(self, "merged_weight") else self._merged()
-            rows, columns = spans
-            y_BCHW = F.conv2d(F.pad(x_BCHW, (*columns.pads, *rows.pads)), weight, bias)
-            return _Interleave.apply(y_BCHW, rows, columns)
-        x_BCHW, (rows, columns) = _given_and_kept(x_BCHW, margins)
-        return super().forward(x_BCHW)[..., rows, columns]
-
-    def make_once(self) -> None:
-        """Make the merged kernels once, for weights that do not change any more."""
-        with torch.no_grad():
-            weight, bias = self._merged()
-        self.register_buffer("merged_weight", weight, persistent=False)
-        self.register_buffer("merged_bias", bias, persistent=False)
-
-    def _merged(self) -> tuple[Tensor, Tensor]:
-        return merged(self[0].weight, self[0].bias, self[1].weight, self[1].bias)
-
-    def _merging_pays(self, x_BCHW: Tensor, margins: Margins, spans: Sequence[OutputWindow]) -> bool:
-        """Whether merged kernels are right here and take fewer products, their making included.
-
-        At the field's edge they are not the same: there the second convolution reads zeros, not the first one's values.
-        """
-        if min(itertools.chain(*margins)) < 1:
-            return False
-        inner, outer = self[0].in_channels, self[1].out_channels
-        given, _ = _given_and_kept(x_BCHW, margins)
-        # of one sample, so that a forecast does not depend on those beside it
-        apart = given.shape[2] * given.shape[3] * 36 * outer * (inner + outer)
-        together = spans[0].positions * spans[1].positions * 64 * inner * outer
-        return together + 64 * inner * 9 * outer**2 < apart
+    if min(itertools.chain(*margins)) < 1 or not uses(MERGED_HEAD, x_BCHW):
+        return False
+    in_channels = x_BCHW.shape[1]
+    cropped_BCHW, _, _ = crop_input(x_BCHW, margins)
+    # Products of one sample, so that a forecast does not depend on how many are computed together.
+    num_cells = cropped_BCHW.shape[2] * cropped_BCHW.shape[3]
+    plain_products = num_cells * 36 * out_channels * (in_channels + out_channels)
+    rows, columns = output_windows(x_BCHW, margins)
+    merged_products = rows.num_positions * columns.num_positions * 64 * in_channels * out_channels
+    products_to_merge = 64 * in_channels * 9 * out_channels**2
+    return merged_products + products_to_merge < plain_products
 
 
-def merged(first: Tensor, first_bias: Tensor, second: Tensor, second_bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Return weight and bias of a convolution that does what a subpixel convolution and another one do.
+def merged_head(x_BCHW: Tensor, weight: Tensor, bias: Tensor, margins: Margins) -> Tensor:
+    """Return the output of the two convolutions, less the margins.
 
     Args:
-        first: weight of the subpixel convolution (4 C, in, 3, 3), outputs ordered (C, row phase, column phase).
-        first_bias: (4 C,).
-        second: weight (out, C, 3, 3).
-        second_bias: (out,).
+        x_BCHW: input.
+        weight: merged weight of `merge_kernels`.
+        bias: merged bias of `merge_kernels`.
+        margins: output rows and columns that are left out, at least one on each side.
 
     Returns:
-        (4 out, in, 4, 4) and (4 out,), ordered (row phase, column phase, out); for positions as in `OutputWindow`.
+        (B, out, 2H - rows left out, 2W - columns left out), contiguous.
     """
-    inner, channels = first.shape[1], second.shape[1]
-    dtype, wide = first.dtype, torch.promote_types(first.dtype, torch.float32)
-    with without_autocast(first):
-        second = second.to(wide)
-        # Output row 2i + t that input row i reaches, t from -2: tap m of phase a is t = a - 2 m. Hence a kernel of six.
-        reach = first.to(wide).flip(2, 3).unflatten(0, (channels, 2, 2)).permute(3, 0, 4, 1, 5, 2)
-        reach = F.conv2d(reach.reshape(inner, channels, 6, 6), second, padding=2)  # t from -3 to 4
+    rows, columns = output_windows(x_BCHW, margins)
+    phases_BCHW = F.conv2d(F.pad(x_BCHW, (*columns.pads, *rows.pads)), weight, bias)
+    return _Interleave.apply(phases_BCHW, rows, columns)
+
+
+def merge_kernels(
+    subpixel_weight: Tensor, subpixel_bias: Tensor, conv_weight: Tensor, conv_bias: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return weight and bias of one convolution that does what a subpixel convolution and another one do.
+
+    Args:
+        subpixel_weight: (4 * C, in, 3, 3), outputs ordered (C, row phase, column phase).
+        subpixel_bias: (4 * C,).
+        conv_weight: (out, C, 3, 3).
+        conv_bias: (out,).
+
+    Returns:
+        Weight (4 * out, in, 4, 4) and bias (4 * out,), outputs ordered (row phase, column phase, out), for positions
+        as in `OutputWindow`, in the dtype of `subpixel_weight`.
+    """
+    in_channels = subpixel_weight.shape[1]
+    channels = conv_weight.shape[1]
+    dtype = subpixel_weight.dtype
+    # The sums are taken in float32, so that merged kernels are rounded once, as the weights are.
+    sum_dtype = torch.promote_types(dtype, torch.float32)
+    with without_autocast(subpixel_weight):
+        conv_weight = conv_weight.to(sum_dtype)
+        # An input row i reaches the output rows 2i + t of the subpixel convolution, where tap m of phase a has
+        # t = a - 2m. With t from -2 to 3 that is a kernel of six rows, and six columns.
+        reach = subpixel_weight.to(sum_dtype).flip(2, 3).unflatten(0, (channels, 2, 2)).permute(3, 0, 4, 1, 5, 2)
+        reach = reach.reshape(in_channels, channels, 6, 6)
+        # The second convolution extends it to t from -3 to 4.
+        reach = F.conv2d(reach, conv_weight, padding=2)
         weight = reach.flip(2, 3).unflatten(3, (4, 2)).unflatten(2, (4, 2)).permute(3, 5, 1, 0, 2, 4)
-        # phases 0, 1, 0, 1: a 3x3 kernel's middle lies on 1 first, then on 0
-        bias = F.conv2d(first_bias.to(wide).view(1, channels, 2, 2).repeat(1, 1, 2, 2), second)
-        bias = bias[0].flip(1, 2).permute(1, 2, 0) + second_bias.to(wide)
+        # The bias of the subpixel convolution repeats its phases 0, 1, 0, 1. The middle of the 3x3 kernel lies on
+        # phase 1 first, then on phase 0, hence the flip.
+        phase_bias = subpixel_bias.to(sum_dtype).view(1, channels, 2, 2).repeat(1, 1, 2, 2)
+        bias = F.conv2d(phase_bias, conv_weight)
+        bias = bias[0].flip(1, 2).permute(1, 2, 0) + conv_bias.to(sum_dtype)
     return weight.flatten(0, 2).to(dtype), bias.flatten().to(dtype)
 
 
 class _Interleave(torch.autograd.Function):
-    """Put the four cells that each position stands for into their places, (B, C, rows, columns)."""
+    """Put the four cells of each position into their places."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, y_BCHW: Tensor, rows: OutputWindow, columns: OutputWindow) -> Tensor:
-        ctx.spans, ctx.shape = (rows, columns), y_BCHW.shape
-        B, C = y_BCHW.shape[:2]
-        x_BCHW = y_BCHW.new_empty(B, C // 4, rows.end - rows.first, columns.end - columns.first)
-        for cells, places in _phases(x_BCHW, y_BCHW, rows, columns):
-            count = BAND if use_cpu_kernels(y_BCHW) else cells.shape[2]
-            for cells_band, places_band in zip(cells.split(count, 2), places.split(count, 2), strict=True):
-                cells_band.copy_(places_band)
-        return x_BCHW
+    def forward(ctx: FunctionCtx, phases_BCHW: Tensor, rows: OutputWindow, columns: OutputWindow) -> Tensor:
+        ctx.windows = (rows, columns)
+        ctx.phases_shape = phases_BCHW.shape
+        batch, channels = phases_BCHW.shape[:2]
+        y_BCHW = phases_BCHW.new_empty(batch, channels // 4, rows.end - rows.start, columns.end - columns.start)
+        for cells, positions in _phase_views(y_BCHW, phases_BCHW, rows, columns):
+            num_rows = BAND if use_cpu_kernels(phases_BCHW) else cells.shape[2]
+            for cells_band, positions_band in zip(cells.split(num_rows, 2), positions.split(num_rows, 2), strict=True):
+                cells_band.copy_(positions_band)
+        return y_BCHW
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None, None]:
-        of_y = torch.empty(ctx.shape, dtype=gradient.dtype, device=gradient.device, memory_format=torch.channels_last)
-        of_y.zero_()
-        for cells, places in _phases(gradient, of_y, *ctx.spans):
-            places.copy_(cells)
-        return of_y, None, None
+    def backward(ctx: FunctionCtx, grad_y_BCHW: Tensor) -> tuple[Tensor, None, None]:
+        grad_phases_BCHW = torch.empty(
+            ctx.phases_shape,
+            dtype=grad_y_BCHW.dtype,
+            device=grad_y_BCHW.device,
+            memory_format=torch.channels_last,
+        )
+        grad_phases_BCHW.zero_()
+        for cells, positions in _phase_views(grad_y_BCHW, grad_phases_BCHW, *ctx.windows):
+            positions.copy_(cells)
+        return grad_phases_BCHW, None, None
 
 
-def _phases(
-    x_BCHW: Tensor, y_BCHW: Tensor, rows: OutputWindow, columns: OutputWindow
+def _phase_views(
+    y_BCHW: Tensor, phases_BCHW: Tensor, rows: OutputWindow, columns: OutputWindow
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield, for each phase, the cells of `x_BCHW` and where they are in `y_BCHW`, views of one shape."""
-    for (a, b), part in zip(itertools.product(range(2), repeat=2), y_BCHW.chunk(4, dim=1), strict=True):
-        (r, p), (c, q) = rows.phase(a), columns.phase(b)
-        yield x_BCHW[..., r, c], part[..., p, q]
+    """Yield, for each phase, its cells in the output and in the merged convolution, as views of the same shape."""
+    phase_pairs = itertools.product(range(2), repeat=2)
+    for (row_phase, column_phase), phase_BCHW in zip(phase_pairs, phases_BCHW.chunk(4, dim=1), strict=True):
+        output_rows, row_positions = rows.phase_slices(row_phase)
+        output_columns, column_positions = columns.phase_slices(column_phase)
+        yield y_BCHW[..., output_rows, output_columns], phase_BCHW[..., row_positions, column_positions]

@@ -1,129 +1,126 @@
-"""A field cut into blocks of stride x stride cells, for convolutions with large kernels.
+"""Gather of the patches of a padded field (space-to-depth), for convolutions with large kernels.
 
-Shape suffixes: B batch, C channels, H and W rows and columns; N blocks of stride x stride cells, K their channels.
+A patch is a square of stride x stride cells. Each cell of each patch is looked up in the field by an index, so the
+padded field is never formed.
+
+Shape suffixes: B batch, C channels, H and W rows and columns of cells or of patches, K channels of a patch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from credit.models.layers.padding import SpherePadding
+if TYPE_CHECKING:
+    from credit.models.layers.padding import SpherePadding
 
 
 @dataclass(frozen=True)
 class PatchGrid:
-    """The blocks of a padded field, with zeros around for kernels that are centred on them.
-
-    Which cell of the field a block's cell holds is looked up, so that a padded field is never made.
+    """Patches of a padded field, with patches of zeros around it for kernels that are centred on a patch.
 
     Attributes:
-        stride: edge of a block in cells.
-        widest: edge of the largest kernel in cells.
-        field: rows and columns of the field.
-        padding: of the field.
+        stride: edge of a patch in cells.
+        largest_kernel: edge of the largest kernel in cells.
+        field_shape: rows and columns of the field.
+        padding: padding of the field.
     """
 
     stride: int
-    widest: int
-    field: tuple[int, int]
+    largest_kernel: int
+    field_shape: tuple[int, int]
     padding: SpherePadding
 
     @property
-    def size(self) -> tuple[int, int]:
-        """Rows and columns of blocks that have an output."""
-        rows, columns = (n // self.stride for n in self.padding.padded(self.field))
-        return rows, columns
+    def output_shape(self) -> tuple[int, int]:
+        """Rows and columns of patches that have an output."""
+        height, width = self.padding.padded_shape(self.field_shape)
+        return height // self.stride, width // self.stride
 
     @property
-    def blocks(self) -> tuple[int, int]:
-        """Rows and columns of blocks, those around the field included."""
-        rows, columns = (n + self.widest // self.stride - 1 for n in self.size)
-        return rows, columns
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of patches, those around the field included."""
+        num_around = self.largest_kernel // self.stride - 1
+        height, width = self.output_shape
+        return height + num_around, width + num_around
 
-    def first(self, kernel: int) -> int:
-        """Return the first row and column of blocks that a smaller kernel reads."""
-        return (self.widest - kernel) // 2 // self.stride
+    def first_patch(self, kernel: int) -> int:
+        """Return the first row (and column) of patches that a kernel of this size reads."""
+        return (self.largest_kernel - kernel) // 2 // self.stride
 
-    def places(self, device: torch.device) -> Tensor:
-        """Return for each cell of the blocks, in their order, the number of the field's cell; 0 outside of it."""
-        H, W = self.field
-        cells = torch.arange(H * W, dtype=torch.int32, device=device).view(1, 1, H, W)
-        rows, columns = (n * self.stride for n in self.blocks)
-        height, width = self.padding.padded(self.field)
-        around = (self._before, columns - width - self._before, self._before, rows - height - self._before)
-        padding = replace(self.padding, vector_runs=())  # of the numbers
-        padded = F.pad(padding.pad(cells), around).view(rows // self.stride, self.stride, -1, self.stride)
-        return padded.transpose(1, 2).flatten()
+    def gather_index(self, device: torch.device) -> Tensor:
+        """Return for each cell of the patches, in their order, the number of its cell in the field; 0 outside."""
+        H, W = self.field_shape
+        cell_numbers = torch.arange(H * W, dtype=torch.int32, device=device).view(1, 1, H, W)
+        # Numbers of cells have no direction that could point the other way beyond a pole.
+        padding = replace(self.padding, vector_channels=())
+        padded_height, padded_width = self.padding.padded_shape(self.field_shape)
+        rows, columns = (num_patches * self.stride for num_patches in self.shape)
+        before = self._cells_before
+        zeros_around = (before, columns - padded_width - before, before, rows - padded_height - before)
+        numbers = F.pad(padding.pad(cell_numbers), zeros_around)
+        return numbers.view(rows // self.stride, self.stride, -1, self.stride).transpose(1, 2).flatten()
 
-    def cut(self, x_BHWC: Tensor, places: Tensor) -> Tensor:
-        """Return the blocks (B, *blocks, stride^2 C) of a field, their channels ordered (row, column, C)."""
+    def unfold(self, x_BHWC: Tensor, gather_index: Tensor) -> Tensor:
+        """Return the patches (B, *shape, stride^2 * C) of a field; channels are ordered (row, column, C)."""
         B, H, W, C = x_BHWC.shape
-        cells = F.embedding(_of_samples(places, B, H * W), x_BHWC.reshape(-1, C))
-        return self._correct(cells.view(B, *self.blocks, -1), C)
+        cells = F.embedding(_index_of_samples(gather_index, B, H * W), x_BHWC.reshape(-1, C))
+        return self._correct_(cells.view(B, *self.shape, -1), C)
 
-    def join(self, blocks_BHWK: Tensor, places: Tensor, channels: int) -> Tensor:
-        """Return the transpose of `cut`, the sums (B, H, W, C) of what lies in the copies of each cell; takes blocks
-        that may be written to.
+    def fold(self, patches_BHWK: Tensor, gather_index: Tensor, channels: int) -> Tensor:
+        """Return the transpose of `unfold`: for each cell the sum (B, H, W, C) over its copies.
+
+        Args:
+            patches_BHWK: patches; they are overwritten.
+            gather_index: as for `unfold`.
+            channels: channels of the field.
         """
-        B, (H, W) = len(blocks_BHWK), self.field
-        cells = self._correct(blocks_BHWK, channels).view(-1, channels)
-        index = _of_samples(places, B, H * W).flatten()
+        B = len(patches_BHWK)
+        H, W = self.field_shape
+        cells = self._correct_(patches_BHWK, channels).view(-1, channels)
+        index = _index_of_samples(gather_index, B, H * W).flatten()
         return torch.ops.aten.embedding_dense_backward(cells, index, B * H * W, -1, False).view(B, H, W, channels)
 
     @property
-    def _before(self) -> int:
-        """Cells from the first block's edge to the padded field's."""
-        return (self.widest - self.stride) // 2
+    def _cells_before(self) -> int:
+        """Cells from the edge of the first patch to the edge of the padded field."""
+        return (self.largest_kernel - self.stride) // 2
 
-    def _correct(self, blocks_BHWK: Tensor, channels: int) -> Tensor:
-        """Set the cells outside of the padded field to zero, and turn vectors beyond a pole, in place."""
-        stride, before = self.stride, self._before
-        cells = blocks_BHWK.unflatten(-1, (stride, stride, channels))
-        height, width = self.padding.padded(self.field)
-        for beyond in self.padding.beyond_poles(self.field[0]):
-            for blocks, row in self._lines(before + beyond.start, before + beyond.stop):
-                for run in self.padding.vector_runs:
-                    cells[:, blocks, :, row, :, run].neg_()
-        for dim, length in ((1, height), (2, width)):
-            last = self.blocks[dim - 1] * stride
-            for start, stop in ((0, before), (min(before + length, last), last)):
-                for blocks, line in self._lines(start, stop):
-                    cells.narrow(dim, blocks.start, blocks.stop - blocks.start).select(dim + 2, line).zero_()
-        return blocks_BHWK
+    def _correct_(self, patches_BHWK: Tensor, channels: int) -> Tensor:
+        """Set cells outside of the padded field to zero, and turn vectors beyond a pole, in place.
+
+        A lookup cannot express these two.
+        """
+        stride = self.stride
+        before = self._cells_before
+        cells = patches_BHWK.unflatten(-1, (stride, stride, channels))
+        for rows in self.padding.rows_across_pole(self.field_shape[0]):
+            for patch_rows, row in self._lines(before + rows.start, before + rows.stop):
+                for vector_channels in self.padding.vector_slices():
+                    cells[:, patch_rows, :, row, :, vector_channels].neg_()
+        for dim, padded_size in enumerate(self.padding.padded_shape(self.field_shape), start=1):
+            end = self.shape[dim - 1] * stride
+            for zeros in ((0, before), (min(before + padded_size, end), end)):
+                for patch_lines, line in self._lines(*zeros):
+                    num_patches = patch_lines.stop - patch_lines.start
+                    cells.narrow(dim, patch_lines.start, num_patches).select(dim + 2, line).zero_()
+        return patches_BHWK
 
     def _lines(self, start: int, stop: int) -> Iterator[tuple[slice, int]]:
-        """Yield which blocks have a cell of the lines `start` to `stop`, and where in the block it is."""
+        """Yield the patches that have a cell of the rows (or columns) `start` to `stop`, and its row in the patch."""
         for line in range(self.stride):
-            first, end = (-(-(n - line) // self.stride) for n in (start, stop))
-            if first < end:
-                yield slice(first, end), line
+            first_patch = -(-(start - line) // self.stride)
+            end_patch = -(-(stop - line) // self.stride)
+            if first_patch < end_patch:
+                yield slice(first_patch, end_patch), line
 
 
-def _of_samples(places: Tensor, count: int, cells: int) -> Tensor:
-    """Return the places in each of `count` fields of so many cells that lie one after another, (count, places)."""
-    return places + cells * torch.arange(count, dtype=places.dtype, device=places.device)[:, None]
-
-
-def fast_fir_rows(blocks_BHWK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what convolutions over rows are made of by a fast FIR algorithm, three fields of half as many rows.
-
-    The sums y[n] = h[0] x[n] + h[1] x[n + 1] + ... with an even number of taps are, with e and o for what has an even
-    and an odd number, and * for such sums,
-
-        y_e = (h_e + h_o) * x_o + h_e * (x_e - x_o)
-        y_o = (h_e + h_o) * x_o + h_o * (x_e[1:] - x_o)
-
-    Three sums of half the length for half the rows are a quarter less than two of the whole length for half the rows
-    (Mou and Duhamel 1991, IEEE Trans. Signal Process. 39, 1322).
-
-    Returns:
-        x_o, x_e - x_o and x_e[1:] - x_o.
-    """
-    even, odd = blocks_BHWK[:, ::2], blocks_BHWK[:, 1::2].contiguous()
-    count = odd.shape[1]
-    return odd, even[:, :count] - odd, even[:, 1:] - odd[:, : even.shape[1] - 1]
+def _index_of_samples(gather_index: Tensor, num_samples: int, cells_per_sample: int) -> Tensor:
+    """Return the index (num_samples, cells of patches) into the cells of several fields one after another."""
+    samples = torch.arange(num_samples, dtype=gather_index.dtype, device=gather_index.device)
+    return gather_index + cells_per_sample * samples[:, None]

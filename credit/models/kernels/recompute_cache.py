@@ -1,7 +1,8 @@
-"""Results that a recomputation takes from the first pass instead of computing them again.
+"""Cache of selected results across activation-checkpoint recomputation.
 
-A step of a rollout is computed again in the backward pass to save memory. Where a module's result is small against what
-it takes to compute, and what it keeps does not depend on it, the result is worth keeping.
+A step of a rollout is computed again in the backward pass to save memory. Where the result of a module is small against
+the work that it takes, and what the module keeps for its own gradients does not depend on the result, it is cheaper to
+keep the result of the first pass.
 """
 
 from __future__ import annotations
@@ -14,55 +15,61 @@ import torch
 from torch import Tensor
 
 Results = tuple[Tensor, ...]
-_under_way: ContextVar[_Pass | None] = ContextVar("pass", default=None)
+_current_pass: ContextVar[_Pass | None] = ContextVar("current_pass", default=None)
 
 
 def recompute_contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Return the contexts of a first pass and of its recomputations, a ``context_fn`` of `torch.utils.checkpoint`."""
-    kept: list[Results] = []
-    return _Pass(kept, again=False), _Pass(kept, again=True)
+    cached_results: list[Results] = []
+    first_pass = _Pass(cached_results, is_recomputation=False)
+    recomputation = _Pass(cached_results, is_recomputation=True)
+    return first_pass, recomputation
 
 
-def recall(compute: Callable[[], Results]) -> Results:
-    """Return what `compute` returns, in a recomputation what it returned in the first pass.
+def cache_across_recompute(compute: Callable[[], Results]) -> Results:
+    """Return the results of `compute`, or in a recomputation those of the first pass.
 
-    To be called in the forward of autograd functions, in the same order in both passes. Where the compiler traces, all
-    is computed.
+    To be called in the forward of autograd functions, in the same order in both passes. Where the compiler traces,
+    everything is computed.
     """
-    now = None if torch.compiler.is_compiling() else _under_way.get()
-    return compute() if now is None else now.results_of(compute)
+    current_pass = None if torch.compiler.is_compiling() else _current_pass.get()
+    if current_pass is None:
+        return compute()
+    return current_pass.next_results(compute)
 
 
 class _Pass(AbstractContextManager):
-    """One pass, while it is entered.
+    """Pass through the checkpointed function, while the context is entered.
 
     Args:
-        kept: what has been computed in the first pass.
-        again: whether this is a recomputation.
+        cached_results: results of the first pass, in the order of calls.
+        is_recomputation: False for the first pass, which fills the list.
     """
 
-    def __init__(self, kept: list[Results], again: bool) -> None:
-        self._kept, self._again = kept, again
+    def __init__(self, cached_results: list[Results], is_recomputation: bool) -> None:
+        self._cached_results = cached_results
+        self._is_recomputation = is_recomputation
 
     def __enter__(self) -> None:
-        self._taken = 0
-        self._token = _under_way.set(self)
+        self._num_read = 0
+        self._token = _current_pass.set(self)
 
-    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
-        _under_way.reset(self._token)
-        # torch ends a recomputation by an exception where it has all that it needs
-        assert kind or not self._again or self._taken == len(self._kept), (self._taken, len(self._kept))
+    def __exit__(self, exception_type: type[BaseException] | None, *exception: object) -> None:
+        _current_pass.reset(self._token)
+        # torch ends a recomputation by an exception as soon as it has all that it needs.
+        if exception_type is None and self._is_recomputation:
+            assert self._num_read == len(self._cached_results), (self._num_read, len(self._cached_results))
 
-    def results_of(self, compute: Callable[[], Results]) -> Results:
-        """Return the results that come next."""
-        if not self._again:
+    def next_results(self, compute: Callable[[], Results]) -> Results:
+        """Return the results that come next, computed in the first pass and cached afterwards."""
+        if not self._is_recomputation:
             results = compute()
-            self._kept.append(_apart(results))
+            self._cached_results.append(_detach(results))
             return results
-        self._taken += 1
-        return _apart(self._kept[self._taken - 1])
+        self._num_read += 1
+        return _detach(self._cached_results[self._num_read - 1])
 
 
-def _apart(results: Results) -> Results:
-    """Return the results as other tensors; those that a function returns become part of a graph."""
+def _detach(results: Results) -> Results:
+    """Return the results as new tensors, because those that a function returns become nodes of a graph."""
     return tuple(result.detach() for result in results)

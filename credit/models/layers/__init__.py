@@ -1,1 +1,52 @@
-"""Layers that networks share: padding on the sphere, window attention, embedding, up-sampling and norms."""
+"""Layers that networks share.
+
+Everything that a network needs from this package to run on the sphere can be imported from here:
+
+- `SpherePadding` pads fields across the poles and around the globe, and crops the padding away again.
+- `CrossScaleEmbedding` reduces the resolution and turns (B, C, H, W) fields into (B, H, W, C) tokens.
+- `WindowAttention`, `FeedForward` and `TransformerLayer` take and return (B, H, W, C) tokens.
+- `UpBlock`, `UpBlockPS`, `SubpixelConv`, `SubpixelHead` and `TransposedHead` double the resolution of (B, C, H, W)
+  fields.
+- `GroupNorm` and `ConditionalLayerNorm` are norms; the latter's scale and shift depend on noise or lead time.
+- `apply_spectral_norm` normalises the weights of a finished network; `advance_power_iterations` is called once per
+  optimizer step, which the trainer does.
+
+Layers know nothing of ranks, configs or a particular network. Those that are worth sharding declare it as data:
+`_fsdp2_shard` and `_tp_plan`.
+"""
+
+from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
+from credit.models.layers.norm import ConditionalLayerNorm, GroupNorm
+from credit.models.layers.padding import NO_PADDING, SpherePadding, auto_padding, window_multiple
+from credit.models.layers.spectral_norm import advance_power_iterations, apply_spectral_norm
+from credit.models.layers.transformer_layer import FeedForward, TransformerLayer
+from credit.models.layers.up_sampling import (
+    Refinement,
+    SubpixelConv,
+    SubpixelHead,
+    TransposedHead,
+    UpBlock,
+    UpBlockPS,
+)
+from credit.models.layers.window_attention import WindowAttention
+
+__all__ = [
+    "NO_PADDING",
+    "ConditionalLayerNorm",
+    "CrossScaleEmbedding",
+    "FeedForward",
+    "GroupNorm",
+    "Refinement",
+    "SpherePadding",
+    "SubpixelConv",
+    "SubpixelHead",
+    "TransformerLayer",
+    "TransposedHead",
+    "UpBlock",
+    "UpBlockPS",
+    "WindowAttention",
+    "advance_power_iterations",
+    "apply_spectral_norm",
+    "auto_padding",
+    "window_multiple",
+]

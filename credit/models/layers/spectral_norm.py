@@ -37,9 +37,10 @@ from torch.nn.utils import parametrize
 
 from credit.models.kernels.autocast import without_autocast
 from credit.models.kernels.dispatch import use_cpu_kernels
-from credit.models.layers.spectral_norm_batched import batched_products, normalize_, normalize_batched
-from credit.parallel.activation_checkpoint import is_marked
-from credit.parallel.reduce import local, local_bounds, num_shards, sum_over_shards
+from credit.models.layers.spectral_norm_batched import EPS, StackedMatrices, normalize_batched, unit_vectors_batched
+from credit.parallel.blocks.marks import is_marked
+from credit.parallel.dtensor import local, local_bounds, num_shards
+from credit.parallel.reduce import sum_over_shards
 
 # Leaves sigma of a random matrix a few per cent low.
 INITIAL_ITERATIONS = 15
@@ -97,13 +98,10 @@ class SpectralNorm(nn.Module):
     def initial_buffers(self, weight: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
         """Return u and v for a whole initial `weight`, iterated from a random u that is drawn from `generator`."""
         matrix = self.matrix(weight)
-        u = torch.randn(matrix.shape[0], generator=generator, device="cpu")
-        normalize_([u])
+        (u,) = _unit_vectors([torch.randn(matrix.shape[0], generator=generator, device="cpu")])
         for _ in range(INITIAL_ITERATIONS):
-            v = torch.mv(matrix.t(), u)
-            normalize_([v])
-            u = torch.mv(matrix, v)
-            normalize_([u])
+            (v,) = _unit_vectors([torch.mv(matrix.t(), u)])
+            (u,) = _unit_vectors([torch.mv(matrix, v)])
         return {"u": u, "v": v}
 
     def forward(self, weight: Tensor) -> Tensor:
@@ -211,12 +209,10 @@ def _advance_whole(chains: Mapping[SpectralNorm, Chain], iterations: int) -> Non
     us = [norm.u for norm in chains]
     vs = [norm.v for norm in chains]
     with without_autocast(us[0]):
-        matrices = [norm.matrix(_before_norm(chain)).to(norm.u.device) for norm, chain in chains.items()]
+        matrices = _hold([norm.matrix(_before_norm(chain)).to(norm.u.device) for norm, chain in chains.items()])
         for _ in range(iterations):
-            torch._foreach_copy_(vs, _products(matrices, us, transposed=True))
-            normalize_(vs)
-            torch._foreach_copy_(us, _products(matrices, vs))
-            normalize_(us)
+            torch._foreach_copy_(vs, _unit_vectors(matrices.products(us, transposed=True)))
+            torch._foreach_copy_(us, _unit_vectors(matrices.products(vs, transposed=False)))
 
 
 def _advance_sharded(chains: Mapping[SpectralNorm, Chain], iterations: int) -> None:
@@ -226,9 +222,9 @@ def _advance_sharded(chains: Mapping[SpectralNorm, Chain], iterations: int) -> N
     keeps what tensor parallelism gives it.
     """
     originals = [chain.original for chain in chains.values()]
-    matrices, rows, columns = [], [], []
+    shards, rows, columns = [], [], []
     for norm, original in zip(chains, originals, strict=True):
-        matrices.append(norm.matrix(original.to_local()).to(norm.u.device))
+        shards.append(norm.matrix(original.to_local()).to(norm.u.device))
         bounds = local_bounds(original)
         rows.append(bounds.pop(norm.out_dim))
         # Of the dimensions that make up the columns only the first is ever cut.
@@ -239,8 +235,9 @@ def _advance_sharded(chains: Mapping[SpectralNorm, Chain], iterations: int) -> N
     us = [_embed(local(norm.u), local_bounds(norm.u), norm.u.shape) for norm in chains]
     vs = [_embed(local(norm.v), local_bounds(norm.v), norm.v.shape) for norm in chains]
     with without_autocast(us[0]):
+        matrices = _hold(shards)
         for _ in range(iterations):
-            products = _products(matrices, [u[r] for u, r in zip(us, rows, strict=True)], transposed=True)
+            products = matrices.products([u[r] for u, r in zip(us, rows, strict=True)], transposed=True)
             summands = [_embed(p, [c], v.shape) for p, c, v in zip(products, columns, vs, strict=True)]
             summands += [_embed(local(a).to(us[0].device), local_bounds(a), a.shape) for a in adapters]
             vs = sum_over_shards(summands, originals + adapters)
@@ -249,27 +246,44 @@ def _advance_sharded(chains: Mapping[SpectralNorm, Chain], iterations: int) -> N
             for (norm, chain), u, v in zip(chains.items(), us, vs, strict=True):
                 if len(chain) > 1:
                     v += torch.mv(norm.matrix(_adapter_sum(chain, whole_adapters)).t(), u)
-            normalize_(vs)
-            products = _products(matrices, [v[c] for v, c in zip(vs, columns, strict=True)])
+            vs = _unit_vectors(vs)
+            products = matrices.products([v[c] for v, c in zip(vs, columns, strict=True)], transposed=False)
             us = sum_over_shards(
                 [_embed(p, [r], u.shape) for p, r, u in zip(products, rows, us, strict=True)], originals
             )
             for (norm, chain), u, v in zip(chains.items(), us, vs, strict=True):
                 if len(chain) > 1:
                     u += torch.mv(norm.matrix(_adapter_sum(chain, whole_adapters)), v)
-            normalize_(us)
+            us = _unit_vectors(us)
     for norm, u, v in zip(chains, us, vs, strict=True):
         local(norm.u).copy_(u[local_bounds(norm.u)[0]])
         local(norm.v).copy_(v[local_bounds(norm.v)[0]])
 
 
-def _products(matrices: Sequence[Tensor], vectors: Sequence[Tensor], transposed: bool = False) -> list[Tensor]:
-    """Return the product of each matrix, or of its transpose, with its vector."""
-    if not use_cpu_kernels(matrices[0]):
-        return batched_products(matrices, vectors, transposed)
-    if transposed:
-        matrices = [matrix.t() for matrix in matrices]
-    return [torch.mv(matrix, vector) for matrix, vector in zip(matrices, vectors, strict=True)]
+class _PlainMatrices:
+    """Matrices that are multiplied one after another: on a CPU nothing is gained by copying them into one tensor."""
+
+    def __init__(self, matrices: Sequence[Tensor]) -> None:
+        self._matrices = matrices
+
+    def products(self, vectors: Sequence[Tensor], transposed: bool) -> list[Tensor]:
+        """Return the product of each matrix, or of its transpose, with its vector."""
+        matrices = [matrix.t() for matrix in self._matrices] if transposed else self._matrices
+        return [torch.mv(matrix, vector) for matrix, vector in zip(matrices, vectors, strict=True)]
+
+
+def _hold(matrices: Sequence[Tensor]) -> StackedMatrices | _PlainMatrices:
+    """Return the matrices in the form whose products are fastest on their device."""
+    return _PlainMatrices(matrices) if use_cpu_kernels(matrices[0]) else StackedMatrices(matrices)
+
+
+def _unit_vectors(vectors: Sequence[Tensor]) -> list[Tensor]:
+    """Return each vector scaled to length 1."""
+    if not use_cpu_kernels(vectors[0]):
+        return unit_vectors_batched(vectors)
+    lengths = torch._foreach_norm(vectors)
+    torch._foreach_clamp_min_(lengths, EPS)
+    return torch._foreach_div(vectors, lengths)
 
 
 def _embed(part: Tensor, bounds: Sequence[slice], shape: torch.Size) -> Tensor:
@@ -307,7 +321,7 @@ def normalize_together(module: nn.Module, by_unit: bool) -> None:
     its gradient. Other weights are normalised when they are read, as without this.
 
     Args:
-        module: neither compiled nor to be compiled: a graph computes each of its weights itself.
+        module: not to be compiled, as a graph computes each of its weights itself.
         by_unit: let each sharding unit inside take its own weights in its own forward. Sharded weights are whole, and
             checkpointed blocks are recomputed, unit by unit.
     """
@@ -328,6 +342,8 @@ def _forward_together(
     forward: Callable[..., Any], chains: Mapping[SpectralNorm, Chain], *args: Any, **kwargs: Any
 ) -> Any:
     """Call `forward` while the weights of `chains` are those that are normalised here."""
+    if torch.compiler.is_compiling():
+        return forward(*args, **kwargs)
     ready = _normalized_together.get()
     weights = [(norm, _before_norm(chain)) for norm, chain in chains.items() if norm not in ready]
     token = _normalized_together.set({**ready, **_normalize_groups(weights)})

@@ -17,28 +17,54 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 EPS = 1e-12
 
 
-def normalize_(vectors: list[Tensor]) -> None:
-    """Scale each vector to length 1, in place."""
-    lengths = torch._foreach_norm(vectors)
-    torch._foreach_clamp_min_(lengths, EPS)
-    torch._foreach_div_(vectors, lengths)
+class StackedMatrices:
+    """Float32 matrices (R, C), those of one shape in one tensor, to be multiplied with one vector each.
+
+    Products of several matrices are sums of elementwise ones, as batched matrix products may round their arguments
+    (TF32). A matrix alone in its shape stays as it is.
+    """
+
+    def __init__(self, matrices: Sequence[Tensor]) -> None:
+        self._matrices = matrices
+        self._groups = group_by_shape(matrices)
+        self._stacks_NRC = [
+            torch.stack([matrices[index] for index in group]) if len(group) > 1 else None for group in self._groups
+        ]
+
+    def products(self, vectors: Sequence[Tensor], transposed: bool) -> list[Tensor]:
+        """Return the product of each matrix, or of its transpose, with its vector."""
+        products: dict[int, Tensor] = {}
+        for group, matrices_NRC in zip(self._groups, self._stacks_NRC, strict=True):
+            if matrices_NRC is None:
+                (index,) = group
+                matrix = self._matrices[index]
+                products[index] = torch.mv(matrix.t() if transposed else matrix, vectors[index])
+                continue
+            vectors_NX = torch.stack([vectors[index] for index in group])
+            if transposed:
+                products_NX = (matrices_NRC * vectors_NX[:, :, None]).sum(1)
+            else:
+                products_NX = (matrices_NRC * vectors_NX[:, None]).sum(2)
+            products |= zip(group, products_NX.unbind(), strict=True)
+        return [products[index] for index in range(len(vectors))]
 
 
-def batched_products(matrices: Sequence[Tensor], vectors: Sequence[Tensor], transposed: bool) -> list[Tensor]:
-    """Return the product of each float32 matrix (R, C), or of its transpose, with its vector."""
-    indices_by_shape: defaultdict[torch.Size, list[int]] = defaultdict(list)
-    for index, matrix in enumerate(matrices):
-        indices_by_shape[matrix.shape].append(index)
-    products: dict[int, Tensor] = {}
-    for indices in indices_by_shape.values():
-        matrices_NRC = torch.stack([matrices[index] for index in indices])
-        vectors_NX = torch.stack([vectors[index] for index in indices])
-        if transposed:
-            products_NX = (matrices_NRC * vectors_NX[:, :, None]).sum(1)
-        else:
-            products_NX = (matrices_NRC * vectors_NX[:, None]).sum(2)
-        products |= zip(indices, products_NX.unbind(), strict=True)
-    return [products[index] for index in range(len(matrices))]
+def unit_vectors_batched(vectors: Sequence[Tensor]) -> list[Tensor]:
+    """Return each vector scaled to length 1."""
+    units: dict[int, Tensor] = {}
+    for group in group_by_shape(vectors):
+        vectors_NX = torch.stack([vectors[index] for index in group])
+        lengths_N1 = torch.linalg.vector_norm(vectors_NX, dim=1, keepdim=True)
+        units |= zip(group, (vectors_NX / lengths_N1.clamp(min=EPS)).unbind(), strict=True)
+    return [units[index] for index in range(len(vectors))]
+
+
+def group_by_shape(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """Return the indices of tensors, those with equal shapes together."""
+    groups: defaultdict[torch.Size, list[int]] = defaultdict(list)
+    for index, tensor in enumerate(tensors):
+        groups[tensor.shape].append(index)
+    return list(groups.values())
 
 
 def normalize_batched(weights: Sequence[Tensor], us: Sequence[Tensor], vs: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -1,30 +1,62 @@
-"""Up-sampling blocks of WXFormer's decoder, on (B, C, H, W) tensors in channels-last memory."""
+"""Up-sampling blocks of a convolutional decoder, each of which doubles height and width.
+
+All take and return (B, C, H, W) tensors, in channels-last memory where the input is.
+
+Shape suffixes: B batch, C channels, H and W rows and columns.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from credit.models.kernels.merged_head import WHOLE, Margins, SubpixelHead, TransposedHead
-from credit.models.layers.pixel_shuffle import SubpixelConv
+from credit.models.initialise import kaiming_normal
+from credit.models.kernels.merged_head import (
+    WHOLE,
+    Margins,
+    crop_input,
+    is_merging_worthwhile,
+    merge_kernels,
+    merged_head,
+)
+from credit.models.layers.norm import GroupNorm
 
 
-class GroupNorm(nn.GroupNorm):
-    """Group norm that is float32 under autocast on every device.
+def pixel_shuffle(x_BCHW: Tensor) -> Tensor:
+    """Return (B, C/4, 2H, 2W): `torch.nn.PixelShuffle(2)`, but channels-last memory stays so on every device."""
+    B, C, H, W = x_BCHW.shape
+    x_BHWC22 = x_BCHW.permute(0, 2, 3, 1).unflatten(-1, (C // 4, 2, 2))
+    return x_BHWC22.permute(0, 1, 4, 2, 5, 3).reshape(B, 2 * H, 2 * W, C // 4).permute(0, 3, 1, 2)
 
-    torch does that on GPUs; on a CPU it takes bfloat16, and several times as long (torch 2.13).
-    """
+
+class SubpixelConv(nn.Conv2d):
+    """3x3 convolution to 4 * `out_channels` channels, and a pixel shuffle (Shi et al. 2016, arXiv 1609.05158)."""
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__(in_channels, 4 * out_channels, 3, padding=1)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Return the normalised field, (B, C, H, W)."""
-        # the meta device has no autocast
-        if not x_BCHW.is_meta and torch.is_autocast_enabled(x_BCHW.device.type):
-            x_BCHW = x_BCHW.float()
-        return super().forward(x_BCHW)
+        """Return (B, out_channels, 2H, 2W)."""
+        return pixel_shuffle(super().forward(x_BCHW))
+
+    def initial_value(self, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
+        """Return the ICNR value: the four sub-kernels of a channel start equal (Aitken et al. 2017, arXiv 1707.02937).
+
+        So there is no checkerboard in the output of a new network.
+        """
+        if name == "bias":
+            return torch.zeros(shape, device="cpu")
+        sub_kernel = kaiming_normal((shape[0] // 4, *shape[1:]), shape[1] * 9, generator)
+        return sub_kernel.repeat_interleave(4, dim=0)
 
 
 class Refinement(nn.Sequential):
-    """Twice a 3x3 convolution, group norm and SiLU; added to its input by the caller."""
+    """Two times a 3x3 convolution, group norm and SiLU. The caller adds the result to its input.
+
+    Args:
+        channels: input and output channels.
+        groups: groups of the norm; divides `channels`.
+    """
 
     def __init__(self, channels: int, groups: int) -> None:
         layers: list[nn.Module] = []
@@ -34,7 +66,13 @@ class Refinement(nn.Sequential):
 
 
 class UpBlockPS(nn.Module):
-    """Pixel-shuffle up-sampling, a sharpening residual and a refinement residual."""
+    """Pixel-shuffle up-sampling, a sharpening residual and a refinement residual.
+
+    Args:
+        in_channels: input channels.
+        out_channels: output channels.
+        groups: groups of the norms; divides `out_channels`.
+    """
 
     _fsdp2_shard = True
 
@@ -52,7 +90,13 @@ class UpBlockPS(nn.Module):
 
 
 class UpBlock(nn.Module):
-    """Transposed-convolution up-sampling and a refinement residual."""
+    """Transposed-convolution up-sampling and a refinement residual.
+
+    Args:
+        in_channels: input channels.
+        out_channels: output channels.
+        groups: groups of the norms; divides `out_channels`.
+    """
 
     _fsdp2_shard = True
 
@@ -67,34 +111,64 @@ class UpBlock(nn.Module):
         return x_BCHW + self.refine(x_BCHW)
 
 
-class Decoder(nn.Module):
-    """From the four stages' outputs to the padded output field.
+class TransposedHead(nn.ConvTranspose2d):
+    """Last block of a decoder: a transposed convolution that leaves the margins of the padding out.
 
     Args:
-        kind: `pixel_shuffle` or `transposed`.
-        dim: channels of the four encoder stages, each twice the one before.
-        out_channels: channels of the output field, output frames included.
+        in_channels: input channels.
+        out_channels: output channels.
     """
 
-    def __init__(self, kind: str, dim: tuple[int, ...], out_channels: int) -> None:
-        super().__init__()
-        block = UpBlockPS if kind == "pixel_shuffle" else UpBlock
-        # Blocks after the first, and the head, also take a skip connection as wide as the block before them.
-        self.blocks = nn.ModuleList(
-            [block(dim[3], dim[2], dim[0]), block(2 * dim[2], dim[1], dim[0]), block(2 * dim[1], dim[0], dim[0])]
-        )
-        head = SubpixelHead if kind == "pixel_shuffle" else TransposedHead
-        self.head = head(2 * dim[0], out_channels)
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__(in_channels, out_channels, 4, stride=2, padding=1)
 
-    def forward(self, stages: list[Tensor], margins: Margins = WHOLE) -> Tensor:
-        """Return (B, out_channels, 2H, 2W) from the stages' outputs (B, dim[i], H / 2^i, W / 2^i), less the margins.
+    def forward(self, x_BCHW: Tensor, margins: Margins = WHOLE) -> Tensor:
+        """Return (B, out_channels, 2H, 2W), less the margins.
 
         Args:
-            stages: outputs of the four stages.
-            margins: rows of the output to leave out at the beginning and at the end, and columns, as (rows, columns).
-                The head, which has most of the decoder's cells, does not compute them.
+            x_BCHW: input.
+            margins: output rows (north, south) and columns (west, east) that are left out.
         """
-        x_BCHW = stages[3]
-        for block, skip in zip(self.blocks, reversed(stages[:3]), strict=True):
-            x_BCHW = torch.cat((block(x_BCHW), skip), dim=1)
-        return self.head(x_BCHW, margins)
+        x_BCHW, rows, columns = crop_input(x_BCHW, margins)
+        return super().forward(x_BCHW)[..., rows, columns]
+
+
+class SubpixelHead(nn.Sequential):
+    """Last block of a decoder: a subpixel convolution and a 3x3 convolution, which leave the margins out.
+
+    Nothing lies between the two convolutions, so together they are one linear map. It is computed as one convolution
+    where that takes fewer operations, see `credit.models.kernels.merged_head`.
+
+    Args:
+        in_channels: input channels.
+        out_channels: output channels.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__(SubpixelConv(in_channels, out_channels), nn.Conv2d(out_channels, out_channels, 3, padding=1))
+        self.register_buffer("merged_weight", None, persistent=False)
+        self.register_buffer("merged_bias", None, persistent=False)
+
+    def forward(self, x_BCHW: Tensor, margins: Margins = WHOLE) -> Tensor:
+        """Return (B, out_channels, 2H, 2W), less the margins.
+
+        Args:
+            x_BCHW: input.
+            margins: output rows (north, south) and columns (west, east) that are left out.
+        """
+        if is_merging_worthwhile(x_BCHW, margins, self[1].out_channels):
+            weight, bias = self.merged_weight, self.merged_bias
+            if weight is None:
+                weight, bias = self._merge_kernels()
+            return merged_head(x_BCHW, weight, bias, margins)
+        x_BCHW, rows, columns = crop_input(x_BCHW, margins)
+        return super().forward(x_BCHW)[..., rows, columns]
+
+    @torch.no_grad()
+    def precompute(self) -> None:
+        """Compute the merged kernels once and for all, for weights that do not change any more."""
+        self.merged_weight, self.merged_bias = self._merge_kernels()
+
+    def _merge_kernels(self) -> tuple[Tensor, Tensor]:
+        subpixel_conv, conv = self
+        return merge_kernels(subpixel_conv.weight, subpixel_conv.bias, conv.weight, conv.bias)

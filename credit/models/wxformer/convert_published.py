@@ -10,11 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from credit.config.load import build_section
 from credit.errors import CheckpointError
-from credit.models.base import ModelSpec
 from credit.models.wxformer.model import WXFormer
-from credit.models.wxformer.section import WXFormerSection
 
 logger = logging.getLogger(__name__)
 
@@ -32,39 +29,20 @@ _LEAVES = {
 }
 
 
-# what the published models were built with, where keyword arguments leave it out
-_PUBLISHED_DEFAULTS: dict[str, Any] = {
-    "dim": [128, 256, 512, 1024],
-    "depth": [2, 2, 8, 2],
-    "global_window_size": [10, 5, 2, 1],
-    "local_window_size": 10,
-    "decoder": "transposed",
-    "padding": None,
-}
-_SIZES = ("image_height", "image_width", "in_channels", "out_channels", "frames", "output_frames")
-
-
 def from_published(kwargs: Mapping[str, Any], state: Mapping[str, Tensor]) -> WXFormer:
     """Return a WXFormer with published weights, for use without a config.
 
     Args:
-        kwargs: `image_height`, `image_width`, `in_channels`, `out_channels`, `frames`, `output_frames`, and the keys of
-            `WXFormerSection`; a key that is left out has the value of the published models. Vector components are
-            treated like scalars at the poles (`padding.pole: published`).
+        kwargs: see `WXFormer.from_kwargs`.
         state: see `convert_published_state`.
 
     Raises:
         ConfigError: for an unknown keyword argument or sizes that do not fit together.
         CheckpointError: if the state is not one of this network.
     """
-    sizes = {key: kwargs[key] for key in _SIZES if key in kwargs}
-    options = {key: value for key, value in kwargs.items() if key not in _SIZES}
-    section = build_section(
-        WXFormerSection, {"type": "wxformer", **_PUBLISHED_DEFAULTS, **options}, "keyword arguments of WXFormer"
-    )
     with torch.device("meta"):
-        model = WXFormer(ModelSpec.from_sizes(**sizes), section)
-    converted = convert_published_state(state, section.dim_head)
+        model = WXFormer.from_kwargs(**kwargs)
+    converted = convert_published_state(state, kwargs.get("dim_head"))
     _require_same_names(model, converted)
     model.load_state_dict(converted, assign=True)
     return model

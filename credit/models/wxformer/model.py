@@ -9,24 +9,49 @@ Shape suffixes: B batch, C channels, T time frames, H and W latitude rows and lo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from credit.config.load import build_section
 from credit.config.schema_model import ModelSection
-from credit.errors import ConfigError
 from credit.models.base import ForecastModel, ModelSpec, require_input_shape
 from credit.models.initialise import initialise_
+from credit.models.kernels.autocast import autocast_dtype
+from credit.models.kernels.merged_head import WHOLE, Margins
 from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
-from credit.models.layers.padding import NO_PADDING, build_padding, check_windows, stage_sizes
+from credit.models.layers.padding import NO_PADDING
 from credit.models.layers.spectral_norm import apply_spectral_norm
-from credit.models.layers.up_sampling import Decoder
-from credit.models.layers.window_attention import TransformerLayer
+from credit.models.layers.transformer_layer import TransformerLayer
+from credit.models.layers.up_sampling import SubpixelHead, TransposedHead, UpBlock, UpBlockPS
 from credit.models.registry import register_model
+from credit.models.wxformer.checks import check_output_size, check_section, check_vector_channels
+from credit.models.wxformer.padding import build_padding, check_windows
 from credit.models.wxformer.section import WXFormerSection
 
 STAGES = 4
+# arguments of `ModelSpec.from_sizes`
+SIZE_ARGUMENTS = (
+    "image_height",
+    "image_width",
+    "in_channels",
+    "out_channels",
+    "frames",
+    "output_frames",
+    "vector_channels",
+    "pole_points",
+)
+# what the published weights were trained with, where it is not the section's default
+PUBLISHED_SETTINGS: dict[str, Any] = {
+    "dim": [128, 256, 512, 1024],
+    "depth": [2, 2, 8, 2],
+    "global_window_size": [10, 5, 2, 1],
+    "local_window_size": 10,
+    "decoder": "transposed",
+    "padding": None,
+}
 
 
 class EncoderStage(nn.Module):
@@ -45,6 +70,44 @@ class EncoderStage(nn.Module):
         return x_BHWC.permute(0, 3, 1, 2)
 
 
+class Decoder(nn.Module):
+    """Decoder from the outputs of the four encoder stages to the padded output field.
+
+    Args:
+        kind: `pixel_shuffle` or `transposed`.
+        dim: channels of the four encoder stages, each twice the one before.
+        out_channels: channels of the output field, output frames included.
+    """
+
+    def __init__(self, kind: str, dim: tuple[int, ...], out_channels: int) -> None:
+        super().__init__()
+        block, head = (UpBlockPS, SubpixelHead) if kind == "pixel_shuffle" else (UpBlock, TransposedHead)
+        groups = dim[0]
+        # The first block reads the coarsest stage. The others, and the head, read the block before them and a skip
+        # connection of the same width.
+        self.blocks = nn.ModuleList(
+            [
+                block(dim[3], dim[2], groups),
+                block(2 * dim[2], dim[1], groups),
+                block(2 * dim[1], dim[0], groups),
+            ]
+        )
+        self.head = head(2 * dim[0], out_channels)
+
+    def forward(self, stage_outputs: list[Tensor], margins: Margins = WHOLE) -> Tensor:
+        """Return the field (B, out_channels, 2H, 2W), less the margins.
+
+        Args:
+            stage_outputs: (B, dim[i], H / 2^i, W / 2^i) for each of the four stages.
+            margins: output rows (north, south) and columns (west, east) that are left out. The head, which has most of
+                the decoder's cells, does not compute them.
+        """
+        *skips, x_BCHW = stage_outputs
+        for block, skip_BCHW in zip(self.blocks, reversed(skips), strict=True):
+            x_BCHW = torch.cat((block(x_BCHW), skip_BCHW), dim=1)
+        return self.head(x_BCHW, margins)
+
+
 @register_model("wxformer", WXFormerSection)
 class WXFormer(ForecastModel):
     """Global weather model; maps T input frames to T_out output frames.
@@ -54,7 +117,7 @@ class WXFormer(ForecastModel):
 
     Args:
         spec: channels, grid, frames.
-        section: sizes and options; what each key means stands in `WXFormerSection`.
+        section: sizes and options, described in `WXFormerSection`.
 
     Raises:
         ConfigError: for values that do not fit together.
@@ -70,22 +133,26 @@ class WXFormer(ForecastModel):
         local_windows = section.local_window_size
         if isinstance(local_windows, int):
             local_windows = [local_windows] * STAGES
-        _check_section(section, local_windows)
-        _check_vector_channels(spec.vector_channels, spec.in_channels)
+        check_section(section, local_windows, STAGES)
+        check_vector_channels(spec.vector_channels, spec.in_channels)
         windows = list(zip(section.global_window_size, local_windows, strict=True))
         height, width = spec.grid.shape
         frames = spec.input_frames
+        # Channels and frames become one dimension, in which channels vary more slowly.
+        vector_channels = []
+        for channel in spec.vector_channels:
+            vector_channels += [channel * frames + frame for frame in range(frames)]
         self.padding = build_padding(
             section.padding.model_dump() if section.padding is not None else None,
             grid=(height, width),
             strides=strides,
             windows=windows,
-            vector_channels=[channel * frames + frame for channel in spec.vector_channels for frame in range(frames)],
+            vector_channels=vector_channels,
             pole_points=spec.grid.has_pole_points,
         )
         check_windows("lat", height, self.padding.lat, strides, windows)
         check_windows("lon", width, self.padding.lon, strides, windows)
-        self._check_output_size(strides, section.interp)
+        check_output_size((height, width), self.padding, strides, section.interp)
 
         in_widths = (spec.in_channels * frames, *dim)
         self.stages = nn.ModuleList()
@@ -116,6 +183,24 @@ class WXFormer(ForecastModel):
         if not next(self.parameters()).is_meta:
             self.initialise(int(torch.randint(2**62, (), device="cpu")))
 
+    @classmethod
+    def from_kwargs(cls, **kwargs: Any) -> WXFormer:
+        """Return a WXFormer for use without a config.
+
+        Args:
+            **kwargs: the arguments of `ModelSpec.from_sizes` (`image_height`, `image_width`, `in_channels`,
+                `out_channels`, ...) and the keys of `WXFormerSection`; a key of the section that is left out has the
+                value that the published weights were trained with.
+
+        Raises:
+            ConfigError: for an unknown keyword argument, or values that do not fit together.
+        """
+        sizes = {key: kwargs[key] for key in SIZE_ARGUMENTS if key in kwargs}
+        options = {key: value for key, value in kwargs.items() if key not in SIZE_ARGUMENTS}
+        settings = {"type": "wxformer", **PUBLISHED_SETTINGS, **options}
+        section = build_section(WXFormerSection, settings, "keyword arguments of WXFormer")
+        return cls(ModelSpec.from_sizes(**sizes), section)
+
     def initialise(self, seed: int) -> None:
         """Fill every parameter and buffer in place with values that depend on (seed, name) alone.
 
@@ -138,16 +223,15 @@ class WXFormer(ForecastModel):
         """
         require_input_shape(x_BCTHW, self.spec)
         x_BCHW = x_BCTHW.flatten(1, 2)
-        # the meta device has no autocast
-        is_autocast = not x_BCHW.is_meta and torch.is_autocast_enabled(x_BCHW.device.type)
-        if not is_autocast:
-            # FSDP2 casts the input with the weights, unless trainer.fsdp2_mp_policy.cast_forward_inputs is false
+        if autocast_dtype(x_BCHW) is None:
+            # FSDP2 casts the input with the weights, unless trainer.fsdp2_mp_policy.cast_forward_inputs is false.
             x_BCHW = x_BCHW.to(next(self.parameters()).dtype)
-        outputs = []
+        stage_outputs = []
         for stage in self.stages:
             x_BCHW = stage(x_BCHW)
-            outputs.append(x_BCHW)
-        y_BCHW = self.decoder(outputs, (self.padding.lat, self.padding.lon))
+            stage_outputs.append(x_BCHW)
+        # The decoder does not compute the cells of the padding.
+        y_BCHW = self.decoder(stage_outputs, margins=(self.padding.lat, self.padding.lon))
         grid = self.spec.grid.shape
         if y_BCHW.shape[-2:] != grid:
             y_BCHW = F.interpolate(y_BCHW, size=grid, mode="bilinear", align_corners=False)
@@ -159,73 +243,3 @@ class WXFormer(ForecastModel):
         from credit.models.wxformer.convert_published import convert_published_state
 
         return convert_published_state(state, section.dim_head)
-
-    def _check_output_size(self, strides: Sequence[int], interp: bool) -> None:
-        """Raise unless the decoder's output, less the padding, has the grid's size or may be interpolated to it."""
-        grid = self.spec.grid.shape
-        pads = (sum(self.padding.lat), sum(self.padding.lon))
-        shape = tuple(2 * stage_sizes(n + pad, strides)[0] - pad for n, pad in zip(grid, pads, strict=True))
-        if min(shape) < 1 or (shape != grid and not interp):
-            raise ConfigError(
-                f"model.interp: {interp}, but the decoder gives {shape[0]} x {shape[1]} cells for a grid of "
-                f"{grid[0]} x {grid[1]}; set it to true, or choose strides of 2 and even padded sizes"
-            )
-
-
-def _check_section(section: WXFormerSection, local_windows: Sequence[int]) -> None:
-    """Refuse sizes that do not fit together."""
-    by_stage = {
-        "dim": section.dim,
-        "depth": section.depth,
-        "global_window_size": section.global_window_size,
-        "local_window_size": local_windows,
-        "cross_embed_kernel_sizes": section.cross_embed_kernel_sizes,
-        "cross_embed_strides": section.cross_embed_strides,
-    }
-    for key, value in by_stage.items():
-        if len(value) != STAGES:
-            raise ConfigError(
-                f"model.{key}: {list(value)} has {len(value)} entries, one is needed for each of the {STAGES} stages"
-            )
-        if key != "cross_embed_kernel_sizes" and min(value) < 1:
-            raise ConfigError(f"model.{key}: {list(value)} must be 1 or more in every stage")
-    _check_widths(section.dim, section.dim_head)
-    _check_embedding(section.cross_embed_kernel_sizes, section.cross_embed_strides)
-
-
-def _check_widths(dim: Sequence[int], dim_head: int) -> None:
-    doubled = [dim[0] * 2**i for i in range(STAGES)]
-    if list(dim) != doubled:
-        raise ConfigError(
-            f"model.dim: {list(dim)} must double from stage to stage, as the decoder halves it; for example {doubled}"
-        )
-    if dim[0] % dim_head:
-        fits = [n for n in range(1, dim[0] + 1) if dim[0] % n == 0]
-        nearest = min(fits, key=lambda n: abs(n - dim_head))
-        raise ConfigError(
-            f"model.dim_head: {dim_head} does not divide the {dim[0]} channels of the first stage; nearest is {nearest}"
-        )
-    if dim[0] < 4:
-        raise ConfigError(f"model.dim: {list(dim)} is too narrow, the position bias needs at least 4 channels")
-
-
-def _check_embedding(kernel_sizes: Sequence[Sequence[int]], strides: Sequence[int]) -> None:
-    for i, (kernels, stride) in enumerate(zip(kernel_sizes, strides, strict=True)):
-        if i and stride != 2:
-            raise ConfigError(
-                f"model.cross_embed_strides: {list(strides)}: stage {i} must have stride 2, "
-                "as each decoder block doubles the size"
-            )
-        if not kernels or min(kernels) < stride:
-            raise ConfigError(
-                f"model.cross_embed_kernel_sizes: {list(kernels)} in stage {i}: every kernel must be at least the "
-                f"stride, {stride}"
-            )
-
-
-def _check_vector_channels(channels: Sequence[int], in_channels: int) -> None:
-    outside = [c for c in channels if not 0 <= c < in_channels]
-    if outside:
-        raise ConfigError(
-            f"model.vector_channels: {outside} are not among the {in_channels} input channels, counted from 0"
-        )

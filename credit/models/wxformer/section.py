@@ -6,11 +6,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from credit.config.schema_base import Section
+from credit.config.schema_base import StrictModel
 from credit.config.schema_model import ModelSection
 
 
-class PaddingConfig(Section):
+class PaddingConfig(StrictModel):
     """Cells added round the grid before the first stage."""
 
     mode: Literal["earth", "mirror"] = Field("earth", description="`earth` continues across the pole.")

@@ -29,9 +29,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from credit.errors import CheckpointError, ConfigError, CreditError, did_you_mean
-from credit.parallel.materialise import part_of
+from credit.parallel.dtensor import local_shard
 from credit.parallel.object_collectives import rank_of, run_on_rank0, together
-from credit.parallel.reduce import local_shard
+from credit.parallel.state.materialise import part_of
 from credit.train.checkpoint import sharded
 from credit.utils.atomic import atomic_write
 

@@ -30,8 +30,8 @@ from torch.distributed.checkpoint import (
 )
 from torch.distributed.checkpoint.default_planner import create_default_local_save_plan
 
+from credit.parallel.dtensor import local_shard
 from credit.parallel.object_collectives import rank_of, scatter_from_rank0, together
-from credit.parallel.reduce import local_shard
 
 # file's metadata that DCP's reader looks for
 _OFFSETS, _OFFSET = "DCP_SHARDING_INFO", "saved_offsets"

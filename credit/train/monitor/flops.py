@@ -68,8 +68,9 @@ class FlopCounter:
         config, assets = self._config, self._assets
         with torch.device("meta"):
             model = build_network(config, assets.channels, assets.grid, assets.attributes)
-            if config.trainer.lora is not None:
-                apply_lora(model, config.trainer.lora)
+            lora = config.trainer.lora
+            if lora is not None:
+                apply_lora(model, lora.targets, lora.rank, lora.alpha)
             shape = (config.trainer.train_batch_size, len(assets.channels.input), config.data.history_len)
             x_BCTHW = torch.empty(*shape, *assets.grid.shape, requires_grad=fed_back)
         model.train()

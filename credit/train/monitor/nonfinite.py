@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from credit.parallel.activation_checkpoint import plain_name
+from credit.parallel.blocks.marks import plain_name
 
 
 def first_bad_layer(model: nn.Module, compute: Callable[[], Tensor]) -> str | None:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from credit.calendar import Calendar, parse_duration
-from credit.channels import ChannelMap, figure_channels
+from credit.channels import ChannelMap, select_figure_channels
 from credit.config import Config
 from credit.config.schema_data import DataConfig
 from credit.data.reader import FieldReader
@@ -88,7 +88,7 @@ def plan_preview(
     conf, key, wanted = config.trainer.preview, "verification.figure_channels", config.verification.figure_channels
     if conf.channels is not None:
         key, wanted = "trainer.preview.channels", conf.channels
-    shown, lead = figure_channels(wanted, channels.output, key), parse_duration(conf.lead_time)
+    shown, lead = select_figure_channels(wanted, channels.output, key), parse_duration(conf.lead_time)
     try:
         found = require_samples(times, valid, calendar, config.data, lead // config.data.step_minutes)
     except DataError as error:

@@ -72,7 +72,7 @@ class Background:
     def of(cls, reader: FieldReader, grid: LatLonGrid | None = None) -> Background:
         """Return the background of the data, on another grid if one is given."""
         land = _land_fraction(reader)
-        if grid is not None and land is not None and reader.grid.difference(grid):
+        if grid is not None and land is not None and reader.grid.describe_mismatch(grid):
             land = Regridder(reader.grid, grid, "conservative").apply(land)
         return cls(grid or reader.grid, land)
 

@@ -18,8 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from credit.config.schema_forecast import OWN_NAMES
-from credit.config.schema_regions import REGIONS
+from credit.config.schema_verification import OWN_NAMES, REGIONS
 from credit.data.formats.units import plain
 from credit.utils.atomic import atomic_write
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from credit.config.schema_data import DataConfig
-from credit.config.schema_forecast import BASELINES
+from credit.config.schema_verification import BASELINES
 from credit.data.formats.files import expand_paths, open_file
 from credit.errors import CreditError
 from credit.grid import LatLonGrid

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch.distributed as dist
-from tqdm import tqdm
 
 from credit.config.schema_data import DataConfig
-from credit.config.schema_forecast import VerificationConfig
+from credit.config.schema_verification import VerificationConfig
 from credit.data.climatology.climatology import Climatology, Fields
 from credit.data.climatology.file import load_climatology
 from credit.data.climatology.stored import load_or_fit_climatology
 from credit.data.splits import Split
 from credit.grid import LatLonGrid
 from credit.parallel.object_collectives import together
+from credit.utils.progress import ProgressBar
 from credit.verify.scores.baseline_state import BaselineState
 from credit.verify.statistics.area_mean import AreaMean
 from credit.verify.statistics.row_kernels import product_sums
@@ -85,7 +85,7 @@ def fit_damping(
                 ends[start + lead].append((start, number))
         last = {start: minutes for minutes in sorted(ends) for start, _ in ends[minutes]}
         begun: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # anomaly, means of its square
-        for minutes in tqdm(sorted({*last, *ends}), "damping", disable=hidden):
+        for minutes in ProgressBar(sorted({*last, *ends}), "damping", disable=hidden):
             given = {"training data": fields(minutes), "climatology": np.asarray(normal(minutes))}
             if minutes in ends:
                 products = _products(means, [begun[start][0] for start, _ in ends[minutes]], given)

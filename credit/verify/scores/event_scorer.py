@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from credit.channels import Channel
-from credit.config.schema_forecast import VerificationConfig
+from credit.config.schema_verification import VerificationConfig
 from credit.data.splits import Split
 from credit.verify.regridded_reader import RegriddedReader
 from credit.verify.scores.climatological_sample import WITHIN_DAYS, ClimatologicalSample

@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from credit.config.schema_forecast import BASELINES
+from credit.config.schema_verification import BASELINES
 from credit.data.climatology.climatology import Fields, LazyWeightedSum
 from credit.verify.scores.baseline_state import BaselineState
 from credit.verify.statistics.area_mean import AreaMean

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
-from credit.config.schema_forecast import BASELINES, BEST_BASELINE
+from credit.config.schema_verification import BASELINES, BEST_BASELINE
 from credit.utils.atomic import atomic_write
 from credit.verify.report.metadata import is_prescribed
 from credit.verify.significance.bootstrap import ENDS, WITH_INTERVAL

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from credit.cli import main
-from credit.config import load_config, schema_model
+from credit.config import load_config
 from credit.data.store.preprocess import preprocess
-from credit.models import registry
+from tests.registries import isolate
 from tests.unit.cli.world import write_world
 
 
@@ -48,9 +48,7 @@ def world(tmp_path: Path, worlds: Callable[[str], Path], monkeypatch: pytest.Mon
 @pytest.fixture
 def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a plugin registers is forgotten."""
-    registry.model_names()
-    monkeypatch.setattr(registry, "_MODELS", dict(registry._MODELS))
-    monkeypatch.setattr(schema_model, "_SECTIONS", dict(schema_model._SECTIONS))
+    isolate(monkeypatch)
     monkeypatch.syspath_prepend(tmp_path)
     yield
     sys.modules.pop("seeded_model", None)

@@ -284,19 +284,18 @@ def slow(folder: Path) -> None:
 MODEL = """
 import torch
 from torch import nn
-from credit.config.schema_model import ModelSection, register_model_section
+from credit.config.schema_model import ModelSection
+from credit.models.base import ForecastModel
 from credit.models.registry import register_model
 
-register_model_section("seeded", ModelSection)
-
-@register_model("seeded")
-class Seeded(nn.Module):
-    def __init__(self, *, image_height, image_width, in_channels, out_channels, frames, output_frames):
-        super().__init__()
-        self.out = nn.Conv2d(in_channels * frames, out_channels, 1)
+@register_model("seeded", ModelSection)
+class Seeded(ForecastModel):
+    def __init__(self, spec, section):
+        super().__init__(spec, section)
+        self.out = nn.Conv2d(spec.in_channels * spec.input_frames, spec.out_channels, 1)
         {init}
 
-    def forward(self, x):
+    def forward(self, x, condition=None):
         y = self.out(x.flatten(1, 2))
         {forward}
         return y[:, :, None]

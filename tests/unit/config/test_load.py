@@ -189,8 +189,8 @@ def test_a_key_in_the_wrong_section(key: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
-        ("trainer.max_steps", True, "trainer: max_steps: true is no value of this key; write a number"),
-        ("trainer.weight_decay", False, "trainer: weight_decay: false is no value"),
+        ("trainer.max_steps", True, "trainer: max_steps: true is not a value of this key; write a number"),
+        ("trainer.weight_decay", False, "trainer: weight_decay: false is not a value"),
         ("data.levels", [850, 500, 500], "data.levels: [850, 500, 500]: 500 is named twice; name each level once"),
         ("data.variable_options.z.levels", [850, 850], "850 is named twice"),
         ("save_loc", 5, "save_loc: 5: must be text, and YAML reads what stands there as a number; write it in quotes"),

@@ -11,7 +11,7 @@ import pytest
 import xarray as xr
 
 from credit.calendar import Calendar
-from credit.config.schema_forecast import OtherForecastsConfig
+from credit.config.schema_verification import OtherForecastsConfig
 from credit.errors import DataError
 from credit.forecast.io.forecast_reader import open_forecasts, open_other_forecasts
 from tests.unit.forecast.test_writer import GRID, INITIAL, LEADS, MASK, NAMES, _fields, _writer
@@ -30,7 +30,7 @@ def test_what_was_written_is_read(tmp_path: Path, options: dict) -> None:
     assert archive.lead_minutes.tolist() == LEADS
     assert sorted(archive.channel_names) == sorted(NAMES)
     assert archive.units["z"] == "m2 s-2" and archive.calendar == CALENDAR
-    assert archive.grid.difference(GRID) is None
+    assert archive.grid.describe_mismatch(GRID) is None
     assert archive.attributes["checkpoint_step"] == 7
     expected = _fields(1)
     expected[:, NAMES.index("sst"), MASK] = np.nan

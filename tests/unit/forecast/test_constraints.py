@@ -131,7 +131,7 @@ def test_bounds(raw: dict, clamp: dict, field: dict) -> None:
     config, assets, stepper = assemble(without_budgets(raw))
     with torch.no_grad():
         found = stepper.decode(stepper.step(initial_state(config, stepper), FORCING))
-        moved = stepper.perturbed(initial_state(config, stepper), torch.full((1, 4 * K + 1, 1, H, W), 100.0))
+        moved = stepper.perturb_state(initial_state(config, stepper), torch.full((1, 4 * K + 1, 1, H, W), 100.0))
     u = slice(K, 2 * K)
     assert found[:, u].max() == 15 and found[:, u].min() == -10 and found[:, :K].max() > 200
     moved = stepper.normalizer.decode(moved[:, :, 0], "prognostic")

@@ -7,19 +7,21 @@ import pytest
 import torch
 from torch import nn
 
-from credit.config.schema_forecast import EnsembleConfig, PerturbationConfig, StochasticConfig
+from credit.config.schema_inference import EnsembleConfig
 from credit.config.schema_trainer import ParallelismConfig
 from credit.errors import ConfigError
 from credit.forecast.ensemble.perturbations import build_perturbation, describe_ensemble, enable_dropout
+from credit.forecast.ensemble.section import GaussianOrBredSection, SPPTSection
 from credit.forecast.rollout import ForecastStart, forecast, make_starts
 from credit.forecast.stepper import Stepper
 from credit.grid import LatLonGrid
-from credit.models import build_model
-from credit.parallel import tensor_parallel
+from credit.models.wxformer import WXFormer
 from credit.parallel.mesh import build_mesh, plan_degrees
 from credit.parallel.parallelize import parallelize
 from credit.parallel.process_info import fake_process_group
+from credit.parallel.tensor import tensor_parallel
 from tests.unit.analytic_reader import make_grid
+from tests.unit.forecast.clamps import clamp_chain
 from tests.unit.forecast.test_step import CHANNELS, TENDENCY, normalizer
 
 STEP = 360
@@ -52,10 +54,10 @@ class Still:
 
 
 def make_stepper(model: nn.Module, minimum: list[float] | None = None, grid: LatLonGrid = GRID) -> Stepper:
-    least, most = minimum or [-torch.inf] * 3, [torch.inf] * 3
     valid = torch.ones(2, *grid.shape, dtype=torch.bool)
     valid[1, 3, 5] = False
-    return Stepper(model, CHANNELS, normalizer(), torch.ones(1, *grid.shape), True, least, most, valid)
+    clamps = clamp_chain(CHANNELS, normalizer(), minimum)
+    return Stepper(model, CHANNELS, normalizer(), torch.ones(1, *grid.shape), True, valid, postprocess=clamps)
 
 
 def states(conf: EnsembleConfig, starts: list[ForecastStart], model: nn.Module | None = None, **options) -> np.ndarray:
@@ -68,7 +70,7 @@ def states(conf: EnsembleConfig, starts: list[ForecastStart], model: nn.Module |
 
 @pytest.mark.parametrize("kind", ["gaussian", "correlated"])
 def test_noise_has_the_amplitude_that_is_asked_for(kind: str) -> None:
-    conf = EnsembleConfig(members=61, perturbation=PerturbationConfig(kind=kind, amplitude=0.5, length=2000))
+    conf = EnsembleConfig(members=61, perturbation=GaussianOrBredSection(kind=kind, amplitude=0.5, length=2000))
     moved = states(conf, make_starts([0], 61))
     assert np.abs(moved[0]).max() < 1e-5, "the control starts from the analysis"
     expected = 0.5 * np.array(TENDENCY[:2])
@@ -81,25 +83,25 @@ def test_noise_has_the_amplitude_that_is_asked_for(kind: str) -> None:
 
 
 def test_a_member_does_not_depend_on_its_batch() -> None:
-    conf = EnsembleConfig(members=4, perturbation=PerturbationConfig(), control=False)
+    conf = EnsembleConfig(members=4, perturbation=GaussianOrBredSection(), control=False)
     starts = make_starts([0, 1440], 4)
     together = states(conf, starts)
     apart = np.concatenate([states(conf, [start]) for start in reversed(starts)])[::-1]
     np.testing.assert_array_equal(together, apart)
     assert len({row.tobytes() for row in together}) == 8
-    other = states(EnsembleConfig(members=4, perturbation=PerturbationConfig(), control=False, seed=1), starts)
+    other = states(EnsembleConfig(members=4, perturbation=GaussianOrBredSection(), control=False, seed=1), starts)
     assert np.abs(other - together).max() > 0.01
 
 
 def test_minimum_holds() -> None:
-    conf = EnsembleConfig(members=3, perturbation=PerturbationConfig(kind="gaussian", amplitude=3.0))
+    conf = EnsembleConfig(members=3, perturbation=GaussianOrBredSection(kind="gaussian", amplitude=3.0))
     moved = states(conf, make_starts([0], 3), minimum=[9.9, -torch.inf, -torch.inf])
     assert moved[:, 0].min() == pytest.approx(-0.1, abs=1e-5) and moved[:, 0].max() > 0.5
 
 
 def test_bred_vectors_are_what_grows() -> None:
     """After five cycles of two steps the faster channel is ahead by 4 to the power of 10; the size is the amplitude."""
-    chosen = PerturbationConfig(kind="bred", amplitude=0.2, cycles=5, cycle="12h")
+    chosen = GaussianOrBredSection(kind="bred", amplitude=0.2, cycles=5, cycle="12h")
     moved = (
         states(EnsembleConfig(members=3, perturbation=chosen), make_starts([0], 3))[1:]
         / np.array(TENDENCY[:2])[:, None, None]
@@ -148,8 +150,8 @@ def test_dropout_differs_between_ranks_that_split_a_network(monkeypatch: pytest.
     monkeypatch.setattr(tensor_parallel._OwnRandom, "enter", lambda *_: entered.append(1))
     with fake_process_group(2), torch.no_grad():
         mesh = build_mesh(plan_degrees(ParallelismConfig(tensor=2), 2), 0, "cpu")
-        model = build_model("wxformer", **SMALL | {"dim_head": 4}, attn_dropout=0.2, ff_dropout=0.1).eval()
-        parallelize(model, mesh, shard=False)
+        model = WXFormer.from_kwargs(**SMALL | {"dim_head": 4}, attn_dropout=0.2, ff_dropout=0.1).eval()
+        parallelize(model, mesh.device_mesh, shard=False)
         model(torch.randn(1, 4, 1, 16, 32))
         assert not entered
         enable_dropout(model)
@@ -159,7 +161,7 @@ def test_dropout_differs_between_ranks_that_split_a_network(monkeypatch: pytest.
 
 @pytest.mark.parametrize("rates", [{"attn_dropout": 0.2}, {"ff_dropout": 0.1}], ids=str)
 def test_dropout_draws_in_evaluation_and_nothing_else_changes(rates: dict[str, float]) -> None:
-    model = build_model("wxformer", **SMALL, **rates).eval()
+    model = WXFormer.from_kwargs(**SMALL, **rates).eval()
     x = torch.randn(1, 4, 1, 16, 32)
     with torch.no_grad():
         before = [model(x), model(x)]
@@ -172,16 +174,14 @@ def test_dropout_draws_in_evaluation_and_nothing_else_changes(rates: dict[str, f
     assert torch.equal(*before) and not torch.equal(*after) and torch.equal(first, again)
     assert not model.training
     with pytest.raises(ConfigError, match=r"inference.ensemble.dropout: the network was trained without"):
-        enable_dropout(build_model("wxformer", **SMALL))
+        enable_dropout(WXFormer.from_kwargs(**SMALL))
 
 
 def test_messages() -> None:
     with pytest.raises(ValueError, match="members would be equal"):
         EnsembleConfig(members=3)
-    chosen = PerturbationConfig(kind="bred", cycle="8h")
-    said = describe_ensemble(
-        EnsembleConfig(members=3, perturbation=chosen, dropout=True, stochastic=StochasticConfig())
-    )
+    chosen = GaussianOrBredSection(kind="bred", cycle="8h")
+    said = describe_ensemble(EnsembleConfig(members=3, perturbation=chosen, dropout=True, stochastic=SPPTSection()))
     assert said == (
         "3 members; seed 0; bred perturbations of 0.3 deviations of change, 500 km, 3 cycles of 8h; dropout; "
         "changes times 1 + 0.5 r, r of 500 km and 6h; member 0 unperturbed"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from credit.errors import ConfigError
-from credit.forecast.postprocess.hyperdiffusion import Hyperdiffusion
+from credit.forecast.postprocess.hyperdiffusion import WaveFilter
 from credit.grid import LatLonGrid
 
 ROWS, COLUMNS = 32, 64
@@ -20,9 +20,9 @@ def grid(rows: int = ROWS, columns: int = COLUMNS, pole_points: bool = False) ->
     return LatLonGrid.from_coords(edges, np.arange(columns) * 360 / columns)[0]
 
 
-def diffusion(on: LatLonGrid, channels: int = 1, vector: bool = False, hours: int = 6) -> Hyperdiffusion:
+def diffusion(on: LatLonGrid, channels: int = 1, vector: bool = False, hours: int = 6) -> WaveFilter:
     flags = torch.full((channels,), vector)
-    return Hyperdiffusion(on, 360, hours * 60, 8, flags, torch.ones(channels, dtype=torch.bool))
+    return WaveFilter(on, 360, hours * 60, 8, flags, torch.ones(channels, dtype=torch.bool))
 
 
 def coordinates(on: LatLonGrid) -> tuple[torch.Tensor, torch.Tensor]:
@@ -81,7 +81,7 @@ def test_noise_next_to_the_pole_goes_and_large_scales_stay() -> None:
 
 def test_masked_channels_are_left_alone_and_gradients_flow() -> None:
     flags = torch.zeros(2, dtype=torch.bool)
-    made = Hyperdiffusion(grid(), 360, 360, 8, flags, torch.tensor([True, False]))
+    made = WaveFilter(grid(), 360, 360, 8, flags, torch.tensor([True, False]))
     x = torch.randn(1, 2, ROWS, COLUMNS, generator=torch.Generator().manual_seed(1), requires_grad=True)
     out = made(x)
     assert torch.equal(out[:, 1], x[:, 1]) and not torch.equal(out[:, 0], x[:, 0])

@@ -10,12 +10,13 @@ import torch
 from scipy import stats
 from torch import nn
 
-from credit.config.schema_forecast import EnsembleConfig, NoiseConfig, PerturbationConfig
+from credit.config.schema_inference import EnsembleConfig, NoiseConfig
 from credit.errors import ConfigError
 from credit.forecast.ensemble.feature_noise import build_noise, find_blocks
 from credit.forecast.ensemble.perturbations import build_perturbation
+from credit.forecast.ensemble.section import GaussianOrBredSection
 from credit.forecast.rollout import ForecastStart, forecast, make_starts
-from credit.models import build_model
+from credit.models.wxformer import WXFormer
 from tests.unit.forecast.test_ensemble import GRID, SMALL, STEP, Still, make_stepper
 
 BLOCKS = [*(f"stages.{n}.layers.0" for n in range(4)), *(f"decoder.blocks.{n}" for n in range(3))]
@@ -50,7 +51,7 @@ def noisy(model: nn.Module, control: bool = True, seed: int = 0, **chosen: objec
 
 def wxformer() -> nn.Module:
     torch.manual_seed(0)
-    return build_model("wxformer", **SMALL).eval()
+    return WXFormer.from_kwargs(**SMALL).eval()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -89,7 +90,7 @@ def test_nothing_is_added_but_in_a_forecast_s_steps() -> None:
 def made(starts: list[ForecastStart], model: nn.Module, perturbed: bool = False, **chosen: object) -> np.ndarray:
     """Return three steps of forecasts, (steps, B, C, H, W)."""
     stepper = make_stepper(model)
-    conf = EnsembleConfig(members=3, perturbation=PerturbationConfig(kind="bred", cycles=2))
+    conf = EnsembleConfig(members=3, perturbation=GaussianOrBredSection(kind="bred", cycles=2))
     perturb = build_perturbation(conf, stepper, Still(), GRID, STEP, 1) if perturbed else None
     noise = noisy(model, **chosen) if chosen else None
     return np.stack(list(forecast(stepper, Still(), starts, 3, STEP, 1, perturb, noise=noise)))

@@ -12,7 +12,7 @@ import torch
 from credit.calendar import Calendar
 from credit.channels import ChannelMap
 from credit.config.schema_data import DataConfig
-from credit.config.schema_forecast import InferenceConfig
+from credit.config.schema_inference import InferenceConfig
 from credit.forecast.io.diagnostics import OutputDiagnostics
 from credit.forecast.online import OnlineForecasts
 from credit.forecast.rollout import ForecastStart

@@ -10,7 +10,7 @@ import pytest
 from credit.channels import ChannelMap
 from credit.config import build_config
 from credit.config.schema_data import DataConfig
-from credit.config.schema_forecast import InferenceConfig
+from credit.config.schema_inference import InferenceConfig
 from credit.errors import ConfigError, DataError
 from credit.forecast.io.diagnostics import OutputDiagnostics
 from credit.forecast.rollout import ForecastStart
@@ -263,8 +263,8 @@ def test_pressures(levels: list[float]) -> None:
 @pytest.mark.parametrize(
     ("own", "says"),
     [
-        ({"kind": "accumulation"}, "of: goes with kind accumulation"),
-        ({"kind": "wind_speed", "over": "6h"}, "over: goes with"),
+        ({"kind": "accumulation"}, "of: is needed for kind accumulation"),
+        ({"kind": "wind_speed", "over": "6h"}, "over: is for kind accumulation"),
         ({"kind": "wind_speed", "inputs": {"u": "u10"}}, '"u" is not among eastward_wind, northward_wind'),
     ],
 )

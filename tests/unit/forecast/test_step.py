@@ -10,11 +10,14 @@ import torch
 from torch import nn
 
 from credit.channels import ChannelMap
-from credit.config.schema_trainer import LossConfig
 from credit.data.normalize import Normalizer
 from credit.data.store.statistics import Statistics
 from credit.forecast.stepper import Stepper, forcing_windows
-from credit.losses import build_loss
+from credit.grid import LatLonGrid
+from credit.losses.build import build_loss
+from credit.losses.section import PointwiseSection
+
+from .clamps import clamp_chain
 
 GROUPS = {
     "prognostic": ["a", "b"],
@@ -47,9 +50,9 @@ class Constant(nn.Module):
 
 
 def stepper(model: nn.Module, residual: bool, minimum: list[float] | None = None) -> Stepper:
-    least, most = minimum or [-torch.inf] * 3, [torch.inf] * 3
     valid = torch.ones(2, 4, 8, dtype=torch.bool)
-    return Stepper(model, CHANNELS, normalizer(), torch.ones(1, 4, 8), residual, least, most, valid)
+    clamps = clamp_chain(CHANNELS, normalizer(), minimum)
+    return Stepper(model, CHANNELS, normalizer(), torch.ones(1, 4, 8), residual, valid, postprocess=clamps)
 
 
 def test_the_input_has_every_group_in_order() -> None:
@@ -74,7 +77,7 @@ class Computed(nn.Module):
 
     def __init__(self, output_is_new: bool) -> None:
         super().__init__()
-        self._output_is_new, self.places = output_is_new, []
+        self.output_is_new, self.places = output_is_new, []
 
     def forward(self, x_BCTHW: torch.Tensor) -> torch.Tensor:
         output = torch.tensor([1.0, -2.0, 0.5])[None, :, None, None, None] + 0.1 * x_BCTHW[:, :3, -1:]
@@ -153,8 +156,7 @@ def test_a_forecast_holds_no_state_before_its_last() -> None:
 def test_what_is_fed_back_stays_the_mean_where_nothing_is_known() -> None:
     valid = torch.ones(2, 4, 8, dtype=torch.bool)
     valid[0, :2] = False
-    least, most = [-torch.inf] * 3, [torch.inf] * 3
-    made = Stepper(Constant([1.0, 1.0, 0.0]), CHANNELS, normalizer(), torch.ones(1, 4, 8), True, least, most, valid)
+    made = Stepper(Constant([1.0, 1.0, 0.0]), CHANNELS, normalizer(), torch.ones(1, 4, 8), True, valid)
     list(made.rollout(torch.zeros(1, 2, 1, 4, 8), lambda _: torch.zeros(1, 1, 1, 4, 8), 3))
     assert made.model.seen[0, 0, 0, :2].eq(0).all()
     assert made.model.seen[0, 0, 0, 2:].gt(0.1).all() and made.model.seen[0, 1].gt(0.1).all()
@@ -182,8 +184,7 @@ def test_gradients_flow_through_every_step(recompute: bool) -> None:
 
 
 def test_the_state_stays_float32_under_autocast() -> None:
-    least, most = [-torch.inf] * 3, [torch.inf] * 3
-    made = Stepper(Slice(), CHANNELS, normalizer(), torch.ones(1, 4, 8), True, least, most, None, amp=True)
+    made = Stepper(Slice(), CHANNELS, normalizer(), torch.ones(1, 4, 8), True, None, amp=True)
     start = torch.full((1, 2, 1, 4, 8), 1.2345678)
     out = made.step(start, torch.zeros(1, 1, 1, 4, 8))
     assert out.dtype == torch.float32
@@ -201,11 +202,12 @@ def test_persistence_has_a_loss_of_one() -> None:
     """The network that outputs 0 persists; against changes of the tendency's own deviation the loss is 1."""
     made = stepper(Constant([0.0, 0.0, 0.0]), residual=True)
     scale = made.normalizer.tendency_scale_C.numpy()
-    loss = build_loss(LossConfig(weights={"rain": 0.0}), CHANNELS, np.ones((4, 8)), scale, {})
+    grid = LatLonGrid.equiangular(4, 8, poles=False)
+    loss = build_loss(PointwiseSection(weights={"rain": 0.0}), CHANNELS, grid, scale, {})
     generator = torch.Generator().manual_seed(1)
     start = torch.randn(2000, 2, 1, 4, 8, generator=generator)
     change = torch.randn(2000, 2, 4, 8, generator=generator) * torch.from_numpy(scale)[None, :, None, None]
     target = torch.cat([start[:, :, 0] + change, torch.zeros(2000, 1, 4, 8)], dim=1)
     with torch.no_grad():
         out = made.step(start, torch.zeros(2000, 1, 1, 4, 8))
-    assert loss(out, target).item() == pytest.approx(1.0, abs=0.03)
+    assert loss(out[:, None], target).item() == pytest.approx(1.0, abs=0.03)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from credit.config.schema_forecast import EnsembleConfig, StochasticConfig
-from credit.forecast.ensemble.sppt import SPPT, build_stochastic
+from credit.config.schema_inference import EnsembleConfig
+from credit.forecast.ensemble.section import SPPTSection
+from credit.forecast.ensemble.sppt import build_stochastic
 from credit.forecast.rollout import ForecastStart, forecast, make_starts
 from tests.unit.forecast.test_ensemble import GRID, STEP, Growth, Still, make_stepper
 
@@ -18,7 +19,7 @@ CPU = torch.device("cpu")
 
 def factors(starts: list[ForecastStart], steps: int, control: bool = True, **chosen: object) -> np.ndarray:
     """Return the factors of the first steps, (steps, B, H, W)."""
-    conf = EnsembleConfig(members=50, stochastic=StochasticConfig(**chosen), control=control)
+    conf = EnsembleConfig(members=50, stochastic=SPPTSection(**chosen), control=control)
     drawn = build_stochastic(conf, GRID, STEP)(starts, CPU)
     return np.stack([factor.numpy()[:, 0] for factor in itertools.islice(drawn, steps)])
 
@@ -69,9 +70,9 @@ def test_members_part_though_they_start_alike() -> None:
         def prognostic(self, minutes: int) -> np.ndarray:
             return super().prognostic(minutes) + 1.0
 
-    conf = EnsembleConfig(members=3, stochastic=StochasticConfig())
+    conf = EnsembleConfig(members=3, stochastic=SPPTSection())
     starts, stepper = make_starts([0], 3), make_stepper(Growth())
-    made = list(forecast(stepper, Away(), starts, 3, STEP, 1, stochastic=SPPT(conf, GRID, STEP)))
+    made = list(forecast(stepper, Away(), starts, 3, STEP, 1, stochastic=build_stochastic(conf, GRID, STEP)))
     alone = list(forecast(stepper, Away(), starts[:1], 3, STEP, 1))
     for step, (members, single) in enumerate(zip(made, alone, strict=True)):
         assert torch.equal(members[0], single[0]), step

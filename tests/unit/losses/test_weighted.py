@@ -7,23 +7,26 @@ import math
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 
 from credit.channels import ChannelMap
-from credit.config import schema_trainer
-from credit.config.schema_trainer import LossConfig
+from credit.config.registry import LOSSES
+from credit.config.schema_loss import LossSection
 from credit.errors import ConfigError
 from credit.grid import LatLonGrid
-from credit.losses import build_loss, pointwise, register_loss
+from credit.losses import register_loss
+from credit.losses.base import Loss, LossContext, PointwiseLoss
+from credit.losses.build import build_loss
+from tests.registries import isolate
 
 GRID = LatLonGrid.from_coords(np.linspace(90, -90, 13), np.arange(24) * 15.0)[0]
 CHANNELS = ChannelMap.build({"prognostic": {"vars_3D": ["q"], "vars_2D": ["t"]}}, [850, 250])
 
 
 def loss_of(conf: dict, scale: list[float] | None = None, masks: dict | None = None):
-    return build_loss(
-        LossConfig(**conf), CHANNELS, GRID.area_weights(), np.array(scale or [1.0, 1.0, 1.0]), masks or {}
-    )
+    """Return the loss of single fields (B, C, H, W), which are one member."""
+    section = LOSSES.find_section(conf.get("kind", "mse")).model_validate({"kind": "mse", **conf})
+    loss = build_loss(section, CHANNELS, GRID, np.array(scale or [1.0, 1.0, 1.0]), masks or {})
+    return lambda prediction_BCHW, target_BCHW: loss(prediction_BCHW[:, None], target_BCHW)
 
 
 def fields(values: list[float], batch: int = 2) -> torch.Tensor:
@@ -60,7 +63,7 @@ def test_weights_by_variable_channel_and_pressure() -> None:
     assert loss_of({"scaling": "state", "weights": {"q850": 4}})(error, zero).item() == pytest.approx(4 / 6, rel=1e-6)
     by_pressure = loss_of({"scaling": "state", "level_weights": "pressure"})(error, zero).item()
     assert by_pressure == pytest.approx(850 / 550 / 3, rel=1e-6)
-    with pytest.raises(ConfigError, match='"qq" is no output'):
+    with pytest.raises(ConfigError, match='"qq" is not an output'):
         loss_of({"weights": {"qq": 1}})
 
 
@@ -83,44 +86,81 @@ def test_masked_cells_do_not_count() -> None:
     assert loss.item() == pytest.approx(1.0, rel=1e-6)
 
 
-def test_a_loss_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """log cosh: weighted as the others are, with its own gradient, and a name that nobody else has."""
-    monkeypatch.setattr(pointwise, "_KINDS", dict(pointwise._KINDS))
-    monkeypatch.setattr(schema_trainer, "_LOSSES", set(schema_trainer._LOSSES))
-    with pytest.raises(ValidationError, match='is no loss; did you mean "mse"'):
-        LossConfig(kind="mes")
+def test_members_count_alike() -> None:
+    """The loss of an ensemble is the mean of its members' losses."""
+    section = LOSSES.find_section("mse").model_validate({"kind": "mse", "global_mean": 3.0})
+    loss = build_loss(section, CHANNELS, GRID, np.array([0.5, 1.0, 2.0]), {})
+    generator = torch.Generator().manual_seed(4)
+    members = torch.randn(2, 3, 3, *GRID.shape, generator=generator)
+    target = torch.randn(2, 3, *GRID.shape, generator=generator)
+    single = [loss(members[:, number : number + 1], target).item() for number in range(3)]
+    assert loss(members, target).item() == pytest.approx(np.mean(single), rel=1e-6)
+    assert len(set(single)) == 3
 
-    @register_loss("log_cosh")
-    def log_cosh(error: torch.Tensor) -> torch.Tensor:
-        return error.cosh().log()
+
+class LogCoshSection(LossSection):
+    sharpness: float = 1.0
+
+
+def test_a_loss_from_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """log cosh: weighted as the others are, with its own key and gradient, and a name that nobody else has."""
+    isolate(monkeypatch)
+
+    @register_loss("log_cosh", LogCoshSection)
+    class LogCosh(PointwiseLoss):
+        def __init__(self, context: LossContext, section: LogCoshSection) -> None:
+            super().__init__(context, section)
+            self._sharpness = section.sharpness
+
+        def cost(self, error_BMCHW: torch.Tensor) -> torch.Tensor:
+            return (self._sharpness * error_BMCHW).cosh().log()
 
     guess = fields([0.5, -1.0, 2.0]).clone().requires_grad_()
-    loss = loss_of({"kind": "log_cosh", "scaling": "state", "weights": {"t": 3.0}})(guess, fields([0.0, 0.0, 0.0]))
+    conf = {"kind": "log_cosh", "scaling": "state", "weights": {"t": 3.0}, "sharpness": 2.0}
+    loss = loss_of(conf)(guess, fields([0.0, 0.0, 0.0]))
     # channels: t, q850, q250 or as the map orders them; the weights add up to 5
     weight = {"t": 3.0, "q850": 1.0, "q250": 1.0}
     value = dict(zip([c.name for c in CHANNELS.output], [0.5, -1.0, 2.0], strict=True))
-    expected = sum(weight[name] * math.log(math.cosh(value[name])) for name in weight) / 5
+    expected = sum(weight[name] * math.log(math.cosh(2 * value[name])) for name in weight) / 5
     assert loss.item() == pytest.approx(expected, rel=1e-5)
     loss.backward()
     index = [c.name for c in CHANNELS.output].index("t")
     total = guess.grad[:, index].sum().item()
-    assert total == pytest.approx(3 / 5 * math.tanh(value["t"]), rel=1e-5), "the derivative of log cosh is tanh"
+    assert total == pytest.approx(3 / 5 * 2 * math.tanh(2 * value["t"]), rel=1e-5), "the derivative of log cosh is tanh"
+
+    class Other(PointwiseLoss):
+        pass
+
     for name in ("log_cosh", "mse", "huber"):
         with pytest.raises(ConfigError, match="is taken"):
-            register_loss(name)(lambda error: error)
-    assert pointwise.pointwise_loss("log_cosh", 1.0) is log_cosh and "huber" not in pointwise._KINDS
+            register_loss(name, LogCoshSection)(Other)
+    with pytest.raises(ConfigError, match="must derive from credit.losses.base.Loss"):
+        register_loss("function", LogCoshSection)(lambda error: error)
 
 
 def test_a_loss_whose_plugin_is_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pointwise, "_KINDS", dict(pointwise._KINDS))
-    monkeypatch.setattr(schema_trainer, "_LOSSES", set(schema_trainer._LOSSES))
+    isolate(monkeypatch)
 
-    def load(power: int):
-        @register_loss("power")
-        def cost(error: torch.Tensor) -> torch.Tensor:
-            return error.abs() ** power
+    def load(power: int) -> type[Loss]:
+        @register_loss("power", LossSection)
+        class Power(PointwiseLoss):
+            def cost(self, error_BMCHW: torch.Tensor) -> torch.Tensor:
+                return error_BMCHW.abs() ** power
 
-        return cost
+        return Power
 
     load(3)
-    assert load(4) is pointwise.pointwise_loss("power", 1.0), "the first one is trained"
+    assert load(4) is LOSSES.find_class("power"), "the newest counts"
+
+
+def test_trainable_parameters_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    isolate(monkeypatch)
+
+    @register_loss("learned", LossSection)
+    class Learned(PointwiseLoss):
+        def __init__(self, context: LossContext, section: LossSection) -> None:
+            super().__init__(context, section)
+            self.temperature = torch.nn.Parameter(torch.ones(()))
+
+    with pytest.raises(ConfigError, match=r"loss.kind: learned has trainable parameters \(temperature\)"):
+        loss_of({"kind": "learned"})

@@ -26,7 +26,7 @@ SETTINGS: dict[str, Any] = {
 
 def build(seed: int = 0, **changes: Any) -> WXFormer:
     """Return a small model with weights of `seed`."""
-    model = WXFormer(**{**SETTINGS, **changes})
+    model = WXFormer.from_kwargs(**{**SETTINGS, **changes})
     model.initialise(seed)
     return model
 

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 
 from credit.models.layers.spectral_norm import advance_power_iterations
-from credit.models.wxformer import WXFormer, import_reference_state
+from credit.models.wxformer import from_published
+from credit.models.wxformer.convert_published import convert_published_state
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden"
 NAMES = ("wxformer_pixelshuffle_mirror", "wxformer_transposed_earth")
@@ -29,8 +30,7 @@ class Case:
         self.settings = json.loads((GOLDEN / f"{name}.json").read_text())
         with np.load(GOLDEN / f"{name}.npz") as stored:
             self.stored = {key: torch.from_numpy(np.asarray(stored[key])) for key in stored.files}
-        self.model = WXFormer(**self.settings["wxformer"])
-        self.model.load_state_dict(import_reference_state(self.group("state::")))
+        self.model = from_published(self.settings["wxformer"], self.group("state::"))
 
     def group(self, prefix: str) -> dict[str, torch.Tensor]:
         return {key.removeprefix(prefix): value for key, value in self.stored.items() if key.startswith(prefix)}
@@ -66,7 +66,7 @@ def test_training_output_loss_and_gradients(case: Case) -> None:
     renamed = {}
     for name, norm in norms.items():
         marked = {key: torch.full_like(value, float(key == name)) for key, value in state.items()}
-        (ours,) = [key for key, value in import_reference_state(marked).items() if value.any()]
+        (ours,) = [key for key, value in convert_published_state(marked).items() if value.any()]
         renamed[ours] = norm.item()
     assert renamed.keys() == gradients.keys()
     for name, norm in renamed.items():

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from credit.errors import CheckpointError
-from credit.models.wxformer import import_reference_state
+from credit.models.wxformer.convert_published import convert_published_state
 
 from .test_golden import GOLDEN
 
@@ -27,8 +27,8 @@ def test_prefix_wrapping_and_newer_embedding_names_give_the_same(state: dict[str
         for key, value in state.items()
     }
     assert any(".convs.0.1.weight_orig" in key for key in newer)
-    expected = import_reference_state(state)
-    ours = import_reference_state({"model_state_dict": newer, "epoch": torch.tensor(3)})
+    expected = convert_published_state(state)
+    ours = convert_published_state({"model_state_dict": newer, "epoch": torch.tensor(3)})
     assert ours.keys() == expected.keys()
     assert all(torch.equal(ours[key], expected[key]) for key in expected)
 
@@ -38,7 +38,7 @@ def test_rows_and_left_vector_are_ordered_by_head(state: dict[str, torch.Tensor]
         "layers.1.1.layers.0.0.to_qkv.weight_",
         "stages.1.layers.0.short_attention.to_qkv.parametrizations.",
     )
-    imported = import_reference_state(state)
+    imported = convert_published_state(state)
     heads, dim_head = 2, 8
     for theirs, mine in (("orig", "weight.original"), ("u", "weight.0.u")):
         q_k_v = state[reference + theirs].flatten(1 if theirs == "orig" else 0).chunk(3)
@@ -51,12 +51,12 @@ def test_unused_parameters_are_logged_and_unknown_ones_refused(
     state: dict[str, torch.Tensor], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, logger="credit.models"):
-        import_reference_state(state)
+        convert_published_state(state)
     assert "cube_embedding.proj.weight" in caplog.text
     partial = {key: value for key, value in state.items() if not key.startswith("layers.0.1.layers.0.0.norm")}
     with pytest.raises(CheckpointError, match=r"has no layers\.0\.1\.layers\.0\.0\.norm\.g"):
-        import_reference_state(partial)
+        convert_published_state(partial)
     with pytest.raises(CheckpointError, match=r"film\.weight, layers\.0\.1\.layers\.0\.0\.to_k\.weight"):
-        import_reference_state(
+        convert_published_state(
             {**state, "layers.0.1.layers.0.0.to_k.weight": torch.ones(1), "film.weight": torch.ones(1)}
         )

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 
+from credit.config.schema_model import ModelSection
 from credit.errors import ConfigError
-from credit.models import build_model, register_model, registry
+from credit.models import ForecastModel, ModelSpec, build_model, register_model
 from credit.models.initialise import initial_values
 from credit.models.layers.spectral_norm import apply_spectral_norm
-from credit.parallel.activation_checkpoint import checkpoint_blocks
+from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
+from tests.registries import isolate
 
 
 class Scaled(nn.Module):
@@ -162,12 +164,20 @@ def test_normalisations_of_torch_are_refused_with_ours(norm) -> None:
 
 
 def test_parameters_that_would_become_others_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_MODELS", {})
+    isolate(monkeypatch)
+    spec = ModelSpec.from_sizes(image_height=4, image_width=8, in_channels=1, out_channels=1)
 
-    @register_model("strange")
-    class Strange(nn.Module):
-        def __init__(self, *, kind: str) -> None:
-            super().__init__()
+    class StrangeSection(ModelSection):
+        kind: str
+
+    def strange(kind: str) -> ForecastModel:
+        return build_model(spec, StrangeSection(type="strange", kind=kind))
+
+    @register_model("strange", StrangeSection)
+    class Strange(ForecastModel):
+        def __init__(self, spec: ModelSpec, section: StrangeSection) -> None:
+            super().__init__(spec, section)
+            kind = section.kind
             self.a, self.b = nn.Linear(2, 2), nn.Linear(2, 2)
             if kind == "tied":
                 self.b.weight = self.a.weight
@@ -177,7 +187,7 @@ def test_parameters_that_would_become_others_are_refused(monkeypatch: pytest.Mon
                 self.b = nn.Sequential(self.a)
 
     with pytest.raises(ConfigError, match=r"a\.weight and b\.weight are one parameter"):
-        build_model("strange", kind="tied")
+        strange("tied")
     with pytest.raises(ConfigError, match=r"b\.weight is complex.*view_as_complex"):
-        build_model("strange", kind="complex")
-    assert start(build_model("strange", kind="called twice")).keys() == {"a.weight", "a.bias"}
+        strange("complex")
+    assert start(strange("called twice")).keys() == {"a.weight", "a.bias"}

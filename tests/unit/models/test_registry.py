@@ -2,38 +2,83 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from torch import nn
 
+from credit.config import registry
+from credit.config.schema_model import ModelSection
 from credit.errors import ConfigError
-from credit.models import build_model, model_class, model_names, register_model, registry
+from credit.models import ForecastModel, ModelSpec, build_model, model_class, model_names, register_model
 from credit.models.wxformer import WXFormer
+from tests.registries import REGISTRIES, isolate
+
+SPEC = ModelSpec.from_sizes(image_height=4, image_width=8, in_channels=3, out_channels=2)
+
+
+class ScaledSection(ModelSection):
+    factor: int
 
 
 @pytest.fixture(autouse=True)
-def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    model_names()
-    monkeypatch.setattr(registry, "_MODELS", dict(registry._MODELS))
+def _isolated(monkeypatch: pytest.MonkeyPatch) -> None:
+    isolate(monkeypatch)
 
 
-def test_models_of_the_package_are_found_without_an_import() -> None:
+def test_built_in_models_are_known_without_an_import() -> None:
     assert "wxformer" in model_names()
     assert model_class("wxformer") is WXFormer
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r'model\.type: \'wxfromer\' is not a model; did you mean "wxformer"\?'):
-        build_model("wxfromer")
+    with pytest.raises(ConfigError, match=r'model\.type: "wxfromer" is not a model; did you mean "wxformer"\?'):
+        build_model(SPEC, ModelSection(type="wxfromer"))
 
 
-def test_a_class_from_elsewhere_registers_by_decorator() -> None:
-    @register_model("twice")
-    class Twice(nn.Module):
-        def __init__(self, *, factor: int) -> None:
-            super().__init__()
-            self.factor = factor
+def test_a_plugin_registers_class_and_section_together() -> None:
+    @register_model("scaled", ScaledSection)
+    class Scaled(ForecastModel):
+        def __init__(self, spec: ModelSpec, section: ScaledSection) -> None:
+            super().__init__(spec, section)
+            self.factor = section.factor
 
-    assert "twice" in model_names()
-    assert build_model("twice", factor=2).factor == 2
-    with pytest.raises(ConfigError, match="'twice'.*is taken by"):
-        register_model("twice")(WXFormer)
+    assert "scaled" in model_names()
+    assert registry.MODELS.find_section("scaled") is ScaledSection
+    model = build_model(SPEC, ScaledSection(type="scaled", factor=2))
+    assert model.factor == 2
+    assert model.spec.in_shape == (3, 1, 4, 8)
+    with pytest.raises(ConfigError, match='"scaled".*is taken by'):
+        register_model("scaled", ScaledSection)(WXFormer)
+
+
+def test_the_name_of_a_built_in_model_is_taken() -> None:
+    class Impostor(ForecastModel):
+        pass
+
+    with pytest.raises(ConfigError, match='model name "wxformer" .* is taken by credit.models.wxformer.model'):
+        register_model("wxformer", ModelSection)(Impostor)
+
+
+def test_a_class_of_another_kind_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r'model "plain": .*must derive from credit\.models\.base\.ForecastModel'):
+        register_model("plain", ModelSection)(nn.Linear)
+
+
+@pytest.mark.parametrize("kinds", REGISTRIES, ids=lambda kinds: kinds.noun)
+def test_the_table_of_built_in_kinds_agrees_with_the_decorators(kinds: registry.Registry) -> None:
+    """The table names the section that the class is registered with; a fresh process resolves both."""
+    for name, built_in in kinds._built_in.items():
+        module, _, attribute = built_in.section.partition(":")
+        code = (
+            f"import importlib, sys; from credit.config import registry\n"
+            f"kinds = next(r for r in vars(registry).values() if getattr(r, 'key', '') == {kinds.key!r})\n"
+            f"section = kinds.find_section({name!r})\n"
+            f"assert 'torch' not in sys.modules, 'the section imports torch'\n"
+            f"cls = kinds.find_class({name!r})\n"
+            f"assert kinds._sections[{name!r}] is section, 'the decorator names another section'\n"
+            f"assert section.__name__ == {attribute!r} and section.__module__ == {module!r}\n"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{name}: {done.stderr}"

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from credit.errors import CheckpointError, ConfigError
 from credit.parallel import fsdp2
-from tests.parallel.outside import (
+from tests.parallel.fsdp2_api.example_models import (
     Block,
     Nested,
     Net,

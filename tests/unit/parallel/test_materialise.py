@@ -8,7 +8,7 @@ from torch import nn
 
 from credit.errors import ConfigError
 from credit.models.initialise import initial_values
-from credit.parallel.materialise import allocate_, fill_, require_filled
+from credit.parallel.state.materialise import allocate_, fill_, require_filled
 from tests.unit.models.small import SETTINGS, build
 
 

@@ -28,8 +28,12 @@ def test_degrees(conf: dict, world: int, degrees: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize(
     ("conf", "world", "message"),
     [
-        ({"tensor": 3}, 8, r"tensor 3 on 8 ranks: replicate 1 x shard \(8 / 3\) x tensor 3 is no whole grid"),
-        ({"tensor": 16}, 8, "is no whole grid"),
+        (
+            {"tensor": 3},
+            8,
+            r"tensor 3 on 8 ranks: replicate 1 x shard \(8 / 3\) x tensor 3 does not divide the number of ranks",
+        ),
+        ({"tensor": 16}, 8, "does not divide the number of ranks"),
         ({"data": "ddp", "tensor": 2}, 4, "ddp keeps whole replicas"),
         ({"data": "none"}, 4, "tensor the number of ranks"),
         ({"data": "none", "tensor": 2}, 1, "tensor the number of ranks"),

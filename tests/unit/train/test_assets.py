@@ -67,7 +67,7 @@ def test_round_trip(fitted: tuple[AnalyticReader, ModelAssets]) -> None:
     reader, assets = fitted
     again = ModelAssets.load(json.loads(json.dumps(assets.meta())), assets.tensors())
     assert again.channels == assets.channels
-    assert again.grid.difference(assets.grid) is None
+    assert again.grid.describe_mismatch(assets.grid) is None
     assert again.statistics.names == assets.statistics.names
     np.testing.assert_array_equal(again.statistics.tendency_std, assets.statistics.tendency_std)
     np.testing.assert_array_equal(again.static_CHW, assets.static_CHW)

@@ -18,7 +18,7 @@ from credit.errors import ConfigError
 from credit.models.layers import spectral_norm
 from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
 from credit.models.layers.up_sampling import UpBlockPS
-from credit.parallel.activation_checkpoint import checkpoint_blocks
+from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
 from credit.parallel.mesh import DeviceGrid
 from credit.train import build_model
 from credit.train.build_model import compile_blocks

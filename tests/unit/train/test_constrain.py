@@ -154,7 +154,7 @@ REFUSED = {
     "bounds that leave nothing": (
         change("data", "variable_options", "q", to={"minimum": 1, "maximum": 0}),
         {},
-        r"fields\.q: minimum 1 must be below maximum 0",
+        r"variable_options\.q: minimum 1 must be below maximum 0",
     ),
     "no such variable": (
         change("model", "postprocess", 1, "surface_pressure", to="ps"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from credit.parallel.mesh import DeviceGrid
-from tests.parallel import cases
+from tests.parallel.training import cases
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from credit.config import build_config
-from credit.data.store.store_writer import _note
+from credit.data.store.store_writer import _write_notes
 from credit.errors import CheckpointError, CreditError
 from credit.hpc.chain import JOBS, record
 from credit.train.checkpoint import checkpoint, convert
@@ -33,7 +33,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "config.yml": lambda folder: write_config(build_config(CONFIG), folder),
     "metrics.jsonl": lambda folder: _cut_rows(folder / "metrics.jsonl", 1),
     JOBS: lambda folder: record(folder, "train", "slurm", ["12"]),
-    "000003.json": lambda folder: _note(folder / "000003.json", {5: "lost"}),
+    "000003.json": lambda folder: _write_notes(folder / "000003.json", {5: "lost"}),
 }
 OLD = {"metrics.jsonl": ROWS, JOBS: "{}"}
 

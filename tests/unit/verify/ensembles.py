@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import xarray as xr
+from credit.verify.scores.crps import crps_of, member_sums
 
 from credit.channels import ChannelMap
-from credit.config.schema_regions import REGIONS
-from credit.verify.scores.crps import crps_of, member_sums
+from credit.config.schema_verification import REGIONS
 from credit.verify.scores.energy_score import vector_member_sums
 from credit.verify.statistics.area_mean import AreaMean
 from credit.verify.statistics.regions import region_weights

@@ -8,13 +8,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from credit.verify.statistics.partial_scores import PartialScores
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 from PIL import Image, ImageSequence
 
 from credit.calendar import Calendar
 from credit.channels import Channel
-from credit.config.schema_forecast import VerificationConfig
+from credit.config.schema_verification import VerificationConfig
 from credit.errors import ConfigError, CreditError
 from credit.verify.example import ExampleCollector, ExampleEvolution, band_weights
 from credit.verify.plots.animation import animate
@@ -23,7 +24,6 @@ from credit.verify.plots.hovmoeller import hovmoeller, latitude_time, time_edges
 from credit.verify.plots.maps import FIELD, MISSING, Background
 from credit.verify.plots.style import draw
 from credit.verify.scorer import score_forecasts
-from credit.verify.statistics.partial_scores import PartialScores
 from tests.unit.analytic_reader import make_grid
 from tests.unit.verify.conftest import LEADS, MODEL_ERROR, Run, make_config
 

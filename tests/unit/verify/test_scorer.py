@@ -13,7 +13,7 @@ import xarray as xr
 from scipy import special
 
 from credit.config import build_config
-from credit.config.schema_forecast import OtherForecastsConfig
+from credit.config.schema_verification import OtherForecastsConfig
 from credit.errors import ConfigError, DataError
 from credit.forecast.io.forecast_reader import open_forecasts, open_other_forecasts
 from credit.verify.scorer import Verification, score_forecasts

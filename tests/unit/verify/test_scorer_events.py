@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xarray as xr
+from credit.verify.statistics.partial_scores import PartialScores, WorkShare
 
 from credit.calendar import Calendar
 from credit.channels import ChannelMap
@@ -21,7 +22,6 @@ from credit.forecast.io.forecast_writer import ForecastWriter
 from credit.verify import scorer
 from credit.verify.scorer import score_forecasts
 from credit.verify.scores.seeps import DRY_BELOW_MM
-from credit.verify.statistics.partial_scores import PartialScores, WorkShare
 from credit.verify.table.table import SHORT_WAVES, ScoreTable
 from tests.unit.analytic_reader import AnalyticReader, make_grid
 from tests.unit.verify.conftest import make_config

@@ -156,7 +156,7 @@ SPLITTING = [
 ]  # fmt: skip
 
 STORES = [
-    Fault("a store of other channels", ["data.store", "made from another config", "t850"],
+    Fault("a store of other channels", ["data.store", "written from another config", "t850"],
           [STORE, "data.levels=[500]"], needs="store"),
     Fault("a store of other sources", ["data.store", "data.sources"],
           [STORE, "data.sources.0.path=[data_1.nc, data_2.nc]"], needs="store"),
@@ -182,7 +182,7 @@ STORES = [
           needs="store", spoil=change_a_source),
     Fault("two sources that overlap in time", ["data.sources 0 and 1", "2000-01-05T18:00", "period"],
           ["data.sources=[{path: data_1.nc}, {path: data_2.nc}]"], spoil=overlapping),
-    Fault("a folder that is no store", ["data.store", "no training store"], ["data.store=."]),
+    Fault("a folder that is no store", ["data.store", "not a training store"], ["data.store=."]),
     Fault("no room for the store", ["data.store", "GiB are free"], [STORE], free=15 * 2**20),
     Fault("no room for the checkpoints", ["save_loc", "checkpoints", "GiB are free"], free=2**20),
     Fault("no room for the forecasts", ["save_loc", "forecasts", "GiB are free"],

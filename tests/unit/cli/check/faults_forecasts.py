@@ -30,7 +30,7 @@ FORECASTS = [
           ["inference.folder=/dev/null/foo"]),
     Fault("geopotential of levels of pressure", ["inference.derive.z: geopotential is computed on model levels", "hPa"],
           ["inference.derive={z: {kind: geopotential}}"]),
-    Fault("levels without one", ["inference.levels: []: it has no level", "inference.variables"],
+    Fault("levels without one", ["inference.levels: []: the list is empty", "inference.variables"],
           ["inference.levels=[]"]),
     Fault("a variable that is not predicted", ["inference.variables", "t2n"], ["inference.variables=[t2n]"]),
     Fault("members between two steps", ["inference.ensemble.lagged: 5h", "data.timestep"],

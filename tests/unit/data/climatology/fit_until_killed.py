@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from credit.config.schema_data import DataConfig, PreprocessConfig
-from credit.config.schema_forecast import ClimatologyConfig
+from credit.config.schema_verification import ClimatologyConfig
 from credit.data.climatology import stored
 from credit.data.store.store_reader import StoreReader
 

@@ -22,7 +22,7 @@ import zarr
 from credit.cli.main import main
 from credit.config import Config, build_config
 from credit.config.schema_data import DataConfig, PreprocessConfig
-from credit.config.schema_forecast import ClimatologyConfig, VerificationConfig
+from credit.config.schema_verification import ClimatologyConfig, VerificationConfig
 from credit.data.climatology import climatology as climatology_module
 from credit.data.climatology import stored as module
 from credit.data.climatology.fit import fit_climatology
@@ -374,7 +374,7 @@ def test_no_room(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_disk_is_full(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "fit_fields", Mock(side_effect=OSError(errno.ENOSPC, "no room")))
-    with pytest.raises(DataError, match="the disk is full .*goes on where it stopped"):
+    with pytest.raises(DataError, match="the disk is full .*continues where it stopped"):
         keep(conf, WINDOW)
     monkeypatch.undo()
     keep(conf, WINDOW)

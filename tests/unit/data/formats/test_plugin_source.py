@@ -18,6 +18,7 @@ import pytest
 import xarray as xr
 
 from credit.config import schema_source
+from credit.config.schema_base import StrictModel
 from credit.data.formats import plugin_source
 from credit.data.formats.files import OpenFiles
 from credit.data.formats.plugin_source import SourceVariable, register_source
@@ -79,7 +80,7 @@ def opened(made: Any, p3: Sequence[str] = ("t",), p2: Sequence[str] = ("u",), **
 def same(ours: SourceReader, theirs: SourceReader) -> None:
     np.testing.assert_array_equal(ours.times, theirs.times)
     np.testing.assert_array_equal(ours.static(), theirs.static())
-    assert ours.grid.difference(theirs.grid) is None
+    assert ours.grid.describe_mismatch(theirs.grid) is None
     assert ours.attributes == theirs.attributes and ours.packing_steps == theirs.packing_steps
     for index in range(len(theirs.times)):
         np.testing.assert_array_equal(ours.read(index), theirs.read(index))
@@ -157,7 +158,7 @@ def test_columns_on_hybrid_levels(tmp_path: Path) -> None:
     made = Memory(world.HOURS[:3], latitude=world.LAT, longitude=world.LON, variables=variables, fields=fields)
     path = world.write(tmp_path / "ml.nc", "no", fields, world.HOURS[:3])
     options = {"p3": ["t", "z"], "p2": ["msl"], "levels": world.LEVELS}
-    options["fields"] = {name: world.DERIVED[name] for name in ("z", "msl")}
+    options["variable_options"] = {name: world.DERIVED[name] for name in ("z", "msl")}
     ours = opened(made, source=vertical, **options)
     same(ours, opened(SimpleReader(), sources=[{"path": str(path)} | vertical], **options))
     made.asked.clear()
@@ -274,8 +275,13 @@ def test_a_field_with_its_own_time_is_taken() -> None:
     same(opened(labelled), plain)
 
 
-def test_options_are_those_of_the_class() -> None:
-    @register_source("counted")
+class CountedOptions(StrictModel):
+    number: int = 4
+    colour: Any = None
+
+
+def test_options_are_those_that_are_declared() -> None:
+    @register_source("counted", options=CountedOptions)
     class Counted(Memory):
         def __init__(self, number: int = 4, **others: Any) -> None:
             super().__init__(hours=range(0, 6 * number, 6))
@@ -283,12 +289,18 @@ def test_options_are_those_of_the_class() -> None:
 
     source = {"type": "counted", "options": {"number": 7, "colour": "red"}}
     assert len(opened(SimpleReader(), sources=[source]).times) == 7
-    with pytest.raises(ValueError, match='type: "counter" is no source; did you mean "counted"'):
+    with pytest.raises(ValueError, match='type: "counter" is not a registered source; did you mean "counted"'):
         opened(SimpleReader(), sources=[source | {"type": "counter"}])
     with pytest.raises(ValueError, match="options: .* are for a source with a type"):
         opened(SimpleReader(), sources=[{"path": "a.nc", "options": {"number": 7}}])
-    with pytest.raises(ValueError, match="options: colour is {850: nan}; the config that is kept with the run holds"):
+    with pytest.raises(
+        ValueError, match="options: colour is {850: nan}; the config is saved with the run and may hold"
+    ):
         opened(SimpleReader(), sources=[{"type": "counted", "options": {"colour": {850: float("nan")}}}])
+    with pytest.raises(ValueError, match='options: "numbr" is not an option of counted; did you mean "number"'):
+        opened(SimpleReader(), sources=[{"type": "counted", "options": {"numbr": 7}}])
+    with pytest.raises(ValueError, match="options: number: .* valid integer.*; it is an option of counted"):
+        opened(SimpleReader(), sources=[{"type": "counted", "options": {"number": "many"}}])
 
 
 def test_what_decorators_below_add_to_a_class_counts() -> None:

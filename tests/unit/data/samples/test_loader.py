@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from credit.data.samples.loader import ResumableSampler, block_at, epoch_order
+from credit.data.samples.loader import ResumableSampler, block_of_step, epoch_order
 from credit.errors import ConfigError
 
 
@@ -42,9 +42,9 @@ def test_blocks_that_are_left_out() -> None:
     """The steps go on with the blocks behind them; everything else keeps its order."""
     whole = list(ResumableSampler(25, 4, 1, 7, 0, 12))
     left = [block for number, block in enumerate(whole) if number not in (3, 4, 8)]
-    assert list(ResumableSampler(25, 4, 1, 7, 0, 9, left_out=[8, 3, 4])) == left
-    assert list(ResumableSampler(25, 4, 1, 7, 5, 9, left_out=[3, 4, 8])) == left[5:]
-    assert [block_at(step, [3, 4, 8]) for step in range(7)] == [0, 1, 2, 5, 6, 7, 9]
+    assert list(ResumableSampler(25, 4, 1, 7, 0, 9, skipped_blocks=[8, 3, 4])) == left
+    assert list(ResumableSampler(25, 4, 1, 7, 5, 9, skipped_blocks=[3, 4, 8])) == left[5:]
+    assert [block_of_step(step, [3, 4, 8]) for step in range(7)] == [0, 1, 2, 5, 6, 7, 9]
 
 
 def test_a_batch_larger_than_the_data() -> None:

@@ -33,7 +33,13 @@ def test_a_hole_in_an_undeclared_variable_is_named_with_its_place(tmp_path: Path
         reader.read(2)
     text = str(caught.value)
     # rows lie 22.5 degrees apart from 78.75 north, columns 22.5 degrees from 0
-    for part in ("t, level 850", "2000-01-01T12:00", "2 of 128", "latitude 11.25, longitude 90", "fields.t.missing"):
+    for part in (
+        "t, level 850",
+        "2000-01-01T12:00",
+        "2 of 128",
+        "latitude 11.25, longitude 90",
+        "variable_options.t.missing",
+    ):
         assert part in text
 
 

@@ -62,7 +62,7 @@ def expected(index: int) -> np.ndarray:
 
 def test_two_grids_on_a_third(conf: DataConfig) -> None:
     reader = open_sources(conf)
-    assert reader.grid.difference(TARGET) is None
+    assert reader.grid.describe_mismatch(TARGET) is None
     np.testing.assert_array_equal(reader.read(7), expected(7))
     np.testing.assert_array_equal([*reader.read_each([5, 6, 7])], [expected(5), expected(6), expected(7)])
     np.testing.assert_array_equal(reader.static()[0], Regridder(OTHER, TARGET, "nearest").apply(LAND))
@@ -71,9 +71,9 @@ def test_two_grids_on_a_third(conf: DataConfig) -> None:
 def test_what_is_on_the_grid_is_left_as_it_is(tmp_path: Path, conf: DataConfig) -> None:
     like = {"like": str(tmp_path / "t.nc")}
     reader = open_sources(make(tmp_path, grid=like))
-    assert reader.grid.difference(FINE) is None
+    assert reader.grid.describe_mismatch(FINE) is None
     np.testing.assert_array_equal(reader.read(3)[:2], T[3, ::-1])
-    assert open_sources(make(tmp_path, grid={"like": str(tmp_path / "u.nc")})).grid.difference(OTHER) is None
+    assert open_sources(make(tmp_path, grid={"like": str(tmp_path / "u.nc")})).grid.describe_mismatch(OTHER) is None
 
 
 def test_one_variable_on_two_grids(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_the_way_through_preprocess(tmp_path: Path, conf: DataConfig) -> None:
     (tmp_path / "config.yml").write_text(yaml.safe_dump(raw))
     assert main(["preprocess", str(tmp_path / "config.yml")]) == 0
     stored = open_reader(conf)
-    assert stored.grid.difference(TARGET) is None and len(stored.times) == 32
+    assert stored.grid.describe_mismatch(TARGET) is None and len(stored.times) == 32
     np.testing.assert_array_equal(stored.read(9), expected(9))
     np.testing.assert_array_equal(stored.static(), open_sources(conf).static())
     assert stored.statistics.names[0] == "t850"
@@ -164,7 +164,7 @@ def test_a_store_of_before_is_that_of_the_files_grid(tmp_path: Path, conf: DataC
     one_grid = {"p2": [], "static": [], "variable_options": {}}
     path = preprocess(make(tmp_path, grid=None, **one_grid))
     assert not [key for key in read_description(path)["identity"] if "grid" in key or "vector" in key]
-    assert open_store(path).grid.difference(FINE) is None
+    assert open_store(path).grid.describe_mismatch(FINE) is None
     with pytest.raises(DataError, match="data.grid: None in the store"):
         open_reader(make(tmp_path, **one_grid))
 
@@ -195,12 +195,12 @@ def test_a_grid_like_nothing(tmp_path: Path, conf: DataConfig) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"grid": {"rows": 19, "columns": 36}}, "name rows, columns and poles, or like"),
-        ({"grid": RUN | {"like": "a.nc"}}, "name rows, columns and poles, or like"),
-        ({"grid": {}}, "name rows, columns and poles, or like"),
+        ({"grid": {"rows": 19, "columns": 36}}, "give rows, columns and poles, or like"),
+        ({"grid": RUN | {"like": "a.nc"}}, "give rows, columns and poles, or like"),
+        ({"grid": {}}, "give rows, columns and poles, or like"),
         ({"grid": RUN | {"pole": True}}, "pole"),
         ({"grid": None, "variable_options": {}, "regrid": "conservative"}, "regrid has no effect without grid"),
-        ({"grid": None}, "fields.t.regrid has no effect"),
+        ({"grid": None}, "variable_options.t.regrid has no effect"),
         ({"static": ["sin_latitude"], "variable_options": {"sin_latitude": {"regrid": "nearest"}}}, "has no effect"),
         ({"regrid": "nearest"}, "bilinear"),
     ],

@@ -64,7 +64,7 @@ def test_damage(tmp_path: Path, array: zarr.Array) -> None:
     places = list(np.empty((CHANNELS, ROWS, COLUMNS), dtype=np.float32))
     path = tmp_path / "fields" / "c" / "1" / "0" / "0" / "0"
     whole = path.read_bytes()
-    if chunks.checked:
+    if chunks.has_checksums:
         flipped = bytearray(whole)
         flipped[len(whole) // 2] ^= 1
         path.write_bytes(flipped)

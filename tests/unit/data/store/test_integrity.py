@@ -13,12 +13,12 @@ import pytest
 import zarr
 
 from credit.config.schema_data import DataConfig, PreprocessConfig
-from credit.config.schema_forecast import ClimatologyConfig
+from credit.config.schema_verification import ClimatologyConfig
 from credit.data.climatology.stored import find_damaged_blocks, preprocess_climatology
 from credit.data.reader import open_reader
 from credit.data.sources.source_reader import SourceReader, open_sources
 from credit.data.store import integrity, store_writer
-from credit.data.store.integrity import find_damage, require_whole
+from credit.data.store.integrity import find_damage, require_undamaged
 from credit.data.store.preprocess import preprocess
 from credit.data.store.store_reader import read_description
 from credit.errors import DataError
@@ -30,7 +30,7 @@ HOURS = np.arange(40) * 6
 
 @pytest.fixture(autouse=True)
 def _short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_writer, "_MOST_TIMES", LENGTH)
+    monkeypatch.setattr(store_writer, "_MAX_PART_TIMES", LENGTH)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_lost_chunks_are_found_and_only_their_parts_written_again(conf: DataConf
     assert damage.times[3] == "its chunk is lost"
     assert damage.times[21].startswith("its chunk has")
     with pytest.raises(DataError) as caught:
-        require_whole(path)
+        require_undamaged(path)
     assert "2 of 32 times are lost or damaged, the first is 2000-01-01T18:00 (its chunk is lost)" in str(caught.value)
     assert "they lie in 2 parts of 8 times (0, 2); run credit_preprocess CONFIG," in str(caught.value)
     preprocess(conf)
@@ -104,7 +104,7 @@ def test_a_damaged_chunk_of_the_right_size_needs_the_deep_check(conf: DataConfig
     assert not find_damage(path)
     damage = find_damage(path, deep=True)
     assert damage.parts == [1, 3] and "checksum" in damage.times[9]
-    assert damage.times[29] == "its fields are others than those that were written"
+    assert damage.times[29] == "its fields differ from those that were written"
     with pytest.raises(
         DataError, match=r"2000-01-03T06:00 cannot be read .* run credit_preprocess CONFIG --deep, which"
     ):

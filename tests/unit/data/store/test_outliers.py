@@ -21,7 +21,7 @@ SPOILT, WHEN = 13, "2000-01-04T06:00"
 
 @pytest.fixture(autouse=True)
 def _short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_writer, "_MOST_TIMES", LENGTH)
+    monkeypatch.setattr(store_writer, "_MAX_PART_TIMES", LENGTH)
 
 
 def write_rain(folder: Path, spoilt: int | None = SPOILT, seed: int = 0) -> None:

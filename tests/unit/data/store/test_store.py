@@ -66,7 +66,7 @@ def test_the_store_gives_what_the_sources_give(conf: DataConfig) -> None:
         np.testing.assert_array_equal(stored.read(index), sources.read(sources.index_of(int(time))))
     np.testing.assert_array_equal(stored.static(), sources.static())
     np.testing.assert_array_equal(stored.masks["sst"], sources.masks["sst"])
-    assert stored.attributes == sources.attributes and stored.grid.difference(sources.grid) is None
+    assert stored.attributes == sources.attributes and stored.grid.describe_mismatch(sources.grid) is None
     np.testing.assert_array_equal(stored.grid.lat_bounds, sources.grid.lat_bounds)
     first, last = sources.calendar.parse("2000-01-01"), sources.calendar.parse_end("2000-01-04")
     fitted = fit_statistics(sources, first, last, 360)
@@ -104,9 +104,9 @@ def test_a_store_is_wanted_but_not_there(tmp_path: Path, conf: DataConfig) -> No
     with pytest.raises(DataError, match="does not exist; run credit_preprocess"):
         open_reader(conf)
     Path(conf.store).mkdir()
-    with pytest.raises(DataError, match="is no training store"):
+    with pytest.raises(DataError, match="is not a training store"):
         open_reader(conf)
-    with pytest.raises(DataError, match="is no training store"):
+    with pytest.raises(DataError, match="is not a training store"):
         preprocess(conf)
     with pytest.raises(DataError, match="data.store: not set"):
         preprocess(make(tmp_path, store=None))
@@ -128,7 +128,9 @@ def test_a_full_disk_while_writing(conf: DataConfig, monkeypatch: pytest.MonkeyP
 
     with monkeypatch.context() as patch:
         patch.setattr(_local, "_put", full)
-        with pytest.raises(DataError, match=r"store\.zarr: the disk is full .* free\); make room and run the same"):
+        with pytest.raises(
+            DataError, match=r"store\.zarr: the disk is full .* free\); free some space and run the same"
+        ):
             preprocess(conf)
     with pytest.raises(DataError, match="not complete"):
         open_reader(conf)
@@ -139,7 +141,7 @@ def test_a_full_disk_while_writing(conf: DataConfig, monkeypatch: pytest.MonkeyP
 def test_no_room_is_seen_before_writing(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(module.shutil, "disk_usage", lambda path: usage(10, 10, 2**20))
-    with pytest.raises(DataError, match=r"needs up to 16\.1 MiB more, 1\.0 MiB are free"):
+    with pytest.raises(DataError, match=r"needs up to 16\.1 MiB more, but only 1\.0 MiB are free"):
         preprocess(conf)
     assert not Path(conf.store).exists()
 

@@ -66,7 +66,7 @@ def make(folder: Path, name: str = "store.zarr", **changes: object) -> DataConfi
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_files(tmp_path)
-    monkeypatch.setattr(store_writer, "_MOST_TIMES", LENGTH)
+    monkeypatch.setattr(store_writer, "_MAX_PART_TIMES", LENGTH)
     return tmp_path
 
 
@@ -162,7 +162,7 @@ SCRIPT = """
     from credit.data.store import store_writer as parts
     from credit.data.store import preprocess
     from credit.data.sources import source_reader as sources
-    parts._MOST_TIMES = 8
+    parts._MAX_PART_TIMES = 8
     read, count, pause, most = sources.SourceReader._read_variables, 0, float(sys.argv[2]), int(sys.argv[3])
     def watched(self, indices, names):
         global count

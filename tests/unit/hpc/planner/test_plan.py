@@ -15,9 +15,9 @@ from credit.hpc.planner.mesh import CHECKPOINTING, Run
 from credit.hpc.planner.plan import Plan, make_plan
 from credit.hpc.planner.report import describe, to_dict
 from credit.hpc.planner.traffic import Message, seconds
+from credit.parallel.dtensor import local_shard
 from credit.parallel.mesh import ParallelDims, build_mesh
 from credit.parallel.process_info import fake_process_group
-from credit.parallel.reduce import local_shard
 from tests.unit.hpc.measured import rehearsal_of, small_config
 
 H100 = find_gpu("h100")

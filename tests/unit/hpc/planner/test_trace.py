@@ -14,7 +14,7 @@ from torch import nn
 from credit.cli.plan import load_config_without_paths
 from credit.hpc.planner.trace import Kernel, Trace, extend, trace_step
 from credit.parallel.process_info import fake_process_group
-from tests.parallel.grid import REPOSITORY
+from tests.parallel.torchrun import REPOSITORY
 from tests.unit.hpc.measured import allocated, counted_flops, small_config, traced
 
 WAYS = [*itertools.product(("false", "selective", "true"), ("false", "true"))]

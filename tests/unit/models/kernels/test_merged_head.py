@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from credit.models.kernels.merged_head import Margins, SubpixelHead
-from credit.models.layers.up_sampling import Decoder
+from credit.models.kernels.merged_head import Margins
+from credit.models.layers.up_sampling import SubpixelHead
+from credit.models.wxformer.model import Decoder
 
 MARGINS = [((3, 6), (1, 13)), ((1, 1), (1, 1)), ((8, 11), (10, 12)), ((2, 5), (5, 4))]
 AT_THE_EDGE = [((0, 1), (1, 0)), ((0, 0), (5, 5)), ((0, 0), (0, 0))]
@@ -94,7 +95,7 @@ def test_kernels_of_frozen_weights_are_made_once() -> None:
     torch.manual_seed(0)
     head, margins, x_BCHW = SubpixelHead(6, 19), MARGINS[0], torch.randn(1, 6, 20, 24)
     expected = head(x_BCHW, margins)
-    head.make_once()
+    head.precompute()
     assert torch.equal(head(x_BCHW, margins), expected)
     whole = flops(lambda: head(x_BCHW, margins))
     assert whole < flops(lambda: SubpixelHead(6, 19)(x_BCHW, margins))

@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from credit.models.kernels.recompute_cache import recall, recompute_contexts
+from credit.models.kernels.recompute_cache import cache_across_recompute, recompute_contexts
 from credit.models.layers import spectral_norm
-from credit.parallel.activation_checkpoint import checkpoint_blocks
+from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
 
 from ..small import build, fields
 
@@ -27,7 +27,7 @@ class Counted(torch.autograd.Function):
             return (x.square(),)
 
         ctx.save_for_backward(x)
-        return recall(compute)[0]
+        return cache_across_recompute(compute)[0]
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> Tensor:
@@ -86,6 +86,6 @@ def test_passes_that_differ_are_noticed() -> None:
     first, again = recompute_contexts()
     with first:
         for _ in range(2):
-            recall(lambda: (torch.ones(1),))
+            cache_across_recompute(lambda: (torch.ones(1),))
     with pytest.raises(AssertionError), again:
-        recall(lambda: (torch.ones(1),))
+        cache_across_recompute(lambda: (torch.ones(1),))

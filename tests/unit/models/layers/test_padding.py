@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from credit.errors import ConfigError
-from credit.models.layers.padding import SpherePadding, auto_padding, build_padding, window_multiple
+from credit.models.layers.padding import SpherePadding, auto_padding, window_multiple
+from credit.models.wxformer.padding import build_padding
 
 from ..small import build
 
@@ -149,6 +150,6 @@ def test_vectors_of_all_frames_turn_at_a_pole() -> None:
     options = {"mode": "earth", "lat": [4, 4], "lon": [4, 4], "pole": "exact"}
     model = build(frames=2, image_height=24, image_width=24, padding=options, vector_channels=[1])
     one = build(frames=1, image_height=24, image_width=24, padding=options, vector_channels=[1])
-    x_BCTHW = torch.randn(1, *model.in_shape)
+    x_BCTHW = torch.randn(1, *model.spec.in_shape)
     expected = torch.stack([one.padding.pad(x_BCTHW[:, :, frame]) for frame in range(2)], dim=2)
     assert torch.equal(model.padding.pad(x_BCTHW.flatten(1, 2)), expected.flatten(1, 2))

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from credit.models.layers import spectral_norm
 from credit.models.wxformer import WXFormer
-from credit.parallel.activation_checkpoint import checkpoint_blocks
+from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
 from credit.train.build_model import compile_blocks
 
 from ..small import build, fields
@@ -115,7 +115,7 @@ def test_a_rollout_that_is_computed_again_has_the_same_gradients() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # dynamo's own
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_compiled_blocks_take_the_weights_from_outside(checkpointing: bool) -> None:
+def test_compiled_blocks_normalise_their_own_weights(checkpointing: bool) -> None:
     torch._dynamo.reset()
     plain, model = build(), build()
     if checkpointing:

@@ -7,11 +7,11 @@ from functools import partial
 import pytest
 import torch
 
-from credit.models.layers.window_attention import Attention, DynamicPositionBias
-from credit.models.wxformer.inference import prepare_for_inference
+from credit.models.inference import prepare_for_inference
+from credit.models.layers.window_attention import DynamicPositionBias, WindowAttention
 
 
-def plain_attention(attention: Attention, x_BHWC: torch.Tensor) -> torch.Tensor:
+def plain_attention(attention: WindowAttention, x_BHWC: torch.Tensor) -> torch.Tensor:
     """Every cell attends to the cells of its window, one at a time."""
     _, H, W, C = x_BHWC.shape
     w, d = attention.window, attention.dim_head
@@ -42,7 +42,7 @@ def plain_attention(attention: Attention, x_BHWC: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("strided", [False, True])
 def test_windows_heads_and_bias(strided: bool, window: int) -> None:
     torch.manual_seed(0)
-    attention = Attention(12, 4, window, strided=strided, dropout=0.0, bias_index="published").eval()
+    attention = WindowAttention(12, 4, window, strided=strided, dropout=0.0, bias_index="published").eval()
     x_BHWC = torch.randn(2, 4, 6, 12)
     with torch.no_grad():
         torch.testing.assert_close(attention(x_BHWC), plain_attention(attention, x_BHWC), rtol=1e-5, atol=1e-6)
@@ -50,7 +50,8 @@ def test_windows_heads_and_bias(strided: bool, window: int) -> None:
 
 def test_a_window_of_one_cell_has_the_gradients_of_any_other() -> None:
     torch.manual_seed(0)
-    attention, x_BHWC = Attention(12, 4, 1, strided=True, dropout=0.0, bias_index="published"), torch.randn(1, 4, 6, 12)
+    attention = WindowAttention(12, 4, 1, strided=True, dropout=0.0, bias_index="published")
+    x_BHWC = torch.randn(1, 4, 6, 12)
     names, parameters = zip(*attention.named_parameters(), strict=True)
     ours, expected = (
         torch.autograd.grad(attend(x_BHWC).square().sum(), parameters)
@@ -96,12 +97,12 @@ def test_a_forecast_makes_the_bias_once() -> None:
     expected = model[0]()
     prepare_for_inference(model)
     assert torch.equal(model[0](), expected) and model[0]() is model[0]()
-    assert "made_bias" not in model[0].state_dict()
+    assert "cached_bias" not in model[0].state_dict()
 
 
 def test_dropout_acts_in_training_only() -> None:
     torch.manual_seed(0)
-    attention = Attention(8, 4, 2, strided=False, dropout=0.5, bias_index="published")
+    attention = WindowAttention(8, 4, 2, strided=False, dropout=0.5, bias_index="published")
     x_BHWC = torch.randn(1, 4, 4, 8)
     assert not torch.equal(attention(x_BHWC), attention(x_BHWC))
     attention.eval()
@@ -114,3 +115,20 @@ def test_position_bias_is_not_rounded_under_autocast() -> None:
     expected = bias()
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(bias(), expected)
+
+
+def test_dropped_weights_average_to_the_exact_result() -> None:
+    torch.manual_seed(0)
+    attention = WindowAttention(16, 8, 4, strided=False, dropout=0.3, bias_index="exact")
+    x_BHWC = torch.randn(1, 32, 32, 16)
+    exact = attention.eval()(x_BHWC)
+    attention.train()
+    dropped = torch.stack([attention(x_BHWC) for _ in range(100)])
+    assert not torch.equal(dropped[0], dropped[1])
+    assert (dropped.mean(0) - exact).std() < 0.1 * exact.std()
+
+
+def test_a_window_that_does_not_fit_is_refused() -> None:
+    attention = WindowAttention(8, 4, 4)
+    with pytest.raises(ValueError, match="a window of 4 x 4 cells does not divide a grid of 8 x 6 cells"):
+        attention(torch.randn(1, 8, 6, 8))

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from credit.channels import ChannelMap
-from credit.config.schema_forecast import BASELINES
-from credit.config.schema_regions import REGIONS
+from credit.config.schema_verification import BASELINES, REGIONS
 from credit.data.splits import Split
 from credit.errors import DataError
 from credit.verify.scores import baselines

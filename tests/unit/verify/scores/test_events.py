@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit.config.schema_regions import REGIONS
+from credit.config.schema_verification import REGIONS
 from credit.verify.scores.events import EventStatistics
 from credit.verify.significance.bootstrap import intervals
 from credit.verify.statistics.area_mean import AreaMean

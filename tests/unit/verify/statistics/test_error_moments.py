@@ -7,8 +7,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from credit.channels import ChannelMap, pick
-from credit.config.schema_regions import REGIONS
+from credit.channels import ChannelMap, take_channels
+from credit.config.schema_verification import REGIONS
 from credit.data.climatology.climatology import LazyWeightedSum
 from credit.errors import DataError
 from credit.verify.scores.baseline_state import BaselineState
@@ -113,7 +113,7 @@ def test_every_block_counts() -> None:
 
 def test_some_channels_of_a_climatology_made_of_parts() -> None:
     for channels in ([1, 2, 3], [4, 0]):
-        np.testing.assert_array_equal(np.asarray(pick(LAZY, channels)), np.asarray(LAZY)[channels])
+        np.testing.assert_array_equal(np.asarray(take_channels(LAZY, channels)), np.asarray(LAZY)[channels])
     with pytest.raises(ValueError, match="copy=False"):
         np.array(LAZY, copy=False)
 

@@ -1,0 +1,101 @@
+"""Scaled dot-product attention with a bias that trains, inside windows.
+
+Shape suffixes: N windows of the whole batch, h heads, L positions in a window, d channels per head; M = N * h.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from credit.models.kernels.autocast import backward_without_autocast
+from credit.models.kernels.dispatch import ATTENTION, uses
+
+# Number of float32 values in the longest vector register.
+VECTOR_LENGTH = 16
+
+
+def attention(qkv_3NhLd: Tensor, bias_LL: Tensor, dropout: float = 0.0) -> Tensor:
+    """Return softmax(q k^T / sqrt(d) + bias) v.
+
+    Args:
+        qkv_3NhLd: queries, keys and values.
+        bias_LL: additive bias of query i and key j, shared by windows and heads.
+        dropout: probability of dropping an attention weight. Only the plain formulation has dropout.
+
+    Returns:
+        (N, h, L, d), in the dtype of `qkv_3NhLd`.
+    """
+    if dropout == 0.0 and uses(ATTENTION, qkv_3NhLd):
+        return sdpa_cpu(qkv_3NhLd, bias_LL)
+    return sdpa(qkv_3NhLd, bias_LL, dropout)
+
+
+def sdpa(qkv_3NhLd: Tensor, bias_LL: Tensor, dropout: float = 0.0) -> Tensor:
+    """Plain formulation of `attention`, by the kernel that torch has for the device."""
+    q_NhLd, k_NhLd, v_NhLd = qkv_3NhLd.unbind(0)
+    return F.scaled_dot_product_attention(q_NhLd, k_NhLd, v_NhLd, attn_mask=bias_LL.to(q_NhLd.dtype), dropout_p=dropout)
+
+
+def sdpa_cpu(qkv_3NhLd: Tensor, bias_LL: Tensor) -> Tensor:
+    """Kernel of `attention` without dropout: products of matrices, in float32 as torch's own.
+
+    On a CPU torch has no kernel that gives the bias a gradient (torch 2.13). The operators that it runs instead scale
+    queries and keys into copies, which they keep for the backward pass.
+    """
+    return _CpuAttention.apply(qkv_3NhLd, bias_LL)
+
+
+class _CpuAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, qkv_3NhLd: Tensor, bias_LL: Tensor) -> Tensor:
+        _, N, h, L, d = qkv_3NhLd.shape
+        with torch.autocast("cpu", enabled=False):
+            # A view for one head, else a copy.
+            qkv_3MLd = qkv_3NhLd.reshape(3, N * h, L, d)
+            q_MLd, k_MLd, v_MLd = qkv_3MLd.to(_at_least_float32(qkv_3MLd)).unbind(0)
+            scores_MLL = torch.baddbmm(bias_LL.to(q_MLd.dtype), q_MLd, k_MLd.mT, alpha=d**-0.5)
+            weights_MLL = softmax_(scores_MLL)
+            y_MLd = torch.bmm(weights_MLL, v_MLd)
+        ctx.save_for_backward(qkv_3MLd, weights_MLL)
+        ctx.qkv_shape = qkv_3NhLd.shape
+        ctx.bias_dtype = bias_LL.dtype
+        return y_MLd.view(N, h, L, d).to(qkv_3NhLd.dtype)
+
+    @staticmethod
+    @once_differentiable
+    @backward_without_autocast
+    def backward(ctx: FunctionCtx, grad_y_NhLd: Tensor) -> tuple[Tensor, Tensor]:
+        qkv_3MLd, weights_MLL = ctx.saved_tensors
+        dtype = _at_least_float32(qkv_3MLd)
+        q_MLd, k_MLd, v_MLd = qkv_3MLd.to(dtype).unbind(0)
+        grad_y_MLd = grad_y_NhLd.flatten(0, 1).to(dtype)
+        grad_qkv_3MLd = torch.empty(qkv_3MLd.shape, dtype=dtype, device=qkv_3MLd.device)
+        grad_q_MLd, grad_k_MLd, grad_v_MLd = grad_qkv_3MLd.unbind(0)
+
+        torch.bmm(weights_MLL.mT, grad_y_MLd, out=grad_v_MLd)
+        # The gradient of the weights has no name, so that its memory is free again after this line.
+        grad_scores_MLL = torch.ops.aten._softmax_backward_data(torch.bmm(grad_y_MLd, v_MLd.mT), weights_MLL, -1, dtype)
+        scale = q_MLd.shape[-1] ** -0.5
+        torch.baddbmm(grad_q_MLd, grad_scores_MLL, k_MLd, beta=0, alpha=scale, out=grad_q_MLd)
+        torch.baddbmm(grad_k_MLd, grad_scores_MLL.mT, q_MLd, beta=0, alpha=scale, out=grad_k_MLd)
+
+        grad_qkv_3NhLd = grad_qkv_3MLd.view(ctx.qkv_shape).to(qkv_3MLd.dtype)
+        return grad_qkv_3NhLd, grad_scores_MLL.sum(0).to(ctx.bias_dtype)
+
+
+def softmax_(scores_MLL: Tensor) -> Tensor:
+    """Return the softmax of each row; the result may overwrite the argument.
+
+    For rows that do not fill a vector register, torch's own takes five times as long on a CPU (torch 2.13).
+    """
+    if scores_MLL.shape[-1] >= VECTOR_LENGTH:
+        return scores_MLL.softmax(-1)
+    weights_MLL = scores_MLL.sub_(scores_MLL.amax(-1, keepdim=True)).exp_()
+    return weights_MLL.div_(weights_MLL.sum(-1, keepdim=True))
+
+
+def _at_least_float32(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)

@@ -1,0 +1,199 @@
+"""Strided convolutions with large kernels and few output channels.
+
+A kernel of 32 x 32 cells with stride 2 on 80 channels that gives 4 is the largest single cost of WXFormer in its plain
+formulation: too few outputs for a convolution to be fast. Here all taps along columns become output channels of a tall
+thin (k/stride x 1) convolution over patches of stride x stride cells, and tap t of output column j is found at column
+j + t: the same sums in another order. That keeps matrix products large.
+
+Shape suffixes: B batch, C channels, H and W rows and columns of patches, K channels of a patch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from credit.models.kernels.autocast import backward_without_autocast
+from credit.models.kernels.fast_fir import PatchRows
+from credit.models.kernels.patch_gather import PatchGrid
+from credit.models.kernels.recompute_cache import cache_across_recompute
+
+
+def strided_conv(x_BCHW: Tensor, weight: Tensor, bias: Tensor, stride: int) -> Tensor:
+    """Plain formulation of one convolution, each of whose outputs is centred on a patch.
+
+    Args:
+        x_BCHW: padded field.
+        weight: (out, C, k, k), with k at least `stride`.
+        bias: (out,).
+        stride: edge of a patch.
+
+    Returns:
+        (B, out, H / stride, W / stride), rounded down.
+    """
+    num_outside = weight.shape[-1] - stride
+    if num_outside % 2:
+        # The odd cell of zeros goes right and below.
+        x_BCHW = F.pad(x_BCHW, (0, 1, 0, 1))
+    return F.conv2d(x_BCHW, weight, bias, stride, num_outside // 2)
+
+
+def large_kernel_convs(
+    x_BHWC: Tensor, grid: PatchGrid, weights: Sequence[Tensor], biases: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """Return the convolutions of a padded field with several large kernels.
+
+    Args:
+        x_BHWC: field without its padding.
+        grid: patches of the padded field.
+        weights: (out, C, k, k) for each kernel, from the smallest to the largest. Every k is a multiple of the stride,
+            and two of them differ by a multiple of twice the stride.
+        biases: (out,) for each kernel.
+
+    Returns:
+        (B, *grid.output_shape, out) for each kernel.
+    """
+    return _LargeKernelConvs.apply(x_BHWC, grid, grid.gather_index(x_BHWC.device), len(weights), *weights, *biases)
+
+
+class _LargeKernelConvs(torch.autograd.Function):
+    """Convolutions that keep the field alone, and gather its patches again in the backward pass.
+
+    The patches would be the largest tensor that a training step keeps.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx,
+        x_BHWC: Tensor,
+        grid: PatchGrid,
+        gather_index: Tensor,
+        num_kernels: int,
+        *weights_and_biases: Tensor,
+    ) -> tuple[Tensor, ...]:
+        weights = weights_and_biases[:num_kernels]
+        biases = weights_and_biases[num_kernels:]
+        ctx.save_for_backward(x_BHWC, *weights)
+        ctx.grid = grid
+        ctx.gather_index = gather_index
+        return cache_across_recompute(lambda: _convolve(x_BHWC, grid, gather_index, weights, biases))
+
+    @staticmethod
+    @once_differentiable
+    @backward_without_autocast
+    def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x_BHWC, *weights = ctx.saved_tensors
+        grid = ctx.grid
+        num_kernels = len(weights)
+        needs_grad_field = ctx.needs_input_grad[0]
+        needs_grad_weights = ctx.needs_input_grad[4 : 4 + num_kernels]
+        rows = PatchRows(grid, grid.unfold(x_BHWC, ctx.gather_index))
+        grad_weights: list[Tensor | None] = [None] * num_kernels
+        grad_biases: list[Tensor | None] = [None] * num_kernels
+        grad_patches = None
+        # From the largest kernel, which reads all patches, to the smallest.
+        for i in reversed(range(num_kernels)):
+            weight = weights[i]
+            grad_BHWC = gradients[i]
+            taps = weight.shape[-1] // grid.stride
+            first_patch = grid.first_patch(weight.shape[-1])
+            row_weight = to_row_weight(weight, grid.stride)
+            grad_y_BHWC = grad_BHWC.new_zeros(len(grad_BHWC), grid.output_shape[0], grid.shape[1], len(row_weight))
+            column_taps(grad_y_BHWC, taps, first_patch, grid.output_shape[1]).copy_(grad_BHWC.unsqueeze(-2))
+            grad_biases[i] = grad_BHWC.float().sum((0, 1, 2)).to(weight.dtype)
+            if needs_grad_weights[i]:
+                grad_row_weight = rows.weight_gradient(grad_y_BHWC, taps).to(weight.dtype)
+                grad_weights[i] = from_row_weight(grad_row_weight, grid.stride, weight.shape)
+            if needs_grad_field:
+                grad_rows = _input_gradient(grad_y_BHWC, rows.slab(taps), row_weight)
+                if grad_patches is None:
+                    grad_patches = grad_rows
+                else:
+                    grad_patches[:, first_patch : first_patch + grad_rows.shape[1]] += grad_rows
+        grad_field = None
+        if grad_patches is not None:
+            grad_field = grid.fold(grad_patches, ctx.gather_index, x_BHWC.shape[-1])
+        return grad_field, None, None, None, *grad_weights, *grad_biases
+
+
+def _convolve(
+    x_BHWC: Tensor, grid: PatchGrid, gather_index: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    rows = PatchRows(grid, grid.unfold(x_BHWC, gather_index))
+    outputs = []
+    for weight, bias in zip(weights, biases, strict=True):
+        kernel = weight.shape[-1]
+        y_BHWC = rows.convolve(to_row_weight(weight, grid.stride))
+        # The sum is float32 even where the taps are bfloat16: 16 roundings in a row would show.
+        taps_BHWTC = column_taps(y_BHWC.float(), kernel // grid.stride, grid.first_patch(kernel), grid.output_shape[1])
+        sums = taps_BHWTC.sum(-2) + bias.float()
+        # The compiler of torch 2.11 loses the gradients of a function's result that `to` leaves as it is.
+        outputs.append(sums if sums.dtype == x_BHWC.dtype else sums.to(x_BHWC.dtype))
+    return tuple(outputs)
+
+
+def to_row_weight(weight: Tensor, stride: int) -> Tensor:
+    """Return an (out, in, k, k) weight as that of a convolution over rows of patches.
+
+    Returns:
+        (k/stride * out, stride^2 * in, k/stride, 1); output channels are ordered (column tap, out), input channels as
+        in `PatchGrid.unfold`.
+    """
+    out_channels, in_channels, kernel, _ = weight.shape
+    taps = kernel // stride
+    # out, in, row tap, row in the patch, column tap, column in the patch
+    cells = weight.view(out_channels, in_channels, taps, stride, taps, stride)
+    return cells.permute(4, 0, 3, 5, 1, 2).reshape(taps * out_channels, stride * stride * in_channels, taps, 1)
+
+
+def from_row_weight(row_weight: Tensor, stride: int, shape: torch.Size) -> Tensor:
+    """Undo `to_row_weight` for a weight of `shape` (out, in, k, k)."""
+    out_channels, in_channels, kernel, _ = shape
+    taps = kernel // stride
+    # column tap, out, row in the patch, column in the patch, in, row tap
+    cells = row_weight.view(taps, out_channels, stride, stride, in_channels, taps)
+    return cells.permute(1, 4, 5, 2, 0, 3).reshape(shape)
+
+
+def column_taps(y_BHWC: Tensor, taps: int, first_column: int, num_columns: int) -> Tensor:
+    """Return the outputs of all column taps that belong to each column, as a view that reads along diagonals.
+
+    Args:
+        y_BHWC: contiguous result of a convolution over rows, channels ordered (column tap, out).
+        taps: number of column taps.
+        first_column: column of patches that the first tap of the first output column reads.
+        num_columns: number of output columns.
+
+    Returns:
+        (B, H, num_columns, taps, out); tap t of column j is found at column first_column + j + t of `y_BHWC`.
+    """
+    B, H, _, C = y_BHWC.shape
+    out_channels = C // taps
+    batch_stride, row_stride, column_stride, _ = y_BHWC.stride()
+    return y_BHWC.as_strided(
+        (B, H, num_columns, taps, out_channels),
+        (batch_stride, row_stride, column_stride, column_stride + out_channels, 1),
+        first_column * column_stride,
+    )
+
+
+def _input_gradient(grad_y_BHWC: Tensor, rows_BHWK: Tensor, row_weight: Tensor) -> Tensor:
+    """Return the gradient of the rows of patches that were convolved, given that of the result."""
+    grad_rows_BKHW, _, _ = torch.ops.aten.convolution_backward(
+        grad_y_BHWC.permute(0, 3, 1, 2),
+        rows_BHWK.permute(0, 3, 1, 2),
+        row_weight,
+        bias_sizes=None,
+        stride=(1, 1),
+        padding=(0, 0),
+        dilation=(1, 1),
+        transposed=False,
+        output_padding=(0, 0),
+        groups=1,
+        output_mask=(True, False, False),
+    )
+    return grad_rows_BKHW.permute(0, 2, 3, 1).contiguous()

@@ -1,0 +1,92 @@
+"""Checks that the sizes of WXFormer's config section fit together, with messages that say what would fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from credit.errors import ConfigError
+from credit.models.layers.padding import SpherePadding, stage_sizes
+from credit.models.wxformer.section import WXFormerSection
+
+
+def check_section(section: WXFormerSection, local_windows: Sequence[int], num_stages: int) -> None:
+    """Refuse sizes that do not fit together.
+
+    Args:
+        section: section of the model.
+        local_windows: local window of each stage.
+        num_stages: number of stages.
+
+    Raises:
+        ConfigError: naming the key and a value that fits.
+    """
+    sizes_by_stage = {
+        "dim": section.dim,
+        "depth": section.depth,
+        "global_window_size": section.global_window_size,
+        "local_window_size": local_windows,
+        "cross_embed_kernel_sizes": section.cross_embed_kernel_sizes,
+        "cross_embed_strides": section.cross_embed_strides,
+    }
+    for key, sizes in sizes_by_stage.items():
+        if len(sizes) != num_stages:
+            raise ConfigError(
+                f"model.{key}: {list(sizes)} has {len(sizes)} entries, one is needed for each of the {num_stages} "
+                "stages"
+            )
+        if key != "cross_embed_kernel_sizes" and min(sizes) < 1:
+            raise ConfigError(f"model.{key}: {list(sizes)} must be 1 or more in every stage")
+    _check_widths(section.dim, section.dim_head)
+    _check_embedding(section.cross_embed_kernel_sizes, section.cross_embed_strides)
+
+
+def check_vector_channels(vector_channels: Sequence[int], in_channels: int) -> None:
+    """Refuse vector channels that the input does not have."""
+    outside = [channel for channel in vector_channels if not 0 <= channel < in_channels]
+    if outside:
+        raise ConfigError(
+            f"model.vector_channels: {outside} are not among the {in_channels} input channels, counted from 0"
+        )
+
+
+def check_output_size(grid: tuple[int, int], padding: SpherePadding, strides: Sequence[int], interp: bool) -> None:
+    """Refuse sizes whose output, less the padding, is neither of the grid's size nor may be interpolated to it."""
+    sizes = []
+    for size, pads in zip(grid, (padding.lat, padding.lon), strict=True):
+        first_stage_size = stage_sizes(size + sum(pads), strides)[0]
+        sizes.append(2 * first_stage_size - sum(pads))
+    if min(sizes) < 1 or (tuple(sizes) != tuple(grid) and not interp):
+        raise ConfigError(
+            f"model.interp: {interp}, but the decoder gives {sizes[0]} x {sizes[1]} cells for a grid of "
+            f"{grid[0]} x {grid[1]}; set it to true, or choose strides of 2 and even padded sizes"
+        )
+
+
+def _check_widths(dim: Sequence[int], dim_head: int) -> None:
+    doubled = [dim[0] * 2**stage for stage in range(len(dim))]
+    if list(dim) != doubled:
+        raise ConfigError(
+            f"model.dim: {list(dim)} must double from stage to stage, as the decoder halves it; for example {doubled}"
+        )
+    if dim[0] % dim_head:
+        divisors = [n for n in range(1, dim[0] + 1) if dim[0] % n == 0]
+        nearest = min(divisors, key=lambda n: abs(n - dim_head))
+        raise ConfigError(
+            f"model.dim_head: {dim_head} does not divide the {dim[0]} channels of the first stage; nearest is {nearest}"
+        )
+    if dim[0] < 4:
+        raise ConfigError(f"model.dim: {list(dim)} is too narrow, the position bias needs at least 4 channels")
+
+
+def _check_embedding(kernel_sizes: Sequence[Sequence[int]], strides: Sequence[int]) -> None:
+    for stage, (kernels, stride) in enumerate(zip(kernel_sizes, strides, strict=True)):
+        if stage and stride != 2:
+            raise ConfigError(
+                f"model.cross_embed_strides: {list(strides)}: stage {stage} must have stride 2, "
+                "as each decoder block doubles the size"
+            )
+        if not kernels or min(kernels) < stride:
+            raise ConfigError(
+                f"model.cross_embed_kernel_sizes: {list(kernels)} in stage {stage}: every kernel must be at least the "
+                f"stride, {stride}"
+            )

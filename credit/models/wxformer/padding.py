@@ -1,0 +1,132 @@
+"""The `model.padding` section of WXFormer, and the check that windows fit the padded grid."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from credit.errors import ConfigError, did_you_mean
+from credit.models.layers.padding import NO_PADDING, SpherePadding, auto_padding, stage_sizes, window_multiple
+
+MODES = ("earth", "mirror")
+POLES = ("published", "exact")
+KEYS = ("mode", "lat", "lon", "pole")
+
+
+def build_padding(
+    padding: Mapping[str, Any] | None,
+    *,
+    grid: tuple[int, int],
+    strides: Sequence[int],
+    windows: Sequence[Sequence[int]],
+    vector_channels: Sequence[int],
+    pole_points: bool,
+) -> SpherePadding:
+    """Check the `padding` section of a model and return the padding that it describes.
+
+    Args:
+        padding: keys `mode`, `lat`, `lon` and `pole`, all with defaults (earth, auto, auto, published); None means no
+            padding. `pole: published` is what published weights were trained with: it repeats a row at the pole and
+            keeps the sign of vector components; `exact` does neither. A change of sign supposes that 0 means no wind,
+            so `exact` needs vector channels that are normalised by a scale alone.
+        grid: rows and columns.
+        strides: stride of each stage, for `auto`.
+        windows: (global, local) window of each stage, for `auto`.
+        vector_channels: input channels that hold vector components, for `pole: exact`.
+        pole_points: True if the grid has rows at the poles, for `pole: exact`.
+
+    Raises:
+        ConfigError: for an unknown key or choice, or for pads that the grid is too small for.
+    """
+    if padding is None:
+        return NO_PADDING
+    if not isinstance(padding, Mapping):
+        raise ConfigError(f"model.padding: {padding!r} is not a mapping with the keys {', '.join(KEYS)}")
+    for key in padding:
+        if key not in KEYS:
+            raise ConfigError(f"model.padding.{key}: unknown key{did_you_mean(key, KEYS)}")
+    mode = _choose("mode", padding.get("mode", "earth"), MODES)
+    pole = _choose("pole", padding.get("pole", "published"), POLES)
+    height, width = grid
+    multiple = window_multiple(strides, windows)
+    lat = _read_pads("lat", padding.get("lat", "auto"), height, multiple, strides)
+    lon = _read_pads("lon", padding.get("lon", "auto"), width, multiple, strides)
+    is_exact = pole == "exact"
+    if is_exact and mode != "earth":
+        raise ConfigError(
+            f"model.padding.pole: exact needs model.padding.mode: earth, which crosses the pole; mode is {mode}"
+        )
+    if mode == "earth" and any(lat) and width % 2:
+        raise ConfigError(
+            f"model.padding.mode: earth needs an even number of longitudes, the grid has {width}: "
+            "the opposite meridian is half the columns away; choose mode: mirror"
+        )
+    skip = 1 if mode == "mirror" or (is_exact and pole_points) else 0
+    for axis, pads, limit in (("lat", lat, height - skip), ("lon", lon, width)):
+        if max(pads) > limit:
+            raise ConfigError(
+                f"model.padding.{axis}: {list(pads)} is more than the {limit} cells that the grid can give on a side"
+            )
+    return SpherePadding(mode, lat, lon, skip, tuple(vector_channels) if is_exact else ())
+
+
+def check_windows(
+    axis: str, size: int, pads: tuple[int, int], strides: Sequence[int], windows: Sequence[Sequence[int]]
+) -> None:
+    """Raise a ConfigError that names the first stage whose size a window does not divide, and the nearest pads that do.
+
+    Args:
+        axis: `lat` or `lon`, for the message.
+        size: rows or columns of the grid.
+        pads: rows or columns added on the two sides.
+        strides: stride of each stage.
+        windows: (global, local) window of each stage.
+    """
+    sizes = stage_sizes(size + sum(pads), strides)
+    padded = f"{size} + {pads[0]} + {pads[1]} = {size + sum(pads)} cells along {axis}"
+    for i, cells in enumerate(sizes):
+        for key, window in zip(("global_window_size", "local_window_size"), windows[i], strict=True):
+            if cells == 0 or cells % window:
+                raise ConfigError(
+                    f"model.{key}: window {window} does not divide the {cells} cells of stage {i}, "
+                    f"from {padded} padded; " + _nearest_fit(axis, size, pads, window_multiple(strides, windows))
+                )
+        if i and sizes[i - 1] != 2 * cells:
+            raise ConfigError(
+                f"model.padding.{axis}: {list(pads)} makes {padded} padded, of which stage {i - 1} has {sizes[i - 1]} "
+                f"and stage {i} has {cells}, but the decoder needs exactly half; "
+                + _nearest_fit(axis, size, pads, window_multiple(strides, windows))
+            )
+
+
+def _nearest_fit(axis: str, size: int, pads: tuple[int, int], multiple: int) -> str:
+    """Return a sentence with the pads nearest to the given ones that let every window fit."""
+    padded = size + sum(pads)
+    above = math.ceil(padded / multiple) * multiple
+    below = above - multiple
+    nearest = below if below >= size and padded - below < above - padded else above
+    before = (nearest - size) // 2
+    after = nearest - size - before
+    return (
+        f"every window fits a padded size that is a multiple of {multiple}; "
+        f"the nearest is model.padding.{axis}: [{before}, {after}]"
+    )
+
+
+def _choose(key: str, value: Any, choices: Sequence[str]) -> str:
+    if value not in choices:
+        raise ConfigError(f"model.padding.{key}: {value!r} is not a choice{did_you_mean(str(value), choices)}")
+    return value
+
+
+def _read_pads(key: str, value: Any, size: int, multiple: int, strides: Sequence[int]) -> tuple[int, int]:
+    """Return the two pads of an axis from `auto` or two whole numbers."""
+    if value == "auto":
+        return auto_padding(size, multiple, strides)
+    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
+        raise ConfigError(f"model.padding.{key}: {value!r} is neither `auto` nor two numbers of cells")
+    for pad in value:
+        if not isinstance(pad, int) or isinstance(pad, bool) or pad < 0:
+            raise ConfigError(f"model.padding.{key}: {value!r} must be whole numbers of cells, 0 or more")
+    return value[0], value[1]

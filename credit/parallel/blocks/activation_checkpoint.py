@@ -1,0 +1,124 @@
+"""Activation checkpointing of the blocks that a model marks with ``_fsdp2_shard``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal
+
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointImpl,
+    CheckpointWrapper,
+    checkpoint_wrapper,
+)
+from torch.distributed.fsdp import FSDPModule
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+from credit.errors import ConfigError
+from credit.parallel.blocks.entry_points import custom_entries
+from credit.parallel.blocks.marks import is_marked, wrapped_modules
+from credit.parallel.blocks.spectral_norm_replay import NormalizedWeight, RecordedForward, find_normalized_weights
+
+# Matrix products and attention: expensive to compute, and their results are small against what else a block saves.
+_SAVED_OPERATIONS = (
+    "mm",
+    "addmm",
+    "bmm",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_cudnn_attention",
+)
+
+# Contexts of a block's first pass and of its recomputation.
+_Contexts = tuple[AbstractContextManager, AbstractContextManager]
+
+
+def checkpoint_blocks(model: nn.Module, mode: Literal[True, "selective"] = True) -> nn.Module:
+    """Recompute every marked block in the backward pass; changes `model` in place and returns it.
+
+    Both the forward of a block and the entry points in its ``_fsdp2_forward_methods`` are checkpointed. Blocks that
+    are wrapped already stay as they are.
+
+    A module inside a block that recomputes something by itself while its attribute ``saves_memory`` is true has it set
+    to false: the block frees those results anyway, and they would be computed three times.
+
+    Args:
+        model: has marked blocks.
+        mode: True keeps only the inputs of a block, ``"selective"`` also the results of matrix products and attention.
+
+    Raises:
+        ConfigError: for another mode, or if the model marks no block.
+    """
+    if mode is not True and mode != "selective":
+        raise ConfigError(f"trainer.activation_checkpoint: {mode!r} is not one of true, false, selective")
+    if not any(is_marked(module) for module in model.modules()):
+        raise ConfigError(
+            f"trainer.activation_checkpoint: {type(model).__name__} marks no block with _fsdp2_shard; set it to false"
+        )
+    inside_wrapper = wrapped_modules(model)
+    # A block that is used in two places gets one wrapper.
+    wrappers: dict[nn.Module, CheckpointWrapper] = {}
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():
+            if child is None or not is_marked(child) or id(child) in inside_wrapper:
+                continue
+            if child not in wrappers:
+                for module in child.modules():
+                    if hasattr(module, "saves_memory"):
+                        module.saves_memory = False
+                wrappers[child] = _wrap_block(child, mode)
+            parent._modules[name] = wrappers[child]
+    return model
+
+
+def _wrap_block(block: nn.Module, mode: Literal[True, "selective"]) -> CheckpointWrapper:
+    """Return a wrapper that checkpoints every entry point of a block."""
+    selective = functools.partial(_selective_contexts, block) if mode == "selective" else None
+    normalized_weights = find_normalized_weights(block)
+    options: dict[str, Any] = {}
+    if normalized_weights:
+        options["context_fn"] = functools.partial(_replay_contexts, normalized_weights, selective)
+    elif selective is not None:
+        options["context_fn"] = selective
+    wrapper = checkpoint_wrapper(block, CheckpointImpl.NO_REENTRANT, **options)
+    # torch's wrapper checkpoints forward only and hands other attributes of the block on as they are.
+    for name in custom_entries(block):
+        setattr(wrapper, name, functools.partial(wrapper.checkpoint_fn, getattr(block, name)))
+    return wrapper
+
+
+def _selective_contexts(block: nn.Module) -> _Contexts:
+    """Return contexts that save the results of `_SAVED_OPERATIONS` and recompute all others.
+
+    Sharding units inside a block gather their weights in both passes, but with different operations, whose results
+    cannot be matched. Such a block is recomputed as a whole.
+    """
+    has_inner_units = any(isinstance(module, FSDPModule) for module in block.modules() if module is not block)
+    if has_inner_units:
+        return nullcontext(), nullcontext()
+    return create_selective_checkpoint_contexts(_selective_policy)
+
+
+def _selective_policy(context, op, *args, **kwargs) -> CheckpointPolicy:
+    operation = op._schema.name.removeprefix("aten::")
+    if op.namespace == "aten" and operation in _SAVED_OPERATIONS:
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _replay_contexts(
+    normalized_weights: list[NormalizedWeight], other_contexts: Callable[[], _Contexts] | None
+) -> _Contexts:
+    """Return contexts that record and replay torch's spectral norm, each combined with one of `other_contexts`."""
+    recorded = RecordedForward(normalized_weights)
+    first_pass, recomputation = (nullcontext(), nullcontext()) if other_contexts is None else other_contexts()
+    return _combined(recorded.record(), first_pass), _combined(recorded.replay(), recomputation)
+
+
+@contextmanager
+def _combined(outer: AbstractContextManager, inner: AbstractContextManager) -> Iterator[None]:
+    with outer, inner:
+        yield

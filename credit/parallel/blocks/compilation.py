@@ -1,0 +1,55 @@
+"""Plain tensors in place of DTensors in compiled blocks whose weights tensor parallelism has split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from credit.parallel.dtensor import local
+
+
+def keep_dtensors_outside(model: nn.Module) -> None:
+    """Let the marked blocks compute with this rank's parts of split weights and buffers as plain tensors; in place.
+
+    A graph that turns a DTensor into a plain tensor has the device mesh among its values. Where a checkpointed block
+    does so, torch 2.13 would save the mesh for the backward pass and fails ("expected all tensors_saved_with_vc_check
+    to be Tensors"). So the parts are taken before each forward, outside of the graph and of checkpointing.
+
+    Args:
+        model: split and, where it is to be, checkpointed; neither compiled nor sharded yet. FSDP2 puts its own hook
+            first, so the parts are those of gathered weights.
+    """
+    for block in _outermost_marked(model):
+        split: list[tuple[nn.Module, str]] = []
+        for module in block.modules():
+            tensors = module._parameters | module._buffers
+            split += [(module, name) for name, tensor in tensors.items() if isinstance(tensor, DTensor)]
+        if split:
+            _take_parts_before_forward(block, split)
+
+
+def _outermost_marked(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the marked blocks, or the wrappers around them, that are in no other marked block."""
+    for child in model.children():
+        if getattr(child, "_fsdp2_shard", False):
+            yield child
+        else:
+            yield from _outermost_marked(child)
+
+
+def _take_parts_before_forward(block: nn.Module, split: list[tuple[nn.Module, str]]) -> None:
+    def take_parts(block: nn.Module, args: tuple) -> None:
+        for module, name in split:
+            tensors = module._parameters if name in module._parameters else module._buffers
+            # An instance attribute hides the parameter of the same name without taking it out of the module.
+            vars(module)[name] = local(tensors[name])
+
+    def forget_parts(block: nn.Module, args: tuple, output: object) -> None:
+        for module, name in split:
+            vars(module).pop(name, None)
+
+    block.register_forward_pre_hook(take_parts)
+    # also after an exception
+    block.register_forward_hook(forget_parts, always_call=True)

@@ -1,0 +1,32 @@
+"""Blocks that a model marks with ``_fsdp2_shard``, and module names without the prefixes of wrappers."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+
+# Activation checkpointing and torch.compile put these into module names; names in checkpoints are without them.
+_WRAPPER_PREFIXES = ("_checkpoint_wrapped_module", "_orig_mod")
+
+
+def is_marked(module: nn.Module) -> bool:
+    """Return True if a module is marked with ``_fsdp2_shard``, on the instance or on its class.
+
+    A checkpoint wrapper hands attributes of its block on, so it is excluded: the block inside is the marked one.
+    """
+    return bool(getattr(module, "_fsdp2_shard", False)) and not isinstance(module, CheckpointWrapper)
+
+
+def wrapped_modules(model: nn.Module) -> set[int]:
+    """Return the ids of the modules that sit inside a wrapper of checkpointing or of torch.compile."""
+    ids = set()
+    for module in model.modules():
+        for prefix in _WRAPPER_PREFIXES:
+            if prefix in module._modules:
+                ids.add(id(module._modules[prefix]))
+    return ids
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a parameter or module without the prefixes of wrappers, as checkpoints have it."""
+    return ".".join(component for component in name.split(".") if component not in _WRAPPER_PREFIXES)

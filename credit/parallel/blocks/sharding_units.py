@@ -1,0 +1,181 @@
+"""Sharding units: which modules of a model FSDP2 shards as a whole, and what it cannot shard."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from credit.errors import ConfigError
+from credit.parallel.blocks.marks import plain_name, wrapped_modules
+
+_OTHER_WRAPPERS = (DistributedDataParallel, DataParallel, FullyShardedDataParallel)
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+
+
+def _has_fsdp2_shard(module: nn.Module) -> bool:
+    """Return True if a module opted in as a sharding unit, as an instance or as a class."""
+    return bool(getattr(module, "_fsdp2_shard", False))
+
+
+def _is_shardable(module: nn.Module, ac_enabled: bool) -> bool:
+    """Return True for a sharding unit: with checkpointing the wrapper around a marked block, else the block."""
+    if ac_enabled:
+        return isinstance(module, CheckpointWrapper) and _has_fsdp2_shard(module._checkpoint_wrapped_module)
+    return not isinstance(module, CheckpointWrapper) and _has_fsdp2_shard(module)
+
+
+def fsdp2_is_applied(model: nn.Module) -> bool:
+    """Return True if ``fully_shard`` was applied to `model`; the config may ask for it and a caller skip it."""
+    return any(isinstance(module, FSDPModule) for module in model.modules())
+
+
+def find_units(model: nn.Module) -> list[nn.Module]:
+    """Return the sharding units, inner before outer and late before early; the last one is the model."""
+    inside = wrapped_modules(model)
+    units = [
+        module
+        for module in model.modules()
+        if module is not model and _is_shardable(module, isinstance(module, CheckpointWrapper) or id(module) in inside)
+    ]
+    return [*reversed(units), model]
+
+
+def split_by_dtype(unit: nn.Module, taken: set[int]) -> list[nn.Module]:
+    """Return the modules that are sharded in place of a unit, inner before outer; the unit is the last.
+
+    FSDP2 reduces the gradients of what it shards together in one dtype. So a module inside whose own trainable
+    weights are of another dtype than those around it is sharded by itself.
+
+    Args:
+        unit: its modules have trainable weights of one dtype each, see `require_shardable`.
+        taken: ids of the parameters of units inside, which count no longer.
+
+    Raises:
+        ConfigError: if such a module is a container, whose forward is never called.
+    """
+    separate: dict[nn.Module, None] = {}
+
+    def visit(module: nn.Module, dtype: torch.dtype | None) -> None:
+        for name, child in module.named_children():
+            child_dtype = _dtype_of(child, taken)
+            if child_dtype in (None, dtype):
+                visit(child, dtype)
+                continue
+            if _is_container(child):
+                raise ConfigError(
+                    f"{type(module).__name__}.{name}: a {type(child).__name__} of {child_dtype} among weights of "
+                    f"{dtype}; FSDP2 takes one dtype and cannot shard a container by itself, since its forward is "
+                    f"never called; give it the dtype {dtype}, or put it into a module with a forward"
+                )
+            visit(child, child_dtype)
+            separate[child] = None
+
+    visit(unit, _main_dtype(unit, taken))
+    return [*separate, unit]
+
+
+def require_shardable(model: nn.Module) -> None:
+    """Refuse what FSDP2 would fail on, some of it not before the first forward.
+
+    Raises:
+        ConfigError: naming the modules or parameters.
+    """
+    if fsdp2_is_applied(model):
+        raise ConfigError(f"{type(model).__name__} is sharded already; apply_fsdp2 is called once, on a plain model")
+    for path, module in model.named_modules():
+        _require_module(plain_name(path) or "the model", module, module is model)
+    taken: set[int] = set()
+    for unit in find_units(model):
+        split_by_dtype(unit, taken)
+        taken.update(map(id, unit.parameters()))
+    unit_of: dict[int, int] = {}
+    inside: set[int] = set()
+    for number, unit in enumerate(find_units(model)):
+        unit_modules = [m for m in unit.modules() if id(m) not in inside]
+        inside.update(map(id, unit_modules))
+        for parameter in (p for module in unit_modules for p in module.parameters(recurse=False)):
+            if unit_of.setdefault(id(parameter), number) != number:
+                raise ConfigError(
+                    f"{_names_of(model, parameter)}: one parameter in two units of sharding, but each must have its "
+                    "own; call one module from both blocks, or do not mark them with _fsdp2_shard"
+                )
+    for name, parameter in model.named_parameters():
+        if not parameter.dim():
+            raise ConfigError(f"{plain_name(name)}: FSDP2 cannot shard a scalar; give it one dimension, torch.ones(1)")
+        if parameter.is_complex():
+            raise ConfigError(
+                f"{plain_name(name)}: FSDP2 cannot be relied upon for complex parameters (bfloat16 loses the imaginary "
+                "part); store both parts in a last dimension of 2, and use torch.view_as_complex in forward"
+            )
+
+
+def require_unwrapped(path: str, module: nn.Module) -> None:
+    """Refuse a module of DistributedDataParallel and its like: their buckets hold parameters that get replaced.
+
+    Raises:
+        ConfigError: naming the module.
+    """
+    if isinstance(module, _OTHER_WRAPPERS):
+        raise ConfigError(
+            f"{path or 'the model'}: is wrapped in {type(module).__name__}, which sums gradients or shards weights by "
+            "itself; give the plain model (its attribute `module`) instead"
+        )
+
+
+def _require_module(path: str, module: nn.Module, is_root: bool) -> None:
+    """Refuse one module of a model for what it is.
+
+    Raises:
+        ConfigError: naming the module.
+    """
+    require_unwrapped(path, module)
+    if (is_root or _has_fsdp2_shard(module)) and _is_container(module):
+        raise ConfigError(
+            f"{path}: a {type(module).__name__} cannot be a unit of sharding: its forward is never called, so FSDP2 "
+            "could not gather its weights; mark the blocks inside with _fsdp2_shard, or give it a forward"
+        )
+    own_dtypes: dict[torch.dtype, str] = {}
+    for name, parameter in module.named_parameters(recurse=False):
+        if parameter.requires_grad:
+            own_dtypes.setdefault(parameter.dtype, name)
+    if len(own_dtypes) > 1:
+        listed = ", ".join(f"{name} is {dtype}" for dtype, name in own_dtypes.items())
+        raise ConfigError(
+            f"{path} ({type(module).__name__}): trainable parameters of two dtypes in one module: {listed}; FSDP2 "
+            "reduces a module's gradients in one dtype; give them one dtype, or move one into a module of its own"
+        )
+
+
+def _is_container(module: nn.Module) -> bool:
+    return isinstance(module, _CONTAINERS) and type(module).forward is nn.Module.forward
+
+
+def _dtype_of(module: nn.Module, taken: set[int]) -> torch.dtype | None:
+    """Return the dtype of a module's trainable weights, those of modules inside excepted; None without any."""
+    for parameter in module.parameters(recurse=False):
+        if parameter.requires_grad and id(parameter) not in taken:
+            return parameter.dtype
+    return None
+
+
+def _main_dtype(unit: nn.Module, taken: set[int]) -> torch.dtype | None:
+    """Return the dtype of a unit's own trainable weights, or else of most weights inside."""
+    counts: Counter[torch.dtype] = Counter()
+    for parameter in unit.parameters():
+        if parameter.requires_grad and id(parameter) not in taken:
+            counts[parameter.dtype] += parameter.numel()
+    inside = wrapped_modules(unit)
+    # a wrapper of checkpointing or compilation has no weights; those of the block in it count as its own
+    unit_modules = (module for module in unit.modules() if module is unit or id(module) in inside)
+    own_dtype = next(filter(None, (_dtype_of(module, taken) for module in unit_modules)), None)
+    return own_dtype or next((dtype for dtype, _ in counts.most_common(1)), None)
+
+
+def _names_of(model: nn.Module, parameter: nn.Parameter) -> str:
+    names = [plain_name(n) for n, p in model.named_parameters(remove_duplicate=False) if p is parameter]
+    return " and ".join(names)

@@ -1,0 +1,111 @@
+"""Replay of torch's own spectral norm in blocks that activation checkpointing computes twice.
+
+torch's spectral norm runs its power iteration in every forward in training, so a recomputed block would see other
+vectors u and v, hence another weight, than its first pass. The vectors of every call in the first pass are recorded
+here and put back for the recomputation, which then does not iterate.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
+
+
+@dataclass(frozen=True)
+class NormalizedWeight:
+    """A weight that torch's spectral norm, by a hook or as a parametrization, normalizes.
+
+    Attributes:
+        norm: holds the number of power iterations.
+        module: holds the vectors as buffers; for a parametrization it is `norm` itself.
+        vector_names: names of the buffers of u and v.
+    """
+
+    norm: Any
+    module: nn.Module
+    vector_names: tuple[str, str]
+
+
+class RecordedForward:
+    """Vectors of one forward pass of a block.
+
+    Args:
+        weights: normalized weights of the block.
+    """
+
+    def __init__(self, weights: list[NormalizedWeight]) -> None:
+        self._weights = weights
+        # For each weight, the vectors by buffer name of one call after the other.
+        self._calls: list[list[dict[str, Tensor]]] = [[] for _ in weights]
+
+    @contextmanager
+    def record(self) -> Iterator[None]:
+        """Record the vectors that each call computes with.
+
+        A weight that is not used in the forward pass gets one entry with the vectors at its end.
+        """
+        with ExitStack() as hooks:
+            for weight, calls in zip(self._weights, self._calls, strict=True):
+                # A parametrization iterates in its own forward. torch's hook iterates before the forward of its layer,
+                # and before the hooks that are registered after it.
+                if weight.norm is weight.module:
+                    register = weight.module.register_forward_hook
+                else:
+                    register = weight.module.register_forward_pre_hook
+                hooks.enter_context(register(functools.partial(_record_call, calls, weight.vector_names)))
+            yield
+        for weight, calls in zip(self._weights, self._calls, strict=True):
+            if not calls:
+                _record_call(calls, weight.vector_names, weight.module)
+
+    @contextmanager
+    def replay(self) -> Iterator[None]:
+        """Give each call its recorded vectors without iterating; restore the present vectors at the end."""
+        present_vectors = []
+        present_iterations = []
+        for weight in self._weights:
+            present_vectors.append({name: weight.module._buffers[name] for name in weight.vector_names})
+            present_iterations.append(weight.norm.n_power_iterations)
+        try:
+            with ExitStack() as hooks:
+                for weight, calls in zip(self._weights, self._calls, strict=True):
+                    weight.norm.n_power_iterations = 0
+                    hook = functools.partial(_replay_call, iter(calls))
+                    hooks.enter_context(weight.module.register_forward_pre_hook(hook, prepend=True))
+                yield
+        finally:
+            for weight, vectors, iterations in zip(self._weights, present_vectors, present_iterations, strict=True):
+                weight.module._buffers.update(vectors)
+                weight.norm.n_power_iterations = iterations
+
+
+def find_normalized_weights(block: nn.Module) -> list[NormalizedWeight]:
+    """Return the weights inside `block` that torch's own spectral norm normalizes."""
+    weights = []
+    for module in block.modules():
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, SpectralNorm):
+                weights.append(NormalizedWeight(hook, module, (f"{hook.name}_u", f"{hook.name}_v")))
+    for module in block.modules():
+        # Without `_u` the weight is a vector, which is divided by its norm and needs no power iteration.
+        if isinstance(module, _SpectralNorm) and hasattr(module, "_u"):
+            weights.append(NormalizedWeight(module, module, ("_u", "_v")))
+    return weights
+
+
+def _record_call(
+    calls: list[dict[str, Tensor]], vector_names: tuple[str, str], module: nn.Module, *hook_arguments: Any
+) -> None:
+    calls.append({name: module._buffers[name].clone() for name in vector_names})
+
+
+def _replay_call(calls: Iterator[dict[str, Tensor]], module: nn.Module, *hook_arguments: Any) -> None:
+    # When all calls are replayed, the vectors of the last one stay.
+    module._buffers.update(next(calls, {}))

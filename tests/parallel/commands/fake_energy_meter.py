@@ -1,0 +1,25 @@
+"""Plugin (``plugins: [tests.parallel.commands.fake_energy_meter]``) that replaces the GPU energy meter.
+
+Each reading is 100 J times (rank + 1), so that the sum over the ranks shows whether every rank was counted.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from credit.parallel.object_collectives import rank_of
+from credit.train.monitor import usage
+
+
+class Metered:
+    """In the place of `credit.train.monitor.gpu_energy.EnergyMeter`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def take(self) -> float:
+        """Return this rank's joules."""
+        return 100.0 * (rank_of() + 1)
+
+
+usage.EnergyMeter = Metered

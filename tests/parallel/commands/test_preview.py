@@ -1,0 +1,40 @@
+"""An early view on two ranks: the scores of one process, whether the ranks share out the forecasts or the network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from credit.cli.main import main
+from credit.train.monitor.run_files import early_rows
+from tests.parallel.torchrun import launch
+
+pytestmark = pytest.mark.slow
+
+# three cases, so that one of two ranks repeats one that does not count
+COMMON = (
+    "trainer.max_steps=2", "trainer.validate_every=2", "model.attn_dropout=0",
+    "trainer.preview={lead_time: 24h, cases: 3, channels: [z500, rain]}",
+)  # fmt: skip
+
+
+def test_two_ranks_see_what_one_process_sees(small_run: Path) -> None:
+    config = str(small_run / "config.yml")
+    assert main(["train", config, *COMMON, "trainer.train_batch_size=8", f"save_loc={small_run}/one"]) == 0
+    one = early_rows(small_run / "one")
+    assert sorted(one) == [2]
+    for name, overrides in {
+        "sharded": ("trainer.train_batch_size=4",),
+        "split": ("trainer.train_batch_size=8", "trainer.parallelism.tensor=2"),
+    }.items():
+        launch("credit.cli.main", 2, "train", config, *COMMON, *overrides, f"save_loc={small_run}/{name}")
+        many = early_rows(small_run / name)
+        assert many.keys() == one.keys()
+        # two steps of training lie behind them
+        assert many[2] == pytest.approx(one[2], rel=1e-4), name
+        persistence = {key: value for key, value in one[2].items() if key.startswith("persistence")}
+        assert {key: many[2][key] for key in persistence} == pytest.approx(persistence, rel=1e-12)
+        assert {path.name for path in (small_run / name / "figures").iterdir()} == {
+            "early_rmse.png", "early_map_z500.png", "early_map_rain.png",
+        }  # fmt: skip

@@ -1,0 +1,155 @@
+"""The same of split layers in blocks that are compiled, and in blocks inside of the one with the plan."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from credit.config.schema_trainer import ParallelismConfig
+from credit.models.layers import spectral_norm
+from credit.models.lora import apply_lora
+from credit.parallel import fsdp2
+from credit.parallel.blocks.marks import plain_name
+from credit.parallel.mesh import build_mesh, plan_degrees
+from credit.parallel.parallelize import parallelize
+from credit.train.build_model import compile_blocks
+from tests.parallel.fsdp2_api.example_models import WIDTH, Planned, built, gradients, require_close, samples, squares
+from tests.parallel.fsdp2_api.gradient_cases import case
+from tests.parallel.training.cases import whole
+
+HEADS = 4
+
+
+class Attention(nn.Module):
+    """Self-attention with a layer for each of q, k and v."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = HEADS
+        self.to_q, self.to_k, self.to_v, self.to_out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            layer(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for layer in (self.to_q, self.to_k, self.to_v)
+        )
+        return self.to_out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class ViTBlock(nn.Module):
+    """A block of a plain vision transformer."""
+
+    _fsdp2_shard = True
+    _tp_plan = {
+        "attention.to_q": "colwise",
+        "attention.to_k": "colwise",
+        "attention.to_v": "colwise",
+        "attention.to_out": "rowwise",
+        "up": "colwise",
+        "down": "rowwise",
+    }
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first_norm, self.second_norm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attention = Attention()
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.first_norm(x))
+        return x + self.down(F.gelu(self.up(self.second_norm(x))))
+
+
+def build_vit() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), ViTBlock(), ViTBlock(), nn.Linear(WIDTH, WIDTH))
+
+
+def build_adapted_vit() -> nn.Module:
+    """Return a spectrally normalised network of which only adapters train; they are not zero."""
+    model = spectral_norm.apply_spectral_norm(build_vit())
+    apply_lora(model, ["*.to_q", "*.down"], rank=2, alpha=4.0)
+    for name, parameter in model.named_parameters():
+        if name.endswith((".a", ".b")):
+            nn.init.normal_(parameter)
+    return model
+
+
+@case
+def split_and_compiled() -> None:
+    """Two forwards before one backward, with a forward without gradients between the steps."""
+    mesh = build_mesh(plan_degrees(ParallelismConfig(tensor=2), 4), dist.get_rank(), "cpu")
+    for build in (build_vit, build_adapted_vit):
+        for checkpoint in (True, "selective"):
+            torch._dynamo.reset()
+            model = built(build)
+            alone = copy.deepcopy(model)
+            parallelize(
+                model,
+                mesh.device_mesh,
+                checkpoint=checkpoint,
+                compile_blocks=partial(compile_blocks, backend="aot_eager"),
+            )
+            for seed in (1, 2):
+                share = samples(seed).chunk(2)[mesh.data_rank]
+                for each, x in ((alone, samples(seed)), (model, share)):
+                    each.train().zero_grad()
+                    spectral_norm.advance_power_iterations(each)
+                    (squares(each, x) + squares(each, 2 * x)).backward()
+                require_close(gradients(model), gradients(alone))
+                with torch.no_grad():
+                    require_close({"output": model(share)}, {"output": alone(share)})
+                fsdp2.reshard(model)
+
+
+class PlannedStage(nn.Module):
+    """A plan for the layers of the sharding units inside, which have none themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Planned({}) for _ in range(2)])
+        self.last = nn.Linear(WIDTH, WIDTH)
+        for layer in self.layers:
+            layer._fsdp2_shard = True
+        ways = {"up": "colwise", "down": "rowwise"}
+        self._tp_plan = {f"layers.{number}.{name}": way for number in range(2) for name, way in ways.items()}
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.last(x)
+
+
+def build_planned_stages() -> nn.Module:
+    """Return spectrally normalised stages as a trainer has them; the second is a sharding unit itself."""
+    model = spectral_norm.apply_spectral_norm(nn.Sequential(PlannedStage(), PlannedStage()))
+    model[1]._fsdp2_shard = True
+    return model.train()
+
+
+@case
+def plan_above_sharding_units() -> None:
+    """Sums and iterations take a unit's weights in its own forward, while they are whole."""
+    mesh = build_mesh(plan_degrees(ParallelismConfig(tensor=2), 4), dist.get_rank(), "cpu")
+    for checkpoint in (False, True, "selective"):
+        for together in (False, True):
+            model = built(build_planned_stages)
+            alone = copy.deepcopy(model)
+            parallelize(model, mesh.device_mesh, checkpoint=checkpoint)
+            if together:
+                # what a trainer does on a GPU
+                spectral_norm.normalize_together(model, by_unit=True)
+            for seed in (1, 2):
+                for each, x in ((alone, samples(seed)), (model, samples(seed).chunk(2)[mesh.data_rank])):
+                    spectral_norm.advance_power_iterations(each)
+                    each.zero_grad()
+                    (squares(each, x) + squares(each, 2 * x)).backward()
+                require_close(gradients(model), gradients(alone))
+            moved, expected = (
+                {plain_name(name): whole(vector) for name, vector in spectral_norm.singular_vectors(each).items()}
+                for each in (model, alone)
+            )
+            require_close(moved, expected)

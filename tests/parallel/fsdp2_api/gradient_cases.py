@@ -1,0 +1,358 @@
+"""What is proved of credit.parallel.fsdp2 on four ranks, called as another program would: forward and backward."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from credit.config.schema_trainer import ParallelismConfig
+from credit.errors import ConfigError
+from credit.models.layers import spectral_norm
+from credit.models.wxformer import WXFormer
+from credit.parallel import fsdp2
+from credit.parallel.blocks.marks import plain_name
+from credit.parallel.mesh import build_mesh, plan_degrees
+from credit.parallel.parallelize import parallelize
+from credit.parallel.tensor.tensor_parallel import apply_tensor_parallel
+from credit.train.build_model import compile_blocks
+from tests.parallel.fsdp2_api.example_models import (
+    Block,
+    Entries,
+    Inputs,
+    Latent,
+    Mixed,
+    Nested,
+    Net,
+    Note,
+    Planned,
+    Reversed,
+    TwoTypes,
+    built,
+    gradients,
+    mine,
+    raised,
+    reference,
+    require_close,
+    samples,
+    squares,
+    take_step,
+    weights,
+)
+from tests.parallel.training.cases import whole
+from tests.unit.models.small import SETTINGS
+
+CHECKPOINTED = {"trainer": {"activation_checkpoint": True}}
+BF16 = {"trainer": {"amp": True}}
+CASES: dict[str, Callable[[], None]] = {}
+
+
+def case(function: Callable[[], None]) -> Callable[[], None]:
+    """Add a function to the cases; what it asserts may differ by rank, the collectives that it runs may not."""
+    CASES[function.__name__] = function
+    return function
+
+
+def require_same_gradients(model: nn.Module, mesh: Any, conf: dict, loss: Callable = squares, tolerance: float = 1e-5):
+    """Shard `model` and compare its gradients of the ranks' shares with those of the whole batch in one process."""
+    expected = reference(model, loss)
+    assert fsdp2.apply_fsdp2(model, mesh, conf) is model
+    loss(model, mine(samples())).backward()
+    require_close(gradients(model), expected, tolerance)
+
+
+@case
+def conf_may_lack_anything() -> None:
+    for conf in ({}, {"trainer": None, "model": {}}, {"trainer": {"amp": False}, "data": {"x": 1}}, CHECKPOINTED):
+        require_same_gradients(built(Net), None, conf)
+
+
+@case
+def every_kind_of_mesh() -> None:
+    two = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    part = init_device_mesh("cpu", (4, 1), mesh_dim_names=("dp", "tp"))["dp"]
+    for mesh in (two, init_device_mesh("cpu", (4,)), part):
+        model = built(Net)
+        require_same_gradients(model, mesh, CHECKPOINTED)
+        assert fsdp2.fsdp2_is_applied(model)
+    # a data-parallel axis of one: each rank for itself
+    alone = init_device_mesh("cpu", (1, 4), mesh_dim_names=("dp", "tp"))["dp"]
+    model = built(Net)
+    expected = reference(model, squares)
+    fsdp2.apply_fsdp2(model, alone, CHECKPOINTED)
+    squares(model, samples()).backward()
+    require_close(gradients(model), expected)
+    assert isinstance(model.head.weight, DTensor)
+
+
+@case
+def wxformer() -> None:
+    for norm in (False, True):
+        for conf in ({"model": {"use_spectral_norm": norm}}, CHECKPOINTED):
+            torch.manual_seed(3)
+            model = WXFormer.from_kwargs(**SETTINGS, use_spectral_norm=norm)
+            x = torch.randn(4, *model.spec.in_shape, generator=torch.Generator().manual_seed(2))
+            alone = copy.deepcopy(model)
+            squares(alone, x).backward()
+            fsdp2.apply_fsdp2(model, None, conf)
+            squares(model, mine(x)).backward()
+            require_close(gradients(model), gradients(alone), 1e-4)
+            marked = sum(fsdp2._has_fsdp2_shard(m) for m in alone.modules())
+            assert sum(isinstance(m, FSDPModule) for m in model.modules()) == marked + 1
+
+
+@case
+def blocks_in_blocks() -> None:
+    for conf in ({}, CHECKPOINTED):
+        model = built(Nested)
+        require_same_gradients(model, None, conf)
+        assert sum(isinstance(m, FSDPModule) for m in model.modules()) == 4, "inner blocks, outer one, model"
+
+
+@case
+def checkpointing_recomputes_once() -> None:
+    model = built(Net)
+    fsdp2._apply_activation_checkpointing(model)
+    fsdp2.apply_fsdp2(model, None, CHECKPOINTED)
+    blocks = [m for m in model.modules() if isinstance(m, Block)]
+    squares(model, mine(samples())).backward()
+    assert [block.calls for block in blocks] == [2, 2]
+    assert not any(isinstance(block, FSDPModule) for block in blocks), "the wrapper is sharded, not the block in it"
+    assert sum(isinstance(m, FSDPModule) for m in model.modules()) == 3
+
+
+def with_spectral_norm() -> Net:
+    model = Net()
+    for block in model.blocks:
+        nn.utils.spectral_norm(block.expand)
+        nn.utils.spectral_norm(block.contract)
+    return model
+
+
+@case
+def hooked_spectral_norm_in_bfloat16() -> None:
+    trainer = {"amp": True, "fsdp2_mp_policy": {"param_dtype": "bfloat16"}}
+    conf = {"trainer": trainer, "model": {"use_spectral_norm": True}}
+    require_same_gradients(built(with_spectral_norm), None, conf, tolerance=0.1)
+    broken = built(with_spectral_norm)
+    fix, fsdp2._fix_spectral_norm_dtype = fsdp2._fix_spectral_norm_dtype, lambda *_: None
+    try:
+        fsdp2.apply_fsdp2(broken, None, conf)
+    finally:
+        fsdp2._fix_spectral_norm_dtype = fix
+    assert "RuntimeError" in raised(lambda: squares(broken, mine(samples())))
+
+
+@case
+def hooked_spectral_norm_checkpointed() -> None:
+    """A block that runs again computes with the vectors that it had, also behind a second forward."""
+    for conf in ({}, CHECKPOINTED):
+        require_same_gradients(
+            built(with_spectral_norm), None, conf, lambda model, x: squares(model, x) + squares(model, 2 * x)
+        )
+
+
+@case
+def another_order_than_registered() -> None:
+    """Nothing gathered in a validation may be used after the weights have changed."""
+
+    model, other = fsdp2.apply_fsdp2(built(Reversed), None, {}), built(Reversed, seed=5)
+    x = mine(samples())
+    with torch.no_grad():
+        model(x)
+        fsdp2.reshard(model)
+        for sharded, new in zip(model.parameters(), other.parameters(), strict=True):
+            sharded.copy_(torch.distributed.tensor.distribute_tensor(new, sharded.device_mesh, sharded.placements))
+        torch.testing.assert_close(model(x), other(x))
+
+
+def rolled(model: Entries, x: Tensor) -> Tensor:
+    """Loss of several entries and forwards; some outputs are used twice, in another order than they came."""
+    first, other = model.encode(x), model.encode(x + 1.0)
+    second = model.generate(first)
+    third = model.generate(model.encode(second))
+    mixed = model.generate(replace(other, note=first.note))
+    loss = (second + third).square().mean() + mixed.sin().mean() + other.note.weights.mean()
+    return loss + first.parts["tokens"][0].square().mean()
+
+
+@case
+def several_entries_one_backward() -> None:
+    for conf in ({}, CHECKPOINTED):
+        require_same_gradients(built(Entries), None, conf, rolled)
+    require_same_gradients(built(Entries), None, BF16, rolled, 0.1)
+
+
+@case
+def rollout_reduced_once() -> None:
+    """Reduction is off until the backward pass comes to the first of three forwards, over two micro-steps."""
+
+    def rollout(model: nn.Module, x: Tensor, last: bool = True) -> Tensor:
+        fsdp2.set_gradient_sync(model, False)
+        loss = 0.0
+        for number in range(3):
+            x = model(x)
+            if last and number == 0:
+                x.register_hook(lambda _: fsdp2.set_gradient_sync(model, True))
+            loss = loss + x.square().mean()
+        return loss
+
+    for conf in ({}, CHECKPOINTED):
+        model, alone = built(Net), built(Net)
+        for seed in (1, 2):
+            rollout(alone, samples(seed)).backward()
+        fsdp2.apply_fsdp2(model, None, conf)
+        for seed in (1, 2):
+            rollout(model, mine(samples(seed)), last=seed == 2).backward()
+            assert (model.head.weight.grad is None) == (seed == 1)
+        require_close(gradients(model), gradients(alone))
+
+
+def nested_loss(model: Inputs, x: Tensor) -> Tensor:
+    note = Note(3, x.double())
+    out = model(Latent({"x": [x]}, note), {"y": [x.square()]}, count=torch.arange(3))["out"]
+    assert out.note.count == 3 and out.note.weights.dtype == torch.float32
+    return out.note.weights.square().mean() + out.parts["x"][0].mean()
+
+
+@case
+def nested_inputs_and_outputs() -> None:
+    both = {"trainer": {"amp": True, "activation_checkpoint": True}}
+    for conf, tolerance in ((BF16, 0.1), (both, 0.1), ({}, 1e-5)):
+        model = built(Inputs)
+        require_same_gradients(model, None, conf, nested_loss, tolerance)
+        floats = [torch.bfloat16] * 3 if tolerance == 0.1 else [torch.float32, torch.float64, torch.float32]
+        assert model.seen == [*floats, torch.int64]
+
+
+@case
+def several_dtypes() -> None:
+    for conf, tolerance in (({}, 0.02), (BF16, 0.1)):
+        model = built(Mixed)
+        dtypes = {name: p.dtype for name, p in model.named_parameters()}
+        require_same_gradients(model, None, conf, tolerance=tolerance)
+        assert {p.dtype for p in model.parameters()} == {torch.float64, torch.bfloat16, torch.float32}
+        before = weights(model)
+        torch.optim.AdamW(model.parameters(), lr=0.1).step()
+        for name, value in weights(model).items():
+            assert value.dtype == dtypes[name] and not torch.equal(value, before[name]), name
+
+
+@case
+def frozen_beside_trainable() -> None:
+    def frozen() -> Net:
+        model = Net()
+        model.blocks.append(TwoTypes())
+        for module in (model.embed, model.blocks[0], model.blocks[1].expand, model.blocks[2].norm):
+            module.requires_grad_(False)
+        return model
+
+    for conf in ({}, CHECKPOINTED):
+        model = built(frozen)
+        require_same_gradients(model, None, conf)
+        assert model.blocks[0].expand.weight.grad is None
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        before = weights(model)
+        optimizer.step()
+        saved = fsdp2.fsdp2_optimizer_state_dict(model, optimizer)
+        fsdp2.fsdp2_load_optimizer_state_dict(model, optimizer, saved)
+        changed = {name for name, value in weights(model).items() if not torch.equal(value, before[name])}
+        assert "blocks.1.contract.weight" in changed and not any(name.startswith("embed") for name in changed)
+
+
+@case
+def offloaded_or_kept() -> None:
+    mesh = init_device_mesh("cpu", (4,))
+    results = []
+    for options in ({}, {"cpu_offload": True}, {"reshard_after_forward": False}):
+        model = built(Net)
+        expected = reference(model, squares)
+        fsdp2.shard_units(model, mesh, mesh, **options)
+        block = model.blocks[0]
+        seen = []
+        block.register_forward_hook(lambda module, *_: seen.append(isinstance(module.expand.weight, DTensor)))  # noqa: B023
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        squares(model, mine(samples())).backward()
+        require_close(gradients(model), expected)
+        optimizer.step()
+        optimizer.zero_grad()
+        take_step(model, optimizer, 2)
+        results.append(weights(model))
+        assert seen == [options != {"reshard_after_forward": False}] * 2
+        with torch.no_grad():
+            model(mine(samples()))
+        assert all(isinstance(p, DTensor) for p in model.parameters()), "no backward pass comes that would free them"
+    for other in results[1:]:
+        assert all(torch.equal(value, results[0][name]) for name, value in other.items())
+
+
+@case
+def wrong_plans() -> None:
+    mesh = init_device_mesh("cpu", (4,))
+    for plan, hidden, words in (
+        ({"upp": "colwise"}, 12, ("Planned._tp_plan['upp']", "no such submodule", "up, down")),
+        ({"up": "columns"}, 12, ("Planned._tp_plan['up']", "'columns' is not one of colwise, rowwise")),
+        ({"norm": "colwise"}, 12, ("Planned._tp_plan['norm']", "only Linear", "LayerNorm")),
+        ({"up": "colwise", "down": "rowwise"}, 6, ("trainer.parallelism.tensor: 4 splits nothing", "[6]")),
+        ({}, 12, ("trainer.parallelism.tensor", "no block has a _tp_plan")),
+    ):
+        said = raised(lambda plan=plan, hidden=hidden: apply_tensor_parallel(Planned(plan, hidden), mesh))
+        assert said.startswith(ConfigError.__name__) and all(word in said for word in words), said
+
+
+@case
+def split_and_sharded() -> None:
+    grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    model = built(lambda: Planned({"up": "colwise", "down": "rowwise"}))
+    alone = copy.deepcopy(model)
+    squares(alone, samples()).backward()
+    assert apply_tensor_parallel(model, grid["tp"]) == ["up", "down"]
+    assert model.up.weight.placements == model.up.bias.placements == (Shard(0),)
+    assert model.down.weight.placements == (Shard(1),)
+    assert not isinstance(model.down.bias, DTensor) and model.up.weight.to_local().shape == (6, 8)
+    # what is whole on all tensor ranks lies in one unit with what is split
+    fsdp2.apply_fsdp2(model, grid["dp"], {})
+    assert model.down.weight.placements[1] == Shard(1) and model.down.weight.device_mesh.mesh_dim_names == ("dp", "tp")
+    assert Replicate() not in model.down.weight.placements
+    squares(model, samples().chunk(2)[grid["dp"].get_local_rank()]).backward()
+    require_close(gradients(model), gradients(alone))
+
+
+def split_blocks() -> nn.Module:
+    """Return two blocks to be split, spectrally normalised, as a trainer has them."""
+    model = nn.Sequential(*[Planned({"up": "colwise", "down": "rowwise"}) for _ in range(2)])
+    for block in model:
+        block._fsdp2_shard = True
+    spectral_norm.apply_spectral_norm(model)
+    return model.train()
+
+
+@case
+def split_normalised_and_compiled() -> None:
+    """Two forwards before one backward, in two steps; vectors that move in a recomputation would show in both."""
+    mesh = build_mesh(plan_degrees(ParallelismConfig(tensor=2), 4), dist.get_rank(), "cpu")
+    for checkpoint in (False, True):
+        model = built(split_blocks)
+        alone = copy.deepcopy(model)
+        compiled = partial(compile_blocks, backend="aot_eager")
+        parallelize(model, mesh.device_mesh, checkpoint=checkpoint, compile_blocks=compiled)
+        for seed in (1, 2):
+            for each, x in ((alone, samples(seed)), (model, samples(seed).chunk(2)[mesh.data_rank])):
+                spectral_norm.advance_power_iterations(each)
+                each.zero_grad()
+                (squares(each, x) + squares(each, 2 * x)).backward()
+            require_close(gradients(model), gradients(alone))
+        moved, expected = (
+            {plain_name(name): whole(vector) for name, vector in spectral_norm.singular_vectors(each).items()}
+            for each in (model, alone)
+        )
+        require_close(moved, expected)

@@ -1,0 +1,214 @@
+"""Sharding of networks that the package does not know: calls without gradients, dtypes, memory formats, switches."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import parametrizations
+
+from credit.config.schema_trainer import MixedPrecisionConfig, TrainerConfig
+from credit.models.wxformer import WXFormer
+from credit.parallel import fsdp2
+from credit.train.build_model import build_policy
+from tests.parallel.fsdp2_api.example_models import (
+    WIDTH,
+    Block,
+    Entries,
+    Net,
+    built,
+    gradients,
+    mine,
+    raised,
+    reference,
+    require_close,
+    samples,
+    squares,
+    weights,
+)
+from tests.parallel.fsdp2_api.gradient_cases import BF16, case, require_same_gradients
+from tests.unit.models.small import SETTINGS
+
+KEPT = {"trainer": {"parallelism": {"reshard_after_forward": False}}}
+
+
+class Together(Entries):
+    """A forward that calls its own entry points and a layer of its own after them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.generate(self.encode(x)) + self.head(x)
+
+
+def called(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x)
+
+
+def entered(model: nn.Module, x: Tensor) -> Tensor:
+    return model.generate(model.encode(x))
+
+
+@case
+def optimizer_after_calls_without_gradients() -> None:
+    """Whole weights that a call leaves behind are not those that train."""
+    for make, call in ((Net, called), (Entries, entered), (Together, entered), (Together, called)):
+        for conf in ({}, KEPT):
+            model = fsdp2.apply_fsdp2(built(make), None, conf)
+            with torch.no_grad():
+                call(model, mine(samples()))
+            assert all(isinstance(p, DTensor) for p in model.parameters())
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            before = weights(model)
+            call(model, mine(samples())).square().mean().backward()
+            optimizer.step()
+            same = {name for name, value in weights(model).items() if torch.equal(value, before[name])}
+            assert same <= {"unused.weight", "unused.bias"}, f"{same} did not train"
+            with torch.inference_mode():
+                call(model, mine(samples()))
+            assert all(isinstance(p, DTensor) for p in model.parameters())
+
+
+@case
+def a_call_without_gradients_before_the_backward_pass() -> None:
+    """The backward pass gathers again what a call in between has freed; also after a call that failed."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        first = squares(model, x)
+        with torch.no_grad():
+            target = model(2 * x)
+            raised(lambda: model(x[..., :1]))
+        return first + (model(x) - target).square().mean()
+
+    for conf in ({}, KEPT, {"trainer": {"activation_checkpoint": True}}):
+        require_same_gradients(built(Net), None, conf, loss)
+
+
+@case
+def weights_stay_whole_for_the_backward_pass() -> None:
+    for conf, whole in ((KEPT, True), ({}, False)):
+        model = built(Net)
+        expected = reference(model, squares)
+        fsdp2.apply_fsdp2(model, None, conf)
+        loss = squares(model, mine(samples()))
+        assert isinstance(model.blocks[0].expand.weight, DTensor) != whole
+        loss.backward()
+        require_close(gradients(model), expected)
+
+
+class NoiseLevel(nn.Module):
+    """Takes a number whose size a cast to bfloat16 would change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.seen = Block(), torch.zeros(())
+
+    def forward(self, x: Tensor, level: Tensor) -> Tensor:
+        self.seen = level
+        return self.block(x.to(self.block.norm.weight.dtype)) * level
+
+
+@case
+def inputs_keep_their_dtypes_on_request() -> None:
+    level = torch.tensor([0.0123456])
+    for cast in (True, False):
+        conf = {"trainer": {"amp": True, "fsdp2_mp_policy": {"cast_forward_inputs": cast}}}
+        model = fsdp2.apply_fsdp2(built(NoiseLevel), None, conf)
+        model(mine(samples()), level).square().mean().backward()
+        assert model.seen.dtype == (torch.bfloat16 if cast else torch.float32)
+        assert torch.equal(model.seen, level) != cast
+        assert model.block.expand.weight.grad is not None
+
+
+@case
+def the_trainers_policy_reaches_its_model() -> None:
+    """The same key of a checked config; WXFormer casts its input itself."""
+    mesh = init_device_mesh("cpu", (4,))
+    results = []
+    for cast in (True, False):
+        precision = MixedPrecisionConfig(cast_forward_inputs=cast)
+        policy = build_policy(TrainerConfig(max_steps=1, amp=True, fsdp2_mp_policy=precision), sharded=True)
+        assert policy.cast_forward_inputs == cast and policy.param_dtype == torch.bfloat16
+        model = built(partial(WXFormer, **SETTINGS))
+        fsdp2.shard_units(model, mesh, mesh, policy)
+        x = torch.randn(4, *model.spec.in_shape, generator=torch.Generator().manual_seed(2))
+        squares(model, mine(x)).backward()
+        results.append(gradients(model))
+    assert all(torch.equal(value, results[0][name]) for name, value in results[1].items())
+
+
+def parametrized_spectral_norm() -> Net:
+    model = Net()
+    for block in model.blocks:
+        parametrizations.spectral_norm(block.expand)
+        parametrizations.spectral_norm(block.contract)
+    # a hook on a weight of another name
+    model.head.kernel = nn.Parameter(torch.eye(WIDTH))
+    nn.utils.spectral_norm(model.head, "kernel")
+    model.head.forward = lambda x: nn.functional.linear(x, model.head.kernel, model.head.bias)
+    del model.head.weight
+    return model
+
+
+@case
+def parametrized_spectral_norm_in_bfloat16() -> None:
+    conf = {"trainer": {"amp": True, "fsdp2_mp_policy": {}}, "model": {"use_spectral_norm": True}}
+    model, alone = built(parametrized_spectral_norm), built(parametrized_spectral_norm)
+    squares(alone, samples()).backward()
+    fsdp2.apply_fsdp2(model, None, conf)
+    squares(model, mine(samples())).backward()
+    require_close(gradients(model), gradients(alone), 0.1)
+
+
+class Scaled(nn.Module):
+    """A block whose own weight is of another dtype than the layers inside, one of which holds a third."""
+
+    _fsdp2_shard = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.full((WIDTH,), 1.5, dtype=torch.float64))
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.last.norm = nn.LayerNorm(WIDTH, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.last(self.first(x))
+        return x + self.last.norm(self.gain * y.to(self.last.norm.weight.dtype)).to(x.dtype)
+
+
+class Holder(nn.Module):
+    """A module of another dtype around layers of the usual one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.middle = nn.Linear(WIDTH, WIDTH), Scaled()
+        self.middle._fsdp2_shard = False
+        self.block = Scaled()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.middle(self.block(x))).sin()
+
+
+@case
+def dtypes_inside_each_other() -> None:
+    for conf in ({}, {"trainer": {"activation_checkpoint": True}}):
+        require_same_gradients(built(Holder), None, conf)
+    require_same_gradients(built(Holder), None, BF16, tolerance=0.1)
+
+
+def channels_last() -> nn.Module:
+    model = nn.Sequential(nn.Conv2d(1, WIDTH, 3), nn.Conv2d(WIDTH, WIDTH, 3), nn.Flatten(1))
+    return model.to(memory_format=torch.channels_last)
+
+
+@case
+def weights_in_another_memory_format() -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        x = x.repeat(1, 2, 1).unsqueeze(1).to(memory_format=torch.channels_last)
+        return model(x).square().mean()
+
+    require_same_gradients(built(channels_last), None, {}, loss)
+    transposed = built(Net)
+    transposed.head.weight = nn.Parameter(transposed.head.weight.detach().t())
+    require_same_gradients(transposed, None, {})

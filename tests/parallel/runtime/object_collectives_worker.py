@@ -1,0 +1,39 @@
+"""Two ranks, one of which dies while rank 0's result is on its way; started by test_object_collectives."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import torch
+
+from credit.errors import CheckpointError
+from credit.parallel.object_collectives import run_on_rank0, scatter_from_rank0
+from credit.parallel.process_info import process_group, read_process_info
+
+
+class Deadly:
+    """Kills the process that sends it."""
+
+    def __reduce__(self) -> tuple:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("unreachable")
+
+
+def main(how: str) -> None:
+    launch = read_process_info()
+    with process_group(launch, torch.device("cpu"), 1):
+        try:
+            if how == "on_main":
+                run_on_rank0(Deadly)
+            else:
+                scatter_from_rank0(0, lambda offers: [Deadly() for _ in offers])
+        except CheckpointError as error:
+            print(error, flush=True)
+            # what is left of the group cannot be taken down together
+            os._exit(3)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

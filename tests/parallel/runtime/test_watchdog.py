@@ -1,0 +1,45 @@
+"""Who is missing when a step does not end: ranks that are stopped, and ranks that are late."""
+
+from __future__ import annotations
+
+import pytest
+
+from credit.parallel.watchdog import Watchdog, describe_lag, last_collectives
+from tests.parallel.torchrun import launch
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["silent", "late"])
+def test_the_missing_rank_is_named(how: str) -> None:
+    said = launch("tests.parallel.runtime.watchdog_worker", 3, how, timeout=120)
+    assert said.count("is through") == 3
+    assert "rank 0 has made no progress for" in said and "(step 3)" in said
+    assert ("silent, so stopped or dead: rank 1\n" in said) == (how == "silent"), said
+    if "_dump_fr_trace_json" in dir(__import__("torch")._C._distributed_c10d):
+        assert "ranks 0, 2 in gloo:all_reduce, number 4; not there yet: rank 1" in said, said
+    assert "dist.all_reduce(torch.ones(3))" in said, "the place in the code"
+
+
+def test_words() -> None:
+    sums = {"0 default_pg": [7, "nccl:all_reduce"], "1 tp": [3, "nccl:all_gather"]}
+    still = {"0 default_pg": [6, "nccl:all_reduce"], "1 tp": [3, "nccl:all_gather"]}
+    before = {
+        0: {"beats": 1, "count": 5, "what": "step 5", "collectives": sums},
+        1: {"beats": 1, "count": 4, "what": "step 4", "collectives": still},
+        2: {"beats": 1, "count": 4, "what": "step 4", "collectives": {}},
+        3: None,
+    }
+    now = {rank: said and {**said, "beats": 2} for rank, said in before.items()} | {2: before[2]}
+    assert describe_lag(before, now) == [
+        "silent, so stopped or dead: ranks 2, 3",
+        "behind: rank 1 (step 4)",
+        "group 0 default_pg: rank 0 in nccl:all_reduce, number 7; not there yet: ranks 1, 2, 3",
+        "group 1 tp: ranks 0, 1 in nccl:all_gather, number 3",
+    ]
+
+
+def test_one_process_has_nothing_to_watch() -> None:
+    before = last_collectives()  # of groups that this process had
+    with Watchdog(None, 0, 1, patience=1) as watchdog:
+        watchdog.note("step 1")
+    assert last_collectives() == before

@@ -1,0 +1,192 @@
+"""What is compared between one process and many: the network in all its variants, trained by the real training step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import product
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from credit.channels import ChannelMap
+from credit.config.schema_trainer import ParallelismConfig, TrainerConfig
+from credit.data.normalize import Normalizer
+from credit.data.samples.batch import Batch
+from credit.data.store.statistics import Statistics
+from credit.forecast.objectives.base import ObjectiveContext
+from credit.forecast.objectives.deterministic import DeterministicRollout
+from credit.forecast.objectives.section import DeterministicSection
+from credit.forecast.stepper import Stepper
+from credit.grid import LatLonGrid
+from credit.losses.build import build_loss
+from credit.losses.section import PointwiseSection
+from credit.models.initialise import initial_values
+from credit.models.layers import spectral_norm
+from credit.models.wxformer import WXFormer
+from credit.parallel.blocks.marks import plain_name
+from credit.parallel.fsdp2 import _build_mp_policy
+from credit.parallel.mesh import DeviceGrid
+from credit.parallel.parallelize import parallelize
+from credit.parallel.reduce import mean_over_ranks
+from credit.parallel.state.materialise import allocate_, fill_, require_filled
+from credit.train.ema import EMA
+from credit.train.optim import build_optimizer
+from credit.train.step import StepSettings, TrainingStep
+
+ROWS, COLUMNS, SAMPLES = 16, 24, 8
+GROUPS = {"prognostic": ["a", "b"], "diagnostic": ["rain"], "dynamic_forcing": ["sun"], "static": ["land"]}
+CHANNELS = ChannelMap.build({name: {"vars_3D": [], "vars_2D": members} for name, members in GROUPS.items()}, [])
+MESHES: dict[str, dict[str, Any]] = {
+    "4x1": {"data": "fsdp2"},
+    "2x2": {"data": "fsdp2", "tensor": 2},
+    "1x4": {"data": "fsdp2", "tensor": 4},
+    "tensor alone": {"data": "none", "tensor": 4},
+    "2x2x1": {"data": "fsdp2", "replicate": 2},
+    "2x1x2": {"data": "fsdp2", "replicate": 2, "tensor": 2},
+    "ddp": {"data": "ddp"},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One variant of the network and of its training."""
+
+    spectral_norm: bool = True
+    checkpoint: bool | str = False
+    accumulation: int = 1
+    rollout: int = 1
+    decoder: str = "transposed"
+    recompute: bool = False
+    amp: bool = False
+    steps: int = 5
+    dropout: float = 0.0
+    # many ranks normalise weights of one shape together, as they do on GPUs; one process does not
+    alike: bool = False
+
+    @property
+    def name(self) -> str:
+        return ",".join(f"{key}={value}" for key, value in asdict(self).items())
+
+
+# every pair of values of two options is in one of them; where a step is four forward passes, three steps do
+CASES = [
+    Case(False, False, 1, 1, "transposed"),
+    Case(True, False, 2, 2, "pixel_shuffle", recompute=True, steps=3),
+    Case(True, True, 1, 2, "pixel_shuffle", alike=True),
+    Case(True, "selective", 2, 1, "transposed", alike=True),
+    Case(False, False, 2, 1, "pixel_shuffle"),
+    Case(False, True, 2, 2, "transposed", recompute=True, steps=3),
+]
+# all of them sharded, those with most in them also split; on other meshes two that differ in everything
+WHICH = dict.fromkeys(MESHES, (2, 4)) | {"4x1": range(len(CASES)), "2x2": (1, 2, 4)}
+if os.environ.get("EQUALITY") == "product":  # of all options, on every mesh: three quarters of an hour
+    OPTIONS = *2 * [(True, False)], *2 * [(1, 2)], ("transposed", "pixel_shuffle"), (False, True)
+    # without spectral norm there is nothing to do together
+    CASES = [Case(*chosen, alike=alike) for *chosen, alike in product(*OPTIONS) if chosen[0] or not alike]
+    WHICH = dict.fromkeys(MESHES, range(len(CASES)))
+
+
+def settings(case: Case) -> dict[str, Any]:
+    """Return what the network is built with."""
+    return {
+        "image_height": ROWS, "image_width": COLUMNS, "in_channels": 4, "out_channels": 3, "frames": 1,
+        "output_frames": 1, "dim": [8, 16, 32, 64], "depth": [1, 1, 1, 1], "dim_head": 4,
+        "global_window_size": [2, 2, 1, 1], "local_window_size": [4, 2, 1, 1],
+        "cross_embed_kernel_sizes": [[4, 8, 16], [2, 4], [2, 4], [2, 4]],
+        "padding": {"mode": "earth", "lat": [8, 8], "lon": [4, 4]},
+        "decoder": case.decoder, "use_spectral_norm": case.spectral_norm,
+        "attn_dropout": case.dropout, "ff_dropout": case.dropout,
+    }  # fmt: skip
+
+
+def build(case: Case, mesh: DeviceGrid, data: str, **changes: Any) -> tuple[nn.Module, bool]:
+    """Return the filled network on its ranks, and whether it runs under autocast."""
+    with torch.device("meta"):
+        model = WXFormer.from_kwargs(**settings(case))
+    sharded = mesh.device_mesh is not None and data != "none"
+    policy = _build_mp_policy({"trainer": {"amp": True, "fsdp2_mp_policy": {"param_dtype": "bfloat16"}}})
+    policy = policy if case.amp and sharded else None
+    parallelize(model, mesh.device_mesh, shard=sharded, checkpoint=case.checkpoint, policy=policy, **changes)
+    allocate_(model, torch.device("cpu"))
+    if case.alike and mesh.device_mesh is not None:
+        spectral_norm.normalize_together(model, by_unit=sharded or bool(case.checkpoint))
+    fill_(model, initial_values(model, seed=7))
+    require_filled(model)
+    return model.train(), case.amp and policy is None
+
+
+def build_step(case: Case, model: nn.Module, autocast: bool, mesh: DeviceGrid) -> tuple[TrainingStep, Any, EMA]:
+    """Return the training step, its optimizer and the average of the weights."""
+    numbers = np.random.default_rng(0)
+    zeros = np.zeros(5)
+    std, tendency = numbers.uniform(1, 3, 5), numbers.uniform(0.2, 0.5, 5)
+    statistics = Statistics(("a", "b", "rain", "sun", "land"), zeros, std, zeros, zeros, zeros, tendency, zeros)
+    normalizer = Normalizer(CHANNELS, statistics, {}, {})
+    static = torch.randn(1, ROWS, COLUMNS, generator=torch.Generator().manual_seed(5))
+    stepper = Stepper(model, CHANNELS, normalizer, static, True, None, amp=autocast)
+    grid = LatLonGrid.from_coords(np.linspace(84, -84, ROWS), np.arange(COLUMNS) * 360 / COLUMNS)[0]
+    loss = build_loss(PointwiseSection(), CHANNELS, grid, normalizer.tendency_scale_C.numpy(), {})
+    optimizer = build_optimizer(model, TrainerConfig(max_steps=5, learning_rate=1e-3, weight_decay=0.1))
+    average = EMA(model, 0.9)
+    objective = DeterministicRollout(ObjectiveContext(stepper, loss, case.recompute), DeterministicSection())
+    settings = StepSettings(lambda _: case.rollout, 1, case.accumulation, 1.0, data_rank=mesh.data_rank)
+    step = TrainingStep(objective, optimizer, average, settings)
+    return step, optimizer, average
+
+
+def batches(case: Case, mesh: DeviceGrid, first: int = 0) -> Iterator[Batch]:
+    """Yield this data rank's micro-batches; each step's samples are the same on any mesh."""
+    for number in range(first, first + 1000):
+        generator = torch.Generator().manual_seed(number)
+        shape = (SAMPLES, 3 + case.rollout, max(3, case.rollout), ROWS, COLUMNS)
+        fields = torch.randn(shape, generator=generator).unflatten(0, (case.accumulation, mesh.data_ranks, -1))
+        for mine in fields[:, mesh.data_rank]:
+            target = torch.stack([mine[:, 3 + n, :3] for n in range(case.rollout)], dim=2)
+            yield Batch(mine[:, :2, :1], mine[:, 2:3, : case.rollout], target, torch.arange(len(mine)))
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return a DTensor's whole value; collective."""
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
+
+
+def train(case: Case, mesh: DeviceGrid, data: str = "fsdp2", **changes: Any) -> dict[str, Tensor]:
+    """Train for the case's steps and return output, losses, norms and the first step's gradients, whole."""
+    alike = case.alike and mesh.device_mesh is not None
+    with mock.patch.object(spectral_norm, "use_cpu_kernels", lambda _: not alike):
+        return _train(case, mesh, *build(case, mesh, data, **changes))
+
+
+def _train(case: Case, mesh: DeviceGrid, model: nn.Module, autocast: bool) -> dict[str, Tensor]:
+    step, optimizer, average = build_step(case, model, autocast, mesh)
+    gradients: dict[str, Tensor] = {}
+
+    def keep(*_: Any) -> None:
+        if not gradients:
+            gradients.update({plain_name(name): whole(p.grad) for name, p in model.named_parameters()})
+
+    optimizer.register_step_pre_hook(keep)
+    model.eval()
+    with torch.no_grad():
+        before = model(torch.randn(2, 4, 1, ROWS, COLUMNS, generator=torch.Generator().manual_seed(3)))
+    model.train()
+    source, losses, norms = batches(case, mesh), [], []
+    for number in range(case.steps):
+        result = step(source, number, 1e-3)
+        losses.append(mean_over_ranks(result.loss))
+        norms.append(result.grad_norm)
+    model.eval()
+    with average.applied(), torch.no_grad():
+        after = model(torch.randn(2, 4, 1, ROWS, COLUMNS, generator=torch.Generator().manual_seed(4)))
+    kept = {"output": before, "output of the average": after, "loss": torch.stack(losses), "norm": torch.stack(norms)}
+    return {**kept, **{f"gradient/{name}": value for name, value in gradients.items()}}
+
+
+def parallelism(name: str) -> ParallelismConfig:
+    """Return the config of one of `MESHES`."""
+    return ParallelismConfig(**MESHES[name])

@@ -1,0 +1,59 @@
+"""Runs every case on every mesh of four ranks and writes what came out; started by test_equality."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch.distributed.fsdp import FSDPModule
+
+from benchmarks.collectives import CollectiveCounter
+from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
+from credit.parallel.process_info import process_group, read_process_info
+from tests.parallel.training import cases
+
+
+def count_collectives(mesh: DeviceGrid, rollout: int, accumulation: int) -> dict[str, Any]:
+    """Return how often the ranks talk in the second optimizer step, and how many bytes that brings."""
+    case = cases.Case(rollout=rollout, accumulation=accumulation)
+    model, autocast = cases.build(case, mesh, "fsdp2")
+    step, *_ = cases.build_step(case, model, autocast, mesh)
+    source = cases.batches(case, mesh)
+    step(source, 0, 1e-3)
+    with CollectiveCounter() as counted:
+        step(source, 1, 1e-3)
+    return {
+        "units": sum(isinstance(module, FSDPModule) for module in model.modules()),
+        "layers": sum(hasattr(module, "_tp_plan") for module in model.modules()),
+        "parameter_bytes": sum(4 * p.numel() for p in model.parameters()),
+        "calls": counted.calls,
+        "bytes": counted.bytes,
+    }
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    launch = read_process_info()
+    facts: dict[str, Any] = {}
+    with process_group(launch, torch.device("cpu"), timeout_minutes=2):
+        for name, conf in cases.MESHES.items():
+            mesh = build_mesh(plan_degrees(cases.parallelism(name), launch.world), launch.rank, "cpu")
+            for number in cases.WHICH[name]:
+                case, began = cases.CASES[number], time.perf_counter()
+                made = cases.train(case, mesh, conf["data"])
+                if launch.is_main:
+                    save_file(made, folder / f"{name}-{number}.safetensors")
+                    print(f"{name} {number} {time.perf_counter() - began:.1f} s", flush=True)
+            if name in ("4x1", "2x2"):
+                facts[name] = [count_collectives(mesh, 1, 1), count_collectives(mesh, 2, 2)]
+    if launch.is_main:
+        (folder / "facts.json").write_text(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

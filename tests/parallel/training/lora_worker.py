@@ -1,0 +1,112 @@
+"""Trains adapters on several meshes of four ranks and writes what came out; started by test_lora."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from credit.models import lora
+from credit.models.initialise import generator_for, initial_values
+from credit.models.wxformer import WXFormer
+from credit.parallel.blocks.marks import plain_name
+from credit.parallel.dtensor import local_shard
+from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
+from credit.parallel.parallelize import parallelize
+from credit.parallel.process_info import process_group, read_process_info
+from credit.parallel.reduce import mean_over_ranks
+from credit.parallel.state.materialise import allocate_, fill_, part_of, require_filled
+from tests.parallel.training import cases
+
+MESHES = ("4x1", "2x2")
+CASES = (
+    cases.Case(True, True, 1, 2),
+    cases.Case(False, False, 2, 1, "pixel_shuffle"),
+    cases.Case(True, "selective", 1, 1, steps=3),
+)
+TARGETS = ["*.to_qkv", "*.to_out", "*.expand", "*.contract", "*.position_bias.layers.0", "decoder.*"]
+
+
+def build(case: cases.Case, mesh: DeviceGrid, data: str) -> nn.Module:
+    """Return the network of `cases` with adapters, on its ranks and filled."""
+    with torch.device("meta"):
+        plain, model = (WXFormer.from_kwargs(**cases.settings(case)) for _ in range(2))
+    lora.apply_lora(model, TARGETS, rank=3, alpha=6.0)
+    parallelize(
+        model, mesh.device_mesh, shard=mesh.device_mesh is not None and data != "none", checkpoint=case.checkpoint
+    )
+    allocate_(model, torch.device("cpu"))
+    base = lora.base_state_dict(model)
+    for name, value in initial_values(plain, seed=7):
+        local_shard(base[name]).copy_(part_of(value, base[name]))
+    fill_(model, map(not_zero, lora.initial_adapters(model, seed=7)))
+    require_filled(model)
+    return model.train()
+
+
+def not_zero(named: tuple[str, Tensor]) -> tuple[str, Tensor]:
+    """Return an initial value, random also for b: while it is zero, a has no gradient."""
+    name, value = named
+    if name.endswith(".b"):
+        value = 0.05 * torch.randn(value.shape, generator=generator_for(7, name))
+    return name, value
+
+
+def train(case: cases.Case, mesh: DeviceGrid, data: str) -> dict[str, Tensor]:
+    """Train the adapters and return losses, norms, the gradients and what is saved, whole."""
+    model = build(case, mesh, data)
+    frozen = {name: local_shard(p).clone() for name, p in model.named_parameters() if not p.requires_grad}
+    step, optimizer, average = cases.build_step(case, model, False, mesh)
+    gradients: dict[str, Tensor] = {}
+
+    def keep(*_: object) -> None:
+        if not gradients:
+            named = {plain_name(name): p.grad for name, p in model.named_parameters() if p.grad is not None}
+            gradients.update({f"gradient/{name}": cases.whole(gradient) for name, gradient in named.items()})
+
+    optimizer.register_step_pre_hook(keep)
+    source, losses, norms = cases.batches(case, mesh), [], []
+    for number in range(case.steps):
+        result = step(source, number, 3e-3)
+        losses.append(mean_over_ranks(result.loss))
+        norms.append(result.grad_norm)
+    with average.applied():
+        pass
+    for name, p in model.named_parameters():
+        assert p.requires_grad or torch.equal(local_shard(p), frozen[name]), f"{name} is frozen and has changed"
+    saved = {f"saved/{name}": cases.whole(tensor) for name, tensor in lora.checkpoint_state_dict(model).items()}
+    require_equal_peers(model)
+    return {"loss": torch.stack(losses), "norm": torch.stack(norms), **gradients, **saved}
+
+
+def require_equal_peers(model: nn.Module) -> None:
+    """Check that adapters that tensor-parallel ranks hold whole are the same on them, bit for bit."""
+    for name, p in model.named_parameters():
+        if isinstance(p, DTensor) and "tp" in p.device_mesh.mesh_dim_names:
+            axis = p.device_mesh.mesh_dim_names.index("tp")
+            if p.placements[axis].is_replicate():
+                mine = local_shard(p).contiguous()
+                peers = [torch.empty_like(mine) for _ in range(p.device_mesh.size(axis))]
+                dist.all_gather(peers, mine, group=p.device_mesh.get_group(axis))
+                assert all(torch.equal(peer, mine) for peer in peers), f"{name} differs between tensor-parallel ranks"
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    launch = read_process_info()
+    with process_group(launch, torch.device("cpu"), timeout_minutes=2):
+        for name in MESHES:
+            mesh = build_mesh(plan_degrees(cases.parallelism(name), launch.world), launch.rank, "cpu")
+            for number, case in enumerate(CASES):
+                made = train(case, mesh, cases.MESHES[name]["data"])
+                if launch.is_main:
+                    save_file(made, folder / f"{name}-{number}.safetensors")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

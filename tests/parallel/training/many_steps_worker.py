@@ -1,0 +1,57 @@
+"""Two ranks train longer: started by test_many_steps."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from credit.config.schema_trainer import ParallelismConfig
+from credit.parallel.dtensor import local_shard, shard_dim
+from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
+from credit.parallel.process_info import process_group, read_process_info
+from tests.parallel.training import cases
+
+LOW_PRECISION = cases.Case(amp=True, steps=50)
+DROPOUT = cases.Case(spectral_norm=False, steps=200, dropout=0.1)
+
+
+def compare_replicas(mesh: DeviceGrid) -> dict[str, bool]:
+    """Train with dropout; return, for each parameter that is whole on tensor peers, whether it is bit for bit equal."""
+    model, autocast = cases.build(DROPOUT, mesh, "none")
+    step, *_ = cases.build_step(DROPOUT, model, autocast, mesh)
+    source = cases.batches(DROPOUT, mesh)
+    for number in range(DROPOUT.steps):
+        step(source, number, 1e-3)
+    equal = {}
+    for name, p in model.named_parameters():
+        if any(shard_dim(placement) is not None for placement in getattr(p, "placements", ())):
+            continue
+        part = local_shard(p).contiguous()
+        first = part.clone()
+        dist.broadcast(first, 0)
+        same = torch.tensor(float(torch.equal(first, part)))
+        dist.all_reduce(same, dist.ReduceOp.MIN)
+        equal[name] = bool(same)
+    return equal
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    launch = read_process_info()
+    with process_group(launch, torch.device("cpu"), timeout_minutes=2):
+        meshes = {
+            tensor: build_mesh(plan_degrees(ParallelismConfig(tensor=tensor), launch.world), launch.rank, "cpu")
+            for tensor in (1, 2)
+        }
+        losses = cases.train(LOW_PRECISION, meshes[1])["loss"].tolist()
+        equal = compare_replicas(meshes[2])
+    if launch.is_main:
+        (folder / "facts.json").write_text(json.dumps({"losses": losses, "equal": equal}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,40 @@
+"""What shows only over many steps: bfloat16 follows float32 as on one process, and tensor peers never drift apart."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from credit.parallel.mesh import DeviceGrid
+from tests.parallel.torchrun import launch
+from tests.parallel.training import cases
+from tests.parallel.training.many_steps_worker import LOW_PRECISION
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What two ranks have found."""
+    folder = tmp_path_factory.mktemp("long")
+    launch("tests.parallel.training.many_steps_worker", 2, str(folder))
+    return json.loads((folder / "facts.json").read_text())
+
+
+def test_bfloat16_trains_as_on_one_process(two_ranks: dict[str, Any]) -> None:
+    """Sharded, weights and activations are bfloat16; on one process autocast is. Both are as far from float32."""
+    many = torch.tensor(two_ranks["losses"])
+    autocast = cases.train(LOW_PRECISION, DeviceGrid())["loss"]
+    exact = cases.train(replace(LOW_PRECISION, amp=False), DeviceGrid())["loss"]
+    own = (autocast - exact).abs() / exact
+    assert ((many - exact).abs() / exact).mean() < 2 * own.mean() + 1e-4
+    assert ((many - exact).abs() / exact).max() < 3 * own.max() + 1e-3
+
+
+def test_what_is_whole_on_tensor_peers_stays_equal_on_them(two_ranks: dict[str, Any]) -> None:
+    assert len(two_ranks["equal"]) > 20
+    assert all(two_ranks["equal"].values()), two_ranks["equal"]

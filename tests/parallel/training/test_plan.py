@@ -1,0 +1,80 @@
+"""What `credit_plan` predicts of meshes of four ranks against what four ranks hold and send."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from credit.config import Config
+from credit.hpc.planner.gpus import find_gpu
+from credit.hpc.planner.mesh import MeshPlan, Planner, Run
+from credit.hpc.planner.traffic import bytes_by_kind, calls_by_kind
+from credit.parallel.mesh import plan_degrees
+from credit.parallel.process_info import fake_process_group
+from tests.parallel.torchrun import launch
+from tests.parallel.training.cases import MESHES, parallelism
+from tests.unit.hpc.measured import rehearsal_of, small_config
+
+RANKS = 4
+ROLLOUT = ["trainer.grad_accum_every=2", "data.forecast_len=2"]
+CASES = [
+    *((name, []) for name in ("1x4", "tensor alone", "2x1x2", "ddp")),
+    ("4x1", [*ROLLOUT, "trainer.recompute_steps=true"]),
+    ("2x2", [*ROLLOUT, "trainer.recompute_steps=false"]),
+    ("4x1", ["trainer.amp=true", "trainer.activation_checkpoint=true"]),
+    ("2x2", ["trainer.activation_checkpoint=selective"]),
+    ("2x2x1", ["trainer.amp=true", "trainer.parallelism.reshard_after_forward=false"]),
+]
+IDS = [" ".join([name, *overrides]) for name, overrides in CASES]
+STATES = ("parameters", "gradients", "optimizer", "average", "buffers")
+
+
+def config_of(data: str, overrides: list[str]) -> Config:
+    """Return the config of a case."""
+    return small_config(f"trainer.parallelism.data={data}", *overrides)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("plan")
+    launch("tests.parallel.training.plan_worker", RANKS, str(folder), timeout=1500)
+    return json.loads((folder / "facts.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def planned() -> list[MeshPlan]:
+    with fake_process_group(RANKS):
+        return [plan_of(name, overrides) for name, overrides in CASES]
+
+
+def plan_of(name: str, overrides: list[str]) -> MeshPlan:
+    """Return the plan of a mesh, as if its kernels were the CPU's."""
+    config = config_of(MESHES[name]["data"], overrides)
+    run = Run(config.trainer, {0.0: config.data.forecast_len}, 100, rehearsal_of(config))
+    planner = Planner(run, RANKS, find_gpu("h100"), kernels="cpu")
+    degrees = plan_degrees(parallelism(name), RANKS)
+    return planner.mesh(MESHES[name]["data"], degrees, config.trainer.activation_checkpoint)
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=IDS)
+def test_states_are_exact(number: int, measured: dict, planned: list[MeshPlan]) -> None:
+    memory, facts = planned[number].memory, measured[str(number)]
+    assert {kind: getattr(memory, kind) for kind in STATES} == {kind: facts[kind] for kind in STATES}
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=IDS)
+def test_collectives_are_exact(number: int, measured: dict, planned: list[MeshPlan]) -> None:
+    mesh, facts = planned[number], measured[str(number)]
+    assert calls_by_kind(mesh.messages) == facts["calls"]
+    assert bytes_by_kind(mesh.messages) == facts["bytes"]
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=IDS)
+def test_what_a_step_allocates_is_bounded(number: int, measured: dict, planned: list[MeshPlan]) -> None:
+    memory, allocated = planned[number].memory, measured[str(number)]["allocated"]
+    predicted = memory.gradients + memory.activations + memory.gathered + memory.reduced
+    assert allocated < 1.02 * predicted
+    # how soon buffers are given back depends on when the other ranks come
+    assert predicted < 2.0 * allocated

@@ -1,0 +1,28 @@
+"""What the large-kernel convolutions keep for the backward pass; their values are tested with the embedding."""
+
+from __future__ import annotations
+
+import torch
+
+from credit.models.kernels.dispatch import LARGE_KERNEL_CONV, plain_formulations
+from credit.models.layers.cross_scale_embedding import CrossScaleEmbedding
+
+from .gradients import kept_bytes
+
+
+def test_the_field_alone_is_kept() -> None:
+    embed = CrossScaleEmbedding(8, 16, (4, 8, 16, 32), 2)
+    x_BCHW = torch.randn(1, 8, 64, 64).contiguous(memory_format=torch.channels_last)
+    weight_bytes = sum(conv.weight.nbytes for conv in embed.convs)
+    assert kept_bytes(lambda: embed(x_BCHW)) - weight_bytes == x_BCHW.nbytes
+
+
+def test_the_plain_formulation_takes_its_place() -> None:
+    torch.manual_seed(0)
+    embed = CrossScaleEmbedding(3, 16, (4, 8, 16), 2)
+    x_BCHW = torch.randn(1, 3, 24, 24)
+    kernel_BHWC = embed(x_BCHW)
+    with plain_formulations(LARGE_KERNEL_CONV):
+        plain_BHWC = embed(x_BCHW)
+    assert not torch.equal(plain_BHWC, kernel_BHWC)
+    torch.testing.assert_close(plain_BHWC, kernel_BHWC, rtol=1e-4, atol=1e-5)

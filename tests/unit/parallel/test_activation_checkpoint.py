@@ -1,0 +1,181 @@
+"""Checkpointed blocks run again in the backward pass and give the same gradients, spectral norm on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from credit.errors import ConfigError
+from credit.models.kernels.dispatch import force_gpu_path
+from credit.models.layers import spectral_norm
+from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
+from credit.parallel.blocks.marks import plain_name
+from tests.unit.models.small import build, fields
+
+
+def gradients(mode: bool | str) -> tuple[dict[str, torch.Tensor], int]:
+    """Gradients of a two-step rollout, and how often the last block ran."""
+    model = build(seed=3).train()
+    calls = []
+    block = next(module for module in model.modules() if getattr(module, "_fsdp2_shard", False))
+    inner = block.forward
+    block.forward = lambda x: (calls.append(1), inner(x))[1]
+    if mode:
+        checkpoint_blocks(model, mode)
+        checkpoint_blocks(model, mode)  # those that are wrapped stay as they are
+    spectral_norm.advance_power_iterations(model)
+    model(model(fields())).square().mean().backward()
+    return {plain_name(name): p.grad for name, p in model.named_parameters()}, len(calls)
+
+
+@pytest.mark.parametrize("mode", [True, "selective"])
+def test_same_gradients_more_forwards(mode: bool | str) -> None:
+    plain, calls = gradients(False)
+    again, more_calls = gradients(mode)
+    assert plain.keys() == again.keys()
+    for name, gradient in plain.items():
+        torch.testing.assert_close(again[name], gradient, rtol=1e-5, atol=1e-7)
+    assert more_calls == calls + 2, "each of the two steps recomputes the block once"
+
+
+def test_nothing_is_computed_three_times() -> None:
+    """What blocks compute again by themselves to save memory, they do not once they are checkpointed."""
+
+    def operations() -> int:
+        # large kernels take fewer operations on a CPU
+        model = checkpoint_blocks(build(seed=3, cross_embed_kernel_sizes=[[2, 4]] * 4).train())
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            model(fields()).square().mean().backward()
+        return counter.get_total_flops()
+
+    with force_gpu_path():  # where nothing is computed again by itself
+        kept = operations()
+    assert operations() == kept
+
+
+@pytest.mark.parametrize("mode", [True, "selective"])
+@pytest.mark.parametrize("norm", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm])
+def test_spectral_norm_of_torch_does_not_iterate_again(norm, mode: bool | str) -> None:
+    """Two forwards before the backward pass, two steps: gradients and vectors are those without checkpointing."""
+    found = []
+    for checkpointed in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 8), nn.Sequential(norm(nn.Linear(8, 8)), nn.Tanh(), norm(nn.Linear(8, 8))))
+        model[1]._fsdp2_shard = True
+        if checkpointed:
+            checkpoint_blocks(model, mode)
+        x = torch.randn(5, 3)
+        for _ in range(2):
+            (model(x).square().mean() + model(2 * x).square().mean()).backward()
+        values = {plain_name(name): p.grad for name, p in model.named_parameters()}
+        found.append(values | {plain_name(name): buffer for name, buffer in model.named_buffers()})
+    assert found[0].keys() == found[1].keys() and len(found[0]) == 10
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value, rtol=1e-5, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("norm", [nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm])
+def test_a_normalised_layer_that_a_block_calls_twice(norm) -> None:
+    """Each call iterates, so each has vectors of its own: gradients are those without checkpointing."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self._fsdp2_shard = True
+            self.layer = norm(nn.Linear(8, 8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(self.layer(x).tanh())
+
+    found = []
+    for checkpointed in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 8), Twice(), Twice())
+        if checkpointed:
+            checkpoint_blocks(model)
+        model(torch.randn(5, 3)).square().mean().backward()
+        values = {plain_name(name): p.grad for name, p in model.named_parameters()}
+        found.append(values | {plain_name(name): buffer for name, buffer in model.named_buffers()})
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value, rtol=1e-5, atol=1e-7, msg=name)
+
+
+class Coder(nn.Module):
+    """A marked block with two entry points, no forward, and layers that torch normalises."""
+
+    _fsdp2_shard = True
+    _fsdp2_forward_methods = ("encode", "decode")
+
+    def __init__(self, norm: Callable[[nn.Linear], nn.Linear]) -> None:
+        super().__init__()
+        self.down, self.up = norm(nn.Linear(8, 32)), norm(nn.Linear(32, 8))
+        self.calls = 0
+
+    def encode(self, x: torch.Tensor, *, scale: float) -> dict[str, torch.Tensor]:
+        self.calls += 1
+        return {"code": nn.functional.gelu(self.down(x) * scale)}
+
+    def decode(self, code: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.up(nn.functional.gelu(code)).sin()
+
+
+def coded(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Return the loss of two rounds through the entry points of a model's two coders."""
+    for coder in (*model[1:], *model[1:]):
+        x = x + coder.decode(coder.encode(model[0](x), scale=2.0)["code"])
+    return x.square().mean()
+
+
+@pytest.mark.parametrize("mode", [True, "selective"])
+@pytest.mark.parametrize("norm", [lambda layer: layer, nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm])
+def test_custom_entry_points_are_computed_again(norm: Callable, mode: bool | str) -> None:
+    """Gradients and vectors are those without checkpointing; each call runs twice, and what it kept is freed."""
+    found, calls, kept = [], [], []
+    for checkpointed in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), Coder(norm), Coder(norm))
+        if checkpointed:
+            checkpoint_blocks(model, mode)
+        x, sizes = torch.randn(64, 8), []
+
+        def note(tensor: torch.Tensor, sizes: list[int] = sizes) -> torch.Tensor:
+            sizes.append(tensor.numel())
+            return tensor
+
+        for _ in range(2):
+            with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+                loss = coded(model, x)
+            loss.backward()
+        values = {plain_name(name): p.grad for name, p in model.named_parameters()}
+        found.append(values | {plain_name(name): buffer for name, buffer in model.named_buffers()})
+        calls.append(model[1].calls)
+        kept.append(sum(sizes))
+    assert found[0].keys() == found[1].keys()
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value, rtol=1e-5, atol=1e-7, msg=name)
+    assert calls == [8, 16], "two rounds of two entries in two steps"
+    assert kept[1] < kept[0] / 2
+
+
+def test_an_entry_point_that_is_not_there_is_refused() -> None:
+    model = nn.Sequential(Coder(lambda layer: layer))
+    model[0]._fsdp2_forward_methods = ("encode", "encoded")
+    with pytest.raises(ConfigError, match=r"Coder._fsdp2_forward_methods: 'encoded' is not one of its methods"):
+        checkpoint_blocks(model)
+
+
+@pytest.mark.parametrize("mode", ["selectiv", "false", 2, [True]])
+def test_another_mode_is_refused(mode) -> None:
+    with pytest.raises(ConfigError, match="trainer.activation_checkpoint: .* is not one of true, false, selective"):
+        checkpoint_blocks(build(), mode)
+
+
+def test_a_model_without_blocks() -> None:
+    with pytest.raises(ConfigError, match="marks no block"):
+        checkpoint_blocks(nn.Linear(1, 1))

@@ -1,0 +1,118 @@
+"""Models that FSDP2 cannot shard are refused by name before anything is changed; others are cut into units."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from credit.errors import ConfigError
+from credit.parallel import fsdp2
+from tests.parallel.fsdp2_api.example_models import (
+    WIDTH,
+    Block,
+    Net,
+    built,
+    gradients,
+    mine,
+    reference,
+    require_close,
+    samples,
+    squares,
+)
+
+
+@pytest.fixture
+def group_of_one() -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def with_marked(container: nn.Module) -> nn.Module:
+    model = Net()
+    container._fsdp2_shard = True
+    model.extra = container
+    return model
+
+
+def with_two_dtypes() -> nn.Module:
+    model = Net()
+    model.blocks[0].norm.bias = nn.Parameter(torch.zeros(WIDTH, dtype=torch.float64))
+    return model
+
+
+def with_list_of_another_dtype() -> nn.Module:
+    model = Net()
+    model.blocks[1].gains = nn.ParameterList([nn.Parameter(torch.ones(WIDTH, dtype=torch.float64))])
+    return model
+
+
+def in_ddp() -> nn.Module:
+    return nn.parallel.DistributedDataParallel(Net())
+
+
+def with_block_in_ddp() -> nn.Module:
+    model = Net()
+    model.head = nn.parallel.DistributedDataParallel(model.head)
+    return model
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "list": (lambda: with_marked(nn.ModuleList([Block()])), r"extra: a ModuleList cannot be a unit.*mark the blocks"),
+    "dict": (lambda: with_marked(nn.ModuleDict({"a": Block()})), "extra: a ModuleDict cannot be a unit"),
+    "parameters": (lambda: with_marked(nn.ParameterList([torch.ones(3)])), "extra: a ParameterList cannot be a unit"),
+    "root": (lambda: nn.ModuleList([Block()]), "the model: a ModuleList cannot be a unit"),
+    "two dtypes": (
+        with_two_dtypes,
+        r"blocks\.0\.norm \(LayerNorm\): .*weight is torch\.float32, bias is torch\.float64",
+    ),
+    "list of another dtype": (with_list_of_another_dtype, r"OwnMark\.gains: a ParameterList of torch\.float64 among"),
+    "ddp": (in_ddp, "the model: is wrapped in DistributedDataParallel.*attribute `module`"),
+    "block in ddp": (with_block_in_ddp, "head: is wrapped in DistributedDataParallel"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_models_that_are_refused_by_name(name: str, group_of_one: None) -> None:
+    make, words = REFUSED[name]
+    model = make()
+    with pytest.raises(ConfigError, match=words):
+        fsdp2.apply_fsdp2(model, None, {"trainer": {"activation_checkpoint": True}})
+    assert not any(isinstance(module, FSDPModule | CheckpointWrapper) for module in model.modules())
+
+
+class Stage(nn.ModuleList):
+    """A list that has a forward."""
+
+    _fsdp2_shard = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self:
+            x = block(x)
+        return x.sin()
+
+
+def test_a_list_with_a_forward_is_a_unit(group_of_one: None) -> None:
+    model = nn.Sequential(Stage([Block(), nn.Linear(WIDTH, WIDTH)]), nn.Tanh())
+    expected = reference(model, squares)
+    fsdp2.apply_fsdp2(model, None, {})
+    squares(model, mine(samples())).backward()
+    require_close(gradients(model), expected)
+    assert isinstance(model[0], FSDPModule) and isinstance(model[0][1].weight, DTensor)
+
+
+def test_a_frozen_parameter_may_have_another_dtype(group_of_one: None) -> None:
+    model = built(Net)
+    model.head.table = nn.Parameter(torch.ones(WIDTH, dtype=torch.float64), requires_grad=False)
+    expected = reference(model, squares)
+    fsdp2.apply_fsdp2(model, None, {})
+    squares(model, mine(samples())).backward()
+    require_close(gradients(model), expected)

@@ -1,0 +1,40 @@
+"""Memory that a process keeps."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import resource, sys, torch
+from credit.utils.malloc import retain_freed_memory
+torch.set_num_threads(1)
+if sys.argv[1] == "keep":
+    retain_freed_memory(torch.device("cpu"))
+def step():
+    tensors = [torch.ones(5 * 2**20) for _ in range(5)]
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(8):
+    step()
+before = faults()
+for _ in range(5):
+    step()
+print(faults() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
+def test_freed_memory_is_used_again() -> None:
+    def touched(how: str) -> int:
+        # glibc's first value, which it changes as it goes; with it every large tensor is given back
+        environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**17), "THP_MEM_ALLOC_ENABLE": "0"}
+        command = [sys.executable, "-c", SCRIPT, how]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        return int(done.stdout)
+
+    assert touched("keep") < 1000 < 10000 < touched("plain")
