@@ -51,18 +51,23 @@ class CrossScaleEmbedding(nn.Module):
         dtype = autocast_dtype(x_BCHW) or x_BCHW.dtype
         x_BCHW = x_BCHW.to(dtype).contiguous(memory_format=torch.channels_last)
         scales: dict[nn.Conv2d, Tensor] = {}
+        replaced_convs: list[nn.Conv2d] = []
         for convs in self._large_kernel_groups():
-            if uses(LARGE_KERNEL_CONV, x_BCHW):
-                grid = PatchGrid(self.stride, convs[-1].kernel_size[0], tuple(x_BCHW.shape[2:]), self.padding)
-                weights = [conv.weight.to(dtype) for conv in convs]
-                biases = [conv.bias.to(dtype) for conv in convs]
-                outputs = large_kernel_convs(x_BCHW.permute(0, 2, 3, 1), grid, weights, biases)
-                scales |= zip(convs, outputs, strict=True)
+            if not uses(LARGE_KERNEL_CONV, x_BCHW):
+                replaced_convs += convs
+                continue
+            grid = PatchGrid(self.stride, convs[-1].kernel_size[0], tuple(x_BCHW.shape[2:]), self.padding)
+            weights = [conv.weight.to(dtype) for conv in convs]
+            biases = [conv.bias.to(dtype) for conv in convs]
+            outputs = large_kernel_convs(x_BCHW.permute(0, 2, 3, 1), grid, weights, biases)
+            scales |= zip(convs, outputs, strict=True)
         plain_convs = [conv for conv in self.convs if conv not in scales]
         if plain_convs:
             padded_BCHW = self.padding.pad(x_BCHW).contiguous(memory_format=torch.channels_last)
             for conv in plain_convs:
-                scale_BCHW = strided_conv(padded_BCHW, conv.weight, conv.bias, self.stride)
+                # With large kernels, torch's convolution takes minutes in channels-last memory on a CPU (torch 2.13).
+                field_BCHW = padded_BCHW.contiguous() if conv in replaced_convs else padded_BCHW
+                scale_BCHW = strided_conv(field_BCHW, conv.weight, conv.bias, self.stride)
                 scales[conv] = scale_BCHW.permute(0, 2, 3, 1)
         return torch.cat([scales[conv] for conv in self.convs], dim=-1)
 

@@ -1,0 +1,150 @@
+"""Time and memory of the 1 degree starter's steps, with all kernels and with each replaced by its plain formulation.
+
+    python benchmarks/kernels.py [--threads 1] [--rounds 7] [--steps train forecast] [--dtypes float32 bfloat16]
+                                 [--kernels attention mlp ...]
+
+Each row is a kernel of `credit.models.kernels`. Its numbers are those of a step without it, over those of a step with
+all kernels: 1.05 means that the kernel saves 5 %. In each round the two steps follow one another, in alternating order,
+and the median of the rounds' ratios counts, with the least and the most beside it. CPU time tells more than wall time
+where others use the machine. `peak` is the most memory that tensors took at a time in a step of its own, beside
+weights, samples and optimizer; it does not depend on the machine's load.
+
+A training step is forward, mean squared error, backward and a fused AdamW update of one sample. A forecast step is a
+forward pass of the model that `credit rollout` prepares.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from live_memory import LiveMemory
+from networks import STARTER
+from options import positive
+from torch import Tensor
+from wxformer import build_ours, mean_square, prepare, random_sample
+
+from credit.models.kernels.dispatch import KERNELS, Kernel, plain_formulations
+
+STEPS = ("train", "forecast")
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Cost of one step.
+
+    Attributes:
+        wall_s: elapsed seconds.
+        cpu_s: seconds of processor time.
+    """
+
+    wall_s: float
+    cpu_s: float
+
+
+def build_step(kind: str, dtype: str) -> tuple[Callable[[], None], list[Tensor]]:
+    """Return a step of the starter, and the tensors that exist before it."""
+    torch.manual_seed(0)
+    model = build_ours()
+    x, target = random_sample(STARTER)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    model.train(kind == "train")
+    prepare(model, "eval" if kind == "forecast" else kind, dtype)
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16")
+
+    def train() -> None:
+        with autocast:
+            loss = mean_square(model(x), target)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def forecast() -> None:
+        with torch.inference_mode(), autocast:
+            model(x)
+
+    known = [*model.parameters(), *model.buffers(), x, target]
+    return (train if kind == "train" else forecast), known
+
+
+def measure(step: Callable[[], None]) -> Cost:
+    """Take a step and return its cost."""
+    wall_start = time.perf_counter()
+    cpu_start = time.process_time()
+    step()
+    return Cost(time.perf_counter() - wall_start, time.process_time() - cpu_start)
+
+
+def measure_peak(step: Callable[[], None], known: list[Tensor]) -> int:
+    """Take a step and return the most bytes that its tensors took at a time."""
+    with LiveMemory(known) as live:
+        step()
+    return live.peak
+
+
+def compare(step: Callable[[], None], kernel: Kernel, rounds: int) -> list[tuple[float, float]]:
+    """Return for each round the ratios of wall and CPU time without the kernel to those with it."""
+
+    def step_without() -> None:
+        with plain_formulations(kernel):
+            step()
+
+    step_without()
+    ratios = []
+    for round_number in range(rounds):
+        if round_number % 2:
+            plain = measure(step_without)
+            usual = measure(step)
+        else:
+            usual = measure(step)
+            plain = measure(step_without)
+        ratios.append((plain.wall_s / usual.wall_s, plain.cpu_s / usual.cpu_s))
+    return ratios
+
+
+def describe(ratios: list[float]) -> str:
+    """Return the median with the least and the most."""
+    return f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Return the command line's options."""
+    names = [kernel.name for kernel in KERNELS]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=positive, default=1)
+    parser.add_argument("--rounds", type=positive, default=7)
+    parser.add_argument("--steps", nargs="+", choices=STEPS, default=STEPS)
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
+    parser.add_argument("--kernels", nargs="+", choices=names, default=names)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Print a table for each kind of step and dtype."""
+    args = parse_arguments()
+    torch.set_num_threads(args.threads)
+    kernels = [kernel for kernel in KERNELS if kernel.name in args.kernels]
+    for kind in args.steps:
+        for dtype in args.dtypes:
+            step, known = build_step(kind, dtype)
+            step()
+            cost = measure(step)
+            peak = measure_peak(step, known)
+            print(f"\n{kind}, {dtype}: {cost.cpu_s:.2f} CPU s, {peak / 1e6:.0f} MB at the peak, with all kernels")
+            print(f"{'without':20}{'CPU time':>26}{'wall time':>26}{'peak':>8}", flush=True)
+            for kernel in kernels:
+                with plain_formulations(kernel):
+                    peak_without = measure_peak(step, known)
+                ratios = compare(step, kernel, args.rounds)
+                wall = describe([wall_ratio for wall_ratio, _ in ratios])
+                cpu = describe([cpu_ratio for _, cpu_ratio in ratios])
+                print(f"{kernel.name:20}{cpu:>26}{wall:>26}{peak_without / peak:>8.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
