@@ -26,6 +26,7 @@ import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -37,7 +38,7 @@ from torch.nn.utils import parametrize
 
 from credit.models.kernels.autocast import without_autocast
 from credit.models.kernels.dispatch import use_cpu_kernels
-from credit.models.layers.spectral_norm_batched import EPS, StackedMatrices, normalize_batched, unit_vectors_batched
+from credit.models.layers.spectral_norm_batched import hold_matrices, normalize_batched, unit_vectors
 from credit.parallel.blocks.marks import is_marked
 from credit.parallel.dtensor import local, local_bounds, num_shards
 from credit.parallel.reduce import sum_over_shards
@@ -60,7 +61,7 @@ class SpectralNorm(nn.Module):
     def __init__(self, weight: Tensor, out_dim: int) -> None:
         super().__init__()
         self.out_dim = out_dim
-        # sums a tensor over the tensor-parallel parts of the weight, forward and backward; None for a whole weight
+        # Adds up a tensor over the tensor-parallel parts of the weight, forward and backward; None for a whole weight.
         self.sum_over_parts: Callable[[Tensor], Tensor] | None = None
         rows = weight.shape[out_dim]
         columns = weight.numel() // rows
@@ -98,10 +99,10 @@ class SpectralNorm(nn.Module):
     def initial_buffers(self, weight: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
         """Return u and v for a whole initial `weight`, iterated from a random u that is drawn from `generator`."""
         matrix = self.matrix(weight)
-        (u,) = _unit_vectors([torch.randn(matrix.shape[0], generator=generator, device="cpu")])
+        (u,) = unit_vectors([torch.randn(matrix.shape[0], generator=generator, device="cpu")])
         for _ in range(INITIAL_ITERATIONS):
-            (v,) = _unit_vectors([torch.mv(matrix.t(), u)])
-            (u,) = _unit_vectors([torch.mv(matrix, v)])
+            (v,) = unit_vectors([torch.mv(matrix.t(), u)])
+            (u,) = unit_vectors([torch.mv(matrix, v)])
         return {"u": u, "v": v}
 
     def forward(self, weight: Tensor) -> Tensor:
@@ -142,24 +143,22 @@ def apply_spectral_norm(model: nn.Module) -> nn.Module:
             out_dim = 1 if isinstance(module, nn.ConvTranspose2d) else 0
             # unsafe skips a trial evaluation, which is wasted work here: shape and dtype are kept by construction.
             parametrize.register_parametrization(module, "weight", SpectralNorm(module.weight, out_dim), unsafe=True)
-            # torch makes a class for each module; blocks that are equal otherwise would be compiled each for its own
+            # torch makes a class for each module, so blocks that are equal otherwise would be compiled one by one.
             module.__class__ = classes.setdefault(plain, type(module))
     return model
 
 
 def normalized_weights(module: nn.Module) -> dict[SpectralNorm, Chain]:
-    """Return the spectral norm of every normalised weight in `module`, with all parametrizations of that weight.
-
-    Without names, which take longer to build than everything else that a training step does with the result.
-    """
+    """Return the spectral norm of every normalised weight in `module`, with all parametrizations of that weight."""
+    # `named_modules` would take longer than everything else that a training step does with the result.
     chains: dict[SpectralNorm, Chain] = {}
     stack: list[nn.Module | None] = [module]
     while stack:
         descendant = stack.pop()
         if isinstance(descendant, parametrize.ParametrizationList):
-            last = descendant[-1]
-            if isinstance(last, SpectralNorm):
-                chains[last] = descendant
+            for link in descendant:
+                if isinstance(link, SpectralNorm):
+                    chains[link] = descendant
         elif descendant is not None:
             stack.extend(descendant._modules.values())
     return chains
@@ -209,81 +208,90 @@ def _advance_whole(chains: Mapping[SpectralNorm, Chain], iterations: int) -> Non
     us = [norm.u for norm in chains]
     vs = [norm.v for norm in chains]
     with without_autocast(us[0]):
-        matrices = _hold([norm.matrix(_before_norm(chain)).to(norm.u.device) for norm, chain in chains.items()])
+        matrices = hold_matrices([norm.matrix(_before_norm(chain)).to(norm.u.device) for norm, chain in chains.items()])
         for _ in range(iterations):
-            torch._foreach_copy_(vs, _unit_vectors(matrices.products(us, transposed=True)))
-            torch._foreach_copy_(us, _unit_vectors(matrices.products(vs, transposed=False)))
+            torch._foreach_copy_(vs, unit_vectors(matrices.products(us, transposed=True)))
+            torch._foreach_copy_(us, unit_vectors(matrices.products(vs, transposed=False)))
+
+
+@dataclass
+class _StoredPart:
+    """The rows and columns of a weight's matrix that this rank stores."""
+
+    norm: SpectralNorm
+    chain: Chain
+    rows: slice
+    columns: slice
+
+    @classmethod
+    def of(cls, norm: SpectralNorm, chain: Chain) -> _StoredPart:
+        bounds = local_bounds(chain.original)
+        rows = bounds.pop(norm.out_dim)
+        # Of the dimensions that make up the columns only the first is ever cut.
+        inner_size = chain.original.shape[2:].numel()
+        return cls(norm, chain, rows, slice(bounds[0].start * inner_size, bounds[0].stop * inner_size))
+
+    def adapter_tensors(self) -> list[Tensor]:
+        """Return what every rank needs the whole of, to compute with what adapters add to the weight."""
+        parameters = [parameter for adapter in _adapters(self.chain) for parameter in adapter.parameters()]
+        # Without tensor parallelism, u is whole on every rank.
+        return [self.norm.u, *parameters] if parameters and isinstance(self.norm.u, DTensor) else parameters
+
+    def add_adapters(self, product: Tensor, vector: Tensor, whole: Mapping[Tensor, Tensor], transposed: bool) -> Tensor:
+        """Return the product of the original matrix with `vector`, plus that of what adapters add to the matrix."""
+        adapters = _adapters(self.chain)
+        if not adapters:
+            return product
+        addend = torch.zeros(self.chain.original.shape, device=vector.device)
+        for adapter in adapters:
+            parameters = {name: whole[parameter] for name, parameter in adapter.named_parameters()}
+            addend = functional_call(adapter, parameters, addend)
+        matrix = self.norm.matrix(addend)
+        return product + torch.mv(matrix.t() if transposed else matrix, vector)
 
 
 def _advance_sharded(chains: Mapping[SpectralNorm, Chain], iterations: int) -> None:
-    """Collective: iterate with the rows and columns of each matrix that this rank stores.
+    """Collective: iterate with the parts of each matrix that this rank stores.
 
-    Every rank multiplies its parts, and the products are added up to whole vectors over all ranks. Of those a rank
-    keeps what tensor parallelism gives it.
+    Every rank multiplies its parts, and the products of all ranks are added up to whole vectors. Of those a rank keeps
+    what tensor parallelism gives it. Adapters are small: their whole parameters come with the first of these sums.
     """
+    parts = [_StoredPart.of(norm, chain) for norm, chain in chains.items()]
     originals = [chain.original for chain in chains.values()]
-    shards, rows, columns = [], [], []
-    for norm, original in zip(chains, originals, strict=True):
-        shards.append(norm.matrix(original.to_local()).to(norm.u.device))
-        bounds = local_bounds(original)
-        rows.append(bounds.pop(norm.out_dim))
-        # Of the dimensions that make up the columns only the first is ever cut.
-        inner_size = original.shape[2:].numel()
-        columns.append(slice(bounds[0].start * inner_size, bounds[0].stop * inner_size))
-    # Adapters are added to the original weight. They are small, and every rank takes them whole.
-    adapters = [parameter for chain in chains.values() for link in list(chain)[:-1] for parameter in link.parameters()]
-    us = [_embed(local(norm.u), local_bounds(norm.u), norm.u.shape) for norm in chains]
-    vs = [_embed(local(norm.v), local_bounds(norm.v), norm.v.shape) for norm in chains]
+    to_gather = [tensor for part in parts for tensor in part.adapter_tensors()]
+    us = [_embed_part_of(norm.u) for norm in chains]
+    whole: dict[Tensor, Tensor] = {}
     with without_autocast(us[0]):
-        matrices = _hold(shards)
-        for _ in range(iterations):
-            products = matrices.products([u[r] for u, r in zip(us, rows, strict=True)], transposed=True)
-            summands = [_embed(p, [c], v.shape) for p, c, v in zip(products, columns, vs, strict=True)]
-            summands += [_embed(local(a).to(us[0].device), local_bounds(a), a.shape) for a in adapters]
-            vs = sum_over_shards(summands, originals + adapters)
-            whole_adapters = dict(zip(adapters, vs[len(originals) :], strict=True))
-            del vs[len(originals) :]
-            for (norm, chain), u, v in zip(chains.items(), us, vs, strict=True):
-                if len(chain) > 1:
-                    v += torch.mv(norm.matrix(_adapter_sum(chain, whole_adapters)).t(), u)
-            vs = _unit_vectors(vs)
-            products = matrices.products([v[c] for v, c in zip(vs, columns, strict=True)], transposed=False)
-            us = sum_over_shards(
-                [_embed(p, [r], u.shape) for p, r, u in zip(products, rows, us, strict=True)], originals
-            )
-            for (norm, chain), u, v in zip(chains.items(), us, vs, strict=True):
-                if len(chain) > 1:
-                    u += torch.mv(norm.matrix(_adapter_sum(chain, whole_adapters)), v)
-            us = _unit_vectors(us)
+        matrices = hold_matrices(
+            [norm.matrix(local(chain.original)).to(norm.u.device) for norm, chain in chains.items()]
+        )
+        for iteration in range(iterations):
+            products = matrices.products([u[part.rows] for part, u in zip(parts, us, strict=True)], transposed=True)
+            summands = []
+            for part, product in zip(parts, products, strict=True):
+                summands.append(_embed(product, [part.columns], part.norm.v.shape))
+            if iteration == 0 and to_gather:
+                gathered = [_embed_part_of(tensor).to(us[0].device) for tensor in to_gather]
+                sums = sum_over_shards(summands + gathered, originals + to_gather)
+                whole = dict(zip(to_gather, sums[len(parts) :], strict=True))
+                us = [whole.get(part.norm.u, u) for part, u in zip(parts, us, strict=True)]
+            else:
+                sums = sum_over_shards(summands, originals)
+            vs = []
+            for part, product, u in zip(parts, sums[: len(parts)], us, strict=True):
+                vs.append(part.add_adapters(product, u, whole, transposed=True))
+            vs = unit_vectors(vs)
+            products = matrices.products([v[part.columns] for part, v in zip(parts, vs, strict=True)], transposed=False)
+            summands = []
+            for part, product in zip(parts, products, strict=True):
+                summands.append(_embed(product, [part.rows], part.norm.u.shape))
+            us = []
+            for part, product, v in zip(parts, sum_over_shards(summands, originals), vs, strict=True):
+                us.append(part.add_adapters(product, v, whole, transposed=False))
+            us = unit_vectors(us)
     for norm, u, v in zip(chains, us, vs, strict=True):
         local(norm.u).copy_(u[local_bounds(norm.u)[0]])
         local(norm.v).copy_(v[local_bounds(norm.v)[0]])
-
-
-class _PlainMatrices:
-    """Matrices that are multiplied one after another: on a CPU nothing is gained by copying them into one tensor."""
-
-    def __init__(self, matrices: Sequence[Tensor]) -> None:
-        self._matrices = matrices
-
-    def products(self, vectors: Sequence[Tensor], transposed: bool) -> list[Tensor]:
-        """Return the product of each matrix, or of its transpose, with its vector."""
-        matrices = [matrix.t() for matrix in self._matrices] if transposed else self._matrices
-        return [torch.mv(matrix, vector) for matrix, vector in zip(matrices, vectors, strict=True)]
-
-
-def _hold(matrices: Sequence[Tensor]) -> StackedMatrices | _PlainMatrices:
-    """Return the matrices in the form whose products are fastest on their device."""
-    return _PlainMatrices(matrices) if use_cpu_kernels(matrices[0]) else StackedMatrices(matrices)
-
-
-def _unit_vectors(vectors: Sequence[Tensor]) -> list[Tensor]:
-    """Return each vector scaled to length 1."""
-    if not use_cpu_kernels(vectors[0]):
-        return unit_vectors_batched(vectors)
-    lengths = torch._foreach_norm(vectors)
-    torch._foreach_clamp_min_(lengths, EPS)
-    return torch._foreach_div(vectors, lengths)
 
 
 def _embed(part: Tensor, bounds: Sequence[slice], shape: torch.Size) -> Tensor:
@@ -295,21 +303,22 @@ def _embed(part: Tensor, bounds: Sequence[slice], shape: torch.Size) -> Tensor:
     return whole
 
 
-def _adapter_sum(chain: Chain, whole_adapters: Mapping[nn.Parameter, Tensor]) -> Tensor:
-    """Return what the adapters of a weight, with these whole parameters, add to it."""
-    update = next(iter(whole_adapters.values())).new_zeros(chain.original.shape)
-    for link in list(chain)[:-1]:
-        parameters = {name: whole_adapters[parameter] for name, parameter in link.named_parameters()}
-        update = functional_call(link, parameters, update)
-    return update
+def _embed_part_of(tensor: Tensor) -> Tensor:
+    """Return this rank's part of `tensor` in the shape of the whole, with zeros for what other ranks hold."""
+    return _embed(local(tensor), local_bounds(tensor), tensor.shape)
+
+
+def _adapters(chain: Chain) -> list[nn.Module]:
+    """Return the parametrizations before spectral norm, which add something to the weight."""
+    *adapters, norm = chain
+    assert isinstance(norm, SpectralNorm), "nothing may come after spectral norm"
+    return adapters
 
 
 def _before_norm(chain: Chain) -> Tensor:
-    """Return what spectral norm, the last of a weight's parametrizations, is given."""
-    *adapters, norm = chain
-    assert isinstance(norm, SpectralNorm), "nothing may come after spectral norm"
+    """Return the weight that spectral norm is given, or this rank's part of it."""
     weight = local(chain.original)
-    for adapter in adapters:
+    for adapter in _adapters(chain):
         weight = adapter(weight)
     return weight
 

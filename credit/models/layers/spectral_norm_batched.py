@@ -1,8 +1,7 @@
-"""Spectral norm of several weights of one shape together, by one pass of kernels for all of them.
+"""Products of spectral norm for many weights, by as few kernels as their device needs.
 
-For GPUs: one by one, the work on most weights takes less time than to launch its 21 kernels a training step. Products
-are sums of elementwise ones, as matrix products there may round their arguments (TF32). Shape suffixes: N weights, R
-rows (outputs), C columns of each.
+On a GPU the work on most weights takes less time than to launch its kernels one by one, so weights of one shape share
+them. Shape suffixes: N weights, R rows (outputs), C columns of each, X rows or columns.
 """
 
 from __future__ import annotations
@@ -14,7 +13,21 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
+from credit.models.kernels.dispatch import use_cpu_kernels
+
 EPS = 1e-12
+
+
+class PlainMatrices:
+    """Matrices that are multiplied one after another: on a CPU nothing is gained by copying them into one tensor."""
+
+    def __init__(self, matrices: Sequence[Tensor]) -> None:
+        self._matrices = matrices
+
+    def products(self, vectors: Sequence[Tensor], transposed: bool) -> list[Tensor]:
+        """Return the product of each matrix, or of its transpose, with its vector."""
+        matrices = [matrix.t() for matrix in self._matrices] if transposed else self._matrices
+        return [torch.mv(matrix, vector) for matrix, vector in zip(matrices, vectors, strict=True)]
 
 
 class StackedMatrices:
@@ -49,8 +62,17 @@ class StackedMatrices:
         return [products[index] for index in range(len(vectors))]
 
 
-def unit_vectors_batched(vectors: Sequence[Tensor]) -> list[Tensor]:
+def hold_matrices(matrices: Sequence[Tensor]) -> StackedMatrices | PlainMatrices:
+    """Return float32 matrices in the form whose products with vectors are fastest on their device."""
+    return PlainMatrices(matrices) if use_cpu_kernels(matrices[0]) else StackedMatrices(matrices)
+
+
+def unit_vectors(vectors: Sequence[Tensor]) -> list[Tensor]:
     """Return each vector scaled to length 1."""
+    if use_cpu_kernels(vectors[0]):
+        lengths = torch._foreach_norm(vectors)
+        torch._foreach_clamp_min_(lengths, EPS)
+        return torch._foreach_div(vectors, lengths)
     units: dict[int, Tensor] = {}
     for group in group_by_shape(vectors):
         vectors_NX = torch.stack([vectors[index] for index in group])

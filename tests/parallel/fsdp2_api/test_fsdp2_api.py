@@ -12,6 +12,7 @@ from tests.parallel.fsdp2_api import (  # noqa: F401 (they add their cases)
     compile_cases,
     entry_point_cases,
     sharding_cases,
+    spectral_norm_cases,
     state_cases,
     tensor_plan_cases,
 )

@@ -26,7 +26,7 @@ from credit.grid import LatLonGrid
 from credit.losses.build import build_loss
 from credit.losses.section import PointwiseSection
 from credit.models.initialise import initial_values
-from credit.models.layers import spectral_norm
+from credit.models.layers import spectral_norm, spectral_norm_batched
 from credit.models.wxformer import WXFormer
 from credit.parallel.blocks.marks import plain_name
 from credit.parallel.fsdp2 import _build_mp_policy
@@ -158,7 +158,8 @@ def whole(tensor: Tensor) -> Tensor:
 def train(case: Case, mesh: DeviceGrid, data: str = "fsdp2", **changes: Any) -> dict[str, Tensor]:
     """Train for the case's steps and return output, losses, norms and the first step's gradients, whole."""
     alike = case.alike and mesh.device_mesh is not None
-    with mock.patch.object(spectral_norm, "use_cpu_kernels", lambda _: not alike):
+    patches = {"use_cpu_kernels": lambda _: not alike}
+    with mock.patch.multiple(spectral_norm, **patches), mock.patch.multiple(spectral_norm_batched, **patches):
         return _train(case, mesh, *build(case, mesh, data, **changes))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest import mock
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from credit.models.layers import spectral_norm
+from credit.models.layers import spectral_norm, spectral_norm_batched
 from credit.models.wxformer import WXFormer
 from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
 from credit.train.build_model import compile_blocks
@@ -30,7 +31,8 @@ LAYERS: list[Callable[[], nn.Module]] = [
 def together(model: nn.Module, by_block: bool = False) -> Iterator[nn.Module]:
     """Let the model's weights be normalised as on a GPU, and all else be done as on a CPU."""
     spectral_norm.normalize_together(model, by_block)
-    with mock.patch.object(spectral_norm, "use_cpu_kernels", lambda _: False):
+    patches = {"use_cpu_kernels": lambda _: False}
+    with mock.patch.multiple(spectral_norm, **patches), mock.patch.multiple(spectral_norm_batched, **patches):
         yield model
 
 
@@ -149,3 +151,15 @@ def test_a_deep_stage_takes_no_more_operations_than_a_shallow_one() -> None:
 
     shallow, deep = (operations(depth, True) - operations(depth, False) for depth in (2, 6))
     assert deep < 1.1 * shallow
+
+
+def test_a_copy_normalises_its_own_weights() -> None:
+    model = build()
+    with together(model, by_block=True):
+        twin = copy.deepcopy(model)
+        with torch.no_grad():
+            for parameter in twin.parameters():
+                parameter.add_(torch.randn_like(parameter))
+            ours, theirs = model(fields()), twin(fields())
+    assert torch.isfinite(theirs).all()
+    assert not torch.allclose(ours, theirs)

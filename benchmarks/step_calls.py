@@ -1,0 +1,92 @@
+"""Calls into the package's own Python functions during one optimizer step of the quickstart, by file.
+
+    python benchmarks/step_calls.py [--step 4] [--lines 40]
+
+A GPU waits for Python where a step makes many calls, and a reader of a step has to pass the files that they lie in.
+List comprehensions and generators count as calls, as Python 3.11 makes them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections import Counter
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from unittest import mock
+
+import credit
+
+
+class CallCounter(AbstractContextManager):
+    """Counts calls of functions that are defined in the package, by (file, function), while it is entered."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[tuple[str, str]] = Counter()
+        self._root = f"{Path(credit.__file__).parent}/"
+
+    def __enter__(self) -> CallCounter:
+        sys.setprofile(self._notice)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        sys.setprofile(None)
+
+    @property
+    def calls_by_file(self) -> Counter[str]:
+        """Return the number of calls for each file, as a path in the package."""
+        by_file: Counter[str] = Counter()
+        for (file, _), count in self.calls.items():
+            by_file[file] += count
+        return by_file
+
+    def _notice(self, frame: FrameType, event: str, argument: Any) -> None:
+        file = frame.f_code.co_filename
+        if event == "call" and file.startswith(self._root):
+            self.calls[file.removeprefix(self._root), frame.f_code.co_name] += 1
+
+
+def count_step(number: int) -> CallCounter:
+    """Train the quickstart until optimizer step `number` (from 1), and return what was counted in that step."""
+    from credit.cli.train import run
+    from credit.train.step import TrainingStep
+
+    counter = CallCounter()
+    take_step = TrainingStep.__call__
+    steps_taken = 0
+
+    def count(training_step: TrainingStep, *args: Any, **kwargs: Any) -> Any:
+        nonlocal steps_taken
+        steps_taken += 1
+        if steps_taken != number:
+            return take_step(training_step, *args, **kwargs)
+        with counter:
+            return take_step(training_step, *args, **kwargs)
+
+    template = Path(credit.__file__).parent / "config" / "templates" / "quickstart.yml"
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(TrainingStep, "__call__", count):
+        overrides = [f"save_loc={folder}/run", f"trainer.max_steps={number}", "trainer.valid_samples=2"]
+        run(argparse.Namespace(config=str(template), overrides=overrides))
+    return counter
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--step", type=int, default=4, help="which optimizer step is counted; the first ones warm up")
+    parser.add_argument("--lines", type=int, default=40, help="how many files, and how many functions, are listed")
+    args = parser.parse_args()
+    counter = count_step(args.step)
+    print(f"{sum(counter.calls.values())} calls in {len(counter.calls_by_file)} files")
+    for file, count in counter.calls_by_file.most_common(args.lines):
+        print(f"{count:6} {file}")
+    print()
+    for (file, function), count in counter.calls.most_common(args.lines):
+        print(f"{count:6} {file} {function}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Power iterations of sharded weights: the vectors of one process, by two sums."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from benchmarks.collectives import CollectiveCounter
+from credit.models.layers.spectral_norm import advance_power_iterations, apply_spectral_norm, singular_vectors
+from credit.models.lora import apply_lora
+from credit.parallel import fsdp2
+from tests.parallel.fsdp2_api.example_models import built, require_close
+from tests.parallel.fsdp2_api.gradient_cases import case
+
+
+class Weights(nn.Module):
+    """Weights of every kind whose rows do not divide by the ranks, in units and outside; one of them is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(3, 7, 3)
+        self.block = nn.Sequential(nn.Linear(7, 3), nn.Linear(3, 9))
+        self.block._fsdp2_shard = True
+        self.frozen = nn.Linear(5, 5)
+        self.up = nn.ConvTranspose2d(5, 6, 2)
+        self.frozen.requires_grad_(False)
+
+
+def build_weights() -> nn.Module:
+    return apply_spectral_norm(Weights())
+
+
+def build_adapted_weights() -> nn.Module:
+    model = apply_lora(build_weights(), ["block.*", "up"], rank=3, alpha=6.0)
+    for name, parameter in model.named_parameters():
+        if name.endswith((".a", ".b")):
+            nn.init.normal_(parameter)
+    return model
+
+
+def require_same_vectors(model: nn.Module, dp_mesh: DeviceMesh) -> None:
+    """Advance a model and its copy on one process, and compare."""
+    alone = copy.deepcopy(model)
+    fsdp2.apply_fsdp2(model, dp_mesh, {})
+    before = {name: vector.clone() for name, vector in singular_vectors(model).items()}
+    for iterations in (1, 3):
+        with CollectiveCounter() as counter:
+            advance_power_iterations(model, iterations)
+        assert dict(counter.calls) == {"all-reduce": 2 * iterations}
+        advance_power_iterations(alone, iterations)
+    vectors = singular_vectors(model)
+    require_close(vectors, singular_vectors(alone))
+    moved = {name for name, vector in vectors.items() if not torch.equal(vector, before[name])}
+    assert moved and all(model.get_submodule(name.partition(".")[0]) is not model.frozen for name in moved)
+
+
+@case
+def power_iterations_of_sharded_weights() -> None:
+    hybrid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "dp"))
+    for mesh in (init_device_mesh("cpu", (4,)), hybrid):
+        for build in (build_weights, build_adapted_weights):
+            require_same_vectors(built(build), mesh)
+
+
+@case
+def power_iterations_of_a_model_on_some_of_the_ranks() -> None:
+    """Each half of the ranks has a model of its own, so a sum over all ranks would mix the two."""
+    halves = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("model", "replicate", "dp"))
+    seed = halves.get_local_rank("model")
+    require_same_vectors(built(build_weights, seed=seed), halves["dp"])
+    require_same_vectors(built(build_weights, seed=seed), halves["replicate", "dp"])
+
+
+@case
+def power_iterations_of_whole_replicas_need_no_sum() -> None:
+    model = built(build_weights)
+    alone = copy.deepcopy(model)
+    fsdp2.apply_fsdp2(model, init_device_mesh("cpu", (4, 1), mesh_dim_names=("replicate", "dp")), {})
+    with CollectiveCounter() as counter:
+        advance_power_iterations(model)
+    assert not counter.calls
+    advance_power_iterations(alone)
+    require_close(singular_vectors(model), singular_vectors(alone), tolerance=1e-6)

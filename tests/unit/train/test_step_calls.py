@@ -1,0 +1,30 @@
+"""A training step stays readable to a profiler: few calls into the package's own Python code."""
+
+from __future__ import annotations
+
+from benchmarks.step_calls import CallCounter
+from credit.models.layers.spectral_norm import normalized_weights
+from credit.parallel.mesh import DeviceGrid
+from tests.parallel.training import cases
+
+# Ten passes of Python code over every normalised weight were usual once.
+CALLS_PER_WEIGHT = 8
+
+
+def count_step(spectral_norm: bool) -> tuple[int, int]:
+    """Return the calls of the second optimizer step, and the number of normalised weights."""
+    case = cases.Case(spectral_norm=spectral_norm)
+    model, autocast = cases.build(case, DeviceGrid(), "none")
+    step, *_ = cases.build_step(case, model, autocast, DeviceGrid())
+    source = cases.batches(case, DeviceGrid())
+    step(source, 0, 1e-3)
+    with CallCounter() as counter:
+        step(source, 1, 1e-3)
+    return sum(counter.calls.values()), len(normalized_weights(model))
+
+
+def test_spectral_norm_makes_few_calls_per_weight() -> None:
+    calls_without, _ = count_step(spectral_norm=False)
+    calls, weights = count_step(spectral_norm=True)
+    assert weights > 50
+    assert 0 < calls - calls_without < CALLS_PER_WEIGHT * weights
