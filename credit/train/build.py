@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +12,7 @@ import torch
 from torch import nn
 
 from credit.channels import Channel, ChannelMap
-from credit.config import Config, build_config
-from credit.config.schema_data import VariableOptions
-from credit.config.schema_postprocess import replace_entries
+from credit.config import Config
 from credit.data.normalize import Normalizer
 from credit.data.reader import FieldReader
 from credit.data.samples.cached_reader import CachedReader
@@ -24,31 +21,25 @@ from credit.data.samples.forcing import fixed_statistics
 from credit.data.samples.frames import FrameReader
 from credit.data.samples.loader import Loader, SampleSchedule
 from credit.data.splits import Split, require_samples
-from credit.errors import CheckpointError, ConfigError, did_you_mean
-from credit.forecast.ensemble.perturbations import describe_ensemble
-from credit.forecast.io.diagnostics import OutputDiagnostics
-from credit.forecast.io.schema import SEEN
+from credit.errors import ConfigError, did_you_mean
 from credit.forecast.objectives.base import Objective, ObjectiveContext, build_objective
 from credit.forecast.postprocess.base import PostprocessContext, build_postprocess
 from credit.forecast.stepper import Stepper
 from credit.losses.base import Loss
 from credit.losses.build import build_loss
 from credit.metrics import Metric, MetricContext, metric_class
-from credit.models.inference import prepare_for_inference
 from credit.models.initialise import initial_values
 from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
 from credit.parallel.object_collectives import run_on_rank0
 from credit.parallel.process_info import ProcessInfo
 from credit.parallel.state.materialise import fill_, require_filled
 from credit.parallel.watchdog import Watchdog
-from credit.train.assets import ModelAssets, fit_assets, require_same_fields
-from credit.train.build_model import build_parallel_model, choose_device, use_deterministic_algorithms
-from credit.train.checkpoint import checkpoint
+from credit.train.assets import ModelAssets, fit_assets
+from credit.train.build_model import build_parallel_model, use_deterministic_algorithms
 from credit.train.checkpoint.external_weights import assets_for_weights, load_weights
 from credit.train.checkpoint.resume import choose_start, find_initial_weights, load_run_state, write_config
 from credit.train.ema import EMA
-from credit.train.fine_tuning import describe_base, find_base, load_base, load_forecast_network
-from credit.train.initial_condition_checks import find_masked_cells
+from credit.train.fine_tuning import describe_base, find_base, load_base
 from credit.train.monitor.preview import DrawPreview, build_preview
 from credit.train.monitor.usage import build_meter
 from credit.train.open_data import open_training_fields
@@ -119,128 +110,6 @@ def cell_weights(assets: ModelAssets, device: torch.device) -> torch.Tensor:
     """Return (C_out, H, W) area weights over the cells that count, summing to 1 over each channel, float64."""
     weights = valid_cells(assets, assets.channels.output) * assets.grid.area_weights()
     return torch.from_numpy(weights / weights.sum(axis=(1, 2), keepdims=True)).to(device)
-
-
-@dataclass(frozen=True)
-class Forecaster:
-    """A trained model ready to run.
-
-    Attributes:
-        config: the run's config, with the model section that the weights were trained with.
-        assets: of the checkpoint.
-        stepper: runs the network.
-        frames: initial states and forcing.
-        step_taken: optimizer steps behind the weights.
-        path: the checkpoint.
-    """
-
-    config: Config
-    assets: ModelAssets
-    stepper: Stepper
-    frames: FrameReader
-    step_taken: int
-    path: Path
-
-
-def assemble_forecaster(
-    config: Config, reader: FieldReader, which: str, launch: ProcessInfo | None = None, mesh: DeviceGrid | None = None
-) -> Forecaster:
-    """Return the model of a checkpoint, to forecast from the run's data; collective where it is spread over ranks.
-
-    Args:
-        config: the run's.
-        reader: of its data, or of as much of them as a forecast reads.
-        which: best, latest or a path.
-        launch: of this process, which chooses its device.
-        mesh: from `credit.train.build_model.build_forecast_mesh`; default: this process alone.
-
-    Raises:
-        CheckpointError: if the checkpoint was trained on other channels or on another grid.
-        DataError: if it was trained on other units, or on data that are missing in other cells.
-    """
-    path = checkpoint.resolve_checkpoint(Path(config.save_loc) / "checkpoints", which, "inference.checkpoint")
-    meta = checkpoint.load_meta(path)
-    assets = ModelAssets.load(meta, checkpoint.load_tensors(path, "assets"))
-    require_same_fields(assets, reader, path, config.data.channel_map())
-    hidden = find_masked_cells(assets, reader, path)
-    trained = build_config(meta["config"], origin=str(path / "meta.json"))
-    if trained.data.step_minutes != config.data.step_minutes or trained.data.history_len != config.data.history_len:
-        raise CheckpointError(
-            f"{path}: trained with data.timestep {trained.data.timestep} and history_len {trained.data.history_len}; "
-            f"the config has {config.data.timestep} and {config.data.history_len}"
-        )
-    config = with_trained_settings(config, trained)
-    assets = replace(assets, attributes={**reader.attributes, **assets.attributes})
-    device = choose_device(config.trainer.device, launch.local_rank if launch is not None else 0)
-    retain_freed_memory(device)
-    mesh = mesh or DeviceGrid()
-    model = load_forecast_network(config, trained.trainer.lora, assets, path, device, mesh)
-    if mesh.device_mesh is None:
-        prepare_for_inference(model, torch.bfloat16 if config.inference.amp else None)
-    stepper = build_stepper(config, assets, model, device, config.inference.amp)
-    frames = FrameReader(reader, config.data, assets.climatology, hidden)
-    return Forecaster(config, assets, stepper, frames, meta["step"], path)
-
-
-def build_products(made: Forecaster, last_lead: int) -> OutputDiagnostics:
-    """Return what makes pressure levels and derived variables of the outputs, up to a lead time in minutes."""
-    config, assets = made.config, made.assets
-    return OutputDiagnostics(
-        config.inference, config.data, assets.channels, assets.attributes, assets.static_stored_CHW, last_lead,
-        assets.masks,
-    )  # fmt: skip
-
-
-def with_trained_settings(config: Config, trained: Config) -> Config:
-    """Return `config` with everything that the weights were trained with; sources and forecasting are its own."""
-    fields = {
-        name: trained.data.field(name)
-        for name in trained.data.variable_options.keys() | config.data.variable_options.keys()
-    }
-    forcing = config.data.variables.dynamic_forcing
-    for name in fields.keys() & {*forcing.vars_3D, *forcing.vars_2D}:
-        own = config.data.field(name)
-        update = {"in_forecast": own.in_forecast, "minimum": own.minimum, "maximum": own.maximum}
-        fields[name] = fields[name].model_copy(update=update)
-    kept = {"solar": trained.data.solar, "transforms": trained.data.transforms}
-    data = config.data.model_copy(update={"variable_options": fields, **kept})
-    entries = replace_entries(trained.model.postprocess_entries, config.inference.postprocess_entries)
-    model = trained.model.model_copy(update={"hyperdiffusion": None, "postprocess": list(entries.values()) or None})
-    return config.model_copy(update={"model": model, "data": data})
-
-
-def describe_run(made: Forecaster) -> dict[str, str | int]:
-    """Return the global attributes of this model's forecast files; they tell one run's files from another's."""
-    forcing = []
-    for channel in made.assets.channels.group("dynamic_forcing"):
-        how = _describe_held(made.config.data.field(channel.variable)) if channel.source == "data" else "computed"
-        forcing.append(f"{channel.name}: {how}")
-    entries = made.config.model.postprocess_entries.values()
-    damping = next((entry for entry in entries if entry.kind == "hyperdiffusion"), None)
-    kinds = dict.fromkeys(entry.kind for entry in entries if entry.kind != "hyperdiffusion")
-    ensemble = made.config.inference.ensemble
-    described = {} if ensemble is None else {"ensemble": describe_ensemble(ensemble)}
-    described |= {"precision": "bfloat16"} if made.config.inference.amp else {}
-    described |= {"post": ", ".join(kinds)} if kinds else {}
-    return {
-        "title": f"Forecasts of {made.config.experiment}",
-        "experiment": made.config.experiment,
-        "model": made.config.model.type,
-        "parameters": sum(p.numel() for p in made.stepper.model.parameters()),
-        "checkpoint_step": made.step_taken,
-        "weights": checkpoint.fingerprint(made.path, "forecast"),
-        SEEN: ", ".join("/".join(period) for period in made.assets.seen) or "unknown",
-        "forcing": "; ".join(forcing) or "none",
-        "hyperdiffusion": f"{damping.time}, order {damping.order}" if damping is not None else "none",
-        **described,
-    }
-
-
-def _describe_held(field: VariableOptions) -> str:
-    """Return what a forcing is in a forecast, with the bounds of what is not read."""
-    bounds = ("least", field.minimum), ("most", field.maximum)
-    known = [f", at {which} {value:g}" for which, value in bounds if value is not None]
-    return field.in_forecast + ("" if field.in_forecast == "observed" else "".join(known))
 
 
 def assemble_training(
