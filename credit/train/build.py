@@ -1,10 +1,11 @@
-"""Puts a run together. The one file that knows every room; the parts know nothing of the whole config."""
+"""Puts a training run together: the one place that hands every part of the config to the part that it is for."""
 
 from __future__ import annotations
 
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -52,10 +53,15 @@ from credit.utils.malloc import retain_freed_memory
 
 
 def build_normalizer(config: Config, assets: ModelAssets) -> Normalizer:
-    """Return the normaliser; computed channels have fixed statistics and masks are 0 or 1 as they are."""
-    fixed = {c.name: (0.0, 1.0) for c in assets.channels.input if c.source == "mask"}
+    """Return the normaliser of a run.
+
+    Computed channels have fixed statistics, and masks stay 0 or 1.
+    """
+    fixed: dict[str, tuple[float, float]] = {}
     for channel in assets.channels.input:
-        if channel.source == "computed":
+        if channel.source == "mask":
+            fixed[channel.name] = (0.0, 1.0)
+        elif channel.source == "computed":
             fixed[channel.name] = fixed_statistics(channel.name, config.data.step_minutes, config.data.solar)
     return Normalizer(assets.channels, assets.statistics, fixed, config.data.transforms)
 
@@ -63,17 +69,18 @@ def build_normalizer(config: Config, assets: ModelAssets) -> Normalizer:
 def build_stepper(config: Config, assets: ModelAssets, model: nn.Module, device: torch.device, amp: bool) -> Stepper:
     """Return the stepper of a network that is already on `device`."""
     normalizer = build_normalizer(config, assets).to(device)
-    static = torch.from_numpy(np.ascontiguousarray(assets.static_CHW)).to(device)
-    cells = valid_cells(assets, assets.channels.group("prognostic"))
+    static_CHW = torch.from_numpy(np.ascontiguousarray(assets.static_CHW)).to(device)
+    valid_CHW = valid_cells(assets, assets.channels.group("prognostic"))
+    context = postprocess_context(config, assets, normalizer, device)
     return Stepper(
         model,
         assets.channels,
         normalizer,
-        static,
+        static_CHW,
         config.model.residual,
-        None if cells.all() else torch.from_numpy(cells).to(device),
+        None if valid_CHW.all() else torch.from_numpy(valid_CHW).to(device),
         amp,
-        build_postprocess(config.model.postprocess_entries, postprocess_context(config, assets, normalizer, device)),
+        build_postprocess(config.model.postprocess_entries, context),
     )
 
 
@@ -102,8 +109,8 @@ def build_run_loss(config: Config, assets: ModelAssets, device: torch.device) ->
 
 def valid_cells(assets: ModelAssets, channels: Sequence[Channel]) -> np.ndarray:
     """Return (C, H, W) bool, False where a channel is always missing."""
-    everywhere = np.ones(assets.grid.shape, dtype=bool)
-    return np.stack([~assets.masks[c.variable] if c.variable in assets.masks else everywhere for c in channels])
+    nowhere_HW = np.zeros(assets.grid.shape, dtype=bool)
+    return np.stack([~assets.masks.get(channel.variable, nowhere_HW) for channel in channels])
 
 
 def cell_weights(assets: ModelAssets, device: torch.device) -> torch.Tensor:
@@ -114,62 +121,70 @@ def cell_weights(assets: ModelAssets, device: torch.device) -> torch.Tensor:
 
 def assemble_training(
     config: Config,
-    launch: ProcessInfo,
+    process_info: ProcessInfo,
     device: torch.device,
     watchdog: Watchdog,
     draw: DrawPreview,
-    began: float | None = None,
-    peaks: Mapping[str, float] | None = None,
+    start_time: float | None = None,
+    peak_rates: Mapping[str, float] | None = None,
 ) -> Trainer:
-    """Return the trainer of a run, continued from the checkpoint that ``trainer.resume`` finds; collective.
+    """Collective: return the trainer of a run, continued from the checkpoint that ``trainer.resume`` finds.
 
-    `began`: start of this part (`time.perf_counter`; default: now); `peaks`: see
-    `credit.hpc.planner.gpus.reported_peaks`.
+    Args:
+        config: of the run.
+        process_info: rank and world size.
+        device: of this process.
+        watchdog: notices when a rank hangs.
+        draw: draws the preview's figures.
+        start_time: when the preparation of the run began (`time.perf_counter`); default: now.
+        peak_rates: of the GPU, see `credit.hpc.planner.gpus.reported_peaks`.
     """
-    data, began = config.data, time.perf_counter() if began is None else began
+    start_time = time.perf_counter() if start_time is None else start_time
     retain_freed_memory(device)
     use_deterministic_algorithms(config.trainer.deterministic)
-    mesh = build_mesh(plan_degrees(config.trainer.parallelism, launch.world), launch.rank, device.type)
+    degrees = plan_degrees(config.trainer.parallelism, process_info.world)
+    mesh = build_mesh(degrees, process_info.rank, device.type)
     reader, splits = open_training_fields(config)
-    reader = CachedReader(reader) if data.cache == "memory" else reader
+    if config.data.cache == "memory":
+        reader = CachedReader(reader)
     require_monitor(config, reader.channels)
-    origin = choose_start(config, launch)
-    base, weights = find_base(config, origin), find_initial_weights(config, origin)
-    # adapters begin at step 0 of their own run
-    start = origin if base is None or origin.resolve() != base else None
-    if origin is None:
-        assets = run_on_rank0(lambda: fit_assets(config, reader, splits["train"]))
-        assets = assets if weights is None else assets_for_weights(config, assets, reader, weights)
-    else:
-        config, assets = load_run_state(config, reader, mesh, origin, goes_on=start is not None)
-    assets = assets.after((splits["train"], splits["valid"]), reader.calendar)
-    conf = config.trainer
+
+    origin = choose_origin(config, process_info)
+    config, assets = prepare_assets(config, reader, splits, mesh, origin)
     model, autocast = build_parallel_model(config, assets, mesh, device)
-    if start is None or base is not None:
-        _fill(model, base, weights, config.seed)
+    if origin.resumed is None or origin.base is not None:
+        fill_model(model, origin, config.seed)
     model.train()
+
+    trainer_config = config.trainer
     stepper = build_stepper(config, assets, model, device, autocast)
-    objective_context = ObjectiveContext(stepper, build_run_loss(config, assets, device), conf.recompute_steps)
-    objective = build_objective(conf.objective, objective_context)
-    optimizer = build_optimizer(model, conf)
-    average = EMA(model, conf.ema_decay) if conf.use_ema else None
-    frames = FrameReader(reader, data, assets.climatology)
-    order = build_training_order(config, frames, reader, splits["train"], mesh)
-    total, ramp = conf.max_steps or conf.num_epoch * order.steps_per_epoch, conf.forecast_len_from
-    forecast_len = functools.partial(forecast_len_at, total=total, forecast_len=data.forecast_len, ramp=ramp)
+    loss = build_run_loss(config, assets, device)
+    objective = build_objective(
+        trainer_config.objective, ObjectiveContext(stepper, loss, trainer_config.recompute_steps)
+    )
+    optimizer = build_optimizer(model, trainer_config)
+    average = EMA(model, trainer_config.ema_decay) if trainer_config.use_ema else None
+    frames = FrameReader(reader, config.data, assets.climatology)
+    schedule = build_training_order(config, frames, reader, splits["train"], mesh)
+    total_steps = trainer_config.max_steps or trainer_config.num_epoch * schedule.steps_per_epoch
+    forecast_len = functools.partial(
+        forecast_len_at,
+        total=total_steps,
+        forecast_len=config.data.forecast_len,
+        ramp=trainer_config.forecast_len_from,
+    )
     valid_loader, share = build_valid_loader(config, frames, reader, splits["valid"], mesh)
     weight_CHW = cell_weights(assets, device)
 
     def run_validation(step: int, stop: Callable[[], bool]) -> dict[str, float] | None:
+        metrics = build_metrics(config, assets, weight_CHW)
         with DevicePrefetcher(valid_loader, device, mesh.tensor_peers) as batches:
-            return validate(
-                objective, batches, share, build_metrics(config, assets, weight_CHW), forecast_len(step - 1), stop
-            )
+            return validate(objective, batches, share, metrics, forecast_len(step - 1), stop)
 
     trainer = Trainer(
         TrainingComponents(
             config=config,
-            launch=launch,
+            launch=process_info,
             mesh=mesh,
             assets=assets,
             calendar=reader.calendar,
@@ -178,29 +193,68 @@ def assemble_training(
             optimizer=optimizer,
             average=average,
             training_step=build_step(config, objective, optimizer, average, forecast_len, mesh.data_rank),
-            order=order,
-            total_steps=total,
+            order=schedule,
+            total_steps=total_steps,
             watchdog=watchdog,
-            meter=build_meter(config, assets, device, mesh, order.samples_a_step, peaks or {}, began),
+            meter=build_meter(config, assets, device, mesh, schedule.samples_a_step, peak_rates or {}, start_time),
             validate=run_validation,
             preview=build_preview(config, frames, splits["valid"], stepper, weight_CHW, mesh, draw),
-            base=describe_base(base) if base is not None else None,
+            base=describe_base(origin.base) if origin.base is not None else None,
         )
     )
-    if start is not None:
-        trainer.load(start)
+    if origin.resumed is not None:
+        trainer.load(origin.resumed)
     require_filled(model)
-    if launch.is_main:
+    if process_info.is_main:
         write_config(config, Path(config.save_loc))
     return trainer
 
 
-def _fill(model: nn.Module, base: Path | None, weights: Path | None, seed: int) -> None:
-    """Fill a model: with `base` below new adapters, with the weights in a file, or as `seed` draws them."""
-    if base is not None:
-        load_base(model, base, seed)
-    elif weights is not None:
-        load_weights(model, weights)
+@dataclass(frozen=True)
+class Origin:
+    """What a run begins with.
+
+    Attributes:
+        checkpoint: the checkpoint that ``trainer.resume`` finds; None for a run from scratch or from weights.
+        resumed: the same checkpoint, where the run continues it; None for adapters that begin on it.
+        base: the checkpoint whose weights adapters adapt, None where all weights train.
+        weights: a file of weights to begin with.
+    """
+
+    checkpoint: Path | None
+    resumed: Path | None
+    base: Path | None
+    weights: Path | None
+
+
+def choose_origin(config: Config, process_info: ProcessInfo) -> Origin:
+    """Collective: return what the run begins with."""
+    path = choose_start(config, process_info)
+    base = find_base(config, path)
+    # Adapters begin at step 0 of their own run.
+    is_resumed = base is None or path.resolve() != base
+    return Origin(path, path if is_resumed else None, base, find_initial_weights(config, path))
+
+
+def prepare_assets(
+    config: Config, reader: FieldReader, splits: Mapping[str, Split], mesh: DeviceGrid, origin: Origin
+) -> tuple[Config, ModelAssets]:
+    """Collective: return the config of the run, which a checkpoint may change, and the model's assets."""
+    if origin.checkpoint is not None:
+        config, assets = load_run_state(config, reader, mesh, origin.checkpoint, goes_on=origin.resumed is not None)
+    else:
+        assets = run_on_rank0(lambda: fit_assets(config, reader, splits["train"]))
+        if origin.weights is not None:
+            assets = assets_for_weights(config, assets, reader, origin.weights)
+    return config, assets.after((splits["train"], splits["valid"]), reader.calendar)
+
+
+def fill_model(model: nn.Module, origin: Origin, seed: int) -> None:
+    """Fill a model: with the base of new adapters, with the weights in a file, or with random values of the seed."""
+    if origin.base is not None:
+        load_base(model, origin.base, seed)
+    elif origin.weights is not None:
+        load_weights(model, origin.weights)
     else:
         fill_(model, initial_values(model, seed))
 
@@ -213,14 +267,13 @@ def build_step(
     forecast_len: Callable[[int], int],
     data_rank: int,
 ) -> TrainingStep:
-    """Return what takes the run's optimizer steps."""
-    conf = config.trainer
+    """Return the object that takes the run's optimizer steps."""
     settings = StepSettings(
         forecast_len=forecast_len,
         seed=config.seed,
-        accumulation=conf.grad_accum_every,
-        grad_max_norm=conf.grad_max_norm,
-        counted_steps=conf.backprop_on_timestep,
+        accumulation=config.trainer.grad_accum_every,
+        grad_max_norm=config.trainer.grad_max_norm,
+        counted_steps=config.trainer.backprop_on_timestep,
         data_rank=data_rank,
     )
     return TrainingStep(objective, optimizer, average, settings)
@@ -229,17 +282,18 @@ def build_step(
 def build_training_order(
     config: Config, frames: FrameReader, reader: FieldReader, split: Split, mesh: DeviceGrid
 ) -> SampleSchedule:
-    """Return which samples this rank takes at each step."""
-    data, conf = config.data, config.trainer
-    initial = require_samples(reader.times, split, reader.calendar, data, data.forecast_len)
+    """Return the schedule of the samples that this rank takes at each step."""
+    data = config.data
+    initial_times = require_samples(reader.times, split, reader.calendar, data, data.forecast_len)
+    # The first of the tensor-parallel peers reads for all of them.
     placeholder = mesh.tensor_rank > 0
     dataset = ForecastDataset(
-        frames, initial, data.step_minutes, data.history_len, data.forecast_len, placeholder=placeholder
+        frames, initial_times, data.step_minutes, data.history_len, data.forecast_len, placeholder=placeholder
     )
     return SampleSchedule(
         dataset,
-        conf.train_batch_size,
-        conf.grad_accum_every,
+        config.trainer.train_batch_size,
+        config.trainer.grad_accum_every,
         config.seed,
         0 if placeholder else data.num_workers,
         data_rank=mesh.data_rank,
@@ -252,18 +306,18 @@ def build_valid_loader(
 ) -> tuple[Loader, ValidationShare]:
     """Return this rank's share of initial times spread over the whole of `split`, with forcing a forecast may know."""
     data = config.data
-    found = require_samples(reader.times, split, reader.calendar, data, data.valid_forecast_len)
-    initial = evenly_spaced(found, config.trainer.valid_samples)
+    possible_times = require_samples(reader.times, split, reader.calendar, data, data.valid_forecast_len)
+    initial_times = evenly_spaced(possible_times, config.trainer.valid_samples)
     dataset = ForecastDataset(
         frames,
-        initial,
+        initial_times,
         data.step_minutes,
         data.history_len,
         data.valid_forecast_len,
         as_forecast=True,
         placeholder=mesh.tensor_rank > 0,
     )
-    share = shard_cases(len(initial), config.trainer.valid_batch_size, mesh.data_rank, mesh.data_ranks)
+    share = shard_cases(len(initial_times), config.trainer.valid_batch_size, mesh.data_rank, mesh.data_ranks)
     return Loader(dataset, share.batches, workers=0), share
 
 
