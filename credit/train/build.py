@@ -159,20 +159,14 @@ def assemble_training(
     trainer_config = config.trainer
     stepper = build_stepper(config, assets, model, device, autocast)
     loss = build_run_loss(config, assets, device)
-    objective = build_objective(
-        trainer_config.objective, ObjectiveContext(stepper, loss, trainer_config.recompute_steps)
-    )
+    context = ObjectiveContext(stepper, loss, trainer_config.recompute_steps)
+    objective = build_objective(trainer_config.objective, context)
     optimizer = build_optimizer(model, trainer_config)
     average = EMA(model, trainer_config.ema_decay) if trainer_config.use_ema else None
     frames = FrameReader(reader, config.data, assets.climatology)
     schedule = build_training_order(config, frames, reader, splits["train"], mesh)
     total_steps = trainer_config.max_steps or trainer_config.num_epoch * schedule.steps_per_epoch
-    forecast_len = functools.partial(
-        forecast_len_at,
-        total=total_steps,
-        forecast_len=config.data.forecast_len,
-        ramp=trainer_config.forecast_len_from,
-    )
+    forecast_len = build_forecast_len(config, total_steps)
     valid_loader, share = build_valid_loader(config, frames, reader, splits["valid"], mesh)
     weight_CHW = cell_weights(assets, device)
 
@@ -257,6 +251,16 @@ def fill_model(model: nn.Module, origin: Origin, seed: int) -> None:
         load_weights(model, origin.weights)
     else:
         fill_(model, initial_values(model, seed))
+
+
+def build_forecast_len(config: Config, total_steps: int) -> Callable[[int], int]:
+    """Return the function optimizer step -> number of rollout steps in training."""
+    return functools.partial(
+        forecast_len_at,
+        total=total_steps,
+        forecast_len=config.data.forecast_len,
+        ramp=config.trainer.forecast_len_from,
+    )
 
 
 def build_step(
