@@ -39,7 +39,7 @@ class MeanAnchor(Postprocess):
         values_2C = torch.zeros(2, len(names), device=context.device)
         values_2C[1] = section.limit
         encoded = context.normalizer.encode(values_2C[:, :, None, None], "output")[:, self._row, 0, 0]
-        self._limit = (encoded[1] - encoded[0]).item()
+        self._limit = (encoded[1] - encoded[0]).double()
 
     def forward(self, output_BCHW, previous_BCHW, forcing_BCHW):
         """See the base class."""
