@@ -39,6 +39,7 @@ from credit.train.assets import ModelAssets, fit_assets
 from credit.train.build_model import build_parallel_model, use_deterministic_algorithms
 from credit.train.checkpoint.external_weights import assets_for_weights, load_weights
 from credit.train.checkpoint.resume import choose_start, find_initial_weights, load_run_state, write_config
+from credit.train.components import TrainingComponents
 from credit.train.ema import EMA
 from credit.train.fine_tuning import describe_base, find_base, load_base
 from credit.train.monitor.preview import DrawPreview, build_preview
@@ -47,7 +48,7 @@ from credit.train.open_data import open_training_fields
 from credit.train.optim import build_optimizer, forecast_len_at
 from credit.train.prefetch import DevicePrefetcher
 from credit.train.step import StepSettings, TrainingStep
-from credit.train.trainer import Trainer, TrainingComponents
+from credit.train.trainer import Trainer
 from credit.train.validate import ValidationShare, evenly_spaced, shard_cases, validate
 from credit.utils.malloc import retain_freed_memory
 
