@@ -137,7 +137,9 @@ def test_blocks_are_found_by_name() -> None:
         "decoder.blocks.1", BLOCKS[3], "decoder.blocks.0", "decoder.blocks.2",
     ]  # fmt: skip
     for wanted in ("stage", "stages.3.layers.0.norm", "decoders", ""):
-        with pytest.raises(ConfigError, match=rf"inference.ensemble.noise.where: {wanted} is no block of WXFormer"):
+        with pytest.raises(
+            ConfigError, match=rf'inference.ensemble.noise.where: no block of WXFormer matches "{wanted}"'
+        ):
             find_blocks(model, ["decoder", wanted])
     with pytest.raises(ConfigError, match=r"Linear marks no block with _fsdp2_shard.*inference.ensemble.stochastic"):
         find_blocks(nn.Linear(1, 1), None)
@@ -161,7 +163,10 @@ class Folded(Block):
 def test_outputs_that_noise_cannot_be_added_to(block: nn.Module, gives: str) -> None:
     model = nn.Sequential(block)
     drawing = noisy(model)(make_starts([0], 2))
-    with drawing(), pytest.raises(ConfigError, match=rf"noise: 0 \(\w+\) gives {gives} for a batch of 2.*noise.where"):
+    with (
+        drawing(),
+        pytest.raises(ConfigError, match=rf"noise: 0 \(\w+\) returns {gives} for a batch of 2.*noise.where"),
+    ):
         model(torch.zeros(2, 3, 1, 16, 32))
 
 
