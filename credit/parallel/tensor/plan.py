@@ -201,7 +201,8 @@ def _count_units(path: str, block: nn.Module, name: str, partner: str | None, en
     if entry.fused_parts == 1 and width % partner_inputs == 0:
         return partner_inputs
     raise ConfigError(
-        f"{location}: its {outputs} outputs are not the {partner_inputs} inputs of {partner!r}; if they are fused parts "
+        f"{location}: its {outputs} outputs are not the {partner_inputs} inputs of {partner!r}; if they are fused "
+        "parts "
         f'one behind the other (gate and up), say how many, such as "colwise:2"; if they are ordered hidden unit by '
         f'hidden unit, write "colwise:1"; attention says its heads in the attribute heads of the module that '
         "holds the layers"
@@ -235,7 +236,8 @@ def _describe_weight_problem(layer: nn.Linear) -> str | None:
             if not hasattr(parametrization, "share"):
                 return (
                     f"the parametrization {type(parametrization).__name__} of its weight has no method share, so it "
-                    "cannot treat a part of a weight; use the package's own spectral norm (docs/add_a_model.md), or set "
+                    "cannot treat a part of a weight; use the package's own spectral norm (docs/add_a_model.md), or "
+                    "set "
                     "trainer.parallelism.tensor to 1"
                 )
         weight = chain.original
