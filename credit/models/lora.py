@@ -28,6 +28,9 @@ ADAPTABLE_LAYERS = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
 class LoRA(nn.Module):
     """Parametrization that adds ``scale * b @ a`` to a weight.
 
+    `b` starts as zeros and `a` as random numbers of torch's global generator; `initial_adapters` has values that depend
+    on a seed and the layer's path alone.
+
     Args:
         weight: to be adapted, taken as a matrix of its first dimension by all others. Only its shape and device count.
         rank: of the added product.
@@ -39,7 +42,8 @@ class LoRA(nn.Module):
         rows = weight.shape[0]
         columns = weight.numel() // rows
         self.scale = alpha / rank
-        self.a = nn.Parameter(torch.zeros(rank, columns, device=weight.device))
+        bound = columns**-0.5
+        self.a = nn.Parameter(torch.empty(rank, columns, device=weight.device).uniform_(-bound, bound))
         self.b = nn.Parameter(torch.zeros(rows, rank, device=weight.device))
         self._split_dim: int | None = None
         self._sum_gradient: Callable[[Tensor], Tensor] | None = None

@@ -14,7 +14,8 @@ from credit.errors import ConfigError
 from credit.parallel.blocks.activation_checkpoint import checkpoint_blocks
 from credit.parallel.blocks.compilation import keep_dtensors_outside
 from credit.parallel.fsdp2 import shard_units
-from credit.parallel.tensor.tensor_parallel import apply_tensor_parallel, has_dropout, share_sums
+from credit.parallel.tensor.dropout import has_dropout
+from credit.parallel.tensor.tensor_parallel import apply_tensor_parallel, share_sums
 
 logger = logging.getLogger(__name__)
 

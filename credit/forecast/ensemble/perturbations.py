@@ -24,7 +24,7 @@ from credit.forecast.rollout import ForecastStart, Perturb, analyses, forcing_of
 from credit.forecast.stepper import Stepper
 from credit.grid import LatLonGrid
 from credit.parallel.host_copy import to_device
-from credit.parallel.tensor.tensor_parallel import drop_rate
+from credit.parallel.tensor.dropout import drop_rate
 from credit.physics.spherical_harmonics import CorrelatedNoise
 
 if TYPE_CHECKING:

@@ -27,6 +27,9 @@ DeferredLinear = tuple[Tensor, Tensor, Tensor | None]
 class RecomputeLinear(nn.Linear):
     """Linear layer that takes its product of input, weight and bias as an argument."""
 
+    # Tensor parallelism may replace forward: it does nothing but the product that it is given.
+    _tp_takes_product = True
+
     def forward(self, x: Any, product: Callable[..., Any] = F.linear) -> Any:
         """Return product(x, weight, bias), by default (..., out_features) of x (..., in_features)."""
         return product(x, self.weight, self.bias)

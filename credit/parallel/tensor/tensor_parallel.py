@@ -1,24 +1,23 @@
 """Tensor parallelism: the linear layers of a block are split over the ranks that work on the same sample.
 
-A block says what may be split in its attribute ``_tp_plan``, a dict from submodule path to
+A block declares in its attribute ``_tp_plan`` which submodules may be split, a dict from their paths to
 
-- ``colwise``: a Linear whose outputs are dealt to the ranks; each rank goes on with its own,
-- ``colwise:2``: the same of a fused Linear whose outputs are 2 equal parts, one behind the other (gate and up of
+- ``colwise``: a Linear whose outputs are divided among the ranks; each rank continues with its own outputs,
+- ``colwise:2``: the same for a fused Linear whose outputs are 2 equal parts, one behind the other (gate and up of
   SwiGLU; ``colwise:3`` for q, k, v); each rank gets its share of every part,
-- ``rowwise``: a Linear that takes such outputs; the ranks' products are added up,
-- ``replicated``: a submodule that is whole on every rank but whose output each rank uses for its own part (attention's
-  position bias; the only k and v head of multi-query attention), so that its gradient has to be added up.
+- ``rowwise``: a Linear that takes such outputs; the products of the ranks are summed,
+- ``replicated``: a submodule that is whole on every rank but whose output each rank uses for its own heads (attention's
+  position bias; the only k and v head of multi-query attention), so that its gradient has to be summed.
 
-A plan lists colwise layers before the rowwise layer that takes their outputs.
-The module that holds these layers may say in ``heads`` how many attention heads they have; then whole heads are dealt.
-A fused projection under plain ``colwise`` is ordered head by head. Keys and values may have fewer heads than queries: a
-colwise layer narrower than its rowwise partner counts heads of the same width.
+A plan lists colwise layers before the rowwise layer that takes their outputs. The module that holds the layers of
+attention has the number of heads in its attribute ``heads``; then each rank gets whole heads. A fused projection under
+plain ``colwise`` is ordered head by head. Keys and values may have fewer heads than queries: a colwise layer that is
+narrower than its rowwise partner counts heads of the same width.
 
-Between a colwise layer and its rowwise partner, activations belong to the rank: dropout draws differently on each.
-The split weights are DTensors on the ``tp`` mesh, computed with as local tensors. A parametrized weight (spectral norm)
-keeps its parametrizations: ``original`` is split, and the method ``share`` of each is told how to add up over the parts
-and says which of its own tensors are split with the weight. If it has a static method ``share_sums``, that is given the
-model, so that it can add up for all weights of a block at once.
+The split weights are DTensors on the ``tp`` mesh, computed with as local tensors. A parametrized weight (spectral norm,
+LoRA) keeps its parametrizations. Its ``original`` is split, and the method ``share`` of each parametrization gets the
+sums over the ranks that it needs and returns which of its own tensors are split with the weight. A static method
+``share_sums(model)`` of a parametrization may put the sums of all weights of a block together.
 """
 
 from __future__ import annotations
@@ -40,6 +39,7 @@ from credit.errors import ConfigError
 from credit.parallel.blocks.sharding_units import require_unwrapped
 from credit.parallel.dtensor import local
 from credit.parallel.tensor.collectives import DealFusedRows, FusedRoutes, Sum, SumGradient, Total, plan_fused_routes
+from credit.parallel.tensor.dropout import RankRandomState, has_dropout
 from credit.parallel.tensor.plan import PlannedLayer, read_plan, require_splittable
 
 
@@ -57,101 +57,99 @@ def apply_tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> list[str]:
     """
     for path, module in model.named_modules():
         require_unwrapped(path, module)
-    blocks = [(path, module) for path, module in model.named_modules() if getattr(module, "_tp_plan", None)]
-    groups_of = {block: read_plan(path, block) for path, block in blocks}
-    split = {
-        block: [group for group in groups if all(layer.units % mesh.size() == 0 for layer in group)]
-        for block, groups in groups_of.items()
-    }
-    layers = [layer for groups in split.values() for group in groups for layer in group if layer.kind != "replicated"]
-    if not layers:
-        widths = {layer.units for groups in groups_of.values() for group in groups for layer in group if layer.units}
+    groups = []
+    for path, module in model.named_modules():
+        if getattr(module, "_tp_plan", None):
+            groups += read_plan(path, module)
+    split_groups = [group for group in groups if all(layer.num_units % mesh.size() == 0 for layer in group)]
+    split_layers = [layer for group in split_groups for layer in group if layer.kind != "replicated"]
+    if not split_layers:
+        unit_numbers = {layer.num_units for group in groups for layer in group if layer.num_units}
+        if groups:
+            reason = f"its heads and hidden units are {sorted(unit_numbers)}; choose a divisor of one of them"
+        else:
+            reason = "no block has a _tp_plan; set tensor to 1"
         raise ConfigError(
-            f"trainer.parallelism.tensor: {mesh.size()} splits nothing of {type(model).__name__}: "
-            + (f"its heads and hidden units are {sorted(widths)}; choose a divisor" if blocks else "no block has a "
-               "_tp_plan; set tensor to 1")
-        )  # fmt: skip
-    require_splittable(model, layers)
-    for _, block in blocks:
-        for group in split[block]:
-            _split_group(group, mesh)
-    return [layer.path for layer in layers]
-
-
-def has_dropout(module: nn.Module) -> bool:
-    """Whether a module draws random numbers in training: a Dropout inside, or a number in an attribute ``dropout``."""
-    return any(drop_rate(inside) > 0 for inside in module.modules())
-
-
-def drop_rate(module: nn.Module) -> float:
-    """Return the rate at which a module itself drops: of a Dropout, or a number in an attribute ``dropout``; else 0."""
-    rate = module.p if isinstance(module, nn.Dropout) else getattr(module, "dropout", 0.0)
-    return rate if isinstance(rate, int | float) else 0.0
+            f"trainer.parallelism.tensor: {mesh.size()} splits no layer of {type(model).__name__}: {reason}"
+        )
+    require_splittable(model, split_layers)
+    for group in split_groups:
+        _split_group(group, mesh)
+    return [layer.path for layer in split_layers]
 
 
 def _split_group(group: list[PlannedLayer], mesh: DeviceMesh) -> None:
-    """Split layers between which activations belong to the rank; they share one region of dropout of its own."""
+    """Split layers between which activations belong to the rank; they share one random state for dropout."""
     parent = group[0].parent
-    region = _OwnRandom(mesh.get_local_rank(), parent) if has_dropout(parent) else None
+    process_group = mesh.get_group()
+    random_state = RankRandomState(mesh.get_local_rank(), parent) if has_dropout(parent) else None
     for layer in group:
         module = layer.module
         if layer.kind == "replicated":
-            module.register_forward_hook(functools.partial(_sum_gradient_of_output, group=mesh.get_group()))
-            continue
-        _split_parameters(module, 0 if layer.kind == "colwise" else 1, mesh)
-        if layer.kind == "rowwise":
-            module.forward = functools.partial(_rowwise, module, mesh.get_group(), region)
-            continue
-        routes = plan_fused_routes(module.out_features, layer.parts, mesh.get_group()) if layer.parts > 1 else None
-        module.forward = functools.partial(_colwise, module, mesh.get_group(), region, routes=routes)
+            module.register_forward_hook(functools.partial(_sum_gradient_of_output, group=process_group))
+        elif layer.kind == "rowwise":
+            _split_parameters(module, 1, mesh)
+            module.forward = functools.partial(_rowwise_forward, module, process_group, random_state)
+        else:
+            _split_parameters(module, 0, mesh)
+            routes = None
+            if layer.fused_parts > 1:
+                routes = plan_fused_routes(module.out_features, layer.fused_parts, process_group)
+            module.forward = functools.partial(_colwise_forward, module, process_group, random_state, routes=routes)
 
 
 def _split_parameters(layer: nn.Linear, dim: int, mesh: DeviceMesh) -> None:
     """Replace the weight by its part along `dim` (0 rows, 1 columns), a DTensor; the bias is split with the rows."""
     if parametrize.is_parametrized(layer, "weight"):
         chain = layer.parametrizations.weight
-        _replace(chain, "original", Shard(dim), mesh)
-        for link in chain:
-            total, common = (functools.partial(f.apply, mesh.get_group()) for f in (Total, SumGradient))
-            for name, along in link.share(dim, total, common).items():
-                _replace(link, name, Replicate() if along is None else Shard(along), mesh)
+        _split_tensor(chain, "original", Shard(dim), mesh)
+        total = functools.partial(Total.apply, mesh.get_group())
+        sum_gradient = functools.partial(SumGradient.apply, mesh.get_group())
+        for parametrization in chain:
+            for name, tensor_dim in parametrization.share(dim, total, sum_gradient).items():
+                placement = Replicate() if tensor_dim is None else Shard(tensor_dim)
+                _split_tensor(parametrization, name, placement, mesh)
     else:
-        _replace(layer, "weight", Shard(dim), mesh)
+        _split_tensor(layer, "weight", Shard(dim), mesh)
     if layer.bias is not None and dim == 0:
-        _replace(layer, "bias", Shard(0), mesh)
+        _split_tensor(layer, "bias", Shard(0), mesh)
 
 
 def share_sums(model: nn.Module) -> None:
-    """Let parametrizations that offer it add up over the ranks once for all weights of a block, in place.
+    """Let parametrizations that offer it sum over the ranks once for all weights of a block, in place.
 
     Without this, and in compiled blocks, each split weight has sums of its own.
     """
-    kinds = {type(link) for chain in model.modules() if isinstance(chain, ParametrizationList) for link in chain}
+    kinds = set()
+    for module in model.modules():
+        if isinstance(module, ParametrizationList):
+            kinds.update(type(parametrization) for parametrization in module)
     for kind in sorted(kinds, key=lambda kind: kind.__name__):
         if hasattr(kind, "share_sums"):
             kind.share_sums(model)
 
 
-def _replace(module: nn.Module, name: str, placement: Shard | Replicate, mesh: DeviceMesh) -> None:
-    whole = getattr(module, name)
-    part = whole.detach()
+def _split_tensor(module: nn.Module, name: str, placement: Shard | Replicate, mesh: DeviceMesh) -> None:
+    """Replace a parameter or buffer by a DTensor of this rank's part, in place."""
+    tensor = getattr(module, name)
+    part = tensor.detach()
     if isinstance(placement, Shard):
         part = part.chunk(mesh.size(), dim=placement.dim)[mesh.get_local_rank()]
-    # a layer's weight may be a view of another layout, of which FSDP2 takes none
+    # The weight of a layer may be a view in another memory layout, which FSDP2 does not shard.
     part = part.clone(memory_format=torch.contiguous_format)
-    new = DTensor.from_local(
-        part, mesh, [placement], run_check=False, shape=whole.shape, stride=whole.contiguous().stride()
+    split_tensor = DTensor.from_local(
+        part, mesh, [placement], run_check=False, shape=tensor.shape, stride=tensor.contiguous().stride()
     )
-    if isinstance(whole, nn.Parameter):
-        module._parameters[name] = nn.Parameter(new, requires_grad=whole.requires_grad)
+    if isinstance(tensor, nn.Parameter):
+        module._parameters[name] = nn.Parameter(split_tensor, requires_grad=tensor.requires_grad)
     else:
-        module._buffers[name] = new
+        module._buffers[name] = split_tensor
 
 
-def _colwise(
+def _colwise_forward(
     layer: nn.Linear,
     group: dist.ProcessGroup,
-    region: _OwnRandom | None,
+    random_state: RankRandomState | None,
     x: Tensor,
     product: Callable[..., Any] = F.linear,
     routes: FusedRoutes | None = None,
@@ -159,67 +157,30 @@ def _colwise(
     weight = local(layer.weight)
     bias = None if layer.bias is None else local(layer.bias)
     if routes is not None:
-        # Each rank stores whole rows one behind the other, as checkpoints have them; it computes with its share of
-        # every part. A weight is small against activations, so the exchange is cheap.
+        # Each rank stores consecutive rows, as checkpoints have them, but computes with its share of every part. A
+        # weight is small against activations, so the exchange is cheap.
         weight = DealFusedRows.apply(weight, routes)
         bias = None if bias is None else DealFusedRows.apply(bias, routes)
     y = product(SumGradient.apply(group, x), weight, bias)
-    if region is not None and region.is_needed():
-        region.enter(x.device)
+    if random_state is not None and random_state.is_needed():
+        random_state.enter(x.device)
     return y
 
 
-def _rowwise(
+def _rowwise_forward(
     layer: nn.Linear,
     group: dist.ProcessGroup,
-    region: _OwnRandom | None,
+    random_state: RankRandomState | None,
     x: Any,
     product: Callable[..., Tensor] = F.linear,
 ) -> Tensor:
     weight = local(layer.weight)
-    if region is not None:
-        region.leave(weight.device)
+    if random_state is not None:
+        random_state.leave(weight.device)
+    # The bias is added once, after the sum over the ranks.
     y = Sum.apply(product(x, weight, None), group)
     return y if layer.bias is None else y + layer.bias.to(y.dtype)
 
 
 def _sum_gradient_of_output(module: nn.Module, args: tuple, output: Tensor, *, group: dist.ProcessGroup) -> Tensor:
     return SumGradient.apply(group, output)
-
-
-class _OwnRandom:
-    """Random numbers that differ between tensor-parallel ranks, between a colwise layer and its rowwise partner.
-
-    Outside, all ranks draw alike. Inside, a rank draws from a stream that is seeded by one common draw and its rank; a
-    recomputed block starts from the same state and so meets the same numbers.
-    """
-
-    def __init__(self, rank: int, parent: nn.Module) -> None:
-        self._rank, self._parent = rank, parent
-        self._outside: Tensor | None = None
-
-    def is_needed(self) -> bool:
-        """Whether dropout draws: in training, or in an ensemble, where it alone is in training."""
-        return any(inside.training and drop_rate(inside) > 0 for inside in self._parent.modules())
-
-    def enter(self, device: torch.device) -> None:
-        seed = int(torch.randint(2**62, ()))
-        self._outside = _get_state(device)
-        _seed(device, seed + self._rank)
-
-    def leave(self, device: torch.device) -> None:
-        if self._outside is not None:
-            _set_state(device, self._outside)
-            self._outside = None
-
-
-def _get_state(device: torch.device) -> Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-
-
-def _set_state(device: torch.device, state: Tensor) -> None:
-    torch.cuda.set_rng_state(state, device) if device.type == "cuda" else torch.set_rng_state(state)
-
-
-def _seed(device: torch.device, seed: int) -> None:
-    torch.cuda.manual_seed(seed) if device.type == "cuda" else torch.random.default_generator.manual_seed(seed)

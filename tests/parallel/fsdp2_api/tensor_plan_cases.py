@@ -171,7 +171,7 @@ def fused_parts_that_are_not_declared() -> None:
     half_heads.to_k = nn.Linear(WIDTH, 6)
     for model, words in (
         (Gated("colwise"), ("Gated._tp_plan['up']", "24 outputs are not the 12 inputs of 'down'", '"colwise:2"')),
-        (Gated("colwise:5"), ("Gated._tp_plan['up']", "24 outputs are not 5 equal parts")),
+        (Gated("colwise:5"), ("Gated._tp_plan['up']", "24 outputs do not divide into 5 equal parts")),
         (Gated("colwise:0"), ("'colwise:0' is not one of colwise, rowwise",)),
         (Gated("rowwise:2"), ("'rowwise:2' is not one of colwise, rowwise",)),
         (
@@ -229,15 +229,15 @@ def layers_that_cannot_be_split() -> None:
     """What makes its weight by a hook, or does more than a product, would give wrong sums without an error."""
     mesh = init_device_mesh("cpu", (4,))
     changes: list[tuple[Callable[[nn.Module], object], str]] = [
-        (lambda m: nn.utils.spectral_norm(m.up), "its weight is no parameter but is made by a hook"),
-        (lambda m: nn.utils.weight_norm(m.up), "its weight is no parameter but is made by a hook"),
-        (lambda m: prune.l1_unstructured(m.up, "weight", 0.5), "its weight is no parameter but is made by a hook"),
+        (lambda m: nn.utils.spectral_norm(m.up), "its weight is not a parameter but is made by a hook"),
+        (lambda m: nn.utils.weight_norm(m.up), "its weight is not a parameter but is made by a hook"),
+        (lambda m: prune.l1_unstructured(m.up, "weight", 0.5), "its weight is not a parameter but is made by a hook"),
         (lambda m: parametrizations.weight_norm(m.up), "_WeightNorm of its weight does not know"),
         (lambda m: parametrizations.spectral_norm(m.up), "_SpectralNorm of its weight does not know"),
-        (lambda m: parametrize.register_parametrization(m.up, "bias", nn.Tanh()), "its bias is no plain parameter"),
+        (lambda m: parametrize.register_parametrization(m.up, "bias", nn.Tanh()), "its bias is not a plain parameter"),
         (lambda m: setattr(m, "up", Scaled(WIDTH, HIDDEN)), "Scaled has a forward of its own"),
         (lambda m: replaced_forward(m.up), "its forward was replaced"),
-        (lambda m: setattr(m, "tied", m.down) or setattr(m.norm, "copy", m.up.weight), "also that of another module"),
+        (lambda m: setattr(m, "tied", m.down) or setattr(m.norm, "copy", m.up.weight), "shared with another module"),
         (lambda m: fsdp2.apply_fsdp2(m, None, {}), "sharded or split already"),
         (lambda m: apply_tensor_parallel(m, mesh), "sharded or split already"),
     ]

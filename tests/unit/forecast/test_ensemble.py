@@ -19,7 +19,7 @@ from credit.models.wxformer import WXFormer
 from credit.parallel.mesh import build_mesh, plan_degrees
 from credit.parallel.parallelize import parallelize
 from credit.parallel.process_info import fake_process_group
-from credit.parallel.tensor import tensor_parallel
+from credit.parallel.tensor.dropout import RankRandomState
 from tests.unit.analytic_reader import make_grid
 from tests.unit.forecast.clamps import clamp_chain
 from tests.unit.forecast.test_step import CHANNELS, TENDENCY, normalizer
@@ -147,7 +147,7 @@ def test_lagged_members_start_earlier_and_are_valid_at_the_same_time() -> None:
 def test_dropout_differs_between_ranks_that_split_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """In an ensemble as in training, although the layers themselves are not in training there."""
     entered: list[int] = []
-    monkeypatch.setattr(tensor_parallel._OwnRandom, "enter", lambda *_: entered.append(1))
+    monkeypatch.setattr(RankRandomState, "enter", lambda *_: entered.append(1))
     with fake_process_group(2), torch.no_grad():
         mesh = build_mesh(plan_degrees(ParallelismConfig(tensor=2), 2), 0, "cpu")
         model = WXFormer.from_kwargs(**SMALL | {"dim_head": 4}, attn_dropout=0.2, ff_dropout=0.1).eval()

@@ -1,0 +1,58 @@
+"""Dropout under tensor parallelism: masks that differ between ranks where activations do."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def drop_rate(module: nn.Module) -> float:
+    """Return the rate at which a module itself drops: of a Dropout, or a number in an attribute ``dropout``; else 0."""
+    rate = module.p if isinstance(module, nn.Dropout) else getattr(module, "dropout", 0.0)
+    return rate if isinstance(rate, int | float) else 0.0
+
+
+def has_dropout(module: nn.Module) -> bool:
+    """Return True if a module, or one inside it, drops activations in training."""
+    return any(drop_rate(inner) > 0 for inner in module.modules())
+
+
+class RankRandomState:
+    """Random state of one tensor-parallel rank, in force between a colwise layer and its rowwise partner.
+
+    Outside, all ranks draw the same numbers. Inside, a rank draws from a stream that is seeded by one common draw and
+    its rank. A recomputed block starts from the same common state, and so draws the same numbers again.
+
+    Args:
+        rank: of this process among the tensor-parallel ranks.
+        parent: module whose dropout is meant.
+    """
+
+    def __init__(self, rank: int, parent: nn.Module) -> None:
+        self._rank = rank
+        self._parent = parent
+        self._common_state: Tensor | None = None
+
+    def is_needed(self) -> bool:
+        """Return True if dropout draws: in training, or in an ensemble, which sets only dropout to training."""
+        return any(module.training and drop_rate(module) > 0 for module in self._parent.modules())
+
+    def enter(self, device: torch.device) -> None:
+        """Replace the common random state of `device` by the one of this rank."""
+        seed = int(torch.randint(2**62, ())) + self._rank
+        if device.type == "cuda":
+            self._common_state = torch.cuda.get_rng_state(device)
+            torch.cuda.manual_seed(seed)
+        else:
+            self._common_state = torch.get_rng_state()
+            torch.random.default_generator.manual_seed(seed)
+
+    def leave(self, device: torch.device) -> None:
+        """Restore the common random state, if this rank's is in force."""
+        if self._common_state is None:
+            return
+        if device.type == "cuda":
+            torch.cuda.set_rng_state(self._common_state, device)
+        else:
+            torch.set_rng_state(self._common_state)
+        self._common_state = None
