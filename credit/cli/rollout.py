@@ -93,7 +93,7 @@ def _forecast(config: Config, part: str | None, launch: ProcessInfo, mesh: Devic
     from credit.forecast.ensemble.feature_noise import build_noise
     from credit.forecast.ensemble.perturbations import build_perturbation
     from credit.forecast.ensemble.sppt import build_stochastic
-    from credit.forecast.initial_times import choose_initial_times, choose_leads, group
+    from credit.forecast.initial_times import choose_initial_times, choose_leads, group_initial_times
     from credit.forecast.io.async_writer import BackgroundWriter
     from credit.forecast.rollout import forecast, inference_mode
     from credit.train.build import assemble_forecaster, build_products
@@ -113,7 +113,7 @@ def _forecast(config: Config, part: str | None, launch: ProcessInfo, mesh: Devic
     products = build_products(made, leads[-1])
     writer = _open_writer(config, made, reader, products, initial, leads)
     members = 1 if conf.ensemble is None else conf.ensemble.members
-    groups = _share(group(initial, members, conf.batch_size), part, launch, mesh)
+    groups = _share(group_initial_times(initial, members, conf.batch_size), part, launch, mesh)
     mine = [minutes for own in groups for minutes in own]
     todo = _agree([minutes for minutes in mine if not writer.is_complete(minutes)], launch, mesh)
     if launch.is_main and todo:
@@ -212,7 +212,7 @@ def _open_writer(
 
 def _share(groups: list[list[int]], part: str | None, launch: ProcessInfo, mesh: DeviceGrid) -> list[list[int]]:
     """Return this rank's groups of initial times: of an array job's part, dealt to ranks or to their groups."""
-    from credit.forecast.initial_times import deal, select_part
+    from credit.forecast.initial_times import round_robin, select_part
 
     mine = select_part(groups, part) if part else groups
     rank, ranks = (launch.rank, launch.world) if mesh.device_mesh is None else (mesh.data_rank, mesh.data_ranks)
@@ -221,7 +221,7 @@ def _share(groups: list[list[int]], part: str | None, launch: ProcessInfo, mesh:
             "%d of %d ranks have nothing to do: inference.batch_size makes %d batches of initial times; lower it",
             ranks - len(mine), ranks, len(mine),
         )  # fmt: skip
-    return deal(mine, rank, ranks)
+    return round_robin(mine, rank, ranks)
 
 
 def _batches(groups: list[list[int]], conf: InferenceConfig) -> list[list[ForecastStart]]:

@@ -107,7 +107,7 @@ class BackgroundWriter:
         fields = output.get().numpy()
         for row, lead, start in kept:
             self._require_finite(fields[row], lead, start)
-            made = fields[row] if self._products is None else self._products.make(start, lead, fields[row])
+            made = fields[row] if self._products is None else self._products.compute(start, lead, fields[row])
             if lead in self._numbers:
                 with self.reading:
                     self._writer.put(start.initial, self._numbers[lead], made, start.member)

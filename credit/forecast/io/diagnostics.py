@@ -149,11 +149,11 @@ class OutputDiagnostics:
         """Whether steps matter that are not written."""
         return any(isinstance(own, _Sum) for own in self._recipes)
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """Forget the sums of forecasts that were not made to their end."""
         self._earlier.clear()
 
-    def make(self, start: ForecastStart, lead_minutes: int, fields_CHW: np.ndarray) -> np.ndarray:
+    def compute(self, start: ForecastStart, lead_minutes: int, fields_CHW: np.ndarray) -> np.ndarray:
         """Return what is written at a lead time, (C', H, W) float32.
 
         Sums need every step of a start, in order.
