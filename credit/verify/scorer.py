@@ -20,7 +20,7 @@ from credit.data.error_collector import ErrorCollector
 from credit.data.formats.run_grid import load_grid
 from credit.data.splits import Split, build_splits
 from credit.forecast.forecast_source import ForecastSource
-from credit.forecast.initial_times import deal
+from credit.forecast.initial_times import round_robin
 from credit.forecast.io.forecast_reader import open_other_forecasts
 from credit.grid import LatLonGrid
 from credit.utils.progress import ProgressBar
@@ -122,14 +122,14 @@ def score_forecasts(
     known = set(cases.tolist())
     groups = [kept for own in archive.groups() if (kept := [minutes for minutes in own if minutes in known])]
     scorer = _Scorer(config, reader, archives, channels, cases, leads, splits["train"], groups)
-    mine = deal(groups, share.number, share.count)
+    mine = round_robin(groups, share.number, share.count)
     example = int(cases[len(cases) // 2])
 
     def score() -> PartialScores | None:
         part = scorer.score(mine, example)
         # sharded weights are gathered by all ranks: who has no more to score takes part in the others' forecasts
         for _ in range(-(-len(groups) // share.count) - len(mine)):
-            archive.keep_company(leads.tolist())
+            archive.join_collectives(leads.tolist())
         return part if share.counts else None
 
     whole = gather(score, share.is_spread)

@@ -21,7 +21,7 @@ from credit.data.formats.run_grid import load_grid
 from credit.errors import ConfigError
 from credit.forecast.ensemble.feature_noise import find_blocks
 from credit.forecast.ensemble.perturbations import enable_dropout
-from credit.forecast.initial_times import choose_leads, every_minutes, find_initial_times
+from credit.forecast.initial_times import choose_leads, find_initial_times, interval_minutes
 from credit.forecast.io.diagnostics import OutputDiagnostics
 from credit.forecast.io.forecast_writer import require_same_format
 from credit.forecast.io.schema import build_layout
@@ -101,7 +101,7 @@ def check_forecasts(config: Config, found: DataSummary, findings: CheckReport) -
                 findings.say(chosen.left_out)
     elif chosen_by_split:
         with findings.collect():
-            every_minutes(conf.initial_times, step)
+            interval_minutes(conf.initial_times, step)
     with findings.collect():
         require_same_format(Path(config.save_loc) / conf.folder, conf.format, conf.split)
     written: list[str] = []
