@@ -37,7 +37,10 @@ class ParallelismConfig(StrictModel):
         "copies, `none` leaves tensor parallelism alone. One process has nothing to share.",
     )
     tensor: int = Field(
-        1, ge=1, description="Ranks that share the layers of one sample: a divisor of the heads, within one host."
+        1,
+        ge=1,
+        description="Ranks that share the layers of one sample, best within one host. With `replicate` it must divide "
+        "the number of ranks. Layers whose heads or hidden units it does not divide stay whole.",
     )
     replicate: int = Field(
         1, ge=1, description="Groups that each hold a whole set of shards (hybrid sharding): often one a host."
