@@ -296,7 +296,7 @@ def test_what_is_no_config(conf, words: str) -> None:
 
 @pytest.mark.parametrize("given", [None, "model.pt", {"head.weight": [1.0]}])
 def test_what_is_no_state_dict(given) -> None:
-    with pytest.raises(CheckpointError, match="in place of a dict|head.weight is no tensor"):
+    with pytest.raises(CheckpointError, match="in place of a dict|head.weight is not a tensor"):
         fsdp2.fsdp2_load_state_dict(built(Net), given)
 
 
