@@ -1,4 +1,4 @@
-"""What is proved of credit.parallel.fsdp2 on four ranks, called as another program would: forward and backward."""
+"""Cases of credit.parallel.fsdp2 on four ranks, called as another program would: outputs and gradients."""
 
 from __future__ import annotations
 

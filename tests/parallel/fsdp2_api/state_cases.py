@@ -1,4 +1,4 @@
-"""The same of what is gathered, saved and loaded: weights and optimizer state."""
+"""Cases of gathering, saving and loading weights and optimizer state."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def wrong_optimizer_states() -> None:
 
 @case
 def states_that_are_not_whole() -> None:
-    """What rank 0 alone would fail on is refused by all ranks at once."""
+    """State on which rank 0 alone would fail is refused by all ranks at once."""
     model = fsdp2.apply_fsdp2(built(Net), None, {})
     optimizer = torch.optim.AdamW(model.parameters())
     take_step(model, optimizer, 0)

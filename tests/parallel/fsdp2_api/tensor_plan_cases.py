@@ -1,4 +1,4 @@
-"""Tensor-parallel plans of networks that the package does not know: what is split computes the same, or is refused."""
+"""Cases of tensor-parallel plans of foreign networks: split layers compute the same, or are refused."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def replaced_forward(layer: nn.Linear) -> None:
 
 @case
 def layers_that_cannot_be_split() -> None:
-    """What makes its weight by a hook, or does more than a product, would give wrong sums without an error."""
+    """A layer whose weight a hook makes, or that does more than a product, would give wrong sums without an error."""
     mesh = init_device_mesh("cpu", (4,))
     changes: list[tuple[Callable[[nn.Module], object], str]] = [
         (lambda m: nn.utils.spectral_norm(m.up), "its weight is not a parameter but is made by a hook"),
