@@ -56,7 +56,7 @@ def require_filled(model: nn.Module) -> None:
     unset_names = [name for name, tensor in named_tensors(model).items() if _is_unset(local_shard(tensor))]
     if unset_names:
         raise ConfigError(
-            f"model.type: {type(model).__name__} leaves {', '.join(unset_names)} without values when it is built on the "
+            f"model.type: {type(model).__name__} leaves {', '.join(unset_names)} without values when built on the "
             "meta device; compute a constant buffer in forward, or draw it in its module's initial_value "
             "and let it be in the state dict"
         )
