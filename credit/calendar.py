@@ -1,7 +1,7 @@
 """Times as whole minutes since 1900-01-01 00:00 UTC of one CF calendar, and durations in minutes.
 
-Integer minutes make every comparison of times exact in any calendar; `Calendar` is the only place where they meet text
-and calendar dates.
+Integer minutes make every comparison of times exact in any calendar. Only `Calendar` converts between them, text and
+calendar dates.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EPOCH = "minutes since 1900-01-01 00:00:00"
 CALENDARS = ("standard", "proleptic_gregorian", "noleap", "all_leap", "360_day", "julian")
 _ALIASES = {"gregorian": "standard", "365_day": "noleap", "366_day": "all_leap"}
 _UNIT_MINUTES = {"min": 1, "h": 60, "d": 1440}
-_ABOUT_A_YEAR = 525_960  # minutes, 365.25 days
+_APPROXIMATE_YEAR_MINUTES = 525_960  # 365.25 days
 _ISO = re.compile(r"^(\d{4})-(\d{2})-(\d{2})(?:[T ](\d{2})(?::?(\d{2})(?::?(\d{2}))?)?Z?)?$")
 
 
@@ -33,7 +33,7 @@ def parse_duration(text: str | int | float, key: str = "duration") -> int:
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(min|h|d)?\s*", str(text))
     if match is None:
         raise ConfigError(f'{key}: "{text}" is not a duration; write for example 6h, 30min or 10d')
-    # decimals exactly: 4.1 h are 246 minutes, which binary fractions miss
+    # Exact decimals, because 4.1 h are 246 minutes, but 4.1 * 60 is not 246 in floating-point numbers.
     minutes = Fraction(match[1]) * _UNIT_MINUTES[match[2] or "h"]
     if minutes <= 0 or minutes.denominator != 1:
         raise ConfigError(f'{key}: "{text}" must be a positive whole number of minutes')
@@ -42,12 +42,14 @@ def parse_duration(text: str | int | float, key: str = "duration") -> int:
 
 def format_duration(minutes: int) -> str:
     """Return the shortest exact form in hours or minutes, for example ``"6h"`` or ``"30min"``."""
-    return f"{minutes // 60}h" if minutes % 60 == 0 else f"{minutes}min"
+    if minutes % 60 == 0:
+        return f"{minutes // 60}h"
+    return f"{minutes}min"
 
 
 @dataclass(frozen=True)
 class Calendar:
-    """A CF calendar; converts between minutes, text and calendar dates.
+    """CF calendar that converts between minutes, text and calendar dates.
 
     Attributes:
         name: CF calendar name, one of `CALENDARS` (``gregorian``, ``365_day`` and ``366_day`` are accepted).
@@ -65,22 +67,24 @@ class Calendar:
         """Return the minutes of an ISO 8601 date or date and time, UTC.
 
         Raises:
-            ConfigError: if the text is no date of this calendar.
+            ConfigError: if the text is not a date of this calendar.
         """
         match = _ISO.match(str(text).strip())
         if match is None:
             raise ConfigError(f'{key}: "{text}" is not a time; write 2000-01-01 or 2000-01-01T06:00 (UTC)')
-        parts = [int(part) if part else 0 for part in match.groups()]
+        # Year, month, day, and hour, minute, second where they are given.
+        numbers = [int(number) if number else 0 for number in match.groups()]
         try:
-            date = cftime.datetime(*parts, calendar=self.name)
+            date = cftime.datetime(*numbers, calendar=self.name)
         except ValueError as error:
-            raise ConfigError(f'{key}: "{text}" is no date of the calendar {self.name}') from error
+            raise ConfigError(f'{key}: "{text}" is not a date of the calendar {self.name}') from error
         return int(cftime.date2num(date, EPOCH, self.name))
 
-    def parse_end(self, text: str, key: str = "time") -> int:
-        """Like `parse`, but a date without a time means the last minute of that day."""
-        whole_day = "T" not in str(text) and " " not in str(text).strip()
-        return self.parse(text, key) + (1439 if whole_day else 0)
+    def parse_period_end(self, text: str, key: str = "time") -> int:
+        """Return the minutes of a text as `parse`, but of a date without a time the last minute of that day."""
+        minutes = self.parse(text, key)
+        has_time = "T" in str(text) or " " in str(text).strip()
+        return minutes if has_time else minutes + 1439
 
     def datetime(self, minutes: int) -> cftime.datetime:
         """Return the calendar date of `minutes`."""
@@ -108,12 +112,12 @@ class Calendar:
         flat = np.atleast_1d(minutes).ravel()
         years = [_year_of(self.name, int(value)) for value in flat]
         begin = np.array([_new_year(self.name, year) for year in years], dtype=np.float64)
-        length = np.array([_new_year(self.name, year + 1) for year in years], dtype=np.float64) - begin
-        return ((flat - begin) / length).reshape(np.shape(minutes))
+        end = np.array([_new_year(self.name, year + 1) for year in years], dtype=np.float64)
+        return ((flat - begin) / (end - begin)).reshape(np.shape(minutes))
 
     @property
-    def days_a_year(self) -> int:
-        """Return the days of a year that is no leap year."""
+    def days_per_year(self) -> int:
+        """Return the days of a year that is not a leap year."""
         return (_new_year(self.name, 2002) - _new_year(self.name, 2001)) // 1440
 
     def day_fraction(self, minutes: np.ndarray) -> np.ndarray:
@@ -128,8 +132,8 @@ def _new_year(calendar: str, year: int) -> int:
 
 
 def _year_of(calendar: str, minutes: int) -> int:
-    """Return the year that a minute is in; a hundred times as fast as a date of cftime."""
-    year = 1900 + minutes // _ABOUT_A_YEAR
+    """Return the year that contains a minute; a hundred times as fast as the date of cftime."""
+    year = 1900 + minutes // _APPROXIMATE_YEAR_MINUTES
     while _new_year(calendar, year + 1) <= minutes:
         year += 1
     while _new_year(calendar, year) > minutes:

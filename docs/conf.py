@@ -21,5 +21,10 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 
-# other packages' names are not looked up in the net; a property's docstring "What it is: more" is no type
-nitpick_ignore_regex = [("py:class", r"(collections|numpy|pathlib|torch|xarray)\..*"), ("py:class", r".*\s.*")]
+# Names of other packages are not looked up on the network, and config sections are described in config.md.
+# Text before a colon in the docstring of a property is not a type.
+nitpick_ignore_regex = [
+    ("py:class", r"(collections|contextlib|numpy|pathlib|torch|xarray)\..*"),
+    ("py:class", r"credit\.config\.schema_\w+\..*"),
+    ("py:class", r".*\s.*"),
+]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from credit.forecast.rollout import ForecastStart
     from credit.parallel.mesh import DeviceGrid
     from credit.parallel.process_info import ProcessInfo
-    from credit.train.build import Forecaster
+    from credit.train.build_forecaster import Forecaster
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ def _make_forecasts(config: Config, part: str | None, process_info: ProcessInfo,
     from credit.forecast.initial_times import choose_initial_times, choose_leads, group
     from credit.forecast.io.async_writer import BackgroundWriter
     from credit.forecast.rollout import inference_mode
-    from credit.train.build import assemble_forecaster, build_products
+    from credit.train.build_forecaster import assemble_forecaster, build_products
     from credit.train.open_data import open_for_forecasts
 
     inference = config.inference
@@ -241,7 +241,7 @@ def _open_writer(
     from credit.forecast.initial_times import lag_offsets
     from credit.forecast.io.forecast_writer import ForecastWriter
     from credit.forecast.rollout import checksums
-    from credit.train.build import describe_run
+    from credit.train.build_forecaster import describe_run
 
     inference = config.inference
     step_minutes, history_len = config.data.step_minutes, config.data.history_len

@@ -202,7 +202,7 @@ def _open_online(
     from credit.forecast.initial_times import choose_initial_times, choose_leads
     from credit.forecast.online import OnlineForecasts
     from credit.forecast.rollout import forecast
-    from credit.train.build import assemble_forecaster, build_products, describe_run
+    from credit.train.build_forecaster import assemble_forecaster, build_products, describe_run
     from credit.train.open_data import open_fields, open_for_forecasts
 
     # with --model the truth is read elsewhere

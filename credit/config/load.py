@@ -9,33 +9,30 @@ import re
 import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from credit.config.migration import find_replacement
-from credit.config.registry import kinds_in
 from credit.config.renamed_keys import describe_renamed, find_old_key, rename_dotted_key, rename_keys
 from credit.config.schema import Config
-from credit.errors import ConfigError, did_you_mean, find_nearest
+from credit.config.validation_messages import build_error, describe_problem
+from credit.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
 S = TypeVar("S", bound=BaseModel)
-# of sections that have a key of one name, in a message
-_MOST_PLACES = 3
-# characters of a value in a message
-_LONGEST_VALUE = 120
-_BASE_60 = re.compile(r"^[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?$")
-_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+# $NAME and ${NAME}
+_ENVIRONMENT_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+# 12:00:00, which YAML 1.1 reads as the number 43200.
+_BASE_60_NUMBER = re.compile(r"^[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?$")
 
 
 def load_config(path: str | os.PathLike, overrides: Iterable[str] = ()) -> Config:
     """Read a YAML file, apply ``section.key=value`` overrides, expand ``$VAR`` and validate.
 
     Raises:
-        ConfigError: naming every problem, each with key, value, rule and, for an unknown key, the nearest right one.
+        ConfigError: listing every problem with key, value and rule, and for an unknown key the nearest existing one.
     """
     return build_config(read_config(path, overrides), origin=str(path))
 
@@ -76,14 +73,21 @@ def _is_saved_by_run(path: Path) -> bool:
 
 
 def read_yaml(path: str | os.PathLike) -> dict[str, Any]:
-    """Return the mapping that a YAML file holds; a key given twice is an error."""
+    """Return the mapping in a YAML file.
+
+    Raises:
+        ConfigError: if the file cannot be read, is not YAML, has a key twice, or is not a mapping.
+    """
     try:
         text = Path(os.path.expanduser(path)).read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"config {path}: cannot be read ({error.strerror}); credit_init writes a starter") from error
+        raise ConfigError(
+            f"config {path}: cannot be read ({error.strerror}); `credit init quickstart` writes a config to start from"
+        ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"config {path}: byte {error.start} is no UTF-8; is it a YAML file? In another encoding, save it as UTF-8"
+            f"config {path}: byte {error.start} is not UTF-8; is it a YAML file? If it has another encoding, save it "
+            "as UTF-8"
         ) from error
     try:
         raw = yaml.load(text, Loader=_StrictLoader)
@@ -99,7 +103,13 @@ def read_yaml(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def apply_overrides(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Return `raw` with each ``a.b.c=value`` set; the value is read as YAML, list items are addressed by number."""
+    """Return a copy of a config with each ``a.b.c=value`` set.
+
+    The value is read as YAML. Items of a list are addressed by their number, and missing sections are added.
+
+    Raises:
+        ConfigError: for an override that is not of this form or addresses something that is not a section.
+    """
     result = _copy(raw)
     for text in overrides:
         key, equals, value = text.partition("=")
@@ -109,43 +119,86 @@ def apply_overrides(raw: Mapping[str, Any], overrides: Iterable[str]) -> dict[st
             parsed = yaml.load(value, Loader=_StrictLoader)
         except yaml.YAMLError as error:
             raise ConfigError(f'override "{text}": the value is not valid YAML: {error}') from error
-        _set(result, key.split("."), parsed, text)
+        _set_value(result, key.split("."), parsed, text)
     return result
 
 
+def _copy(value: Any) -> Any:
+    """Return a copy in which sections that YAML shares (``slurm: *jobs``) are separate, unlike `copy.deepcopy`."""
+    if isinstance(value, Mapping):
+        return {key: _copy(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_copy(item) for item in value]
+    return value
+
+
+def _set_value(node: Any, keys: list[str], value: Any, override: str) -> None:
+    for position, key in enumerate(keys):
+        is_last = position == len(keys) - 1
+        index: str | int = key
+        if isinstance(node, list):
+            if not key.isdigit() or int(key) >= len(node):
+                raise ConfigError(
+                    f'override "{override}": "{key}" is not an item of a list of {len(node)}; items count from 0'
+                )
+            index = int(key)
+        elif not isinstance(node, dict):
+            raise ConfigError(f'override "{override}": {".".join(keys[:position])} is a value, not a section')
+        if is_last:
+            node[index] = value
+            return
+        if isinstance(node, dict) and node.get(key) is None:
+            node[key] = {}
+        node = node[index]
+
+
 def referenced_env_vars(raw: Mapping[str, Any]) -> set[str]:
-    """Return the names of the environment's variables that the strings of a config name."""
-    return {braced or plain for braced, plain in _VARIABLE.findall(yaml.safe_dump(dict(raw), allow_unicode=True))}
+    """Return the names of the environment variables that occur in the strings of a config."""
+    text = yaml.safe_dump(dict(raw), allow_unicode=True)
+    return {braced or plain for braced, plain in _ENVIRONMENT_VARIABLE.findall(text)}
 
 
 def build_config(raw: Mapping[str, Any], origin: str = "config") -> Config:
-    """Validate a plain mapping; see `load_config`.
+    """Expand ``$VAR``, import plugins and validate a plain mapping.
 
     Old names of keys are accepted silently, so that saved files of earlier versions can be read.
+
+    Args:
+        raw: as `read_config` or a checkpoint returns it.
+        origin: the file that it comes from, for messages.
+
+    Raises:
+        ConfigError: listing every problem; see `load_config`.
     """
     problems: list[str] = []
     renamed, _ = rename_keys(raw, origin)
-    expanded = _expand(renamed, "", problems)
+    expanded = _expand_environment(renamed, "", problems)
     _import_plugins(expanded.get("plugins"), problems)
     try:
         config = Config.model_validate(expanded)
     except ValidationError as error:
-        problems += [_describe(Config, expanded, detail) for detail in error.errors()]
+        problems += [describe_problem(Config, expanded, detail) for detail in error.errors()]
     if problems:
-        raise _failure(problems, origin)
+        raise build_error(problems, origin)
     return config
 
 
 def build_section(section: type[S], raw: Mapping[str, Any], origin: str) -> S:
-    """Validate a plain mapping as one section, for files that are no config of a run; `origin` names the file.
+    """Validate a plain mapping as one section, for files that are not the config of a run.
+
+    Args:
+        section: its class.
+        raw: its keys and values.
+        origin: the file that it comes from, for messages.
 
     Raises:
-        ConfigError: naming every problem.
+        ConfigError: listing every problem.
     """
     try:
         return section.model_validate(raw)
     except ValidationError as error:
-        raise _failure([_describe(section, raw, detail) for detail in error.errors()], origin) from error
+        problems = [describe_problem(section, raw, detail) for detail in error.errors()]
+        raise build_error(problems, origin) from error
 
 
 def dump_config(config: Config) -> str:
@@ -153,234 +206,75 @@ def dump_config(config: Config) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=110)
 
 
-def _failure(problems: list[str], origin: str) -> ConfigError:
-    """Return the error that names all problems; the keys of a section are listed once, however many are unknown."""
-    lines = [f"  - {problem}" for problem in problems]
-    lists = dict.fromkeys(problem.keys for problem in problems if isinstance(problem, _UnknownKey) and problem.keys)
-    lines += [f"  {keys}" for keys in lists]
-    if any(isinstance(problem, _UnknownKey) and problem.is_foreign for problem in problems):
-        lines.append(
-            "  docs/migration.md says where the keys of miles-credit went; `credit init wxformer_1deg` is a config to "
-            "start from"
-        )
-    title = f"{origin}: {len(problems)} problem{'s' if len(problems) > 1 else ''}"
-    return ConfigError("\n".join([title, *lines]))
-
-
 class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice and leaves dates and times of day as text.
+    """SafeLoader that refuses a key given twice and keeps dates and times of day as text.
 
-    A calendar may have a 30 February, and YAML 1.1 takes 12:00:00 for a number in base 60, 43200.
+    Dates stay text because a calendar may have a 30 February. Times of day stay text because YAML 1.1 reads 12:00:00 as
+    a number in base 60.
     """
 
     yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        character: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for character, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
-    for _first in "+-0123456789":
-        yaml_implicit_resolvers[_first] = [("tag:yaml.org,2002:str", _BASE_60), *yaml_implicit_resolvers[_first]]
+    for _character in "+-0123456789":
+        yaml_implicit_resolvers[_character] = [
+            ("tag:yaml.org,2002:str", _BASE_60_NUMBER),
+            *yaml_implicit_resolvers[_character],
+        ]
 
     def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
-        # here, because a merge (<<) adds the keys of another mapping later, which this one may replace
-        lines: list[tuple[Any, int]] = []
+        # The check is here because a merge (<<) later adds the keys of another mapping, which this one may replace.
+        seen: list[tuple[Any, int]] = []
         for key_node, _ in node.value:
-            is_plain = isinstance(key_node, yaml.ScalarNode) and key_node.tag != "tag:yaml.org,2002:merge"
-            key = self.construct_object(key_node) if is_plain else key_node.value
-            for other, line in lines:
-                if other == key:
+            is_merge = key_node.tag == "tag:yaml.org,2002:merge"
+            if isinstance(key_node, yaml.ScalarNode) and not is_merge:
+                key = self.construct_object(key_node)
+            else:
+                key = key_node.value
+            for other_key, line in seen:
+                if other_key == key:
                     raise yaml.composer.ComposerError(
                         None, None, f'key "{key}" is given twice, first in line {line}', key_node.start_mark
                     )
-            lines.append((key, key_node.start_mark.line + 1))
+            seen.append((key, key_node.start_mark.line + 1))
         return node
 
 
-def _copy(value: Any) -> Any:
+def _expand_environment(value: Any, key: str, problems: list[str]) -> Any:
+    """Replace ``$NAME`` and ``${NAME}`` in every string. Nothing else of the environment enters a config."""
     if isinstance(value, Mapping):
-        return {key: _copy(item) for key, item in value.items()}
-    return [_copy(item) for item in value] if isinstance(value, list) else value
-
-
-def _set(node: Any, keys: list[str], value: Any, text: str) -> None:
-    for position, key in enumerate(keys):
-        if isinstance(node, list):
-            if not key.isdigit() or int(key) >= len(node):
-                raise ConfigError(f'override "{text}": "{key}" is no item of a list of {len(node)}')
-            key = int(key)
-        elif not isinstance(node, dict):
-            raise ConfigError(f'override "{text}": {".".join(keys[:position])} is a value, not a section')
-        if position == len(keys) - 1:
-            node[key] = value
-            return
-        if isinstance(node, dict) and node.get(key) is None:
-            node[key] = {}
-        node = node[key]
-
-
-def _expand(value: Any, key: str, problems: list[str]) -> Any:
-    """Replace ``$NAME`` and ``${NAME}`` in every string; the only place where the environment enters a config."""
-    if isinstance(value, Mapping):
-        return {name: _expand(item, f"{key}.{name}" if key else str(name), problems) for name, item in value.items()}
+        expanded = {}
+        for name, item in value.items():
+            expanded[name] = _expand_environment(item, f"{key}.{name}" if key else str(name), problems)
+        return expanded
     if isinstance(value, list):
-        return [_expand(item, f"{key}.{number}", problems) for number, item in enumerate(value)]
+        return [_expand_environment(item, f"{key}.{number}", problems) for number, item in enumerate(value)]
     if not isinstance(value, str):
         return value
 
     def replace(match: re.Match) -> str:
         name = match[1] or match[2]
         if name not in os.environ:
-            problems.append(f'{key}: "{value}": the environment has no variable {name}; export it or write the path')
+            problems.append(
+                f'{key}: "{value}": there is no variable {name} in the environment; export it or write the path'
+            )
             return match[0]
         return os.environ[name]
 
-    return _VARIABLE.sub(replace, value)
+    return _ENVIRONMENT_VARIABLE.sub(replace, value)
 
 
 def _import_plugins(plugins: Any, problems: list[str]) -> None:
+    """Import the modules in ``plugins``, which register models, losses and sources."""
     for name in plugins if isinstance(plugins, list) else ():
         try:
             importlib.import_module(name)
         except ImportError as error:
             problems.append(f'plugins: "{name}" cannot be imported ({error}); is it installed or on PYTHONPATH?')
-        except Exception as error:  # a module may raise anything
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            what = f"{type(error).__name__}: {error}; {place.filename}, line {place.lineno}"
-            problems.append(f'plugins: "{name}" fails when it is imported ({what}); correct it')
-
-
-def _describe(root: type[BaseModel], raw: Any, detail: Mapping[str, Any]) -> str:
-    """Return a line for one pydantic error of `raw`, validated as `root`: key, value, rule, the nearest right key."""
-    location = [part for part in detail["loc"] if not (isinstance(part, str) and "[" in part)]
-    owners, _ = _sections_at(root, raw, location[:-1])
-    choices, parts = _sections_at(root, raw, location)
-    key = ".".join(str(part) for part in parts)
-    if detail["type"] == "union_tag_not_found":
-        return f"{key}.kind: this key is missing{did_you_mean('', _kinds_of(choices))}"
-    if detail["type"] == "union_tag_invalid":
-        tag = detail["ctx"]["tag"]
-        return f'{key}.kind: "{tag}" is none{did_you_mean(tag, _kinds_of(choices))}'
-    if detail["type"] == "extra_forbidden":
-        return _describe_unknown(key, owners[0] if owners else None)
-    if detail["type"] == "missing":
-        return f"{key}: this key is missing"
-    rule = detail["msg"].removeprefix("Value error, ")
-    if detail["type"] in ("model_type", "model_attributes_type", "dict_type"):
-        rule = "must be a section, which is a mapping of keys"
-    if detail["type"] == "string_type" and isinstance(detail.get("input"), bool | int | float):
-        kind = "true or false" if isinstance(detail["input"], bool) else "a number"
-        rule = f"must be text, and YAML reads what stands there as {kind}; write it in quotes"
-    change = find_replacement(key, of_changed=True)
-    if change is not None:
-        rule += f" (unlike miles-credit's {key}; here {change})"
-    value = detail.get("input")
-    if isinstance(value, Mapping | BaseModel):
-        # a rule on several keys of a section may begin with the whole key
-        return f"{key}: {rule}" if key and not rule.startswith(f"{key}.") else rule
-    shown = repr(value)
-    if len(shown) > _LONGEST_VALUE:
-        shown = f"{shown[:_LONGEST_VALUE]}..."
-    return f"{key}: {shown}: {rule}"
-
-
-class _UnknownKey(str):
-    """The description of a key that there is not.
-
-    Attributes:
-        keys: those that its section has, in words; empty where the description names the right one.
-        is_foreign: whether it is a key of miles-credit.
-    """
-
-    keys: str = ""
-    is_foreign: bool = False
-
-
-def _describe_unknown(key: str, section: type[BaseModel] | None) -> _UnknownKey:
-    """Describe a key that `section` does not have, with the right one where that can be told."""
-    replacement = find_replacement(key)
-    if replacement is not None:
-        problem = _UnknownKey(f"{key}: a key of miles-credit; here {replacement}")
-        problem.is_foreign = True
-        return problem
-    above, _, name = key.rpartition(".")
-    keys = list(section.model_fields) if section is not None else []
-    nearest = find_nearest(name, keys)
-    if nearest is not None:
-        return _UnknownKey(f'{key}: unknown key; did you mean "{nearest}"?')
-    elsewhere = _find_key(name)
-    if 0 < len(elsewhere) <= _MOST_PLACES:
-        return _UnknownKey(f"{key}: unknown key; the key of this name is {' or '.join(elsewhere)}")
-    problem = _UnknownKey(f"{key}: unknown key")
-    if keys:
-        problem.keys = f"keys of {above or 'the config'}: {', '.join(sorted(keys))}"
-    return problem
-
-
-def _find_key(name: str) -> list[str]:
-    """Return the dotted keys of all sections that end with `name`."""
-    roots: list[tuple[str, type[BaseModel]]] = [("", Config)]
-    dotted_keys: dict[str, None] = {}
-    while roots:
-        prefix, section = roots.pop()
-        for key, field in section.model_fields.items():
-            if key == name:
-                dotted_keys[f"{prefix}{key}"] = None
-            kinds = kinds_in(field)
-            if kinds:
-                inner = [kind.registry.find_section(choice) for kind in kinds for choice in kind.names()]
-            else:
-                inner = [item for item in _classes_in(field.annotation) if issubclass(item, BaseModel)]
-            container = {list: "N.", dict: "NAME."}.get(_container_of(field.annotation), "")
-            roots += [(f"{prefix}{key}.{container}", item) for item in inner]
-    return sorted(dotted_keys)
-
-
-def _container_of(annotation: Any) -> type | None:
-    """Return list or dict where an annotation, perhaps optional, is one of sections."""
-    options = [annotation, *get_args(annotation)]
-    return next((get_origin(option) for option in options if get_origin(option) in (list, dict)), None)
-
-
-def _sections_at(root: type[BaseModel], raw: Any, location: list) -> tuple[list[type[BaseModel]], list]:
-    """Return the section classes that may lie at `location` of `raw`, and the location as the config has it.
-
-    Where a list has sections of several kinds, pydantic puts the kind into the location. The class of a registered kind
-    depends on the kind that `raw` names.
-    """
-    choices: list[type[BaseModel]] = [root]
-    keys = []
-    value = raw
-    kind = None
-    for key in location:
-        if isinstance(key, str) and len(choices) > 1:
-            choices = [section for section in choices if key in _kinds_of([section])]
-            continue
-        keys.append(key)
-        value = _item_of(value, key)
-        # a number, or a key of a mapping of sections, such as data.variable_options.NAME, leads to no other section
-        if choices and key in choices[0].model_fields:
-            field = choices[0].model_fields[key]
-            kind = next(iter(kinds_in(field)), None)
-            choices = [item for item in _classes_in(field.annotation) if issubclass(item, BaseModel)]
-        if kind is not None and kind.find_section(value) is not None:
-            choices = [kind.find_section(value)]
-            kind = None
-    return choices, keys
-
-
-def _item_of(value: Any, key: Any) -> Any:
-    """Return the item of a mapping or list, None where there is none."""
-    try:
-        return value[key]
-    except (KeyError, IndexError, TypeError):
-        return None
-
-
-def _kinds_of(sections: Iterable[type[BaseModel]]) -> list[str]:
-    return [kind for one in sections for kind in get_args(one.model_fields["kind"].annotation)]
-
-
-def _classes_in(annotation: Any) -> list[type]:
-    if isinstance(annotation, type) and not get_args(annotation):
-        return [annotation]
-    return [item for argument in get_args(annotation) for item in _classes_in(argument)]
+        # The code of a plugin may raise anything.
+        except Exception as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            cause = f"{type(error).__name__}: {error}; {frame.filename}, line {frame.lineno}"
+            problems.append(f'plugins: "{name}" fails when it is imported ({cause}); correct it')

@@ -1,4 +1,4 @@
-"""The whole config, one frozen object."""
+"""The whole config, one frozen object, and the rules that concern several sections."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ from credit.config.step_defaults import fill_step_defaults
 class Config(StrictModel):
     """A run."""
 
-    experiment: str = Field("experiment", description="A name for the run.")
-    save_loc: PathText = Field(description="The run's folder. `~` and `$VAR` are expanded.")
-    seed: int = Field(1000, ge=0, description="Every random draw derives from it.")
-    plugins: list[str] = Field([], description="Modules to import first: models, losses, sources of your own.")
-    data: DataConfig = Field(description="Where the data are and what they mean.")
+    experiment: str = Field("experiment", description="Name of the run.")
+    save_loc: PathText = Field(description="Folder of the run. `~` and `$VAR` are expanded.")
+    seed: int = Field(1000, ge=0, description="Seed of all random numbers.")
+    plugins: list[str] = Field(
+        [], description="Python modules to import first, which register models, losses and sources of your own."
+    )
+    data: DataConfig = Field(description="Sources and variables of the data, time step, periods and training store.")
     preprocess: PreprocessConfig = Field(PreprocessConfig(), description="How the training store is written.")
     model: ModelEntry = Field(description="The network; keys depend on `type`.")
     loss: LossEntry = Field(default_factory=default_loss, description="Training loss; keys depend on `kind`.")
@@ -43,32 +45,48 @@ class Config(StrictModel):
         return fill_step_defaults(raw) if isinstance(raw, Mapping) else raw
 
     @model_validator(mode="after")
-    def _consistent(self) -> Config:
-        step, early = self.data.step_minutes, self.trainer.preview
-        ensemble = self.inference.ensemble
-        perturbation = ensemble.perturbation if ensemble is not None else None
-        perturbation_steps = perturbation.step_multiples() if perturbation is not None else {}
-        wrong = []
-        for key, text in (
-            ("inference.lead_time", self.inference.lead_time),
-            ("inference.output_every", self.inference.output_every),
-            *(("inference.lead_times", lead) for lead in self.inference.lead_times or ()),
-            ("inference.ensemble.lagged", ensemble.lagged if ensemble is not None else None),
-            *((f"inference.ensemble.perturbation.{key}", text) for key, text in perturbation_steps.items()),
-            ("trainer.preview.lead_time", early.lead_time if early is not None else None),
-            *(("verification.figure_leads", lead) for lead in self.verification.figure_leads),
-        ):
-            if text is not None and parse_duration(text) % step:
-                wrong.append(f"{key}: {text} is not a multiple of data.timestep {self.data.timestep}")
-        if wrong:
-            raise ValueError("; ".join(wrong))
-        forecast_entries = replace_entries(self.model.postprocess_entries, self.inference.postprocess_entries)
+    def _require_consistent(self) -> Config:
+        self._check_multiples_of_step()
+        self._check_effects()
+        self._check_rollout()
+        return self
+
+    def _check_multiples_of_step(self) -> None:
+        """Refuse durations that are not multiples of the time step."""
+        inference = self.inference
+        durations = [("inference.lead_time", inference.lead_time)]
+        if inference.output_every is not None:
+            durations.append(("inference.output_every", inference.output_every))
+        durations += [("inference.lead_times", lead) for lead in inference.lead_times or ()]
+        ensemble = inference.ensemble
+        if ensemble is not None:
+            if ensemble.lagged is not None:
+                durations.append(("inference.ensemble.lagged", ensemble.lagged))
+            if ensemble.perturbation is not None:
+                for key, duration in ensemble.perturbation.step_multiples().items():
+                    durations.append((f"inference.ensemble.perturbation.{key}", duration))
+        if self.trainer.preview is not None:
+            durations.append(("trainer.preview.lead_time", self.trainer.preview.lead_time))
+        durations += [("verification.figure_leads", lead) for lead in self.verification.figure_leads]
+
+        problems = [
+            f"{key}: {duration} is not a multiple of data.timestep {self.data.timestep}"
+            for key, duration in durations
+            if parse_duration(duration) % self.data.step_minutes
+        ]
+        if problems:
+            raise ValueError("; ".join(problems))
+
+    def _check_effects(self) -> None:
+        """Refuse keys that have no effect or no meaning together with keys of other sections."""
+        model_entries = self.model.postprocess_entries
+        forecast_entries = replace_entries(model_entries, self.inference.postprocess_entries)
         require_order(forecast_entries)
-        for key, entry in {**self.model.postprocess_entries, **forecast_entries}.items():
+        for key, entry in {**model_entries, **forecast_entries}.items():
             entry.require_variables(self.data, key)
-        budgets = any(entry.needs_whole_columns for entry in forecast_entries.values())
-        products = self.inference.pressure_levels is not None or bool(self.inference.derive)
-        if self.data.coefficients and not (self.data.has_vertical or budgets or products):
+        has_budgets = any(entry.needs_whole_columns for entry in forecast_entries.values())
+        has_derived_output = self.inference.pressure_levels is not None or bool(self.inference.derive)
+        if self.data.coefficients and not (self.data.has_vertical or has_budgets or has_derived_output):
             raise ValueError(
                 "data.coefficients has no effect without sources with vertical, budgets in model.postprocess, "
                 "inference.pressure_levels or inference.derive"
@@ -81,29 +99,39 @@ class Config(StrictModel):
         if self.preprocess.climatology and self.verification.climatology.method == "file":
             raise ValueError("preprocess.climatology has no effect with verification.climatology.method: file")
         if self.preprocess.climatology and self.data.store is None:
-            raise ValueError("preprocess.climatology needs a data.store, in which it is kept")
+            raise ValueError("preprocess.climatology needs a data.store to write the climatology to")
         if self.loss.level_weights == "pressure" and self.data.level_units == "model_level":
             raise ValueError("loss.level_weights: pressure needs data.level_units hPa or Pa, not model_level")
-        if self.trainer.forecast_len_from is not None and self.trainer.monitor == "loss":
-            raise ValueError("trainer.monitor: loss changes its meaning with trainer.forecast_len_from; monitor skill")
-        wanted = self.trainer.backprop_on_timestep
-        if wanted is not None and (not wanted or min(wanted) < 1 or max(wanted) > self.data.forecast_len):
+
+    def _check_rollout(self) -> None:
+        """Check the keys of the training rollout against its number of steps."""
+        num_steps = self.data.forecast_len
+        loss_steps = self.trainer.backprop_on_timestep
+        if loss_steps is not None and (not loss_steps or min(loss_steps) < 1 or max(loss_steps) > num_steps):
             raise ValueError(
-                f"trainer.backprop_on_timestep: {wanted} must name steps between 1 and data.forecast_len "
-                f"{self.data.forecast_len}"
+                f"trainer.backprop_on_timestep: {loss_steps} must name steps between 1 and data.forecast_len "
+                f"{num_steps}"
             )
-        ramp = self.trainer.forecast_len_from
-        if ramp is not None:
-            shares, lengths = list(ramp), list(ramp.values())
-            if wanted is not None and min(wanted) > min(lengths):
-                raise ValueError(
-                    f"trainer.backprop_on_timestep: {wanted} leaves no loss while trainer.forecast_len_from is "
-                    f"{min(lengths)}"
-                )
-            if shares != sorted(shares) or shares[:1] != [0.0] or shares[-1] >= 1 or min(lengths) < 1:
-                raise ValueError("trainer.forecast_len_from: shares must begin with 0, rise, and stay below 1")
-            if lengths[-1] != self.data.forecast_len or max(lengths) > self.data.forecast_len:
-                raise ValueError(
-                    f"trainer.forecast_len_from: {ramp} must end with data.forecast_len {self.data.forecast_len}"
-                )
-        return self
+        num_steps_from = self.trainer.forecast_len_from
+        if num_steps_from is None:
+            return
+        if self.trainer.monitor == "loss":
+            raise ValueError(
+                "trainer.monitor: the loss is not comparable while trainer.forecast_len_from changes the rollout; "
+                "monitor skill"
+            )
+        fractions = list(num_steps_from)
+        lengths = list(num_steps_from.values())
+        if loss_steps is not None and min(loss_steps) > min(lengths):
+            raise ValueError(
+                f"trainer.backprop_on_timestep: {loss_steps} leaves no loss while trainer.forecast_len_from is "
+                f"{min(lengths)}"
+            )
+        if fractions != sorted(fractions) or fractions[:1] != [0.0] or fractions[-1] >= 1 or min(lengths) < 1:
+            raise ValueError(
+                "trainer.forecast_len_from: the fractions of the run must start with 0, increase, and stay below 1"
+            )
+        if lengths[-1] != num_steps or max(lengths) > num_steps:
+            raise ValueError(
+                f"trainer.forecast_len_from: {num_steps_from} must end with data.forecast_len {num_steps}, the longest"
+            )

@@ -57,13 +57,19 @@ class StrictModel(BaseModel):
         return section
 
 
-# Until the sections of models and of post-processing have left credit.config.
-Section = StrictModel
-
-
 def _accepts_bool(annotation: Any) -> bool:
     """Return whether true or false is among the values of a type."""
     if annotation in (bool, Any):
         return True
     # An argument is a value where the type is a Literal, else a type.
     return any(isinstance(argument, bool) or _accepts_bool(argument) for argument in get_args(annotation))
+
+
+def sections_in(annotation: Any) -> list[type[BaseModel]]:
+    """Return the section classes inside a type such as ``list[SourceConfig]`` or ``PaddingConfig | None``."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    sections: list[type[BaseModel]] = []
+    for argument in get_args(annotation):
+        sections += sections_in(argument)
+    return sections

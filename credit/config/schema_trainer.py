@@ -13,28 +13,32 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ScheduleConfig(StrictModel):
-    """Learning rate over the run, sized from the run's own number of steps."""
+    """Learning rate over the run. Its length is the length of the run."""
 
     kind: Literal["cosine", "constant"] = Field("cosine", description="Shape after the warm-up.")
-    warmup: float = Field(0.05, ge=0, lt=1, description="Share of the run spent in linear warm-up.")
-    final: float = Field(0.01, ge=0, le=1, description="Learning rate at the end as a share of the peak (cosine).")
+    warmup: float = Field(0.05, ge=0, lt=1, description="Fraction of the run with a linear warm-up.")
+    final: float = Field(
+        0.01, ge=0, le=1, description="For `cosine`: learning rate at the end, as a fraction of the peak."
+    )
 
 
 class LossSpikeConfig(StrictModel):
-    """What counts as a jump of the loss, after which the run goes back and leaves the batch out."""
+    """Definition of a loss spike, after which the run returns to a checkpoint and skips the batch."""
 
-    factor: float = Field(5.0, gt=1, description="Times the median of the losses before.")
-    window: int = Field(50, ge=5, description="How many losses before.")
-    limit: int = Field(3, ge=1, description="How often the run goes back for it; later jumps get a warning.")
+    factor: float = Field(5.0, gt=1, description="A loss above this factor times the median of recent losses.")
+    window: int = Field(50, ge=5, description="Number of recent losses in the median.")
+    limit: int = Field(
+        3, ge=1, description="Largest number of returns to a checkpoint; later spikes are only reported in the log."
+    )
 
 
 class ParallelismConfig(StrictModel):
-    """How the run's ranks share the work: replicate x shard x tensor = number of ranks; shard is what is left."""
+    """Degrees of parallelism: replicate x shard x tensor = number of ranks; shard follows from the others."""
 
     data: Literal["fsdp2", "ddp", "none"] = Field(
         "fsdp2",
-        description="`fsdp2` shards weights, gradients and optimizer over the data-parallel ranks, `ddp` keeps whole "
-        "copies, `none` leaves tensor parallelism alone. One process has nothing to share.",
+        description="Data parallelism. `fsdp2` shards weights, gradients and optimizer state over the data-parallel "
+        "ranks, `ddp` keeps full copies, `none` uses tensor parallelism only. It has no effect on one process.",
     )
     tensor: int = Field(
         1,
@@ -43,144 +47,175 @@ class ParallelismConfig(StrictModel):
         "the number of ranks. Layers whose heads or hidden units it does not divide stay whole.",
     )
     replicate: int = Field(
-        1, ge=1, description="Groups that each hold a whole set of shards (hybrid sharding): often one a host."
+        1,
+        ge=1,
+        description="Number of groups that each hold a full set of shards (hybrid sharding), often one for each host.",
     )
     reshard_after_forward: bool = Field(
-        True, description="Free whole weights after the forward and gather them again: less memory, one gather more."
+        True,
+        description="Free the gathered weights after the forward pass and gather them again for the backward pass: "
+        "less memory, more communication.",
     )
     cpu_offload: bool = Field(False, description="Keep weights, gradients and optimizer state in host memory.")
-    timeout: Duration = Field("30min", description="How long a collective waits for the slowest rank before it fails.")
+    timeout: Duration = Field("30min", description="Time after which a collective that waits for a slow rank fails.")
 
 
 class MixedPrecisionConfig(StrictModel):
-    """FSDP2's mixed precision, in force with trainer.amp on several ranks."""
+    """Data types of FSDP2's mixed precision, which is active with trainer.amp on several ranks."""
 
     param_dtype: Literal["bfloat16", "float32"] = Field("bfloat16", description="Weights and activations.")
     reduce_dtype: Literal["float32", "bfloat16"] = Field("float32", description="Reduction of gradients.")
-    output_dtype: Literal["float32", "bfloat16"] = Field("float32", description="The model's output.")
+    output_dtype: Literal["float32", "bfloat16"] = Field("float32", description="Output of the model.")
     cast_forward_inputs: bool = Field(
         True,
-        description="Cast what the model and its blocks are given to param_dtype. false: inputs keep their dtypes (a "
-        "float32 noise level keeps its digits), and the model must cast those that meet its weights.",
+        description="Cast the inputs of the model and of its blocks to param_dtype. false: inputs keep their types (a "
+        "float32 noise level keeps its precision), and the model must cast those that meet its weights.",
     )
 
 
 class LoraConfig(StrictModel):
-    """Fine-tuning of a trained model: it is frozen, and low-rank adapters of some of its weights train."""
+    """Fine-tuning with low-rank adapters: the trained model is frozen, and adapters of some weights are trained."""
 
     rank: int = Field(8, ge=1, description="Rank of an adapter.")
-    alpha: float = Field(16.0, gt=0, description="An adapter's product counts alpha / rank times.")
+    alpha: float = Field(16.0, gt=0, description="The product of an adapter's matrices is scaled by alpha / rank.")
     targets: list[str] = Field(
         min_length=1,
-        description="Which Linear and convolution layers, by their paths in the model; `*` stands for anything: "
+        description="Linear and convolution layers with adapters, by their paths in the model; `*` matches anything: "
         '["*.to_qkv", "*.to_out"].',
     )
 
 
 class PreviewConfig(StrictModel):
-    """Forecasts that a training run makes, scores and draws, so that one sees early what it comes to."""
+    """Forecasts that a training run makes, scores and draws now and then, to show early how good they are."""
 
-    every: int = Field(1, ge=1, description="A view every so many validations, and one at the end.")
+    every: int = Field(1, ge=1, description="Number of validations between previews; the last step has one, too.")
     lead_time: Duration = Field(
-        "72h", description="Length of the forecasts; the default is rounded up to a multiple of `data.timestep`."
+        "72h", description="Length of the forecasts. The default is rounded up to a multiple of `data.timestep`."
     )
     cases: int = Field(
-        4, ge=1, description="Forecasts of a view, their initial times spread evenly over the validation period."
+        4, ge=1, description="Number of forecasts; their initial times are spread over the validation period."
     )
     channels: list[str] | None = Field(
-        None, min_length=1, description="What is scored and drawn; default: as verification.figure_channels."
+        None,
+        min_length=1,
+        description="Channels that are scored and drawn. Default: those of `verification.figure_channels`.",
     )
 
 
 class TrainerConfig(StrictModel):
     """How training runs."""
 
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: a GPU where there is one.")
-    max_steps: int | None = Field(None, ge=1, description="Length in optimizer steps (this or num_epoch).")
-    num_epoch: int | None = Field(None, ge=1, description="Length in passes over the training period.")
-    train_batch_size: int = Field(1, ge=1, description="Samples a data-parallel rank and micro-step.")
-    valid_batch_size: int = Field(1, ge=1, description="Samples of a validation batch.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: a GPU if there is one.")
+    max_steps: int | None = Field(
+        None, ge=1, description="Length of the run in optimizer steps. Give this or num_epoch."
+    )
+    num_epoch: int | None = Field(None, ge=1, description="Length of the run in passes over the training period.")
+    train_batch_size: int = Field(
+        1, ge=1, description="Training samples in a batch on each data-parallel rank; see `grad_accum_every`."
+    )
+    valid_batch_size: int = Field(1, ge=1, description="Samples in a validation batch.")
     valid_samples: int = Field(
-        64, ge=1, description="Initial times of a validation, spread evenly over the whole validation period."
+        64, ge=1, description="Number of initial times of a validation, spread over the validation period."
     )
     learning_rate: float = Field(1e-3, gt=0, description="Peak learning rate.")
-    weight_decay: float = Field(0.0, ge=0, description="AdamW's decay; never on norms and biases.")
-    betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="AdamW's betas.")
+    weight_decay: float = Field(0.0, ge=0, description="Weight decay of AdamW; norms and biases are excluded from it.")
+    betas: tuple[Beta, Beta] = Field((0.9, 0.95), description="Betas of AdamW.")
     schedule: ScheduleConfig = Field(ScheduleConfig(), description="Learning rate over the run.")
     amp: bool = Field(
         False,
-        description="Compute in bfloat16, parameters stay float32: by autocast, or by fsdp2_mp_policy where sharded.",
+        description="Compute in bfloat16 while parameters stay in float32: by autocast, or by `fsdp2_mp_policy` where "
+        "the model is sharded.",
     )
     tf32: bool = Field(
         True,
-        description="On a GPU, take float32 products and convolutions in TF32, with 10 bits of mantissa (sums stay "
-        "float32), in training and in forecasts; false: in float32; TF32 is 7 to 14 times as fast by the "
-        "data sheets. Not measured on a GPU yet.",
+        description="On a GPU, use TF32 (10 bits of mantissa) for float32 matrix products and convolutions, in "
+        "training and in forecasts; sums stay in float32. It is 7 to 14 times as fast by the data sheets of GPUs, "
+        "which was not measured yet.",
     )
     fsdp2_mp_policy: MixedPrecisionConfig | None = Field(
-        None, description="Dtypes under amp on several ranks. Default: bfloat16 weights, float32 reduction and output."
+        None,
+        description="Data types with amp on several ranks. Default: bfloat16 weights, float32 reduction and output.",
     )
-    grad_accum_every: int = Field(1, ge=1, description="Micro-steps an optimizer step.")
-    grad_max_norm: float | None = Field(1.0, gt=0, description="Clip the global gradient norm; null: never.")
+    grad_accum_every: int = Field(1, ge=1, description="Number of batches (micro-steps) for each optimizer step.")
+    grad_max_norm: float | None = Field(
+        1.0, gt=0, description="Clip the global norm of the gradient to this. null: no clipping."
+    )
     backprop_on_timestep: list[int] | None = Field(
-        None, description="Rollout steps (from 1) whose loss counts; default: all."
+        None, description="Rollout steps (counted from 1) that contribute to the loss. Default: all."
     )
     forecast_len_from: dict[float, int] | None = Field(
         None,
-        description="Lengthen the training rollout during the run: share of the run -> steps. {0: 1, 0.6: 2, 0.85: 4} "
-        "trains on one step first and on four from 85 % on; the last must be data.forecast_len. Default: no change.",
+        description="Lengthen the training rollout during the run: fraction of the run -> number of steps. {0: 1, 0.6: "
+        "2, 0.85: 4} starts with one step and uses four from 85 % on. The last value must be data.forecast_len. "
+        "Default: a constant length.",
     )
     recompute_steps: bool = Field(
         True,
-        description="With data.forecast_len above 1, of the rollout's steps but the last keep only the state and "
-        "a few small results that are dear to compute, and recompute the rest.",
+        description="With data.forecast_len above 1: recompute the activations of all rollout steps but the last in "
+        "the backward pass, which saves memory. A few small results that are expensive to compute are kept.",
     )
     activation_checkpoint: bool | Literal["selective"] = Field(
         False,
-        description="Recompute blocks in the backward pass; `selective` keeps the results of matrix products and "
-        "attention.",
+        description="Recompute the activations of each block in the backward pass. `selective` keeps the results of "
+        "matrix products and attention.",
     )
     lora: LoraConfig | None = Field(
         None, description="Train adapters of the checkpoint in `resume` instead of its weights. Default: train all."
     )
-    use_ema: bool = Field(True, description="Average the weights; the average validates, forecasts and is `best`.")
-    ema_decay: float = Field(0.999, gt=0, lt=1, description="Decay of the average an optimizer step.")
+    use_ema: bool = Field(
+        True,
+        description="Keep an exponential moving average of the weights, which is used for validation, forecasts and "
+        "the checkpoint `best`.",
+    )
+    ema_decay: float = Field(0.999, gt=0, lt=1, description="Decay of the moving average for each optimizer step.")
     compile: bool = Field(
         False,
-        description="torch.compile each block: fewer and longer kernels; not measured on a GPU yet. It needs a C++ "
-        "compiler, on a GPU triton and a C compiler.",
+        description="Compile each block with torch.compile, for fewer and longer kernels. Needs a C++ compiler; on a "
+        "GPU, triton and a C compiler. Its effect on a GPU was not measured yet.",
     )
-    validate_every: int | None = Field(None, ge=1, description="Steps between validations; default: each epoch.")
-    checkpoint_every: int | None = Field(None, ge=1, description="Steps between checkpoints; default: each epoch.")
-    keep_last: int = Field(2, ge=1, description="Newest checkpoints kept.")
-    keep_best: int = Field(1, ge=1, description="Checkpoints of the best validations kept beside them.")
-    keep_every: int | None = Field(None, ge=1, description="Keep those of steps that are multiples of this, too.")
-    log_every: int = Field(10, ge=1, description="Steps between rows of metrics.jsonl.")
+    validate_every: int | None = Field(
+        None, ge=1, description="Number of steps between validations. Default: one for each epoch."
+    )
+    checkpoint_every: int | None = Field(
+        None, ge=1, description="Number of steps between checkpoints. Default: one for each epoch."
+    )
+    keep_last: int = Field(2, ge=1, description="Number of newest checkpoints to keep.")
+    keep_best: int = Field(1, ge=1, description="Number of checkpoints with the best validations to keep as well.")
+    keep_every: int | None = Field(
+        None, ge=1, description="Also keep the checkpoints of steps that are multiples of this. Default: none."
+    )
+    log_every: int = Field(10, ge=1, description="Number of steps between rows of metrics.jsonl.")
     monitor: str = Field(
         "skill",
-        description="What selects the best weights, lower is better: `skill` (mean over channels and lead times of "
-        "RMSE over persistence's) or a validation key such as rmse/z500/24h.",
+        description="Validation value that selects the best weights; lower is better. `skill` is the RMSE divided by "
+        "the RMSE of persistence, averaged over channels and lead times. Or another value, such as rmse/z500/24h.",
     )
-    patience: int | None = Field(None, ge=1, description="Stop after so many validations without a better one.")
+    patience: int | None = Field(
+        None, ge=1, description="Stop after this number of validations without improvement. Default: never."
+    )
     resume: PathText = Field(
-        "auto", description="auto, never, the path of a checkpoint, or of a file of weights to begin with."
+        "auto",
+        description="Start of the run. `auto`: the run's last checkpoint if there is one. `never`: from scratch, "
+        "an error if there are checkpoints. Or the path of a checkpoint or of a file with weights.",
     )
     max_bad_steps: int = Field(
         10,
         ge=1,
-        description="After so many non-finite steps in a row go back to the last checkpoint and leave their batches "
-        "out; the second time, stop and say which layer is the first.",
+        description="After this number of consecutive steps with a non-finite loss or gradient, return to the last "
+        "checkpoint and skip their batches. The second time, stop and name the first layer with such values.",
     )
     loss_spike: LossSpikeConfig | None = Field(
-        None, description="Go back to a checkpoint when the loss jumps, and leave the batch out. Default: never."
+        None, description="Return to a checkpoint after a spike of the loss, and skip the batch. Default: never."
     )
     walltime: Duration | None = Field(
-        None, description="Save and stop before so much time has passed, or before CREDIT_JOB_END (seconds since 1970)."
+        None,
+        description="Save and stop before this time has passed, or before the time in CREDIT_JOB_END (seconds since "
+        "1970).",
     )
-    deterministic: bool = Field(False, description="Only deterministic kernels.")
-    tensorboard: bool = Field(False, description="Also write TensorBoard files (extra `tensorboard`).")
+    deterministic: bool = Field(False, description="Use deterministic kernels only.")
+    tensorboard: bool = Field(False, description="Also write TensorBoard files. Needs the extra `tensorboard`.")
     preview: PreviewConfig | None = Field(
-        None, description="Forecasts during training: RMSE curves and a map in `figures/`. Default: none."
+        None, description="Forecasts during training, with RMSE curves and a map in `figures/`. Default: none."
     )
     objective: ObjectiveEntry = Field(
         default_factory=default_objective, description="What one training step asks of the model."
@@ -191,12 +226,12 @@ class TrainerConfig(StrictModel):
     parallelism: ParallelismConfig = Field(ParallelismConfig(), description="Degrees of parallelism.")
 
     @model_validator(mode="after")
-    def _consistent(self) -> TrainerConfig:
+    def _require_consistent(self) -> TrainerConfig:
         if (self.max_steps is None) == (self.num_epoch is None):
             raise ValueError("give exactly one of max_steps and num_epoch")
         if self.lora is not None and self.fsdp2_mp_policy is not None:
             raise ValueError(
-                "lora and fsdp2_mp_policy exclude each other: weights in bfloat16 round away what adapters add; leave "
-                "fsdp2_mp_policy out, and amp computes by autocast"
+                "lora and fsdp2_mp_policy exclude each other, because weights in bfloat16 would lose the small changes "
+                "of the adapters; remove fsdp2_mp_policy, and amp computes by autocast"
             )
         return self

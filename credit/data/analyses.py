@@ -1,4 +1,4 @@
-"""Initial states of forecasts: the training store, or analyses that hold no more than a forecast reads.
+"""Initial states of forecasts, from the training store or from analyses that have only what a forecast reads.
 
 A forecast reads prognostic variables and dynamic forcing. Diagnostic variables are outputs, and static fields are those
 of the checkpoint, so an analysis needs neither.
@@ -29,60 +29,61 @@ logger = logging.getLogger(__name__)
 
 
 def open_analyses(conf: DataConfig, needs_truth: bool) -> FieldReader:
-    """Open what forecasts start from.
+    """Open the data that forecasts start from.
 
-    The store is read where it was made of the config's sources. Sources that are not the store's, such as the newest
-    analyses, are read themselves.
+    The store is read if it was written from the sources of the config. Other sources, such as the newest analyses, are
+    read directly.
 
     Args:
         conf: the data section of the run that forecasts.
-        needs_truth: whether the times of all variables matter, because forecasts are to be scored.
+        needs_truth: whether the times of all variables are needed, because the forecasts will be scored.
 
     Raises:
-        DataError: if the store is incomplete, or the sources do not hold what a forecast needs.
+        DataError: if the store is incomplete, or the sources do not have what a forecast needs.
     """
     if conf.store is not None and is_store_of(conf):
         return open_reader(conf)
     if conf.store is not None:
-        why = "is of other sources" if Path(conf.store).exists() else "is not there"
-        logger.info("data.store: %s %s; the fields are read from data.sources", conf.store, why)
-    return open_sources(conf if needs_truth else select_inputs(conf))
+        reason = "is of other sources" if Path(conf.store).exists() else "does not exist"
+        logger.info("data.store: %s %s; the fields are read from data.sources", conf.store, reason)
+    if needs_truth:
+        return open_sources(conf)
+    return open_sources(select_inputs(conf))
 
 
 def select_inputs(conf: DataConfig, with_static: bool = False) -> DataConfig:
-    """Return the section with nothing but the variables that a forecast reads.
+    """Return the data section with only the variables that a forecast reads.
 
     Args:
         conf: the data section.
         with_static: keep the static variables, too.
     """
-    nothing = {"vars_3D": [], "vars_2D": []}
     static = conf.variables.static
-    computed = [name for name in static.vars_2D if name in COMPUTED_STATIC]
-    groups = {
-        "diagnostic": conf.variables.diagnostic.model_copy(update=nothing),
-        "static": static if with_static else static.model_copy(update={"vars_3D": [], "vars_2D": computed}),
-    }
+    if not with_static:
+        computed_names = [name for name in static.vars_2D if name in COMPUTED_STATIC]
+        static = static.model_copy(update={"vars_3D": [], "vars_2D": computed_names})
+    diagnostic = conf.variables.diagnostic.model_copy(update={"vars_3D": [], "vars_2D": []})
+    groups = {"diagnostic": diagnostic, "static": static}
     return conf.model_copy(update={"variables": conf.variables.model_copy(update=groups)})
 
 
 def read_static_of(conf: DataConfig, channels: Sequence[Channel], grid: LatLonGrid) -> np.ndarray:
-    """Return the static fields that the sources have, (C, H, W) float32 in physical units; NaN where they have none.
+    """Return the static fields of the sources, (C, H, W) float32 in physical units; NaN for fields that they lack.
 
     Args:
         conf: the data section.
-        channels: the C static channels that are read from data.
-        grid: of the fields.
+        channels: (C,) the static channels that are read from data.
+        grid: grid of the fields.
     """
     fields_CHW = np.full((len(channels), *grid.shape), np.nan, dtype=np.float32)
     files = OpenFiles(conf.sources)
-    # What is wrong with a static variable does not matter to a forecast, so these problems are not raised.
+    # Problems with a static variable do not matter to a forecast, so they are collected and not raised.
     scan = scan_sources(select_inputs(conf, with_static=True), files, ErrorCollector())
     if scan is None:
         return fields_CHW
     for name in dict.fromkeys(channel.variable for channel in channels):
         rows = [row for row, channel in enumerate(channels) if channel.variable == name]
-        if scan.pieces[name]:
+        if scan.file_variables[name]:
             with suppress(DataError):
-                fields_CHW[rows] = read_constant(files, name, scan.pieces[name][0])
+                fields_CHW[rows] = read_constant(files, name, scan.file_variables[name][0])
     return fields_CHW

@@ -1,4 +1,4 @@
-"""Collects problems instead of stopping at the first, so that one look at a message is enough."""
+"""Collector of errors, so that a user sees all problems at once instead of only the first."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from contextlib import contextmanager
 
 from credit.errors import ConfigError, DataError
 
-_MOST_SHOWN = 20
+_MAX_SHOWN = 20
 
 
 class MultipleErrors(DataError):
-    """A DataError that stands for several.
+    """Several errors raised as one.
 
     Attributes:
-        problems: their messages.
+        problems: messages of the errors.
     """
 
     def __init__(self, text: str, problems: list[str]) -> None:
@@ -23,35 +23,38 @@ class MultipleErrors(DataError):
 
 
 class ErrorCollector:
-    """Messages in the order in which they were met, each once."""
+    """Messages of errors in the order in which they occurred, each only once."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []
 
     def add(self, message: str) -> None:
-        """Note a problem."""
+        """Add the message of a problem."""
         if message not in self.messages:
             self.messages.append(message)
 
     @contextmanager
     def collect(self) -> Iterator[None]:
-        """Note what the block raises for the user and go on behind the block."""
+        """Catch an error for the user that the block raises, and add its message."""
         try:
             yield
-        except (ConfigError, DataError) as error:
-            for message in error.problems if isinstance(error, MultipleErrors) else [str(error)]:
+        except MultipleErrors as error:
+            for message in error.problems:
                 self.add(message)
+        except (ConfigError, DataError) as error:
+            self.add(str(error))
 
     def raise_any(self) -> None:
-        """Raise one error with everything that was noted.
+        """Raise one error with all messages.
 
         Raises:
-            SeveralProblems: if there are any.
+            MultipleErrors: if there are any messages.
         """
         if not self.messages:
             return
-        shown = self.messages[:_MOST_SHOWN]
-        if len(self.messages) > len(shown):
-            shown.append(f"and {len(self.messages) - len(shown)} more")
-        title = f"{len(self.messages)} problems"
-        raise MultipleErrors(shown[0] if len(shown) == 1 else "\n  - ".join([title, *shown]), self.messages)
+        if len(self.messages) == 1:
+            raise MultipleErrors(self.messages[0], self.messages)
+        lines = [f"{len(self.messages)} problems", *self.messages[:_MAX_SHOWN]]
+        if len(self.messages) > _MAX_SHOWN:
+            lines.append(f"and {len(self.messages) - _MAX_SHOWN} more")
+        raise MultipleErrors("\n  - ".join(lines), self.messages)

@@ -46,7 +46,7 @@ def build_splits(conf: DataConfig, calendar: Calendar) -> dict[str, Split]:
     for name in SPLITS:
         first, last = getattr(conf.splits, name)
         key = f"data.splits.{name}"
-        split = Split(name, calendar.parse(first, key), calendar.parse_end(last, key))
+        split = Split(name, calendar.parse(first, key), calendar.parse_period_end(last, key))
         if split.last < split.first:
             raise ConfigError(f"{key}: {last} is before {first}; write [first, last]")
         if split.last == split.first:

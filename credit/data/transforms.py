@@ -1,6 +1,6 @@
-"""Pointwise functions that make a skewed variable easier to learn; undone before a value is shown or compared.
+"""Pointwise transforms that make a skewed variable easier to learn; inverted before a value is shown or compared.
 
-Both are odd, so that small negative values, as packing leaves them in precipitation, stay what they are.
+Both are odd functions, so small negative values, which packing leaves in precipitation, keep their sign.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ Values = TypeVar("Values", np.ndarray, torch.Tensor)
 
 def apply(values: Values, transform: TransformConfig) -> Values:
     """Return the transformed values; `log1p` is sign(x) ln(1 + |x| / unit), `sqrt` sign(x) sqrt(|x| / unit)."""
-    of = _library(values)
-    size = abs(values) / transform.unit
-    return of.sign(values) * (of.log1p(size) if transform.kind == "log1p" else of.sqrt(size))
+    library = _library(values)
+    magnitude = abs(values) / transform.unit
+    transformed = library.log1p(magnitude) if transform.kind == "log1p" else library.sqrt(magnitude)
+    return library.sign(values) * transformed
 
 
 def invert(values: Values, transform: TransformConfig) -> Values:
-    """Return the values of which `apply` makes `values`."""
-    of = _library(values)
-    size = of.expm1(abs(values)) if transform.kind == "log1p" else values * values
-    return of.sign(values) * size * transform.unit
+    """Return the values that `apply` transforms to `values`."""
+    library = _library(values)
+    magnitude = library.expm1(abs(values)) if transform.kind == "log1p" else values * values
+    return library.sign(values) * magnitude * transform.unit
 
 
 def transform_channels(
     fields_CHW: np.ndarray, channels: Sequence[Channel], transforms: Mapping[str, TransformConfig]
 ) -> np.ndarray:
-    """Return fields (C, H, W) with the named variables transformed; the same array where there is none."""
+    """Return fields (C, H, W) with the variables in `transforms` transformed; the same array if there are none."""
     rows = [row for row, channel in enumerate(channels) if channel.variable in transforms]
     if not rows:
         return fields_CHW

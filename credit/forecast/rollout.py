@@ -1,4 +1,7 @@
-"""Forecasts from many starts, a batch at a time, in physical units."""
+"""Forecasts from many starts, a batch at a time, in physical units.
+
+Shape suffixes: B batch, C channels, T time frames, H latitude rows, W longitude columns.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from credit.parallel.host_copy import to_device
 
 @dataclass(frozen=True, order=True)
 class ForecastStart:
-    """Where one forecast, or one member of an ensemble, begins.
+    """Start of one forecast, or of one member of an ensemble.
 
     Attributes:
         initial: the time in minutes that lead times count from.
@@ -33,8 +36,11 @@ class ForecastStart:
 
 
 def make_starts(initial: Sequence[int], members: int = 1, lag_minutes: int = 0) -> list[ForecastStart]:
-    """Return the starts of all members, those of one initial time side by side; member m starts m lags before."""
-    return [ForecastStart(t, m, t - m * lag_minutes) for t in initial for m in range(members)]
+    """Return the starts of all members, those of one initial time side by side; member m starts m lags earlier."""
+    starts = []
+    for minutes in initial:
+        starts += [ForecastStart(minutes, member, minutes - member * lag_minutes) for member in range(members)]
+    return starts
 
 
 def batch_starts(
@@ -46,42 +52,45 @@ def batch_starts(
 
 
 def member_rng(seed: int, start: ForecastStart, stream: int) -> np.random.Generator:
-    """Return the source of a member's random numbers; each purpose has a stream of its own."""
-    # times before 1970 are negative, which a seed must not be
+    """Return the random number generator of a member; each purpose has its own stream."""
+    # Times before 1970 are negative, and a seed must not be.
     return np.random.default_rng([seed, start.initial % 2**63, start.member, stream])
 
 
-# changes the normalised states (B, C, T, H, W) of a batch's starts
+# Starts of a batch and their normalised states (B, C, T, H, W) -> perturbed states.
 Perturb = Callable[[Sequence[ForecastStart], Tensor], Tensor]
-# the factors (B, 1, H, W) of the changes that the network predicts, step by step
+# Starts of a batch -> for each step the factors (B, 1, H, W) of the changes that the network predicts.
 Stochastic = Callable[[Sequence[ForecastStart], torch.device], Iterator[Tensor]]
-# what to enter for each step, so that the network draws its noise
+# Starts of a batch -> a function that returns a context for each step, inside which the network adds its noise.
 Noise = Callable[[Sequence[ForecastStart]], Callable[[], AbstractContextManager[None]]]
 
 
 def analyses(frames: FrameReader, times: Sequence[int], step_minutes: int, history_len: int) -> np.ndarray:
     """Return the prognostic fields (B, C, T, H, W) of the input frames up to each of `times`, in physical units."""
-    past = range(1 - history_len, 1)
-    return np.stack([np.stack([frames.prognostic(t + k * step_minutes) for k in past], axis=1) for t in times])
+    states = []
+    for minutes in times:
+        frame_times = [minutes + offset * step_minutes for offset in range(1 - history_len, 1)]
+        states.append(np.stack([frames.prognostic(frame_time) for frame_time in frame_times], axis=1))
+    return np.stack(states)
 
 
 def checksums(
     frames: FrameReader, lags_minutes: Sequence[int], step_minutes: int, history_len: int
 ) -> Callable[[int], str]:
-    """Return initial time -> 16 hexadecimal digits over the prognostic fields of its input frames and of the lags'.
+    """Return the function initial time -> checksum of the prognostic fields that its members start from.
 
-    Another analysis of the same time has others.
+    The checksum has 16 hexadecimal digits. Another analysis of the same time has another checksum.
     """
 
     @functools.cache  # lagged members of neighbouring initial times share analyses
-    def of(analysis: int) -> bytes:
+    def checksum_of_analysis(analysis: int) -> bytes:
         digest = hashlib.blake2b(digest_size=8)
         for k in range(1 - history_len, 1):
             digest.update(np.ascontiguousarray(frames.prognostic(analysis + k * step_minutes)))
         return digest.digest()
 
     return lambda initial: hashlib.blake2b(
-        b"".join(of(initial - lag) for lag in lags_minutes), digest_size=8
+        b"".join(checksum_of_analysis(initial - lag) for lag in lags_minutes), digest_size=8
     ).hexdigest()
 
 
@@ -89,19 +98,19 @@ def forcing_of(
     stepper: Stepper, frames: FrameReader, times: Sequence[int], step_minutes: int, history_len: int,
     reading: AbstractContextManager, last: Sequence[int] | None = None,
 ) -> Callable[[int], Tensor]:  # fmt: skip
-    """Return step number -> normalised forcing (B, C, T, H, W) that forecasts from `times` may know.
+    """Return the function step number -> normalised forcing (B, C, T, H, W) that forecasts from `times` may know.
 
-    From the number in `last` on a forecast's forcing stays as it is.
+    From the step number in `last` on, the forcing of a forecast is constant.
     """
-    device, past = stepper.normalizer.tendency_scale_C.device, range(1 - history_len, 1)
+    device = stepper.normalizer.tendency_scale_C.device
 
     def forcing(number: int) -> Tensor:
-        numbers = [number] * len(times) if last is None else [min(number, own) for own in last]
+        fields = []
         with reading:
-            fields = [
-                np.stack([frames.forcing(t + (own + k) * step_minutes, initial=t) for k in past], axis=1)
-                for t, own in zip(times, numbers, strict=True)
-            ]
+            for index, initial in enumerate(times):
+                step = number if last is None else min(number, last[index])
+                frame_times = [initial + (step + offset) * step_minutes for offset in range(1 - history_len, 1)]
+                fields.append(np.stack([frames.forcing(minutes, initial=initial) for minutes in frame_times], axis=1))
         return stepper.normalizer.encode(to_device(np.stack(fields), device), "dynamic_forcing")
 
     return forcing
@@ -122,14 +131,14 @@ def forecast(
 ) -> Iterator[Tensor]:
     """Yield the output (B, C_out, H, W) of each step in physical units, float32, on the device.
 
-    Starts with a shorter lag than others of the batch go on beyond the last lead time, where nobody wants them and the
-    data may have no observed forcing: there it stays as it is.
+    Starts with a shorter lag than others of the batch continue beyond the last lead time, which is not written. The
+    data may have no observed forcing there, so the forcing is constant.
 
     Args:
         stepper: runs the network, in eval mode.
         frames: initial states, and the forcing that a forecast may know.
         starts: of the batch.
-        steps: how many, counted from the analyses.
+        steps: number of steps, counted from the analyses.
         step_minutes: time step.
         history_len: input frames.
         perturb: changes the initial states.
@@ -150,19 +159,19 @@ def forecast(
     last = [steps - 1 - max(lags) + lag for lag in lags]
     forcing = forcing_of(stepper, frames, times, step_minutes, history_len, reading, last)
     factors = None if stochastic is None else stochastic(starts, state.device)
-    drawing = nullcontext if noise is None else noise(starts)
+    noise_context = nullcontext if noise is None else noise(starts)
     outputs = stepper.rollout(state, forcing, steps, factors=factors)
-    del state  # or it would be held to the last step
+    del state  # or it would stay in memory to the last step
     for _ in range(steps):
-        with drawing():
+        with noise_context():
             output = next(outputs)
         yield stepper.decode(output)
 
 
 @torch.inference_mode()
 def inference_mode(outputs: Iterator[Tensor]) -> Iterator[Tensor]:
-    """Yield the steps of `forecast`, made in torch's inference mode, which is faster.
+    """Yield the steps of `forecast`, computed in torch's inference mode, which is faster.
 
-    Not during training: what a network keeps from such a forecast cannot be used by a training step.
+    Not for use during training: tensors that a network keeps from such a forecast cannot be used by a training step.
     """
     yield from outputs

@@ -1,4 +1,4 @@
-"""A network whose weights stand still: what depends on them alone is made once, not in each forward."""
+"""Prepare a model for inference: fold spectral norm into the weights, and cache what depends on weights alone."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ from torch.nn.utils import parametrize
 
 from credit.models.layers.spectral_norm import SpectralNorm
 
+CAST_LAYERS = (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)
+
 
 @torch.no_grad()
 def prepare_for_inference(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
-    """Make `model`, in place, a network that only forecasts, and return it; its values stay the same to the last bit.
+    """Prepare `model` in place for forecasts alone, and return it; its output stays the same bit by bit.
 
-    Every normalised weight becomes weight / sigma. A module that computes something of its weights alone has its
-    `precompute` called, and keeps that.
+    Every spectrally normalised weight W becomes W / sigma. Every module with a method `precompute` has it called, and
+    keeps what it computes from its weights.
 
     Args:
         model: in eval mode, neither split nor sharded over ranks, and without adapters.
-        dtype: in which autocast will compute, None without it. The weights of linear layers and convolutions are cast
-            to it, where the model says by `casts_weights` that it uses them in no other; it then runs under
-            autocast alone.
+        dtype: dtype in which autocast will compute, None without autocast. The weights of linear layers and
+            convolutions are cast to it if the model declares `casts_weights`; such a model then runs under autocast
+            alone.
     """
     for module in model.modules():
-        chains = module.parametrizations if parametrize.is_parametrized(module) else {}
-        if len(chains) == 1 and "weight" in chains and isinstance(chains.weight[-1], SpectralNorm):
+        if _has_spectral_norm_alone(module):
             weight = module.weight
+            # torch gave the layer a class of its own when it parametrized the weight.
             module.__class__ = type(module).__bases__[0]
             del module.parametrizations
             module.weight = nn.Parameter(weight, requires_grad=False)
@@ -33,8 +35,20 @@ def prepare_for_inference(model: nn.Module, dtype: torch.dtype | None = None) ->
         if hasattr(module, "precompute"):
             module.precompute()
     if dtype is not None and getattr(model, "casts_weights", False):
-        for module in model.modules():
-            if isinstance(module, (nn.Linear, nn.Conv2d, nn.ConvTranspose2d)):
-                for name, parameter in list(module.named_parameters(recurse=False)):
-                    setattr(module, name, nn.Parameter(parameter.to(dtype), requires_grad=False))
+        _cast_weights(model, dtype)
     return model
+
+
+def _has_spectral_norm_alone(module: nn.Module) -> bool:
+    """Return whether the weight is the only parametrized tensor, and spectral norm its last parametrization."""
+    if not parametrize.is_parametrized(module):
+        return False
+    chains = module.parametrizations
+    return set(chains) == {"weight"} and isinstance(chains.weight[-1], SpectralNorm)
+
+
+def _cast_weights(model: nn.Module, dtype: torch.dtype) -> None:
+    for module in model.modules():
+        if isinstance(module, CAST_LAYERS):
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                setattr(module, name, nn.Parameter(parameter.to(dtype), requires_grad=False))

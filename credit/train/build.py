@@ -1,11 +1,11 @@
-"""Puts a run together. The one file that knows every room; the parts know nothing of the whole config."""
+"""Puts a training run together: the one place that hands every part of the config to the part that it is for."""
 
 from __future__ import annotations
 
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +13,7 @@ import torch
 from torch import nn
 
 from credit.channels import Channel, ChannelMap
-from credit.config import Config, build_config
-from credit.config.schema_data import VariableOptions
-from credit.config.schema_postprocess import replace_entries
+from credit.config import Config
 from credit.data.normalize import Normalizer
 from credit.data.reader import FieldReader
 from credit.data.samples.cached_reader import CachedReader
@@ -24,47 +22,47 @@ from credit.data.samples.forcing import fixed_statistics
 from credit.data.samples.frames import FrameReader
 from credit.data.samples.loader import Loader, SampleSchedule
 from credit.data.splits import Split, require_samples
-from credit.errors import CheckpointError, ConfigError, did_you_mean
-from credit.forecast.ensemble.perturbations import describe_ensemble
-from credit.forecast.io.diagnostics import OutputDiagnostics
-from credit.forecast.io.schema import SEEN
+from credit.errors import ConfigError, did_you_mean
 from credit.forecast.objectives.base import Objective, ObjectiveContext, build_objective
 from credit.forecast.postprocess.base import PostprocessContext, build_postprocess
 from credit.forecast.stepper import Stepper
 from credit.losses.base import Loss
 from credit.losses.build import build_loss
 from credit.metrics import Metric, MetricContext, metric_class
-from credit.models.inference import prepare_for_inference
 from credit.models.initialise import initial_values
 from credit.parallel.mesh import DeviceGrid, build_mesh, plan_degrees
 from credit.parallel.object_collectives import run_on_rank0
 from credit.parallel.process_info import ProcessInfo
 from credit.parallel.state.materialise import fill_, require_filled
 from credit.parallel.watchdog import Watchdog
-from credit.train.assets import ModelAssets, fit_assets, require_same_fields
-from credit.train.build_model import build_parallel_model, choose_device, use_deterministic_algorithms
-from credit.train.checkpoint import checkpoint
+from credit.train.assets import ModelAssets, fit_assets
+from credit.train.build_model import build_parallel_model, use_deterministic_algorithms
 from credit.train.checkpoint.external_weights import assets_for_weights, load_weights
 from credit.train.checkpoint.resume import choose_start, find_initial_weights, load_run_state, write_config
+from credit.train.components import TrainingComponents
 from credit.train.ema import EMA
-from credit.train.fine_tuning import describe_base, find_base, load_base, load_forecast_network
-from credit.train.initial_condition_checks import find_masked_cells
+from credit.train.fine_tuning import describe_base, find_base, load_base
 from credit.train.monitor.preview import DrawPreview, build_preview
 from credit.train.monitor.usage import build_meter
 from credit.train.open_data import open_training_fields
 from credit.train.optim import build_optimizer, forecast_len_at
 from credit.train.prefetch import DevicePrefetcher
 from credit.train.step import StepSettings, TrainingStep
-from credit.train.trainer import Trainer, TrainingComponents
+from credit.train.trainer import Trainer
 from credit.train.validate import ValidationShare, evenly_spaced, shard_cases, validate
 from credit.utils.malloc import retain_freed_memory
 
 
 def build_normalizer(config: Config, assets: ModelAssets) -> Normalizer:
-    """Return the normaliser; computed channels have fixed statistics and masks are 0 or 1 as they are."""
-    fixed = {c.name: (0.0, 1.0) for c in assets.channels.input if c.source == "mask"}
+    """Return the normaliser of a run.
+
+    Computed channels have fixed statistics, and masks stay 0 or 1.
+    """
+    fixed: dict[str, tuple[float, float]] = {}
     for channel in assets.channels.input:
-        if channel.source == "computed":
+        if channel.source == "mask":
+            fixed[channel.name] = (0.0, 1.0)
+        elif channel.source == "computed":
             fixed[channel.name] = fixed_statistics(channel.name, config.data.step_minutes, config.data.solar)
     return Normalizer(assets.channels, assets.statistics, fixed, config.data.transforms)
 
@@ -72,17 +70,18 @@ def build_normalizer(config: Config, assets: ModelAssets) -> Normalizer:
 def build_stepper(config: Config, assets: ModelAssets, model: nn.Module, device: torch.device, amp: bool) -> Stepper:
     """Return the stepper of a network that is already on `device`."""
     normalizer = build_normalizer(config, assets).to(device)
-    static = torch.from_numpy(np.ascontiguousarray(assets.static_CHW)).to(device)
-    cells = valid_cells(assets, assets.channels.group("prognostic"))
+    static_CHW = torch.from_numpy(np.ascontiguousarray(assets.static_CHW)).to(device)
+    valid_CHW = valid_cells(assets, assets.channels.group("prognostic"))
+    context = postprocess_context(config, assets, normalizer, device)
     return Stepper(
         model,
         assets.channels,
         normalizer,
-        static,
+        static_CHW,
         config.model.residual,
-        None if cells.all() else torch.from_numpy(cells).to(device),
+        None if valid_CHW.all() else torch.from_numpy(valid_CHW).to(device),
         amp,
-        build_postprocess(config.model.postprocess_entries, postprocess_context(config, assets, normalizer, device)),
+        build_postprocess(config.model.postprocess_entries, context),
     )
 
 
@@ -111,8 +110,8 @@ def build_run_loss(config: Config, assets: ModelAssets, device: torch.device) ->
 
 def valid_cells(assets: ModelAssets, channels: Sequence[Channel]) -> np.ndarray:
     """Return (C, H, W) bool, False where a channel is always missing."""
-    everywhere = np.ones(assets.grid.shape, dtype=bool)
-    return np.stack([~assets.masks[c.variable] if c.variable in assets.masks else everywhere for c in channels])
+    nowhere_HW = np.zeros(assets.grid.shape, dtype=bool)
+    return np.stack([~assets.masks.get(channel.variable, nowhere_HW) for channel in channels])
 
 
 def cell_weights(assets: ModelAssets, device: torch.device) -> torch.Tensor:
@@ -121,186 +120,66 @@ def cell_weights(assets: ModelAssets, device: torch.device) -> torch.Tensor:
     return torch.from_numpy(weights / weights.sum(axis=(1, 2), keepdims=True)).to(device)
 
 
-@dataclass(frozen=True)
-class Forecaster:
-    """A trained model ready to run.
-
-    Attributes:
-        config: the run's config, with the model section that the weights were trained with.
-        assets: of the checkpoint.
-        stepper: runs the network.
-        frames: initial states and forcing.
-        step_taken: optimizer steps behind the weights.
-        path: the checkpoint.
-    """
-
-    config: Config
-    assets: ModelAssets
-    stepper: Stepper
-    frames: FrameReader
-    step_taken: int
-    path: Path
-
-
-def assemble_forecaster(
-    config: Config, reader: FieldReader, which: str, launch: ProcessInfo | None = None, mesh: DeviceGrid | None = None
-) -> Forecaster:
-    """Return the model of a checkpoint, to forecast from the run's data; collective where it is spread over ranks.
-
-    Args:
-        config: the run's.
-        reader: of its data, or of as much of them as a forecast reads.
-        which: best, latest or a path.
-        launch: of this process, which chooses its device.
-        mesh: from `credit.train.build_model.build_forecast_mesh`; default: this process alone.
-
-    Raises:
-        CheckpointError: if the checkpoint was trained on other channels or on another grid.
-        DataError: if it was trained on other units, or on data that are missing in other cells.
-    """
-    path = checkpoint.resolve_checkpoint(Path(config.save_loc) / "checkpoints", which, "inference.checkpoint")
-    meta = checkpoint.load_meta(path)
-    assets = ModelAssets.load(meta, checkpoint.load_tensors(path, "assets"))
-    require_same_fields(assets, reader, path, config.data.channel_map())
-    hidden = find_masked_cells(assets, reader, path)
-    trained = build_config(meta["config"], origin=str(path / "meta.json"))
-    if trained.data.step_minutes != config.data.step_minutes or trained.data.history_len != config.data.history_len:
-        raise CheckpointError(
-            f"{path}: trained with data.timestep {trained.data.timestep} and history_len {trained.data.history_len}; "
-            f"the config has {config.data.timestep} and {config.data.history_len}"
-        )
-    config = with_trained_settings(config, trained)
-    assets = replace(assets, attributes={**reader.attributes, **assets.attributes})
-    device = choose_device(config.trainer.device, launch.local_rank if launch is not None else 0)
-    retain_freed_memory(device)
-    mesh = mesh or DeviceGrid()
-    model = load_forecast_network(config, trained.trainer.lora, assets, path, device, mesh)
-    if mesh.device_mesh is None:
-        prepare_for_inference(model, torch.bfloat16 if config.inference.amp else None)
-    stepper = build_stepper(config, assets, model, device, config.inference.amp)
-    frames = FrameReader(reader, config.data, assets.climatology, hidden)
-    return Forecaster(config, assets, stepper, frames, meta["step"], path)
-
-
-def build_products(made: Forecaster, last_lead: int) -> OutputDiagnostics:
-    """Return what makes pressure levels and derived variables of the outputs, up to a lead time in minutes."""
-    config, assets = made.config, made.assets
-    return OutputDiagnostics(
-        config.inference, config.data, assets.channels, assets.attributes, assets.static_stored_CHW, last_lead,
-        assets.masks,
-    )  # fmt: skip
-
-
-def with_trained_settings(config: Config, trained: Config) -> Config:
-    """Return `config` with everything that the weights were trained with; sources and forecasting are its own."""
-    fields = {
-        name: trained.data.field(name)
-        for name in trained.data.variable_options.keys() | config.data.variable_options.keys()
-    }
-    forcing = config.data.variables.dynamic_forcing
-    for name in fields.keys() & {*forcing.vars_3D, *forcing.vars_2D}:
-        own = config.data.field(name)
-        update = {"in_forecast": own.in_forecast, "minimum": own.minimum, "maximum": own.maximum}
-        fields[name] = fields[name].model_copy(update=update)
-    kept = {"solar": trained.data.solar, "transforms": trained.data.transforms}
-    data = config.data.model_copy(update={"variable_options": fields, **kept})
-    entries = replace_entries(trained.model.postprocess_entries, config.inference.postprocess_entries)
-    model = trained.model.model_copy(update={"hyperdiffusion": None, "postprocess": list(entries.values()) or None})
-    return config.model_copy(update={"model": model, "data": data})
-
-
-def describe_run(made: Forecaster) -> dict[str, str | int]:
-    """Return the global attributes of this model's forecast files; they tell one run's files from another's."""
-    forcing = []
-    for channel in made.assets.channels.group("dynamic_forcing"):
-        how = _describe_held(made.config.data.field(channel.variable)) if channel.source == "data" else "computed"
-        forcing.append(f"{channel.name}: {how}")
-    entries = made.config.model.postprocess_entries.values()
-    damping = next((entry for entry in entries if entry.kind == "hyperdiffusion"), None)
-    kinds = dict.fromkeys(entry.kind for entry in entries if entry.kind != "hyperdiffusion")
-    ensemble = made.config.inference.ensemble
-    described = {} if ensemble is None else {"ensemble": describe_ensemble(ensemble)}
-    described |= {"precision": "bfloat16"} if made.config.inference.amp else {}
-    described |= {"post": ", ".join(kinds)} if kinds else {}
-    return {
-        "title": f"Forecasts of {made.config.experiment}",
-        "experiment": made.config.experiment,
-        "model": made.config.model.type,
-        "parameters": sum(p.numel() for p in made.stepper.model.parameters()),
-        "checkpoint_step": made.step_taken,
-        "weights": checkpoint.fingerprint(made.path, "forecast"),
-        SEEN: ", ".join("/".join(period) for period in made.assets.seen) or "unknown",
-        "forcing": "; ".join(forcing) or "none",
-        "hyperdiffusion": f"{damping.time}, order {damping.order}" if damping is not None else "none",
-        **described,
-    }
-
-
-def _describe_held(field: VariableOptions) -> str:
-    """Return what a forcing is in a forecast, with the bounds of what is not read."""
-    bounds = ("least", field.minimum), ("most", field.maximum)
-    known = [f", at {which} {value:g}" for which, value in bounds if value is not None]
-    return field.in_forecast + ("" if field.in_forecast == "observed" else "".join(known))
-
-
 def assemble_training(
     config: Config,
-    launch: ProcessInfo,
+    process_info: ProcessInfo,
     device: torch.device,
     watchdog: Watchdog,
     draw: DrawPreview,
-    began: float | None = None,
-    peaks: Mapping[str, float] | None = None,
+    start_time: float | None = None,
+    peak_rates: Mapping[str, float] | None = None,
 ) -> Trainer:
-    """Return the trainer of a run, continued from the checkpoint that ``trainer.resume`` finds; collective.
+    """Collective: return the trainer of a run, continued from the checkpoint that ``trainer.resume`` finds.
 
-    `began`: start of this part (`time.perf_counter`; default: now); `peaks`: see
-    `credit.hpc.planner.gpus.reported_peaks`.
+    Args:
+        config: of the run.
+        process_info: rank and world size.
+        device: of this process.
+        watchdog: notices when a rank hangs.
+        draw: draws the preview's figures.
+        start_time: when the preparation of the run began (`time.perf_counter`); default: now.
+        peak_rates: of the GPU, see `credit.hpc.planner.gpus.reported_peaks`.
     """
-    data, began = config.data, time.perf_counter() if began is None else began
+    start_time = time.perf_counter() if start_time is None else start_time
     retain_freed_memory(device)
     use_deterministic_algorithms(config.trainer.deterministic)
-    mesh = build_mesh(plan_degrees(config.trainer.parallelism, launch.world), launch.rank, device.type)
+    degrees = plan_degrees(config.trainer.parallelism, process_info.world)
+    mesh = build_mesh(degrees, process_info.rank, device.type)
     reader, splits = open_training_fields(config)
-    reader = CachedReader(reader) if data.cache == "memory" else reader
+    if config.data.cache == "memory":
+        reader = CachedReader(reader)
     require_monitor(config, reader.channels)
-    origin = choose_start(config, launch)
-    base, weights = find_base(config, origin), find_initial_weights(config, origin)
-    # adapters begin at step 0 of their own run
-    start = origin if base is None or origin.resolve() != base else None
-    if origin is None:
-        assets = run_on_rank0(lambda: fit_assets(config, reader, splits["train"]))
-        assets = assets if weights is None else assets_for_weights(config, assets, reader, weights)
-    else:
-        config, assets = load_run_state(config, reader, mesh, origin, goes_on=start is not None)
-    assets = assets.after((splits["train"], splits["valid"]), reader.calendar)
-    conf = config.trainer
+
+    origin = choose_origin(config, process_info)
+    config, assets = prepare_assets(config, reader, splits, mesh, origin)
     model, autocast = build_parallel_model(config, assets, mesh, device)
-    if start is None or base is not None:
-        _fill(model, base, weights, config.seed)
+    if origin.resumed is None or origin.base is not None:
+        fill_model(model, origin, config.seed)
     model.train()
+
+    trainer_config = config.trainer
     stepper = build_stepper(config, assets, model, device, autocast)
-    objective_context = ObjectiveContext(stepper, build_run_loss(config, assets, device), conf.recompute_steps)
-    objective = build_objective(conf.objective, objective_context)
-    optimizer = build_optimizer(model, conf)
-    average = EMA(model, conf.ema_decay) if conf.use_ema else None
-    frames = FrameReader(reader, data, assets.climatology)
-    order = build_training_order(config, frames, reader, splits["train"], mesh)
-    total, ramp = conf.max_steps or conf.num_epoch * order.steps_per_epoch, conf.forecast_len_from
-    forecast_len = functools.partial(forecast_len_at, total=total, forecast_len=data.forecast_len, ramp=ramp)
+    loss = build_run_loss(config, assets, device)
+    context = ObjectiveContext(stepper, loss, trainer_config.recompute_steps)
+    objective = build_objective(trainer_config.objective, context)
+    optimizer = build_optimizer(model, trainer_config)
+    average = EMA(model, trainer_config.ema_decay) if trainer_config.use_ema else None
+    frames = FrameReader(reader, config.data, assets.climatology)
+    schedule = build_training_order(config, frames, reader, splits["train"], mesh)
+    total_steps = trainer_config.max_steps or trainer_config.num_epoch * schedule.steps_per_epoch
+    forecast_len = build_forecast_len(config, total_steps)
     valid_loader, share = build_valid_loader(config, frames, reader, splits["valid"], mesh)
     weight_CHW = cell_weights(assets, device)
 
     def run_validation(step: int, stop: Callable[[], bool]) -> dict[str, float] | None:
+        metrics = build_metrics(config, assets, weight_CHW)
         with DevicePrefetcher(valid_loader, device, mesh.tensor_peers) as batches:
-            return validate(
-                objective, batches, share, build_metrics(config, assets, weight_CHW), forecast_len(step - 1), stop
-            )
+            return validate(objective, batches, share, metrics, forecast_len(step - 1), stop)
 
     trainer = Trainer(
         TrainingComponents(
             config=config,
-            launch=launch,
+            launch=process_info,
             mesh=mesh,
             assets=assets,
             calendar=reader.calendar,
@@ -309,31 +188,80 @@ def assemble_training(
             optimizer=optimizer,
             average=average,
             training_step=build_step(config, objective, optimizer, average, forecast_len, mesh.data_rank),
-            order=order,
-            total_steps=total,
+            order=schedule,
+            total_steps=total_steps,
             watchdog=watchdog,
-            meter=build_meter(config, assets, device, mesh, order.samples_a_step, peaks or {}, began),
+            meter=build_meter(config, assets, device, mesh, schedule.samples_a_step, peak_rates or {}, start_time),
             validate=run_validation,
             preview=build_preview(config, frames, splits["valid"], stepper, weight_CHW, mesh, draw),
-            base=describe_base(base) if base is not None else None,
+            base=describe_base(origin.base) if origin.base is not None else None,
         )
     )
-    if start is not None:
-        trainer.load(start)
+    if origin.resumed is not None:
+        trainer.load(origin.resumed)
     require_filled(model)
-    if launch.is_main:
+    if process_info.is_main:
         write_config(config, Path(config.save_loc))
     return trainer
 
 
-def _fill(model: nn.Module, base: Path | None, weights: Path | None, seed: int) -> None:
-    """Fill a model: with `base` below new adapters, with the weights in a file, or as `seed` draws them."""
-    if base is not None:
-        load_base(model, base, seed)
-    elif weights is not None:
-        load_weights(model, weights)
+@dataclass(frozen=True)
+class Origin:
+    """What a run begins with.
+
+    Attributes:
+        checkpoint: the checkpoint that ``trainer.resume`` finds; None for a run from scratch or from weights.
+        resumed: the same checkpoint, where the run continues it; None for adapters that begin on it.
+        base: the checkpoint whose weights adapters adapt, None where all weights train.
+        weights: a file of weights to begin with.
+    """
+
+    checkpoint: Path | None
+    resumed: Path | None
+    base: Path | None
+    weights: Path | None
+
+
+def choose_origin(config: Config, process_info: ProcessInfo) -> Origin:
+    """Collective: return what the run begins with."""
+    path = choose_start(config, process_info)
+    base = find_base(config, path)
+    # Adapters begin at step 0 of their own run.
+    is_resumed = base is None or path.resolve() != base
+    return Origin(path, path if is_resumed else None, base, find_initial_weights(config, path))
+
+
+def prepare_assets(
+    config: Config, reader: FieldReader, splits: Mapping[str, Split], mesh: DeviceGrid, origin: Origin
+) -> tuple[Config, ModelAssets]:
+    """Collective: return the config of the run, which a checkpoint may change, and the model's assets."""
+    if origin.checkpoint is not None:
+        config, assets = load_run_state(config, reader, mesh, origin.checkpoint, goes_on=origin.resumed is not None)
+    else:
+        assets = run_on_rank0(lambda: fit_assets(config, reader, splits["train"]))
+        if origin.weights is not None:
+            assets = assets_for_weights(config, assets, reader, origin.weights)
+    return config, assets.after((splits["train"], splits["valid"]), reader.calendar)
+
+
+def fill_model(model: nn.Module, origin: Origin, seed: int) -> None:
+    """Fill a model: with the base of new adapters, with the weights in a file, or with random values of the seed."""
+    if origin.base is not None:
+        load_base(model, origin.base, seed)
+    elif origin.weights is not None:
+        load_weights(model, origin.weights)
     else:
         fill_(model, initial_values(model, seed))
+
+
+def build_forecast_len(config: Config, total_steps: int) -> Callable[[int], int]:
+    """Return the function optimizer step -> number of rollout steps in training."""
+    return functools.partial(
+        forecast_len_at,
+        total=total_steps,
+        forecast_len=config.data.forecast_len,
+        ramp=config.trainer.forecast_len_from,
+    )
 
 
 def build_step(
@@ -344,14 +272,13 @@ def build_step(
     forecast_len: Callable[[int], int],
     data_rank: int,
 ) -> TrainingStep:
-    """Return what takes the run's optimizer steps."""
-    conf = config.trainer
+    """Return the object that takes the run's optimizer steps."""
     settings = StepSettings(
         forecast_len=forecast_len,
         seed=config.seed,
-        accumulation=conf.grad_accum_every,
-        grad_max_norm=conf.grad_max_norm,
-        counted_steps=conf.backprop_on_timestep,
+        accumulation=config.trainer.grad_accum_every,
+        grad_max_norm=config.trainer.grad_max_norm,
+        counted_steps=config.trainer.backprop_on_timestep,
         data_rank=data_rank,
     )
     return TrainingStep(objective, optimizer, average, settings)
@@ -360,17 +287,18 @@ def build_step(
 def build_training_order(
     config: Config, frames: FrameReader, reader: FieldReader, split: Split, mesh: DeviceGrid
 ) -> SampleSchedule:
-    """Return which samples this rank takes at each step."""
-    data, conf = config.data, config.trainer
-    initial = require_samples(reader.times, split, reader.calendar, data, data.forecast_len)
+    """Return the schedule of the samples that this rank takes at each step."""
+    data = config.data
+    initial_times = require_samples(reader.times, split, reader.calendar, data, data.forecast_len)
+    # The first of the tensor-parallel peers reads for all of them.
     placeholder = mesh.tensor_rank > 0
     dataset = ForecastDataset(
-        frames, initial, data.step_minutes, data.history_len, data.forecast_len, placeholder=placeholder
+        frames, initial_times, data.step_minutes, data.history_len, data.forecast_len, placeholder=placeholder
     )
     return SampleSchedule(
         dataset,
-        conf.train_batch_size,
-        conf.grad_accum_every,
+        config.trainer.train_batch_size,
+        config.trainer.grad_accum_every,
         config.seed,
         0 if placeholder else data.num_workers,
         data_rank=mesh.data_rank,
@@ -383,18 +311,18 @@ def build_valid_loader(
 ) -> tuple[Loader, ValidationShare]:
     """Return this rank's share of initial times spread over the whole of `split`, with forcing a forecast may know."""
     data = config.data
-    found = require_samples(reader.times, split, reader.calendar, data, data.valid_forecast_len)
-    initial = evenly_spaced(found, config.trainer.valid_samples)
+    possible_times = require_samples(reader.times, split, reader.calendar, data, data.valid_forecast_len)
+    initial_times = evenly_spaced(possible_times, config.trainer.valid_samples)
     dataset = ForecastDataset(
         frames,
-        initial,
+        initial_times,
         data.step_minutes,
         data.history_len,
         data.valid_forecast_len,
         as_forecast=True,
         placeholder=mesh.tensor_rank > 0,
     )
-    share = shard_cases(len(initial), config.trainer.valid_batch_size, mesh.data_rank, mesh.data_ranks)
+    share = shard_cases(len(initial_times), config.trainer.valid_batch_size, mesh.data_rank, mesh.data_ranks)
     return Loader(dataset, share.batches, workers=0), share
 
 

@@ -115,8 +115,8 @@ def try_step(config: Config, assets: ModelAssets) -> DryRunResult:
     if trainer.activation_checkpoint:
         checkpoint_blocks(model, trainer.activation_checkpoint)
     model.train()
-    # building it checks what else depends on the grid and on units
-    build_stepper(config, assets, model, _META, amp=False)
+    # Building the stepper checks the post-processing, which depends on the grid and on units.
+    build_stepper(config, assets, model, torch.device("cpu"), amp=False)
     with np.errstate(invalid="ignore"):
         loss = build_run_loss(config, assets, _META)
     advance_power_iterations(model)

@@ -9,12 +9,12 @@ def expand_home(path: str) -> str:
     """Return a path with ``~`` and ``~user`` at its beginning replaced by that home folder.
 
     Raises:
-        ValueError: where there is no such home folder, instead of leaving a folder with this name to be made.
+        ValueError: if there is no such home folder, so that no folder with this name is created.
     """
     expanded = os.path.expanduser(path)
     if expanded.startswith("~"):
         raise ValueError(
-            f'"{path}": the home folder of {path.split("/")[0]} is not known here; write the whole path, or ./{path} '
-            "for a name that begins with ~"
+            f'"{path}": the home folder of {path.split("/")[0]} is not known on this host; write the whole path, or '
+            f"./{path} for a name that begins with ~"
         )
     return expanded

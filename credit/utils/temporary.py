@@ -1,4 +1,4 @@
-"""Names of what a process makes beside its place, and what killed processes have left of it."""
+"""Names of temporary files, and search for those that killed processes have left."""
 
 from __future__ import annotations
 
@@ -10,45 +10,48 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-# what follows NAME: before hosts and processes were in it there was nothing more
+# The ending after NAME. Earlier versions wrote neither host nor process.
 _ENDING = re.compile(r"\.part(\.(?P<host>[\w.-]+)\.(?P<process>\d+))?")
 
 
 def temporary_path(path: Path) -> Path:
-    """Return ``NAME.part.HOST.PID``, which no other process takes: those of several hosts may have one number."""
+    """Return ``NAME.part.HOST.PID``, a name that no other process uses; processes of two hosts may have one number."""
     return path.with_name(f"{path.name}.part.{socket.gethostname()}.{os.getpid()}")
 
 
 def find_stale(folder: Path, pattern: str, is_alive: Callable[[int], bool], seconds: float) -> list[Path]:
-    """Return what killed processes have left, ``NAME.part.HOST.PID`` or ``NAME.part``.
+    """Return temporary files that killed processes have left, ``NAME.part.HOST.PID`` or ``NAME.part``.
 
     Args:
-        folder: where to look.
-        pattern: of the names without their ending.
-        is_alive: whether a process of this host, by its number, may still be writing.
-        seconds: after which what nobody has written to was left, where the process is none of this host.
+        folder: the folder to search.
+        pattern: glob pattern of the names without their ending.
+        is_alive: returns whether a process of this host, given its number, may still be writing.
+        seconds: age of the last change after which a file of another host counts as left.
     """
-    found = []
+    stale_paths = []
     for path in folder.glob(f"{pattern}.part*"):
         ending = _ENDING.fullmatch(path.name, path.name.index(".part"))
-        if ending is None:  # somebody else's
+        if ending is None:
+            # Another program wrote this file.
             continue
-        with suppress(OSError):  # gone meanwhile
+        # The file may disappear in the meantime.
+        with suppress(OSError):
             if ending["host"] == socket.gethostname():
-                left = not is_alive(int(ending["process"]))
+                is_stale = not is_alive(int(ending["process"]))
             else:
-                left = time.time() - path.stat().st_mtime > seconds
-            if left:
-                found.append(path)
-    return found
+                is_stale = time.time() - path.stat().st_mtime > seconds
+            if is_stale:
+                stale_paths.append(path)
+    return stale_paths
 
 
 def process_exists(process: int) -> bool:
-    """Return whether this host has a process of this number."""
+    """Return whether this host has a process with this number."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # somebody else's
+    except OSError:
+        # The process belongs to another user.
         pass
     return True

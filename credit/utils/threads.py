@@ -1,4 +1,4 @@
-"""Work on large fields shared among threads."""
+"""Map over large fields in threads."""
 
 from __future__ import annotations
 
@@ -8,39 +8,45 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 import torch
 
-_MOST_THREADS = 16  # more do not read memory faster
-_LEAST_CELLS = 1 << 17  # a thread for fewer is not worth its start
+# More threads do not read memory faster.
+_MAX_THREADS = 16
+# Starting a thread for fewer cells costs more than it saves.
+_MIN_CELLS_PER_THREAD = 1 << 17
+# The pool, once it is needed. A forked process does not have its threads, so it creates a pool of its own.
 _pool: list[ThreadPoolExecutor] = []
-os.register_at_fork(after_in_child=_pool.clear)  # a forked process has none of its threads
+os.register_at_fork(after_in_child=_pool.clear)
 
 
-def thread_map(work: Callable[[int], None], items: int, cells: int) -> None:
-    """Call `work` with each number below `items`, in at most as many threads as torch computes in.
+def thread_map(work: Callable[[int], None], num_items: int, cells_per_item: int) -> None:
+    """Call `work` with each number below `num_items`, in at most as many threads as torch computes in.
 
     Args:
-        work: fills a place of its own, most of the time without the interpreter's lock; does not call this itself.
-        items: how many.
-        cells: how many an item goes through, once for each pass.
+        work: processes one item. It must write to memory of this item only, release the interpreter's lock most of the
+            time, and must not call `thread_map`.
+        num_items: number of items.
+        cells_per_item: cells that `work` reads or writes for an item, counted once for each pass.
     """
+    # Each thread takes the next number when it is done, so a thread whose core is busy elsewhere takes fewer.
+    remaining = iter(range(num_items))
 
-    left = iter(range(items))  # each thread takes the next: one that shares its core with others takes fewer
-
-    def several() -> None:
+    def work_on_remaining() -> None:
         try:
-            for number in left:
+            for number in remaining:
                 work(number)
         except BaseException:
-            for _ in left:  # nobody begins another
+            # Use up the numbers, so that no thread begins another item.
+            for _ in remaining:
                 pass
             raise
 
-    threads = min(torch.get_num_threads(), _MOST_THREADS, max(1, items * cells // _LEAST_CELLS))
-    if threads > 1 and not _pool:
-        _pool.append(ThreadPoolExecutor(_MOST_THREADS, "fields"))
-    others = [_pool[0].submit(several) for _ in range(1, threads)]
+    worthwhile_threads = max(1, num_items * cells_per_item // _MIN_CELLS_PER_THREAD)
+    num_threads = min(torch.get_num_threads(), _MAX_THREADS, worthwhile_threads)
+    if num_threads > 1 and not _pool:
+        _pool.append(ThreadPoolExecutor(_MAX_THREADS, "fields"))
+    futures = [_pool[0].submit(work_on_remaining) for _ in range(1, num_threads)]
     try:
-        several()
+        work_on_remaining()
     finally:
-        wait(others)
-    for other in others:
-        other.result()
+        wait(futures)
+    for future in futures:
+        future.result()

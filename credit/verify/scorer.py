@@ -207,7 +207,7 @@ class _Scorer:
         return take_channels(self._reader.read(index), self._stored)
 
     def _normal(self, minutes: int) -> Fields:
-        return self._bring_normal(self._climatology.sum_at(minutes))
+        return self._bring_normal(self._climatology.evaluate_lazily(minutes))
 
     def _known(self, minutes: int) -> dict[str, Fields]:
         """Return truth and climatology at a time, (C, H, W), by what errors call them."""

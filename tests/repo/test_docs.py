@@ -13,7 +13,7 @@ import yaml
 
 from credit.cli.main import COMMANDS, main
 from credit.cli.reference import render_cli_reference
-from credit.config.docs_page import describe
+from credit.config.docs_page import render_config_reference
 from credit.config.renamed_keys import find_old_key
 from tests.registries import isolate
 
@@ -68,7 +68,7 @@ def test_a_wrong_dotted_name_is_found() -> None:
 
 def config_keys() -> re.Pattern:
     """Return a pattern of every key in docs/config.md; N stands for a number, NAME for a name."""
-    keys = re.findall(r"^\| `([\w.]+)` \|", describe(), re.MULTILINE)
+    keys = re.findall(r"^\| `([\w.]+)` \|", render_config_reference(), re.MULTILINE)
     assert len(keys) > 100
     places = (key.replace(".NAME.", r"\.\w+\.").replace(".N.", r"\.(?:\d+|N)\.") for key in keys)
     return re.compile("|".join([*places, SECTIONS]))
@@ -141,7 +141,7 @@ def test_every_key_does_something() -> None:
     code = "\n".join(path.read_text(encoding="utf-8") for path in readers)
     # handed on whole, or read by name: keys of the model, the groups of variables, the splits
     by_name = ("model.", "plugins", "data.variables.", "data.splits.")
-    for key in re.findall(r"^\| `([\w.]+)` \|", describe(), re.MULTILINE):
+    for key in re.findall(r"^\| `([\w.]+)` \|", render_config_reference(), re.MULTILINE):
         if not key.startswith(by_name):
             assert re.search(rf"\.{key.rsplit('.', 1)[-1]}\b", code), f"nothing reads {key}"
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,6 +92,34 @@ def test_parallel_knows_no_model(repository: Path) -> None:
         text = path.read_text(encoding="utf-8")
         assert not any(room_of(name) == "models" for _, name in imported_modules(text)), path
         assert "wxformer" not in text.lower(), f"{path} names a model"
+
+
+def test_no_part_but_the_registry_knows_a_model_by_name(repository: Path) -> None:
+    """Training, forecasts, plans and commands reach a model through the registry and its base class alone."""
+    package = repository / "credit"
+    models = {path.parent.name for path in (package / "models").glob("*/section.py")}
+    assert "wxformer" in models
+    for path in package.rglob("*.py"):
+        if path.relative_to(package).parts[:2] in {("models", name) for name in models}:
+            continue
+        for line, name in imported_modules(path.read_text(encoding="utf-8")):
+            is_model = name.startswith("credit.models.") and name.split(".")[2] in models
+            assert not is_model, f"{path}:{line}: {name}; use credit.models.registry"
+
+
+def test_commands_and_configs_start_without_torch(repository: Path) -> None:
+    """``--help`` and loading a built-in config import no torch, which takes seconds."""
+    codes = [
+        "from credit.config import load_config; load_config('config/quickstart.yml')",
+        "from credit.cli.main import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass",
+        "from credit.cli.main import main\ntry:\n    main(['train', '--help'])\nexcept SystemExit:\n    pass",
+    ]
+    for code in codes:
+        script = f"{code}\nimport sys\nassert 'torch' not in sys.modules"
+        done = subprocess.run(
+            [sys.executable, "-c", script], cwd=repository, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
 
 
 def test_tensor_code_never_sees_the_whole_config(repository: Path) -> None:

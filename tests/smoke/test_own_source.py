@@ -45,7 +45,7 @@ def own_run(small_run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     write_archive(small_run)
     monkeypatch.syspath_prepend(small_run)
     monkeypatch.setattr(plugin_source, "_SOURCES", dict(plugin_source._SOURCES))
-    monkeypatch.setattr(schema_source, "_TYPES", dict(schema_source._TYPES))
+    monkeypatch.setattr(schema_source, "_OPTION_SECTIONS", dict(schema_source._OPTION_SECTIONS))
     yield small_run
     sys.modules.pop("lab_archive", None)
 

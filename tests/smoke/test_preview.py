@@ -100,7 +100,7 @@ def test_a_run_that_is_stopped_in_a_view_makes_up_for_it(runs: Path) -> None:
         launch = read_process_info()
         return assemble_training(config, launch, torch.device("cpu"), asked, lambda *_: []).run(asked, None)
 
-    assert run(Asked("early view at step 8")) == "requeue"
+    assert run(Asked("preview at step 8")) == "requeue"
     assert [row["step"] for row in log_of(folder) if "valid" in row] == [4]
     assert run(Asked("never")) == "done"
     assert rows(folder) == rows(runs / "plain")

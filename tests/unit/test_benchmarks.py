@@ -14,6 +14,8 @@ REFUSED = {
     "wxformer.py --threads -1": "'-1' must be a whole number",
     "wxformer.py --reference /nowhere": "/nowhere holds no credit/models/wxformer/crossformer.py; pip download",
     "wxformer.py --model published --reference WHEEL": "with --model starter only",
+    "kernels.py --rounds 0": "'0' must be a whole number",
+    "kernels.py --kernels none": "invalid choice: 'none'",
     "train_step.py --steps 0": "'0' must be a whole number",
     "train_step.py --reference /nowhere": "pip download --no-deps miles-credit",
     "train_step.py --figure /nowhere/a.png": "there is no folder /nowhere",

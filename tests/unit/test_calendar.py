@@ -69,8 +69,8 @@ def test_text_that_is_no_time(text: str) -> None:
 
 def test_a_date_as_an_end_means_the_whole_day() -> None:
     calendar = Calendar()
-    assert calendar.parse_end("2001-03-10") == calendar.parse("2001-03-10T23:59")
-    assert calendar.parse_end("2001-03-10T06:00") == calendar.parse("2001-03-10T06:00")
+    assert calendar.parse_period_end("2001-03-10") == calendar.parse("2001-03-10T23:59")
+    assert calendar.parse_period_end("2001-03-10T06:00") == calendar.parse("2001-03-10T06:00")
     assert calendar.parse("2001-03-10 06") == calendar.parse("2001-03-10T06:00Z") == calendar.parse("2001-03-10T06")
 
 

@@ -128,18 +128,24 @@ def _say_contributions(
 
 def _times_of(scan: SourceIndex) -> np.ndarray:
     """Return the times of the sources where they are not in order as a whole; none if a file did not tell its own."""
-    read = [*scan.pieces.values(), *scan.inputs.values()]
-    pieces = [piece for of_variable in read for piece in of_variable]
-    timed = {piece.source for piece in pieces if piece.times is not None}
-    told = {piece.path for piece in pieces if piece.times is not None or piece.source not in timed}
+    read = [*scan.file_variables.values(), *scan.inputs.values()]
+    file_variables = [file_variable for of_variable in read for file_variable in of_variable]
+    timed = {file_variable.source for file_variable in file_variables if file_variable.times is not None}
+    told = {
+        file_variable.path
+        for file_variable in file_variables
+        if file_variable.times is not None or file_variable.source not in timed
+    }
     told |= {path for _, path in scan.idle}
     if not timed or set(scan.paths) - told:
         return np.empty(0, dtype=np.int64)
     # the variable with the most times is the one without a fault
     every = [
-        np.unique(np.concatenate([piece.times for piece in of_variable if piece.times is not None]))
+        np.unique(
+            np.concatenate([file_variable.times for file_variable in of_variable if file_variable.times is not None])
+        )
         for of_variable in read
-        if any(piece.times is not None for piece in of_variable)
+        if any(file_variable.times is not None for file_variable in of_variable)
     ]
     return max(every, key=len)
 

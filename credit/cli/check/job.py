@@ -183,7 +183,7 @@ def check_run_length(
             len(found.samples["train"]), conf.train_batch_size, conf.grad_accum_every, config.seed, 0, 0,
             data_ranks=ranks,
         )  # fmt: skip
-        samples = sampler.block
+        samples = sampler.block_size
         steps = conf.max_steps or conf.num_epoch * sampler.steps_per_epoch
         findings.say(f"training: {steps} steps of {samples} samples; an epoch has {sampler.steps_per_epoch}")
         ramp = conf.forecast_len_from

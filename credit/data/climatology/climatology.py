@@ -1,7 +1,7 @@
-"""Climatology: the state that the time of the year alone lets one expect.
+"""Climatology: the expected state for a time of the year.
 
-Whatever the method, a climatology is a few fields and, for any time, their weights: harmonics of the year, a table of
-equal parts of the year between which it interpolates linearly, or days of the year, each by itself.
+Whatever the method, a climatology consists of a few fields, and of their weights at any time: harmonics of the year, a
+table of equal parts of the year with linear interpolation between them, or single days of the year.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from credit.errors import DataError
 from credit.utils.threads import thread_map
 
 _SHORT_YEARS = 5.0
-# of fields that are kept when they are read as they are asked for, if that is not less than two parts of the year
-KEPT_BYTES = 2**30
+# Cache of lazily read fields; it holds at least two parts of the year, between which a table interpolates.
+CACHE_BYTES = 2**30
 
 
 class LazyFields:
-    """Fields that are read when they are asked for; those of the last parts of the year are kept.
+    """Fields that are read when they are accessed; those of the last parts of the year are cached.
 
     Args:
-        shape: (T, K, C, H, W), of float32.
-        read: (time of the day, part of the year) -> (C, H, W).
+        shape: (T, K, C, H, W): times of the day, parts of the year, channels, rows, columns.
+        read: (time of the day, part of the year) -> (C, H, W) float32.
     """
 
     ndim = 5
 
     def __init__(self, shape: tuple[int, int, int, int, int], read: Callable[[int, int], np.ndarray]) -> None:
         self.shape = shape
-        self._read = lru_cache(maxsize=max(2, KEPT_BYTES // (4 * math.prod(shape[2:]))))(read)
+        bytes_per_part = 4 * math.prod(shape[2:])
+        self._read = lru_cache(maxsize=max(2, CACHE_BYTES // bytes_per_part))(read)
 
     def __getitem__(self, key: int | tuple[int, int]) -> np.ndarray:
         """Return the fields of one time of the day, (K, C, H, W), or those of one part of the year, (C, H, W)."""
@@ -45,7 +46,7 @@ class LazyFields:
 
 
 class LazyWeightedSum:
-    """A weighted sum of fields of which each channel is made when it is asked for; as an array, all are.
+    """Weighted sum of fields that is evaluated when a channel, or the whole array, is accessed.
 
     Attributes:
         weights: (K,) float32.
@@ -53,12 +54,14 @@ class LazyWeightedSum:
     """
 
     def __init__(self, weights: np.ndarray, parts: Sequence[np.ndarray]) -> None:
-        self.weights, self.parts = weights, parts
-        self.shape, self.dtype = parts[0].shape, parts[0].dtype
+        self.weights = weights
+        self.parts = parts
+        self.shape = parts[0].shape
+        self.dtype = parts[0].dtype
         self.ndim = len(self.shape)
 
     def __getitem__(self, key: int | slice | list[int]) -> np.ndarray | LazyWeightedSum:
-        """Return a channel, (H, W), or the weighted sum of some."""
+        """Return a channel, (H, W), or the weighted sum of several channels."""
         if isinstance(key, slice | list):
             return LazyWeightedSum(self.weights, [part[key] for part in self.parts])
         total = self.weights[0] * self.parts[0][key]
@@ -69,14 +72,16 @@ class LazyWeightedSum:
     def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
         """Return (C, H, W), a new array."""
         if copy is False:
-            raise ValueError("a weighted sum of fields is no array yet; copy=False cannot be had")
-        fields = np.empty(self.shape, self.dtype)
+            raise ValueError("a weighted sum of fields is not evaluated yet, so copy=False is not possible")
+        fields_CHW = np.empty(self.shape, self.dtype)
 
         def fill(channel: int) -> None:
-            fields[channel] = self[channel]
+            fields_CHW[channel] = self[channel]
 
-        thread_map(fill, len(fields), len(self.parts) * fields[0].size)
-        return fields if dtype is None else fields.astype(dtype, copy=False)
+        thread_map(fill, len(fields_CHW), len(self.parts) * fields_CHW[0].size)
+        if dtype is None:
+            return fields_CHW
+        return fields_CHW.astype(dtype, copy=False)
 
 
 Fields = np.ndarray | LazyWeightedSum
@@ -87,17 +92,17 @@ class Climatology:
     """Expected fields by time of the year.
 
     Attributes:
-        names: the channels, C of them.
-        calendar: CF calendar of the times it is asked for.
-        kind: ``harmonic`` (1, cos, sin, cos 2, ... of the year's fraction), ``table`` (K equal parts of the year) or
-            ``days`` (K days of the year, the first of January the first; K is at least the length of a year).
-        fields: (T, K, C, H, W) float32, in memory or read when they are asked for; T is the number of times of the day,
-            1 where they are not told apart.
-        day_minutes: (T,) minutes of the UTC day, or empty where they are not told apart.
-        description: method and period in words, for reports.
-        years: length of the period in years, NaN where unknown.
-        centres: (T,) fraction of the year at which the first part of a table is centred, the others following at equal
-            distances; None unless it is a table.
+        names: (C,) the channels.
+        calendar: name of the CF calendar of the times.
+        kind: ``harmonic`` (1, cos, sin, cos 2, ... of the fraction of the year), ``table`` (K equal parts of the year)
+            or ``days`` (K days of the year from the first of January; K is at least the length of a year).
+        fields: (T, K, C, H, W) float32, in memory or read when they are accessed; T is the number of times of the day,
+            1 if the climatology does not depend on the time of the day.
+        day_minutes: (T,) minutes of the UTC day; empty if the climatology does not depend on the time of the day.
+        description: method and period, for reports.
+        years: length of the period in years, NaN if unknown.
+        centres: (T,) fraction of the year at which the first part of a table is centred, with the others at equal
+            distances after it; None unless it is a table.
     """
 
     names: tuple[str, ...]
@@ -116,52 +121,60 @@ class Climatology:
         object.__setattr__(self, "_calendar", Calendar(self.calendar))
 
     def at(self, minutes: int) -> np.ndarray:
-        """Return the fields expected at `minutes`, (C, H, W) float32; see `sum_at`."""
-        return np.asarray(self.sum_at(minutes))
-
-    def sum_at(self, minutes: int) -> Fields:
-        """Return the same fields, each of which may be made when it is asked for.
+        """Return the expected fields at `minutes`, (C, H, W) float32.
 
         Raises:
-            DataError: if times of the day are told apart and this one was not in the data.
+            DataError: as `evaluate_lazily`.
         """
-        member, parts = self._time_of_day(minutes), self.fields.shape[1]
+        return np.asarray(self.evaluate_lazily(minutes))
+
+    def evaluate_lazily(self, minutes: int) -> Fields:
+        """Return the same fields, which may be evaluated lazily.
+
+        Raises:
+            DataError: if the climatology depends on the time of the day and does not have this one.
+        """
+        time_of_day = self._time_of_day(minutes)
+        num_parts = self.fields.shape[1]
         if self.kind == "days":
-            return self.fields[member, self._calendar.datetime(minutes).dayofyr - 1]
+            return self.fields[time_of_day, self._calendar.datetime(minutes).dayofyr - 1]
         fraction = float(self._calendar.year_fraction(np.array(minutes)))
         if self.kind == "harmonic":
-            return LazyWeightedSum(evaluate_harmonics(fraction, parts).astype(np.float32), self.fields[member])
-        position = (fraction - self.centres[member]) * parts
-        below = int(np.floor(position))
-        share = np.float32(position - below)
-        around = [self.fields[member, number % parts] for number in (below, below + 1)]
-        return LazyWeightedSum(np.array([1 - share, share]), around)
+            weights = evaluate_harmonics(fraction, num_parts).astype(np.float32)
+            return LazyWeightedSum(weights, self.fields[time_of_day])
+        # Linear interpolation between the two nearest parts; the last part is followed by the first.
+        position = (fraction - self.centres[time_of_day]) * num_parts
+        part = int(np.floor(position))
+        weight = np.float32(position - part)
+        neighbours = [self.fields[time_of_day, part % num_parts], self.fields[time_of_day, (part + 1) % num_parts]]
+        return LazyWeightedSum(np.array([1 - weight, weight]), neighbours)
 
     def _time_of_day(self, minutes: int) -> int:
         if not len(self.day_minutes):
             return 0
-        of_day = int(minutes) % 1440
-        match = np.flatnonzero(self.day_minutes == of_day)
-        if not len(match):
-            known = ", ".join(f"{m // 60:02d}:{m % 60:02d}" for m in self.day_minutes)
-            way_out = "verification.climatology.path needs a file with that hour, or one without hours"
-            if self.kind != "days":
-                way_out = "set verification.climatology.by_hour: false"
+        matches = np.flatnonzero(self.day_minutes == int(minutes) % 1440)
+        if not len(matches):
+            times_of_day = ", ".join(f"{minute // 60:02d}:{minute % 60:02d}" for minute in self.day_minutes)
+            if self.kind == "days":
+                advice = "verification.climatology.path needs a file with that hour, or one without hours"
+            else:
+                advice = "set verification.climatology.by_hour: false"
             raise DataError(
-                f"climatology: {self._calendar.format(minutes)} is at none of its times of the day ({known}); {way_out}"
+                f"climatology: {self._calendar.format(minutes)} is at none of its times of the day ({times_of_day}); "
+                f"{advice}"
             )
-        return int(match[0])
+        return int(matches[0])
 
     @property
-    def notice(self) -> str | None:
-        """Return a sentence for readers of scores where the period is short, else None."""
-        # as they are shown
+    def short_period_warning(self) -> str | None:
+        """Return a warning for readers of scores if the period is short, else None."""
+        # Rounded as the warning shows it: 4.96 years are shown, and judged, as 5.0.
         if round(self.years, 1) < _SHORT_YEARS:
             return f"The climatology is from {self.years:.1f} years of data, less than {_SHORT_YEARS:g}."
         return None
 
     def to_dict(self) -> dict[str, np.ndarray]:
-        """Return numeric arrays alone, as checkpoints hold them; ``attributes`` is JSON as bytes."""
+        """Return numeric arrays only, for checkpoints; ``attributes`` is JSON as bytes."""
         attributes = {key: getattr(self, key) for key in ("names", "calendar", "kind", "description", "years")}
         if self.centres is not None:
             attributes["centres"] = self.centres
@@ -178,7 +191,7 @@ class Climatology:
 
 
 def evaluate_harmonics(fraction: np.ndarray | float, count: int) -> np.ndarray:
-    """Return 1, cos, sin, cos 2, sin 2, ... of the year's fraction, (..., count) float64."""
+    """Return 1, cos, sin, cos 2, sin 2, ... of the fraction of the year, (..., count) float64."""
     angle = 2.0 * np.pi * np.asarray(fraction, dtype=np.float64)
     columns = [np.ones_like(angle)]
     for wave in range(1, (count + 1) // 2):

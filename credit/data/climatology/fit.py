@@ -1,7 +1,7 @@
-"""Fits a climatology to the times of a period, whole or block by block with the same numbers to the last bit.
+"""Fit of a climatology to the times of a period, at once or block by block with bitwise identical numbers.
 
-Every number is a sum over times in their order, then a division or a combination of such sums, cell by cell; so it does
-not matter which times of the day, parts of the year or channels are done together.
+Every number is a sum over times in their order, followed by a division or a combination of such sums, cell by cell. So
+the result does not depend on which times of the day, parts of the year or channels are fitted together.
 """
 
 from __future__ import annotations
@@ -21,28 +21,29 @@ from credit.utils.progress import ProgressBar
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
 
-_UNSMOOTHED_YEARS = 10.0  # fewer leave so much weather in a day's mean that it is too weak a baseline
-# the largest ratio of the normal equations' eigenvalues; a whole year has 1, half a year about 60, a quarter 3000
-_WORST_CONDITION = 1000.0
-_EVERY = slice(None)
-# values are added in stretches of channels that stay in the processor's cache
-_STRETCH_BYTES = 2**20
+# With fewer years the mean of a day contains so much weather that it is too weak a baseline.
+_MIN_UNSMOOTHED_YEARS = 10.0
+# Largest condition number of the normal equations; a whole year has 1, half a year about 60, a quarter 3000.
+_MAX_CONDITION = 1000.0
+_ALL = slice(None)
+# Values are added for a few channels at once, which stay in the processor's cache.
+_BYTES_AT_ONCE = 2**20
 
 
 @dataclass(frozen=True)
 class ClimatologyPlan:
-    """What a fit needs besides the fields: which times count in which sums, and what becomes of the sums.
+    """Everything that a fit needs besides the fields: the weights of the times in the sums, and the divisors.
 
     Attributes:
-        kind: ``harmonic`` or ``table``, as of the `Climatology`.
-        positions: (N,) places of the period's times in the reader.
-        fractions: (N,) of the year.
-        members: (N,) which time of the day each is; 0 where they are not told apart.
-        day_minutes: (T,) minutes of the UTC day, empty where they are not told apart.
+        kind: ``harmonic`` or ``table``, see `Climatology`.
+        positions: (N,) indices of the times of the period in the reader.
+        fractions: (N,) fractions of the year.
+        members: (N,) index of the time of the day; 0 if the climatology does not depend on it.
+        day_minutes: (T,) minutes of the UTC day; empty if the climatology does not depend on the time of the day.
         centres: (T,) fraction of the year at which the first part is centred; None unless it is a table.
-        width: of the window, in parts (``table``).
-        divisors: (T, K, K) inverse normal equations (``harmonic``) or (T, K) number of times (``table``).
-        description: method and period in words.
+        width: width of the window, in parts (``table``).
+        divisors: (T, K, K) inverse normal equations (``harmonic``) or (T, K) numbers of times (``table``).
+        description: method and period, for reports.
         years: length of the period.
     """
 
@@ -62,8 +63,8 @@ class ClimatologyPlan:
         """Return T and K: times of the day, and harmonics or parts of the year."""
         return self.divisors.shape[0], self.divisors.shape[1]
 
-    def weights(self, rows: np.ndarray, parts: slice = _EVERY) -> np.ndarray:
-        """Return how much some of the times count in some of the sums, (N, P) float64."""
+    def weights(self, rows: np.ndarray, parts: slice = _ALL) -> np.ndarray:
+        """Return the weights of some of the times in some of the sums, (N, P) float64."""
         count = self.shape[1]
         if self.kind == "harmonic":
             return evaluate_harmonics(self.fractions[rows], count)[:, parts]
@@ -82,61 +83,79 @@ def fit_climatology(
 
     Args:
         reader: the data.
-        channel_names: stored channels to fit.
+        channel_names: (C,) stored channels to fit.
         first_minutes: first time of the period.
         last_minutes: last time of the period.
-        conf: ``harmonic``, least squares of the mean and some waves of the year in every cell; or ``window``, means
-            over some days around each part of the year; by default one harmonic.
+        conf: ``harmonic``, a least-squares fit of the mean and a few waves of the year in every cell; or ``window``,
+            means over several days around each part of the year; by default one harmonic.
 
     Returns:
-        The climatology. With ``window`` each time counts in as many parts as any other, to one where the window is no
-        whole number of them, and the times of a part lie evenly around its centre, whatever hours the data have.
+        The climatology. With ``window`` every time counts in equally many parts, within one if the window is not a
+        whole number of parts, and the times of a part lie evenly around its centre, whatever hours the data have.
 
     Raises:
-        ConfigError: if the period cannot carry the method.
+        ConfigError: if the period is too short for the method.
     """
-    fit = plan_fit(reader.times, reader.calendar, first_minutes, last_minutes, conf or ClimatologyConfig())
-    fields = fit_fields(fit, reader, channel_names)
+    plan = plan_fit(reader.times, reader.calendar, first_minutes, last_minutes, conf or ClimatologyConfig())
     return Climatology(
-        tuple(channel_names), reader.calendar.name, fit.kind, fields, fit.day_minutes, fit.description, fit.years,
-        fit.centres,
-    )  # fmt: skip
+        names=tuple(channel_names),
+        calendar=reader.calendar.name,
+        kind=plan.kind,
+        fields=fit_fields(plan, reader, channel_names),
+        day_minutes=plan.day_minutes,
+        description=plan.description,
+        years=plan.years,
+        centres=plan.centres,
+    )
 
 
 def plan_fit(
     times: np.ndarray, calendar: Calendar, first_minutes: int, last_minutes: int, conf: ClimatologyConfig
 ) -> ClimatologyPlan:
-    """Return how a climatology is fitted to the times of a period.
+    """Return the plan of the fit of a climatology to the times of a period.
 
     Raises:
-        ConfigError: if the period cannot carry the method, which depends on the times alone.
+        ConfigError: if the period is too short for the method. Only the times decide this.
     """
     positions = np.flatnonzero((times >= first_minutes) & (times <= last_minutes))
     if not len(positions):
         raise ConfigError("data.splits.train: the data have no time in it, so there is no climatology")
     times = times[positions]
-    years = _years(times, calendar)
+    years = _count_years(times, calendar)
     fractions = calendar.year_fraction(times)
-    day_minutes = np.unique(times % 1440) if conf.by_hour else np.empty(0, dtype=np.int64)
-    members = np.searchsorted(day_minutes, times % 1440) if conf.by_hour else np.zeros(len(times), dtype=np.int64)
-    groups = [fractions[members == member] for member in range(max(1, len(day_minutes)))]
-    centres, width = None, float("nan")
+    if conf.by_hour:
+        day_minutes = np.unique(times % 1440)
+        members = np.searchsorted(day_minutes, times % 1440)
+    else:
+        day_minutes = np.empty(0, dtype=np.int64)
+        members = np.zeros(len(times), dtype=np.int64)
+    num_members = max(1, len(day_minutes))
+    fractions_of_member = [fractions[members == member] for member in range(num_members)]
+    centres = None
+    width = float("nan")
     period = f"{calendar.format(times[0])[:10]} to {calendar.format(times[-1])[:10]}"
     if conf.method == "harmonic":
         kind = "harmonic"
-        divisors = np.stack([_invert(group, conf.harmonics, period) for group in groups])
+        inverses = [_invert_normal_equations(group, conf.harmonics, period) for group in fractions_of_member]
+        divisors = np.stack(inverses)
     else:
         assert conf.method == "window", conf.method
         kind = "table"
         _require_years(conf.window_days, years)
-        days = calendar.days_a_year
-        # parts a twelfth of the window long lose nothing that the window has left
-        count = round(days / max(1.0, conf.window_days / 12.0))
-        width = conf.window_days * count / days
-        hours = [(times[members == member] % 1440).mean() for member in range(len(groups))]
-        # a window that begins and ends midway between times has as many of each year
-        centres = tuple(float(minutes / (1440 * days)) for minutes in hours)
-        divisors = np.stack([_count(*group, count, width, days) for group in zip(groups, centres, strict=True)])
+        days = calendar.days_per_year
+        # Parts a twelfth of the window long keep everything that the smoothing by the window leaves.
+        num_parts = round(days / max(1.0, conf.window_days / 12.0))
+        width = conf.window_days * num_parts / days
+        # A part is centred at the (mean) time of the day of the data. Its window then begins and ends midway between
+        # times, and contains equally many times of every year.
+        centres = ()
+        counts = []
+        for member, group in enumerate(fractions_of_member):
+            mean_minutes = (times[members == member] % 1440).mean()
+            centre = float(mean_minutes / (1440 * days))
+            centres += (centre,)
+            counts.append(_count_times(group, centre, num_parts, width, days))
+        divisors = np.stack(counts)
     description = f"{_describe(conf)}, {period}"
     return ClimatologyPlan(
         kind, positions, fractions, members, day_minutes, centres, width, divisors, description, years
@@ -144,124 +163,138 @@ def plan_fit(
 
 
 def fit_fields(
-    fit: ClimatologyPlan,
+    plan: ClimatologyPlan,
     reader: FieldReader,
     channel_names: Sequence[str],
-    times_of_day: slice = _EVERY,
-    parts: slice = _EVERY,
+    times_of_day: slice = _ALL,
+    parts: slice = _ALL,
     progress: bool = True,
 ) -> np.ndarray:
-    """Return a climatology's fields, or some of them; each time that they need is read once.
+    """Return the fields of a climatology, or some of them; each time that they need is read once.
 
     Args:
-        fit: from `plan_fit` with the reader's times.
+        plan: from `plan_fit` with the times of the reader.
         reader: the data.
-        channel_names: stored channels, C of them.
-        times_of_day: which times of the day, T of them.
-        parts: which parts of the year, K of them; harmonics cannot be parted.
-        progress: show a bar on a terminal.
+        channel_names: (C,) stored channels.
+        times_of_day: selection of T times of the day.
+        parts: selection of K parts of the year; harmonics need all of them.
+        progress: show a progress bar on a terminal.
 
     Returns:
         (T, K, C, H, W) float32.
     """
-    assert fit.kind == "table" or parts == _EVERY
-    stored = [channel.name for channel in reader.channels.stored]
-    index = [stored.index(name) for name in channel_names]
-    members = np.arange(fit.shape[0])[times_of_day]
-    rows = np.flatnonzero(np.isin(fit.members, members))
-    weights = fit.weights(rows, parts)
-    needed = weights.any(axis=1)
-    rows, weights = rows[needed], weights[needed]
-    sums = np.zeros((len(members), weights.shape[1], len(index), *reader.grid.shape))
-    values = np.empty((len(index), *reader.grid.shape), dtype=np.float32)
-    places: list[np.ndarray | None] = [None] * len(stored)
-    for channel, place in zip(index, values, strict=True):
-        places[channel] = place
-    for row, weight in zip(ProgressBar(rows, "climatology", disable=None if progress else True), weights, strict=True):
-        reader.read_into(int(fit.positions[row]), places)
-        _add(sums[fit.members[row] - members[0]], weight, values)
-    divisors, fields = fit.divisors[members], np.empty(sums.shape, dtype=np.float32)
-    for member, part in np.ndindex(*sums.shape[:2]):
-        if fit.kind == "table":
-            fields[member, part] = sums[member, part] / divisors[member, parts][part]
+    assert plan.kind == "table" or parts == _ALL
+    stored_names = [channel.name for channel in reader.channels.stored]
+    members = np.arange(plan.shape[0])[times_of_day]
+    rows = np.flatnonzero(np.isin(plan.members, members))
+    weights_NK = plan.weights(rows, parts)
+    is_needed = weights_NK.any(axis=1)
+    rows = rows[is_needed]
+    weights_NK = weights_NK[is_needed]
+    sums_TKCHW = np.zeros((len(members), weights_NK.shape[1], len(channel_names), *reader.grid.shape))
+    values_CHW = np.empty((len(channel_names), *reader.grid.shape), dtype=np.float32)
+    targets: list[np.ndarray | None] = [None] * len(stored_names)
+    for name, values in zip(channel_names, values_CHW, strict=True):
+        targets[stored_names.index(name)] = values
+    bar = ProgressBar(rows, "climatology", disable=None if progress else True)
+    for row, weights_K in zip(bar, weights_NK, strict=True):
+        reader.read_into(int(plan.positions[row]), targets)
+        _add(sums_TKCHW[plan.members[row] - members[0]], weights_K, values_CHW)
+    divisors = plan.divisors[members]
+    fields_TKCHW = np.empty(sums_TKCHW.shape, dtype=np.float32)
+    for member, part in np.ndindex(*sums_TKCHW.shape[:2]):
+        if plan.kind == "table":
+            fields_TKCHW[member, part] = sums_TKCHW[member, part] / divisors[member, parts][part]
             continue
-        for channel in range(len(index)):
-            # one after the other, as a product of matrices sums up in an order that depends on their sizes
-            factors = zip(divisors[member, part], sums[member, :, channel], strict=True)
-            fields[member, part, channel] = sum(factor * one for factor, one in factors)
-    return fields
+        for channel in range(len(channel_names)):
+            # Added one after the other, because the order of summation of a matrix product depends on the sizes of
+            # the matrices, and blocks of any size must give the same numbers.
+            total_HW = 0
+            for factor, sum_HW in zip(divisors[member, part], sums_TKCHW[member, :, channel], strict=True):
+                total_HW = total_HW + factor * sum_HW
+            fields_TKCHW[member, part, channel] = total_HW
+    return fields_TKCHW
 
 
 def _describe(conf: ClimatologyConfig) -> str:
-    if conf.method == "harmonic":
-        text = f"{conf.harmonics} annual harmonic{'s' if conf.harmonics > 1 else ''}" if conf.harmonics else "mean"
+    if conf.method == "harmonic" and conf.harmonics == 0:
+        text = "mean"
+    elif conf.method == "harmonic":
+        text = f"{conf.harmonics} annual harmonic{'s' if conf.harmonics > 1 else ''}"
+    elif conf.window_days > 1:
+        text = f"moving mean of {conf.window_days} days"
     else:
-        days = conf.window_days
-        text = f"moving mean of {days} days" if days > 1 else "mean of each day of the year"
+        text = "mean of each day of the year"
     return f"{text}, by time of the day" if conf.by_hour else text
 
 
-def _add(sums_KCHW: np.ndarray, weight_K: np.ndarray, values_CHW: np.ndarray) -> None:
-    """Add a time's fields to the sums that they count in."""
-    length = max(1, _STRETCH_BYTES // (8 * values_CHW[0].size))
-    for first in range(0, len(values_CHW), length):
-        stretch = slice(first, first + length)
-        values = values_CHW[stretch].astype(np.float64)
-        for part in np.flatnonzero(weight_K):
-            sums_KCHW[part, stretch] += weight_K[part] * values
+def _add(sums_KCHW: np.ndarray, weights_K: np.ndarray, values_CHW: np.ndarray) -> None:
+    """Add the fields of a time to the sums that they count in."""
+    channels_at_once = max(1, _BYTES_AT_ONCE // (8 * values_CHW[0].size))
+    for start in range(0, len(values_CHW), channels_at_once):
+        channels = slice(start, start + channels_at_once)
+        values = values_CHW[channels].astype(np.float64)
+        for part in np.flatnonzero(weights_K):
+            sums_KCHW[part, channels] += weights_K[part] * values
 
 
-def _years(times: np.ndarray, calendar: Calendar) -> float:
-    """Return the years from the first time to a step after the last; those of the calendar count one each."""
-    ends = np.array([times[0], times[-1] + (np.diff(times).min() if len(times) > 1 else 0)])
-    first, last = (calendar.datetime(minutes).year for minutes in ends)
-    return last - first + float(np.diff(calendar.year_fraction(ends))[0])
+def _count_years(times: np.ndarray, calendar: Calendar) -> float:
+    """Return the years from the first time to a step after the last; every year of the calendar counts one."""
+    step = np.diff(times).min() if len(times) > 1 else 0
+    ends = np.array([times[0], times[-1] + step])
+    first_year = calendar.datetime(ends[0]).year
+    last_year = calendar.datetime(ends[1]).year
+    return last_year - first_year + float(np.diff(calendar.year_fraction(ends))[0])
 
 
 def _require_years(window_days: int, years: float) -> None:
-    if window_days == 1 and years < _UNSMOOTHED_YEARS - 0.1:
+    if window_days == 1 and years < _MIN_UNSMOOTHED_YEARS - 0.1:
         raise ConfigError(
-            f"verification.climatology.window_days: 1 (unsmoothed) needs at least {_UNSMOOTHED_YEARS:g} years of "
+            f"verification.climatology.window_days: 1 (unsmoothed) needs at least {_MIN_UNSMOOTHED_YEARS:g} years of "
             f"training data, there are {years:.1f}; take method: harmonic or a window of about 61 days"
         )
 
 
-def _in_window(since: np.ndarray, parts: np.ndarray, count: int, width: float) -> np.ndarray:
-    """Return which times some of the year's parts average, (N, P) of 0 and 1.
+def _in_window(since: np.ndarray, parts: np.ndarray, num_parts: int, width: float) -> np.ndarray:
+    """Return which times lie in the windows of some parts of the year, (N, P) of 0 and 1.
 
     Args:
         since: (N,) fraction of the year since the centre of the first part.
-        parts: (P,) their numbers.
-        count: parts a year.
-        width: of the window, in parts; a time at its end belongs to the next one's beginning.
+        parts: (P,) numbers of the parts.
+        num_parts: parts in a year.
+        width: width of the window, in parts; it contains its beginning but not its end.
     """
-    # rounded, as a time on the edge would else be in both or in none
-    distance = np.round(since * count, 9)[:, None] - parts
-    distance = np.mod(distance + count / 2, count) - count / 2
+    # Rounded, because a time on the edge of two windows would otherwise be in both or in none of them.
+    distance = np.round(since * num_parts, 9)[:, None] - parts
+    distance = np.mod(distance + num_parts / 2, num_parts) - num_parts / 2
     return ((-width / 2 <= distance) & (distance < width / 2)).astype(np.float64)
 
 
-def _count(fractions: np.ndarray, centre: float, count: int, width: float, days: int) -> np.ndarray:
+def _count_times(fractions: np.ndarray, centre: float, num_parts: int, width: float, days: int) -> np.ndarray:
     """Return how many times each part of the year averages, (K,)."""
-    # one after the other, as all together may be more than there is room for
-    counts = np.array([_in_window(fractions - centre, np.array([part]), count, width).sum() for part in range(count)])
-    if (counts == 0).any():
-        missing = int(np.flatnonzero(counts == 0)[0] / count * days) + 1
+    # Part by part, because the table of all times and parts may not fit into memory.
+    counts_K = np.empty(num_parts)
+    for part in range(num_parts):
+        counts_K[part] = _in_window(fractions - centre, np.array([part]), num_parts, width).sum()
+    empty_parts = np.flatnonzero(counts_K == 0)
+    if len(empty_parts):
+        missing_day = int(empty_parts[0] / num_parts * days) + 1
         raise ConfigError(
-            f"verification.climatology: the training period has no time around day {missing} of the year; "
+            f"verification.climatology: the training period has no time around day {missing_day} of the year; "
             "take method: harmonic or a wider window"
         )
-    return counts
+    return counts_K
 
 
-def _invert(fractions: np.ndarray, waves: int, period: str) -> np.ndarray:
+def _invert_normal_equations(fractions: np.ndarray, waves: int, period: str) -> np.ndarray:
     """Return the inverse of the normal equations, (K, K)."""
-    weights = evaluate_harmonics(fractions, 2 * waves + 1)
-    gram = weights.T @ weights
-    scale = np.sqrt(np.diag(gram))
-    if len(weights) < weights.shape[1] or np.linalg.cond(gram / np.outer(scale, scale)) > _WORST_CONDITION:
+    weights_NK = evaluate_harmonics(fractions, 2 * waves + 1)
+    gram_KK = weights_NK.T @ weights_NK
+    scale_K = np.sqrt(np.diag(gram_KK))
+    has_too_few_times = len(weights_NK) < weights_NK.shape[1]
+    if has_too_few_times or np.linalg.cond(gram_KK / np.outer(scale_K, scale_K)) > _MAX_CONDITION:
         raise ConfigError(
-            f"verification.climatology.harmonics: {waves} cannot be fitted to {len(weights)} times from {period}, too "
-            "small a part of the year; set it to 0 (the mean) or train on a longer period"
+            f"verification.climatology.harmonics: {waves} cannot be fitted to {len(weights_NK)} times from {period}, "
+            "too small a part of the year; set it to 0 (the mean) or train on a longer period"
         )
-    return np.linalg.inv(gram)
+    return np.linalg.inv(gram_KK)

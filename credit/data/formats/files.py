@@ -17,7 +17,7 @@ import xarray as xr
 from credit.config.schema_source import SourceConfig
 from credit.data.formats.grib import open_grib
 from credit.data.formats.netcdf3 import missing_bytes
-from credit.data.formats.plugin_source import open_registered
+from credit.data.formats.plugin_source import open_plugin_source
 from credit.data.formats.remote import is_remote, open_remote, remote_fingerprint
 from credit.data.formats.select import select_positions
 from credit.data.formats.units import require_packing
@@ -145,7 +145,7 @@ def open_file(path: Path | str, source: SourceConfig) -> xr.Dataset:
         DataError: if it is missing or unreadable, or lacks what is selected.
     """
     if source.type is not None:
-        return open_registered(source, str(path))
+        return open_plugin_source(source, str(path))
     options = {"decode_times": False, "decode_timedelta": False, "chunks": None, "cache": False}
     if is_remote(path):
         return select_positions(open_remote(path, source.storage_options, **options), source.select, path)

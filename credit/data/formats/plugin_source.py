@@ -96,59 +96,68 @@ def register_source(name: str, options: type[StrictModel] | None = None) -> Call
     return register
 
 
-def open_registered(source: SourceConfig, where: str) -> xr.Dataset:
-    """Return a source of a plugin as a dataset with CF coordinates; fields are read when they are asked for.
+def open_plugin_source(source: SourceConfig, where: str) -> xr.Dataset:
+    """Open a source of a plugin as a dataset with CF coordinates; fields are read when they are accessed.
 
     The dataset can be pickled; its encoding has a ``fingerprint``, see `credit.data.formats.files.OpenFiles`.
 
     Args:
-        source: its section.
-        where: its place in the config, for messages.
+        source: its section of the config.
+        where: key of the section, for messages.
 
     Raises:
-        DataError: if it cannot be made, or does not say what it has.
+        DataError: if it cannot be created, or does not describe its contents.
     """
-    maker = _Maker(where, _SOURCES[source.type], source.options)
-    maker.require_importable()
-    said = maker.describe()
+    factory = _SourceFactory(where, _SOURCES[source.type], source.options)
+    factory.require_importable()
+    metadata = factory.describe()
     variables = {
         "time": xr.Variable(
-            "time", said.minutes, {"units": EPOCH, "calendar": said.calendar, "standard_name": "time", "axis": "T"}
+            "time",
+            metadata.minutes,
+            {"units": EPOCH, "calendar": metadata.calendar, "standard_name": "time", "axis": "T"},
         ),
-        "latitude": xr.Variable("latitude", said.latitude, {"units": "degrees_north"}),
-        "longitude": xr.Variable("longitude", said.longitude, {"units": "degrees_east"}),
+        "latitude": xr.Variable("latitude", metadata.latitude, {"units": "degrees_north"}),
+        "longitude": xr.Variable("longitude", metadata.longitude, {"units": "degrees_east"}),
     }
-    if said.latitude_bounds is not None:
+    if metadata.latitude_bounds is not None:
         variables["latitude"].attrs["bounds"] = "latitude_bounds"
-        variables["latitude_bounds"] = xr.Variable(("latitude", "two"), said.latitude_bounds)
+        variables["latitude_bounds"] = xr.Variable(("latitude", "two"), metadata.latitude_bounds)
     axes: dict[tuple, str] = {}
-    for one in said.variables.values():
-        if one.levels is not None and _axis_of(one) not in axes:
-            values, units = _axis_of(one)
+    for variable in metadata.variables.values():
+        if variable.levels is not None and _axis_of(variable) not in axes:
+            values, units = _axis_of(variable)
             name = axes[values, units] = f"level_{len(axes)}"
-            of_pressure = "air_pressure" if units.lower() in PRESSURE_IN_HPA else "model_level_number"
-            variables[name] = xr.Variable(name, np.array(values), {"units": units, "standard_name": of_pressure})
-    taken = set(variables) & set(said.variables)
-    if taken:
-        raise maker.wrong(f"its variable {min(taken)} has the name of a coordinate; call it otherwise")
-    for name, one in said.variables.items():
-        dims = [*([] if one.is_static else ["time"]), *([] if one.levels is None else [axes[_axis_of(one)]])]
-        fields = _Fields(maker, name, one, None if one.is_static else said.times, said.shape)
-        kept = {key: getattr(one, key) for key in ("units", "standard_name", "long_name", "cell_methods")}
+            standard_name = "air_pressure" if units.lower() in PRESSURE_IN_HPA else "model_level_number"
+            variables[name] = xr.Variable(name, np.array(values), {"units": units, "standard_name": standard_name})
+    conflicting_names = set(variables) & set(metadata.variables)
+    if conflicting_names:
+        raise factory.error(f"its variable {min(conflicting_names)} has the name of a coordinate; choose another name")
+    for name, variable in metadata.variables.items():
+        dims = []
+        times = None
+        if not variable.is_static:
+            dims.append("time")
+            times = metadata.times
+        if variable.levels is not None:
+            dims.append(axes[_axis_of(variable)])
+        fields = _PluginFields(factory, name, variable, times, metadata.shape)
+        attributes = {key: getattr(variable, key) for key in ("units", "standard_name", "long_name", "cell_methods")}
         encoding: dict[str, object] = {}
-        if one.packing_step:
-            encoding = {"dtype": np.dtype(np.int32), "scale_factor": float(one.packing_step)}
-        if one.levels is not None:  # all are asked for at once
-            encoding["preferred_chunks"] = {axes[_axis_of(one)]: len(one.levels)}
+        if variable.packing_step:
+            encoding = {"dtype": np.dtype(np.int32), "scale_factor": float(variable.packing_step)}
+        if variable.levels is not None:
+            # The plugin is asked for all levels at once.
+            encoding["preferred_chunks"] = {axes[_axis_of(variable)]: len(variable.levels)}
         variables[name] = xr.Variable(
             (*dims, "latitude", "longitude"),
             indexing.LazilyIndexedArray(fields),
-            {key: text for key, text in kept.items() if text},
+            {key: text for key, text in attributes.items() if text},
             encoding,
         )
-    made = xr.Dataset(variables, attrs=said.attributes)
-    made.encoding["fingerprint"] = said.fingerprint()
-    return made
+    dataset = xr.Dataset(variables, attrs=metadata.attributes)
+    dataset.encoding["fingerprint"] = metadata.fingerprint()
+    return dataset
 
 
 def _axis_of(variable: SourceVariable) -> tuple[tuple[float, ...], str]:
@@ -156,12 +165,12 @@ def _axis_of(variable: SourceVariable) -> tuple[tuple[float, ...], str]:
 
 
 @dataclass(frozen=True)
-class _Said:
-    """Checked description that a source gives of itself.
+class _SourceMetadata:
+    """Checked description of the contents of a source.
 
     Attributes:
-        times: (N,) as it gives them.
-        minutes: (N,) of them, since `EPOCH` in `calendar`.
+        times: (N,) as the source gives them.
+        minutes: (N,) the same in minutes since `EPOCH` in `calendar`.
     """
 
     latitude: np.ndarray
@@ -179,131 +188,154 @@ class _Said:
         return len(self.latitude), len(self.longitude)
 
     def fingerprint(self) -> list[int]:
-        """Return length and checksum of what is said."""
-        arrays = (self.latitude, self.longitude, np.sort(self.minutes))
-        said = [self.version, self.calendar, *(array.tolist() for array in arrays)]
-        described = {name: {**asdict(one), "levels": None} for name, one in self.variables.items()}
-        levels = {name: _axis_of(one)[0] for name, one in self.variables.items() if one.levels is not None}
-        text = json.dumps([*said, described, levels], sort_keys=True, default=float).encode()
+        """Return length and checksum of the description."""
+        coordinates = [self.latitude.tolist(), self.longitude.tolist(), np.sort(self.minutes).tolist()]
+        variables = {}
+        levels = {}
+        for name, variable in self.variables.items():
+            variables[name] = {**asdict(variable), "levels": None}
+            if variable.levels is not None:
+                levels[name] = _axis_of(variable)[0]
+        description = [self.version, self.calendar, *coordinates, variables, levels]
+        text = json.dumps(description, sort_keys=True, default=float).encode()
         return [len(text), zlib.crc32(text)]
 
 
-class _Maker:
-    """Makes the source where it is needed: in each process of its own, as its handles must not be shared.
+class _SourceFactory:
+    """Factory of a source that creates it anew in each process, because open files must not be shared.
 
     Args:
-        where: its place in the config and its type, for messages.
-        cls: the plugin's class; is pickled by its name, so that another process imports the plugin.
-        options: of the config.
+        where: config key and type of the source, for messages.
+        cls: the class of the plugin, which is pickled by its name, so that another process imports the plugin.
+        options: options of the config.
     """
 
     def __init__(self, where: str, cls: type, options: Mapping[str, Any]) -> None:
-        self.where, self._class, self._options = where, cls, dict(options)
-        self._made, self._before, self._owner = None, None, -1
+        self.where = where
+        self._class = cls
+        self._options = dict(options)
+        self._source: Any = None
+        self._source_of_parent: Any = None
+        # Number of the process that created the source.
+        self._owner = -1
 
     def require_importable(self) -> None:
-        """Refuse a class in whose place another process would find another one under its name."""
-        name, module = self._class.__qualname__, sys.modules.get(self._class.__module__)
+        """Refuse a class if another process would import a different class under its name."""
+        name = self._class.__qualname__
+        module = sys.modules.get(self._class.__module__)
         if getattr(module, name, self._class) is not self._class:
-            raise self.wrong(
+            raise self.error(
                 f"{name} of {self._class.__module__} is another class than the registered one; write register_source "
                 "above all other decorators"
             )
 
     def get(self) -> Any:
-        """Return the source.
+        """Return the source of this process.
 
         Raises:
-            DataError: if it cannot be made.
+            DataError: if it cannot be created.
         """
         if self._owner != os.getpid():
-            # what was made before a fork stays referred to: its connections are the parent's, not to be ended here
-            self._before = self._made
-            with self.asking(f"{self._class.__name__}({', '.join(f'{name}=...' for name in self._options)})"):
-                self._made = self._class(**self._options)
+            # After a fork the source of the parent stays referenced, so that its connections are not closed here.
+            self._source_of_parent = self._source
+            arguments = ", ".join(f"{name}=..." for name in self._options)
+            with self.calling(f"{self._class.__name__}({arguments})"):
+                self._source = self._class(**self._options)
             self._owner = os.getpid()
-        return self._made
+        return self._source
 
-    def describe(self) -> _Said:
-        """Return what the source has.
+    def describe(self) -> _SourceMetadata:
+        """Return the checked description of the source.
 
         Raises:
-            DataError: where something is lacking, or is not what it must be.
+            DataError: if something is missing or wrong.
         """
-        made = self.get()
+        source = self.get()
         given: dict[str, Any] = {}
         for name in (*_GIVEN, "latitude_bounds", "version", "attributes"):
-            if name not in _GIVEN and not hasattr(made, name):
+            if name not in _GIVEN and not hasattr(source, name):
                 continue
-            with self.asking(name):
-                given[name] = getattr(made, name)
+            with self.calling(name):
+                given[name] = getattr(source, name)
         variables = given["variables"]
-        fits = isinstance(variables, Mapping) and all(isinstance(one, SourceVariable) for one in variables.values())
-        if not fits or not variables:
-            raise self.wrong(f"variables must map names to SourceVariable(units, ...); is {variables!r}")
-        for name, one in variables.items():
-            if not isinstance(one.units, str):
-                raise self.wrong(f"the units of {name} must be a text, such as K; is {one.units!r}")
-            if one.levels is not None:
-                levels = self._numbers(f"the levels of {name}", one.levels)
+        is_valid = isinstance(variables, Mapping) and all(
+            isinstance(variable, SourceVariable) for variable in variables.values()
+        )
+        if not is_valid or not variables:
+            raise self.error(f"variables must map names to SourceVariable(units, ...); is {variables!r}")
+        for name, variable in variables.items():
+            if not isinstance(variable.units, str):
+                raise self.error(f"the units of {name} must be a text, such as K; is {variable.units!r}")
+            if variable.levels is not None:
+                levels = self._numbers(f"the levels of {name}", variable.levels)
                 if len(np.unique(levels)) < len(levels):
-                    raise self.wrong(f"the levels of {name} hold a value twice; is {one.levels!r}")
-        latitude, longitude = (self._numbers(name, given[name]) for name in ("latitude", "longitude"))
+                    raise self.error(f"the levels of {name} hold a value twice; is {variable.levels!r}")
+        latitude = self._numbers("latitude", given["latitude"])
+        longitude = self._numbers("longitude", given["longitude"])
         bounds = given.get("latitude_bounds")
         if bounds is not None:
-            with self.asking("latitude_bounds"):
+            with self.calling("latitude_bounds"):
                 bounds = np.asarray(bounds, dtype=np.float64)
             if bounds.shape != (len(latitude), 2):
-                raise self.wrong(f"latitude_bounds must be ({len(latitude)}, 2) numbers; has the shape {bounds.shape}")
-        version, attributes = given.get("version", ""), given.get("attributes", {})
+                raise self.error(f"latitude_bounds must be ({len(latitude)}, 2) numbers; has the shape {bounds.shape}")
+        version = given.get("version", "")
+        attributes = given.get("attributes", {})
         if not isinstance(version, str | int | float):
-            raise self.wrong(f"version must be a text or a number; is {version!r}")
+            raise self.error(f"version must be a text or a number; is {version!r}")
         if not isinstance(attributes, Mapping):
-            raise self.wrong(f"attributes must map names to texts; is {attributes!r}")
-        with self.asking("times"):
+            raise self.error(f"attributes must map names to texts; is {attributes!r}")
+        with self.calling("times"):
             times = np.asarray(given["times"])
             minutes, calendar = _encode(times)
         if len(minutes) == 0 or not (minutes == np.rint(minutes)).all():
-            odd = times[minutes != np.rint(minutes)][:1].tolist()
-            raise self.wrong(f"times must be at least one date of whole minutes; is {odd or 'empty'}")
-        return _Said(
-            latitude, longitude, bounds, times, minutes.astype(np.int64), calendar,
-            {str(name): one for name, one in variables.items()},
-            str(version), {str(k): str(v) for k, v in attributes.items()},
-        )  # fmt: skip
+            first_wrong = times[minutes != np.rint(minutes)][:1].tolist()
+            raise self.error(f"times must be at least one date of whole minutes; is {first_wrong or 'empty'}")
+        return _SourceMetadata(
+            latitude=latitude,
+            longitude=longitude,
+            latitude_bounds=bounds,
+            times=times,
+            minutes=minutes.astype(np.int64),
+            calendar=calendar,
+            variables={str(name): variable for name, variable in variables.items()},
+            version=str(version),
+            attributes={str(name): str(text) for name, text in attributes.items()},
+        )
 
-    def _numbers(self, what: str, values: Any) -> np.ndarray:
-        with self.asking(what):
-            found = np.asarray(values, dtype=np.float64)
-        if found.ndim != 1 or not found.size or not np.isfinite(found).all():
-            raise self.wrong(f"{what} must be a list of finite numbers; is {values!r}")
-        return found
+    def _numbers(self, name: str, values: Any) -> np.ndarray:
+        with self.calling(name):
+            numbers = np.asarray(values, dtype=np.float64)
+        if numbers.ndim != 1 or not numbers.size or not np.isfinite(numbers).all():
+            raise self.error(f"{name} must be a list of finite numbers; is {values!r}")
+        return numbers
 
-    def wrong(self, what: str) -> DataError:
-        """Return an error that says what is wrong with the source, and where to correct it."""
-        return DataError(f"{self.where}: {what}; correct {self._class.__qualname__} in {self._class.__module__}")
+    def error(self, message: str) -> DataError:
+        """Return an error about the source that names the class to correct."""
+        return DataError(f"{self.where}: {message}; correct {self._class.__qualname__} in {self._class.__module__}")
 
     @contextmanager
-    def asking(self, what: str) -> Iterator[None]:
-        """Say of anything that the plugin's code raises what was asked of it, and where it was raised."""
+    def calling(self, call: str) -> Iterator[None]:
+        """Re-raise any exception of the plugin as `DataError` with the call and the line that raised it."""
         try:
             yield
         except Exception as error:
             file = getattr(sys.modules.get(self._class.__module__), "__file__", None)
-            places = traceback.extract_tb(error.__traceback__)
-            own = next((place for place in reversed(places) if place.filename == file), None)
-            there = f"{file}, line {own.lineno}" if own else self._class.__module__
+            location = self._class.__module__
+            # The last frame in the plugin's own file.
+            for frame in traceback.extract_tb(error.__traceback__):
+                if frame.filename == file:
+                    location = f"{file}, line {frame.lineno}"
             raise DataError(
-                f"{self.where}: {what} fails ({type(error).__name__}: {error}); look at "
-                f"{self.where.split()[0]}.options, or correct {self._class.__qualname__} in {there}"
+                f"{self.where}: {call} fails ({type(error).__name__}: {error}); look at "
+                f"{self.where.split()[0]}.options, or correct {self._class.__qualname__} in {location}"
             ) from error
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"_made": None, "_before": None, "_owner": -1}
+        return self.__dict__ | {"_source": None, "_source_of_parent": None, "_owner": -1}
 
 
 def _encode(times: np.ndarray) -> tuple[np.ndarray, str]:
-    """Return minutes of dates, float64, NaN for none, and their calendar."""
+    """Return minutes of dates, float64, NaN for missing ones, and the name of their calendar."""
     if times.ndim == 1 and times.size and isinstance(times[0], cftime.datetime):
         return np.asarray(cftime.date2num(times, EPOCH, times[0].calendar), dtype=np.float64), times[0].calendar
     if times.ndim != 1 or (times.size and times.dtype.kind not in "MO"):
@@ -311,58 +343,75 @@ def _encode(times: np.ndarray) -> tuple[np.ndarray, str]:
     return (times.astype("datetime64[us]") - _EPOCH) / _MINUTE, "proleptic_gregorian"
 
 
-class _Fields(BackendArray):
-    """The values of one variable of a source, read time by time.
+class _PluginFields(BackendArray):
+    """Lazily read values of one variable of a source.
 
     Args:
-        maker: makes the source.
+        factory: creates the source.
         name: the variable.
-        variable: what is said of it.
-        times: (N,) as the source gives them; None where the variable is static.
-        cells: rows and columns.
+        variable: its description.
+        times: (N,) as the source gives them; None for a static variable.
+        grid_shape: rows and columns.
     """
 
     def __init__(
-        self, maker: _Maker, name: str, variable: SourceVariable, times: np.ndarray | None, cells: tuple[int, int]
+        self,
+        factory: _SourceFactory,
+        name: str,
+        variable: SourceVariable,
+        times: np.ndarray | None,
+        grid_shape: tuple[int, int],
     ) -> None:
-        self._maker, self._name, self._times, self._cells = maker, name, times, cells
+        self._factory = factory
+        self._name = name
+        self._times = times
+        self._grid_shape = grid_shape
         self._levels = None if variable.levels is None else np.array(_axis_of(variable)[0])
-        axes = (axis for axis in (times, self._levels) if axis is not None)
-        self.shape = (*map(len, axes), *cells)
+        axes = [axis for axis in (times, self._levels) if axis is not None]
+        self.shape = (*map(len, axes), *grid_shape)
         self.dtype = np.dtype(np.float32)
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> np.ndarray:
         return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, self._read)
 
     def _read(self, key: tuple[int | slice | np.ndarray, ...]) -> np.ndarray:
-        """Return what the indices of times, levels, rows and columns choose, each by itself."""
-        *front, rows, columns = key
-        levels = None if self._levels is None else self._levels[front[-1]]
-        asked = None if levels is None else tuple(np.atleast_1d(levels).tolist())
+        """Return the values at indices of times, levels, rows and columns, each applied to its own axis."""
+        *leading, rows, columns = key
+        level_index = None
+        requested_levels = None
+        if self._levels is not None:
+            level_index = leading[-1]
+            requested_levels = tuple(np.atleast_1d(self._levels[level_index]).tolist())
         if self._times is None:
-            fields = self._one(None, asked)
-        elif isinstance(front[0], int | np.integer):
-            fields = self._one(self._times[front[0]], asked)
+            fields = self._read_time(None, requested_levels)
+        elif isinstance(leading[0], int | np.integer):
+            fields = self._read_time(self._times[leading[0]], requested_levels)
         else:
-            fields = np.stack([self._one(time, asked) for time in self._times[front[0]]])
-        if levels is not None and levels.ndim == 0:
+            fields = np.stack([self._read_time(time, requested_levels) for time in self._times[leading[0]]])
+        if self._levels is not None and np.ndim(self._levels[level_index]) == 0:
             fields = fields[..., 0, :, :]
         return fields[..., rows, :][..., columns]
 
-    def _one(self, time: Any, levels: tuple[float, ...] | None) -> np.ndarray:
-        """Return the field of one time, float32, as the source gives it, checked."""
+    def _read_time(self, time: Any, levels: tuple[float, ...] | None) -> np.ndarray:
+        """Return the checked field of one time, float32."""
         call = f"read({self._name!r}, {time}, {levels})"
-        source = self._maker.get()
-        with self._maker.asking(call):
-            found = source.read(self._name, time, levels)
-            # what carries its time is known to be of another one
-            of = found.coords.get("time") if isinstance(found, xr.DataArray) and time is not None else None
-            if of is not None and _encode(of.values.reshape(-1))[0].tolist() != _encode(np.array([time]))[0].tolist():
-                raise ValueError(f"it returns the field of {of.values}")
-            values = np.ma.asarray(found.values if isinstance(found, xr.DataArray) else found)
-        shape = self._cells if levels is None else (len(levels), *self._cells)
+        source = self._factory.get()
+        with self._factory.calling(call):
+            result = source.read(self._name, time, levels)
+            if isinstance(result, xr.DataArray):
+                # A DataArray may carry its time, which reveals a field of another time.
+                result_time = result.coords.get("time") if time is not None else None
+                if result_time is not None:
+                    result_minutes, _ = _encode(result_time.values.reshape(-1))
+                    requested_minutes, _ = _encode(np.array([time]))
+                    if result_minutes.tolist() != requested_minutes.tolist():
+                        raise ValueError(f"it returns the field of {result_time.values}")
+                result = result.values
+            values = np.ma.asarray(result)
+        shape = self._grid_shape if levels is None else (len(levels), *self._grid_shape)
         if values.shape != shape or values.dtype.kind not in "fiub":
-            got = f"{values.dtype} of shape {values.shape}"
-            raise self._maker.wrong(f"{call} must return numbers of shape {shape}; it returned {got}")
-        with np.errstate(over="ignore"):  # becomes infinite, which is refused
+            returned = f"{values.dtype} of shape {values.shape}"
+            raise self._factory.error(f"{call} must return numbers of shape {shape}; it returned {returned}")
+        # A value beyond float32 becomes infinite, which is refused later.
+        with np.errstate(over="ignore"):
             return values.astype(np.float32).filled(np.nan)

@@ -208,12 +208,12 @@ class FrameReader:
                     f"data.variable_options.{channel.variable}.in_forecast is climatology, but the training period is "
                     "too short to fit one; use persist"
                 )
-            return _clip(options, self._climatology.sum_at(label)[row])
+            return _clip(options, self._climatology.evaluate_lazily(label)[row])
         initial_field = self._stored(initial)[self._stored_index[channel.name]]
         if self._climatology is None:
             return initial_field
-        expected = self._climatology.sum_at(label)[row]
-        initial_expected = self._climatology.sum_at(initial)[row]
+        expected = self._climatology.evaluate_lazily(label)[row]
+        initial_expected = self._climatology.evaluate_lazily(initial)[row]
         # The anomaly of the initial time is persisted.
         return _clip(options, initial_field + expected - initial_expected)
 

@@ -78,20 +78,24 @@ def list_contributions(
     contributions = []
     for number, files in enumerate(scan.files):
         variables, times = [], [np.empty(0, dtype=np.int64)]
-        pieces_of_path: dict[Path | str, list[FileVariable]] = {}
-        for label, pieces in _labelled(conf, scan):
-            source_pieces = [piece for piece in pieces if piece.source == number]
-            for piece in source_pieces:
-                pieces_of_path.setdefault(piece.path, []).append(piece)
-            if source_pieces:
-                variables.append(_describe_variable(label, source_pieces, len(files) - num_idle[number]))
-                varying = [piece.times for piece in source_pieces if piece.times is not None and label[0] not in static]
+        variables_of_path: dict[Path | str, list[FileVariable]] = {}
+        for label, file_variables in _labelled(conf, scan):
+            source_variables = [file_variable for file_variable in file_variables if file_variable.source == number]
+            for file_variable in source_variables:
+                variables_of_path.setdefault(file_variable.path, []).append(file_variable)
+            if source_variables:
+                variables.append(_describe_variable(label, source_variables, len(files) - num_idle[number]))
+                varying = [
+                    file_variable.times
+                    for file_variable in source_variables
+                    if file_variable.times is not None and label[0] not in static
+                ]
                 times += varying
         idle = {path: reason for (source, path), reason in scan.idle.items() if source == number}
         if used_paths is not None:
-            for path, pieces in pieces_of_path.items():
+            for path, file_variables in variables_of_path.items():
                 if (number, path) not in used_paths:
-                    idle[path] = _why_unused(pieces, number)
+                    idle[path] = _why_unused(file_variables, number)
         contributions.append(Contribution(number, len(files), variables, np.unique(np.concatenate(times)), idle))
     return contributions
 
@@ -106,35 +110,39 @@ def warn_of_idle_files(contributions: Sequence[Contribution]) -> None:
 def _labelled(conf: DataConfig, scan: SourceIndex) -> list[tuple[tuple[str, str], list[FileVariable]]]:
     """Return the files of everything that is read, with the variable's name and the purpose where it is another's."""
     labelled = []
-    for name, pieces in scan.pieces.items():
+    for name, file_variables in scan.file_variables.items():
         purpose = "" if conf.field(name).derive is None else f"derived ({conf.field(name).derive})"
-        labelled.append(((name, purpose), pieces))
-    for (serves, name), pieces in scan.inputs.items():
-        labelled.append(((name, f"for {serves}" if serves else "of the ground, for levels"), pieces))
+        labelled.append(((name, purpose), file_variables))
+    for (serves, name), file_variables in scan.inputs.items():
+        labelled.append(((name, f"for {serves}" if serves else "of the ground, for levels"), file_variables))
     return labelled
 
 
-def _describe_variable(label: tuple[str, str], pieces: list[FileVariable], num_files: int) -> str:
+def _describe_variable(label: tuple[str, str], file_variables: list[FileVariable], num_files: int) -> str:
     """Return a variable in words: its names in the files where these are others, and how many files have it.
 
     Args:
         label: its name, and its purpose where it serves another.
-        pieces: its files.
+        file_variables: its files.
         num_files: that have any variable.
     """
     name, purpose = label
     notes = [purpose] if purpose else []
-    names = dict.fromkeys(piece.layout.name for piece in pieces)
+    names = dict.fromkeys(file_variable.layout.name for file_variable in file_variables)
     if list(names) != [name]:
         notes.append(f"named {' or '.join(names)} there")
-    if len(pieces) < num_files:
-        notes.append(f"in {len(pieces)} of {num_files} files")
+    if len(file_variables) < num_files:
+        notes.append(f"in {len(file_variables)} of {num_files} files")
     return f"{name} ({'; '.join(notes)})" if notes else name
 
 
 def _used_paths(scan: SourceIndex, series: Mapping[str, VariableSeries]) -> set[tuple[int, Path | str]]:
     """Return the files that some field is read from, each with its source."""
-    used = {(piece.source, piece.path) for pieces in scan.inputs.values() for piece in pieces}
+    used = {
+        (file_variable.source, file_variable.path)
+        for file_variables in scan.inputs.values()
+        for file_variable in file_variables
+    }
     parts = list(series.values())
     while parts:
         part = parts.pop()
@@ -143,20 +151,23 @@ def _used_paths(scan: SourceIndex, series: Mapping[str, VariableSeries]) -> set[
             continue
         if isinstance(part, DerivedSeries):
             parts += [each for each, _ in part.inputs.values()]
-        used |= {(part.pieces[number].source, part.pieces[number].path) for number in np.unique(part.piece)}
-    for name, pieces in scan.pieces.items():
+        used |= {
+            (part.file_variables[number].source, part.file_variables[number].path)
+            for number in np.unique(part.file_index)
+        }
+    for name, file_variables in scan.file_variables.items():
         # of a static field the first file of each source is read
         if name not in series:
-            first_of_source = {piece.source: piece for piece in reversed(pieces)}
-            used |= {(piece.source, piece.path) for piece in first_of_source.values()}
+            first_of_source = {file_variable.source: file_variable for file_variable in reversed(file_variables)}
+            used |= {(file_variable.source, file_variable.path) for file_variable in first_of_source.values()}
     return used
 
 
-def _why_unused(pieces: list[FileVariable], number: int) -> str:
-    counts = [len(piece.positions) for piece in pieces if piece.positions is not None]
+def _why_unused(file_variables: list[FileVariable], number: int) -> str:
+    counts = [len(file_variable.positions) for file_variable in file_variables if file_variable.positions is not None]
     if counts and not any(counts):
         return f"its times lie outside of data.sources.{number}.period"
-    names = sorted({piece.layout.name for piece in pieces})
+    names = sorted({file_variable.layout.name for file_variable in file_variables})
     return f"other files have the same and come first ({listing(names)})"
 
 

@@ -31,21 +31,21 @@ class DerivedSeries(VariableSeries):
         kind: what is derived; None for an interpolated variable.
         inputs: role -> what is read beside, and the place of each of our times in it.
         ground: geopotential of the ground (h, w), where it is known.
-        ground_piece: where it is read from.
+        ground_file: where it is read from.
     """
 
     name: str
     kind: str | None
     inputs: Mapping[str, tuple[VariableSeries, np.ndarray]]
     ground: np.ndarray | None
-    ground_piece: FileVariable | None
+    ground_file: FileVariable | None
 
     def comes_from(self, keys: Collection[str]) -> np.ndarray:
         """Return for each time whether it is made of one of some files; see `VariableSeries.comes_from`."""
         touched = super().comes_from(keys)
         for series, theirs in self.inputs.values():
             touched = touched | series.comes_from(keys)[theirs]
-        if self.ground_piece is not None and file_key(self.ground_piece.path) in keys:
+        if self.ground_file is not None and file_key(self.ground_file.path) in keys:
             touched = np.ones_like(touched)
         return touched
 
@@ -59,16 +59,16 @@ class DerivedSeries(VariableSeries):
         for role, (series, theirs) in self.inputs.items():
             parts[role] = series.read_raw(files, theirs[places])
         for place, *fields in zip(places, *parts.values(), strict=True):
-            yield self._make(self.pieces[self.piece[place]], dict(zip(parts, fields, strict=True)))
+            yield self._make(self.file_variables[self.file_index[place]], dict(zip(parts, fields, strict=True)))
 
-    def _make(self, piece: FileVariable, fields: dict[str, np.ndarray]) -> np.ndarray:
+    def _make(self, file_variable: FileVariable, fields: dict[str, np.ndarray]) -> np.ndarray:
         """Return the fields of one time.
 
         Args:
-            piece: the main input in its file.
+            file_variable: the main input in its file.
             fields: role -> what was read of it.
         """
-        layout = piece.layout
+        layout = file_variable.layout
         if SURFACE_PRESSURE in fields:
             fields[SURFACE_PRESSURE] = fields[SURFACE_PRESSURE][0].astype(np.float64)
         if self.ground is not None:
@@ -78,12 +78,14 @@ class DerivedSeries(VariableSeries):
         try:
             return layout.to_run(make(self.kind, quantity, layout.column, fields, back))
         except DataError as error:
-            raise DataError(f"{piece.path}: {self.name}: {error}") from error
+            raise DataError(f"{file_variable.path}: {self.name}: {error}") from error
 
 
-def is_derived(name: str, pieces: list[FileVariable], conf: DataConfig) -> bool:
+def is_derived(name: str, file_variables: list[FileVariable], conf: DataConfig) -> bool:
     """Whether a variable is made of others, not read as it is."""
-    return conf.field(name).derive is not None or any(piece.layout.column is not None for piece in pieces)
+    return conf.field(name).derive is not None or any(
+        file_variable.layout.column is not None for file_variable in file_variables
+    )
 
 
 def build_variable(name: str, scan: SourceIndex, conf: DataConfig, files: OpenFiles) -> VariableSeries:
@@ -93,22 +95,22 @@ def build_variable(name: str, scan: SourceIndex, conf: DataConfig, files: OpenFi
         DataError: for a time in two sources; else see `build_series` and `build_derived`.
     """
     parts: list[VariableSeries] = []
-    for pieces in by_source(scan.pieces[name]):
-        if is_derived(name, pieces, conf):
-            parts.append(build_derived(name, pieces, scan, conf, files))
+    for file_variables in by_source(scan.file_variables[name]):
+        if is_derived(name, file_variables, conf):
+            parts.append(build_derived(name, file_variables, scan, conf, files))
         else:
-            parts.append(build_series(name, pieces, files, scan.calendar))
+            parts.append(build_series(name, file_variables, files, scan.calendar))
     return join_series(name, parts, scan.calendar)
 
 
 def build_derived(
-    name: str, own_pieces: list[FileVariable], scan: SourceIndex, conf: DataConfig, files: OpenFiles
+    name: str, main_variables: list[FileVariable], scan: SourceIndex, conf: DataConfig, files: OpenFiles
 ) -> DerivedSeries:
     """Put a variable together that is interpolated or derived; its times are those of its main input.
 
     Args:
         name: the variable.
-        own_pieces: the files of its main input, of one source.
+        main_variables: the files of its main input, of one source.
         scan: what the sources hold.
         conf: the data section.
         files: opens the files.
@@ -116,32 +118,34 @@ def build_derived(
     Raises:
         DataError: where an input is lacking at a time, or is on another grid.
     """
-    main = build_series(name, own_pieces, files, scan.calendar, raw=True)
-    number, first = main.pieces[0].source, main.pieces[0].layout
+    main = build_series(name, main_variables, files, scan.calendar, raw=True)
+    number, first = main.file_variables[0].source, main.file_variables[0].layout
     roles = dict(list(conf.field(name).derived_from.items())[1:])
-    pieces = {role: scan.inputs[name, variable] for role, variable in roles.items()}
-    vertical, ground, ground_piece = conf.sources[number].vertical, None, None
+    file_variables = {role: scan.inputs[name, variable] for role, variable in roles.items()}
+    vertical, ground, ground_file = conf.sources[number].vertical, None, None
     if vertical is not None and first.column is not None:
         roles[SURFACE_PRESSURE] = vertical.surface_pressure
-        pieces[SURFACE_PRESSURE] = scan.inputs["", vertical.surface_pressure]
+        file_variables[SURFACE_PRESSURE] = scan.inputs["", vertical.surface_pressure]
         if vertical.surface_geopotential is not None:
             origin = _of_source(scan.inputs["", vertical.surface_geopotential], number)
-            _require_grid(name, main.pieces, origin[:1])
-            ground_piece = origin[0]
-            ground = read_constant(files, vertical.surface_geopotential, ground_piece, raw=True)[0].astype(np.float64)
+            _require_grid(name, main.file_variables, origin[:1])
+            ground_file = origin[0]
+            ground = read_constant(files, vertical.surface_geopotential, ground_file, raw=True)[0].astype(np.float64)
     inputs = {}
-    for role, found in pieces.items():
+    for role, found in file_variables.items():
         parts = by_source(_of_source(found, number))
         parts = [
-            build_series(roles[role], pieces_of_source, files, scan.calendar, raw=True) for pieces_of_source in parts
+            build_series(roles[role], source_variables, files, scan.calendar, raw=True) for source_variables in parts
         ]
         series = join_series(roles[role], parts, scan.calendar)
-        _require_grid(name, main.pieces, series.pieces)
-        _require_levels(name, main.pieces, series.pieces)
+        _require_grid(name, main.file_variables, series.file_variables)
+        _require_levels(name, main.file_variables, series.file_variables)
         inputs[role] = series, _match(name, main, roles[role], series, scan.calendar)
     _say(name, conf.field(name).derive, first)
     kind = conf.field(name).derive
-    return DerivedSeries(main.pieces, main.times, main.piece, main.position, name, kind, inputs, ground, ground_piece)
+    return DerivedSeries(
+        main.file_variables, main.times, main.file_index, main.position, name, kind, inputs, ground, ground_file
+    )
 
 
 def _say(name: str, kind: str | None, layout: VariableLayout) -> None:
@@ -153,33 +157,33 @@ def _say(name: str, kind: str | None, layout: VariableLayout) -> None:
     logger.info("%s: from %d levels, linearly in ln p; %s below the lowest", name, len(layout.column.levels), below)
 
 
-def _of_source(pieces: list[FileVariable], number: int) -> list[FileVariable]:
+def _of_source(file_variables: list[FileVariable], number: int) -> list[FileVariable]:
     """Return the files of an input that are in the source of the main one, else all."""
-    return [piece for piece in pieces if piece.source == number] or pieces
+    return [file_variable for file_variable in file_variables if file_variable.source == number] or file_variables
 
 
 def _require_grid(name: str, main: list[FileVariable], others: list[FileVariable]) -> None:
-    for piece in (*main, *others):
-        difference = main[0].layout.grid.describe_mismatch(piece.layout.grid)
+    for file_variable in (*main, *others):
+        difference = main[0].layout.grid.describe_mismatch(file_variable.layout.grid)
         if difference:
             raise DataError(
-                f"{name} is made of what is in {main[0].path} and {piece.path}, which are on different grids: "
+                f"{name} is made of what is in {main[0].path} and {file_variable.path}, which are on different grids: "
                 f"{difference}; bring them to one"
             )
 
 
 def _require_levels(name: str, main: list[FileVariable], others: list[FileVariable]) -> None:
     """Stop where two variables of one formula do not lie on the same levels."""
-    columns = [piece.layout.column for piece in others]
+    columns = [file_variable.layout.column for file_variable in others]
     if None in columns:
         return
     first = main[0].layout.column.levels
-    for piece in (*main, *others):
-        levels = piece.layout.column.levels
+    for file_variable in (*main, *others):
+        levels = file_variable.layout.column.levels
         if len(levels) != len(first) or not np.allclose([levels.a, levels.b], [first.a, first.b], rtol=1e-6):
             raise DataError(
                 f"{name} is made of what is on {len(first)} levels in {main[0].path} and on {len(levels)} others in "
-                f"{piece.path} ({piece.layout.name}); all must be on the same"
+                f"{file_variable.path} ({file_variable.layout.name}); all must be on the same"
             )
 
 

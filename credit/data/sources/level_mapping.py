@@ -47,70 +47,71 @@ class LevelResolver:
         return load_coefficients(Path(path), key)
 
     def find_column(
-        self, dataset: xr.Dataset, coordinate: str, want: VariableRequest, number: int, where: str
+        self, dataset: xr.Dataset, coordinate: str, request: VariableRequest, number: int, where: str
     ) -> tuple[tuple[int, ...] | None, Column | None]:
         """Return the rows of a file that a variable is made of, and how; None where levels are matched by value.
 
         Args:
             dataset: the file.
             coordinate: its level coordinate.
-            want: the variable.
+            request: the variable.
             number: of the source.
             where: the file, for messages.
 
         Raises:
             DataError: for levels without coefficients, above the top, or not enough of them for what is derived.
         """
-        conf, kind = self._conf, self._conf.field(want.serves).derive
+        conf, kind = self._conf, self._conf.field(request.serves).derive
         vertical = conf.sources[number].vertical
         needs_ground = kind in ("geopotential", "mean_sea_level_pressure")
         if needs_ground and (vertical is None or vertical.surface_geopotential is None):
             raise DataError(
-                f"data.variable_options.{want.serves}.derive: {kind} is computed on hybrid levels, from surface "
-                f"pressure and the height of the ground; set both in data.sources.{number}.vertical"
+                f"data.variable_options.{request.serves}.derive: {kind} is computed on hybrid levels, from surface "
+                "pressure and "
+                f"the height of the ground; set both in data.sources.{number}.vertical"
             )
         with_pressure = kind in ("relative_humidity", "relative_humidity_water")
         if vertical is None:
-            return None, self._plain(want, number) if with_pressure else None
+            return None, self._plain(request, number) if with_pressure else None
         interpolated = conf.level_units != "model_level" or self._of_run is not None
         if not (interpolated or needs_ground or with_pressure):
             return None, None
         levels = read_levels(dataset, coordinate, self._of_source[number], where)
         order = np.argsort(levels.pressure(np.array(MEAN_SURFACE_PA)), kind="stable")
         if needs_ground:
-            require_full_column(levels.take(order), want.serves, want.name, where)
-        if want.levels is None:
+            require_full_column(levels.take(order), request.serves, request.name, where)
+        if request.levels is None:
             return (int(order[-1]),), Column(levels.take(order[-1:]), None)
         levels = levels.take(order)
         rows = tuple(order.tolist())
         if not interpolated:
-            return rows, Column(levels, None, match_levels(levels.values, want.levels, want.name, "", where))
+            return rows, Column(levels, None, match_levels(levels.values, request.levels, request.name, "", where))
         if len(levels) < 2:
-            raise DataError(f"{where}: {want.name} has one level, between which nothing can be interpolated")
-        wanted = self._wanted(want)
+            raise DataError(f"{where}: {request.name} has one level, between which nothing can be interpolated")
+        wanted = self._wanted(request)
         try:
             place(levels, wanted, np.array(MEAN_SURFACE_PA))
         except DataError as error:
             raise DataError(
-                f"{where}: {want.name}: {error}: data.levels or data.variable_options.{want.serves}.levels"
+                f"{where}: {request.name}: {error}: data.levels or data.variable_options.{request.serves}.levels"
             ) from error
         return rows, Column(levels, wanted)
 
-    def _wanted(self, want: VariableRequest) -> HybridLevels:
+    def _wanted(self, request: VariableRequest) -> HybridLevels:
         """Return the run's levels of a variable."""
         if self._of_run is None:
-            return HybridLevels.of_pressures(want.levels, _PASCAL[self._conf.level_units])
+            return HybridLevels.of_pressures(request.levels, _PASCAL[self._conf.level_units])
         where = f"data.coefficients: {self._conf.coefficients}"
-        return self._of_run.take(match_levels(self._of_run.values, want.levels, want.serves, "", where))
+        return self._of_run.take(match_levels(self._of_run.values, request.levels, request.serves, "", where))
 
-    def _plain(self, want: VariableRequest, number: int) -> Column:
+    def _plain(self, request: VariableRequest, number: int) -> Column:
         """Return the run's levels where they are the source's, of pressure."""
         if self._conf.level_units == "model_level":
             raise DataError(
-                f"data.variable_options.{want.serves}.derive: on model levels pressure must be known; set "
+                f"data.variable_options.{request.serves}.derive: on model levels pressure must be known; set "
                 f"data.sources.{number}.vertical"
             )
-        levels = HybridLevels.of_pressures(want.levels, _PASCAL[self._conf.level_units])
+        levels = HybridLevels.of_pressures(request.levels, _PASCAL[self._conf.level_units])
         return Column(levels, None, tuple(range(len(levels))))
 
 

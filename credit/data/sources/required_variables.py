@@ -25,12 +25,12 @@ class VariableRequest:
     """A variable to be found in the files.
 
     Attributes:
-        name: our name of it.
-        role: `FIELD` for what gives a variable of the channels its files and times: itself or, where it is derived, the
-            first of its inputs; else the role of another input, or one of the ground.
-        serves: the variable of the channels; empty for what belongs to the ground.
-        levels: of the run; None without levels.
-        key: of the config, which asks for it.
+        name: its name in the run.
+        role: `FIELD` for the variable that decides the files and times of a channel's variable: itself or, if that is
+            derived, the first of its inputs; else the role of another input, or of a field of the ground.
+        serves: the variable of the channels; empty for a field of the ground.
+        levels: levels of the run; None without levels.
+        key: config key that requires it.
     """
 
     name: str
@@ -41,63 +41,68 @@ class VariableRequest:
 
 
 def required_variables(channels: ChannelMap) -> dict[str, Levels]:
-    """Return variable -> its levels (None for a 2-D variable) of everything that comes from data."""
-    wanted: dict[str, Levels] = {}
+    """Return variable -> its levels (None for a 2-D variable), for everything that is read from data."""
+    levels: dict[str, Levels] = {}
     for channel in channels.stored + channels.static_stored:
-        before = wanted.get(channel.variable) or ()
-        wanted[channel.variable] = None if channel.level is None else (*before, channel.level)
-    return wanted
+        if channel.level is None:
+            levels[channel.variable] = None
+        else:
+            levels[channel.variable] = (*levels.get(channel.variable, ()), channel.level)
+    return levels
 
 
 def list_required_variables(conf: DataConfig) -> list[VariableRequest]:
-    """Return everything to be found in the files."""
-    wants = []
+    """Return everything that the files must have."""
+    requests = []
     for variable, levels in required_variables(conf.channel_map()).items():
         inputs = conf.field(variable).derived_from or {FIELD: variable}
         key = f"data.variable_options.{variable}.inputs" if conf.field(variable).derive else "data.variables"
         for number, (role, name) in enumerate(inputs.items()):
-            wants.append(VariableRequest(name, role if number else FIELD, variable, levels, key))
+            requests.append(VariableRequest(name, role if number else FIELD, variable, levels, key))
     for number, source in enumerate(conf.sources):
         for role, name in _ground(source).items():
-            if name not in [want.name for want in wants if not want.serves]:
-                wants.append(VariableRequest(name, role, "", None, f"data.sources.{number}.vertical.{role}"))
-    return wants
+            ground_names = [request.name for request in requests if not request.serves]
+            if name not in ground_names:
+                requests.append(VariableRequest(name, role, "", None, f"data.sources.{number}.vertical.{role}"))
+    return requests
 
 
 def variables_in_source(
-    source: SourceConfig, wants: Sequence[VariableRequest]
+    source: SourceConfig, requests: Sequence[VariableRequest]
 ) -> Iterator[tuple[VariableRequest, list[str]]]:
-    """Yield each variable that a source is to give, with the names that it may have in the files."""
-    for want in wants:
-        is_ground = not want.serves and want.name in _ground(source).values()
-        if source.variables is None or want.name in source.variables or is_ground:
-            yield want, source.names_of(want.name)
+    """Yield each variable that a source has to give, with the names that it may have in the files."""
+    for request in requests:
+        is_ground = not request.serves and request.name in _ground(source).values()
+        if source.variables is None or request.name in source.variables or is_ground:
+            yield request, source.names_of(request.name)
 
 
 def find_names(offers: Sequence[tuple[VariableRequest, list[str]]], names: set[str]) -> dict[VariableRequest, str]:
-    """Return what a file gives, each with its name in the file, the first of several.
+    """Return request -> name in the file, for the requests that a file can serve.
 
     Args:
-        offers: of its source, see `variables_in_source`.
-        names: of the variables in the file.
+        offers: the requests to its source, see `variables_in_source`; the first name that is present counts.
+        names: names of the variables in the file.
     """
     in_file = {}
-    for want, names_of_want in offers:
-        name = next(filter(names.__contains__, names_of_want), None)
-        if name is not None:
-            in_file[want] = name
+    for request, names_in_file in offers:
+        present_names = [name for name in names_in_file if name in names]
+        if present_names:
+            in_file[request] = present_names[0]
     return in_file
 
 
 def describe_lack(offers: Sequence[tuple[VariableRequest, list[str]]], names: set[str]) -> str:
     """Return why a file with these variables gives nothing."""
-    requested_names = [name for _, names_of_want in offers for name in names_of_want]
+    requested_names = []
+    for _, names_in_file in offers:
+        requested_names += names_in_file
     present_names = listing(sorted(names)) if names else "no variable with two dimensions"
     return f"it has none of the variables that are read here ({listing(requested_names)}), but {present_names}"
 
 
 def find_unusable(dataset: xr.Dataset, number: int) -> dict[str, str]:
-    """Return variable -> why it cannot be read, for those that are in a file of source `number` all the same."""
+    """Return variable -> why it cannot be read, for the variables in a file of source `number` that cannot be read."""
     selected = f"data.sources.{number}.select leaves it out: read it from another entry with the same path"
     unusable = dict.fromkeys(dataset.encoding.get(LEFT_OUT, ()), selected)
     for name, variable in dataset.data_vars.items():
@@ -108,7 +113,7 @@ def find_unusable(dataset: xr.Dataset, number: int) -> dict[str, str]:
 
 
 def _ground(source: SourceConfig) -> dict[str, str]:
-    """Return role -> variable of what a source says of its ground."""
+    """Return role -> variable, for the fields of the ground that a source names."""
     if source.vertical is None:
         return {}
     names = {SURFACE_PRESSURE: source.vertical.surface_pressure}
@@ -119,37 +124,37 @@ def _ground(source: SourceConfig) -> dict[str, str]:
 
 def report_missing(
     conf: DataConfig,
-    wants: Sequence[VariableRequest],
+    requests: Sequence[VariableRequest],
     present: Sequence[set[str]],
     unusable: Sequence[Mapping[str, str]],
     problems: ErrorCollector,
 ) -> None:
-    """Note the variables that no file holds, and those that a source promises but does not hold.
+    """Report the variables that no file has, and those that a source should give but does not have.
 
     Args:
         conf: the data section.
-        wants: what is to be found.
-        present: of each source the variables that can be read from its files.
-        unusable: of each source the variables of its files that cannot be read -> why not.
-        problems: receives what is missing.
+        requests: what the files must have.
+        present: for each source, the variables that can be read from its files.
+        unusable: for each source, variable -> why it cannot be read.
+        problems: receives the missing variables.
     """
     found_names: set[str] = set()
     for number, source in enumerate(conf.sources):
-        for want, names in variables_in_source(source, wants):
+        for request, names in variables_in_source(source, requests):
             if not present[number].isdisjoint(names):
-                found_names.add(want.name)
-            elif source.variables is not None and want.name in source.variables:
-                found_names.add(want.name)
+                found_names.add(request.name)
+            elif source.variables is not None and request.name in source.variables:
+                found_names.add(request.name)
                 problems.add(f"data.sources.{number}.variables: {_describe_lack_in(number, names, present, unusable)}")
-    for want in wants:
-        if want.name not in found_names:
-            problems.add(f"{want.key}: {_describe_missing(conf, want, present, unusable)}")
+    for request in requests:
+        if request.name not in found_names:
+            problems.add(f"{request.key}: {_describe_missing(conf, request, present, unusable)}")
 
 
 def _describe_lack_in(
     number: int, names: Sequence[str], present: Sequence[set[str]], unusable: Sequence[Mapping[str, str]]
 ) -> str:
-    """Return why a source does not give a variable that it promises, under any of its names in the files."""
+    """Return why a source does not give a variable that it should, under any of its names in the files."""
     for name in names:
         if name in unusable[number]:
             return f'"{name}" is in its files, but {unusable[number][name]}'
@@ -157,20 +162,20 @@ def _describe_lack_in(
 
 
 def _describe_missing(
-    conf: DataConfig, want: VariableRequest, present: Sequence[set[str]], unusable: Sequence[Mapping[str, str]]
+    conf: DataConfig, request: VariableRequest, present: Sequence[set[str]], unusable: Sequence[Mapping[str, str]]
 ) -> str:
     """Return why no source gives a variable, and what to do."""
     for number, source in enumerate(conf.sources):
-        for name in source.names_of(want.name):
+        for name in source.names_of(request.name):
             if name in present[number]:
                 return (
                     f'"{name}" is in the files of data.sources.{number}, but data.sources.{number}.variables does not '
-                    f"list {want.name}; add it there"
+                    f"list {request.name}; add it there"
                 )
             if name in unusable[number]:
                 return f'"{name}" is in the files of data.sources.{number}, but {unusable[number][name]}'
-    renaming = [source for source in conf.sources if want.name in source.rename]
-    names = renaming[0].names_of(want.name) if renaming else [want.name]
+    renaming = [source for source in conf.sources if request.name in source.rename]
+    names = renaming[0].names_of(request.name) if renaming else [request.name]
     hint = did_you_mean(names[0], set().union(*present))
     select = "; data.sources.N.select may leave it out" if any(source.select for source in conf.sources) else ""
     return (

@@ -1,4 +1,4 @@
-"""A variable along time over several files."""
+"""Variables along time over several files."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from credit.errors import CreditError, DataError
 
 logger = logging.getLogger(__name__)
 
-# ECMWF's netCDF files have this where CF has no name
+# Standard name in netCDF files of ECMWF if CF has none.
 _NO_STANDARD_NAME = "unknown"
-# of the times that two files share, so many are compared
-_MOST_COMPARED = 8
+# Number of the times in two files at which their fields are compared.
+_MAX_COMPARED = 8
 
 
 class SourceOverlap(DataError):
-    """Error for a time that two sources have, mostly of many variables at once.
+    """Error for times that two sources have, mostly of many variables at once.
 
     Attributes:
         names: the variables.
-        rest: of the message.
+        rest: the message after the names.
     """
 
     def __init__(self, names: list[str], rest: str) -> None:
         super().__init__(f"{listing(names)} {'is' if len(names) == 1 else 'are'} {rest}")
-        self.names, self.rest = names, rest
+        self.names = names
+        self.rest = rest
 
 
 @dataclass(frozen=True)
@@ -41,46 +42,56 @@ class VariableSeries:
     """One variable along time, over all its files.
 
     Attributes:
-        pieces: its files.
+        file_variables: its files.
         times: (N,) int64 minutes, increasing.
-        piece: (N,) the file of each time.
-        position: (N,) the place in that file.
+        file_index: (N,) index in `file_variables` of each time.
+        position: (N,) index in that file of each time.
     """
 
-    pieces: list[FileVariable]
+    file_variables: list[FileVariable]
     times: np.ndarray
-    piece: np.ndarray
+    file_index: np.ndarray
     position: np.ndarray
 
     def comes_from(self, keys: Collection[str]) -> np.ndarray:
-        """Return for each time whether one of some files gives it, (N,) bool.
+        """Return for each time whether it comes from one of the given files, (N,) bool.
 
         Args:
-            keys: of the files, see `credit.data.formats.files.file_key`.
+            keys: keys of the files, see `credit.data.formats.files.file_key`.
         """
-        return np.array([file_key(piece.path) in keys for piece in self.pieces], dtype=bool)[self.piece]
+        is_given = [file_key(file_variable.path) in keys for file_variable in self.file_variables]
+        return np.array(is_given, dtype=bool)[self.file_index]
 
-    def read(self, files: OpenFiles, places: np.ndarray) -> Iterator[np.ndarray]:
-        """Yield the fields of each of `places`, increasing, (levels or 1, H, W), on the run's grid."""
-        return self._each(files, places, raw=False)
+    def read(self, files: OpenFiles, indices: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield the fields (levels or 1, H, W) on the run's grid at each of some indices in `times`, increasing."""
+        return self._read(files, indices, raw=False)
 
-    def read_raw(self, files: OpenFiles, places: np.ndarray) -> Iterator[np.ndarray]:
-        """Yield the fields of each of `places`, increasing, (levels or 1, h, w) on the file's grid, for formulas."""
-        return self._each(files, places, raw=True)
+    def read_raw(self, files: OpenFiles, indices: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield the same fields (levels or 1, h, w) on the grid of the file, as input of formulas."""
+        return self._read(files, indices, raw=True)
 
-    def _each(self, files: OpenFiles, places: np.ndarray, raw: bool) -> Iterator[np.ndarray]:
-        """Yield the fields of each place.
+    def _read(self, files: OpenFiles, indices: np.ndarray, raw: bool) -> Iterator[np.ndarray]:
+        """Yield the fields at each index.
 
-        Neighbours are read at once, and what lies in one chunk of a file, with what lies between: it is unpacked whole.
+        Adjacent times are read at once. So are times in one chunk of a file, together with the times between them,
+        because the library decompresses the whole chunk anyway.
         """
-        piece, position = self.piece[places], self.position[places]
-        chunk = position // np.array([one.layout.chunk_times for one in self.pieces])[piece]
-        together = (np.diff(piece) == 0) & ((np.diff(position) == 1) | (np.diff(chunk) == 0))
-        for run in np.split(np.arange(len(places)), np.flatnonzero(~together) + 1):
+        file_index = self.file_index[indices]
+        position = self.position[indices]
+        chunk_times = np.array([file_variable.layout.chunk_times for file_variable in self.file_variables])
+        chunk = position // chunk_times[file_index]
+        is_same_file = np.diff(file_index) == 0
+        is_adjacent = np.diff(position) == 1
+        is_same_chunk = np.diff(chunk) == 0
+        is_read_together = is_same_file & (is_adjacent | is_same_chunk)
+        for rows in np.split(np.arange(len(indices)), np.flatnonzero(~is_read_together) + 1):
             # A file may have its times in descending order.
-            first, last = int(position[run].min()), int(position[run].max())
-            fields = read_piece(files, self.pieces[piece[run[0]]], slice(first, last + 1), raw)
-            yield from (fields[number - first] for number in position[run])
+            first = int(position[rows].min())
+            last = int(position[rows].max())
+            file_variable = self.file_variables[file_index[rows[0]]]
+            fields = read_file_variable(files, file_variable, slice(first, last + 1), raw)
+            for number in position[rows]:
+                yield fields[number - first]
 
 
 @dataclass(frozen=True)
@@ -98,32 +109,32 @@ class JoinedSeries(VariableSeries):
     index_in_part: np.ndarray
 
     def comes_from(self, keys: Collection[str]) -> np.ndarray:
-        """Return for each time whether one of some files gives it; see `VariableSeries.comes_from`."""
-        is_touched = np.zeros(len(self.times), dtype=bool)
+        """Return for each time whether it comes from one of the given files; see `VariableSeries.comes_from`."""
+        is_given = np.zeros(len(self.times), dtype=bool)
         for number, series in enumerate(self.parts):
-            is_here = self.part_index == number
-            is_touched[is_here] = series.comes_from(keys)[self.index_in_part[is_here]]
-        return is_touched
+            is_in_series = self.part_index == number
+            is_given[is_in_series] = series.comes_from(keys)[self.index_in_part[is_in_series]]
+        return is_given
 
-    def _each(self, files: OpenFiles, places: np.ndarray, raw: bool) -> Iterator[np.ndarray]:
-        part_index = self.part_index[places]
-        index_in_part = self.index_in_part[places]
-        # Neighbouring times of one series are read together.
-        for run in np.split(np.arange(len(places)), np.flatnonzero(np.diff(part_index)) + 1):
-            if len(run):
-                series = self.parts[part_index[run[0]]]
+    def _read(self, files: OpenFiles, indices: np.ndarray, raw: bool) -> Iterator[np.ndarray]:
+        part_index = self.part_index[indices]
+        index_in_part = self.index_in_part[indices]
+        # Adjacent times of one series are read together.
+        for rows in np.split(np.arange(len(indices)), np.flatnonzero(np.diff(part_index)) + 1):
+            if len(rows):
+                series = self.parts[part_index[rows[0]]]
                 read = series.read_raw if raw else series.read
-                yield from read(files, index_in_part[run])
+                yield from read(files, index_in_part[rows])
 
 
-def by_source(pieces: list[FileVariable]) -> list[list[FileVariable]]:
+def by_source(file_variables: list[FileVariable]) -> list[list[FileVariable]]:
     """Return the files of each source, in the order of the config."""
-    numbers = sorted({piece.source for piece in pieces})
-    return [[piece for piece in pieces if piece.source == number] for number in numbers]
+    numbers = sorted({file_variable.source for file_variable in file_variables})
+    return [[file_variable for file_variable in file_variables if file_variable.source == number] for number in numbers]
 
 
 def join_series(name: str, parts: list[VariableSeries], calendar: Calendar) -> VariableSeries:
-    """Let the series of a variable from several sources follow each other in time; one alone is returned as it is.
+    """Join the series of a variable from several sources along time; a single one is returned as it is.
 
     Args:
         name: the variable.
@@ -140,14 +151,18 @@ def join_series(name: str, parts: list[VariableSeries], calendar: Calendar) -> V
     part_index = np.concatenate([np.full(len(series.times), number) for number, series in enumerate(parts)])[order]
     index_in_part = np.concatenate([np.arange(len(series.times)) for series in parts])[order]
     times = times[order]
-    again = np.flatnonzero(np.diff(times) == 0)
-    if len(again):
-        raise _overlap(name, parts[part_index[again[0]]], parts[part_index[again[0] + 1]], calendar)
-    first_piece = np.cumsum([0, *(len(series.pieces) for series in parts)])
-    pieces = [piece for series in parts for piece in series.pieces]
-    piece = np.concatenate([series.piece + first for series, first in zip(parts, first_piece, strict=False)])[order]
+    repeated = np.flatnonzero(np.diff(times) == 0)
+    if len(repeated):
+        first_repeated = repeated[0]
+        raise _overlap(name, parts[part_index[first_repeated]], parts[part_index[first_repeated + 1]], calendar)
+    file_variables: list[FileVariable] = []
+    file_indices = []
+    for series in parts:
+        file_indices.append(series.file_index + len(file_variables))
+        file_variables += series.file_variables
+    file_index = np.concatenate(file_indices)[order]
     position = np.concatenate([series.position for series in parts])[order]
-    return JoinedSeries(pieces, times, piece, position, parts, part_index, index_in_part)
+    return JoinedSeries(file_variables, times, file_index, position, parts, part_index, index_in_part)
 
 
 def _overlap(
@@ -156,153 +171,175 @@ def _overlap(
     """Return the error for two sources that have a time in common, with the period that would cut them apart."""
     shared_times = np.intersect1d(first_series.times, second_series.times)
     early, late = sorted((first_series, second_series), key=lambda series: int(series.times[-1]))
-    early_number, late_number = early.pieces[0].source, late.pieces[0].source
-    way_out = "say with data.sources.N.variables which of them gives it"
-    rest = late.times[late.times > early.times[-1]]
-    if len(rest):
-        first, last = calendar.format(rest[0]), calendar.format(rest[-1])
+    early_number = early.file_variables[0].source
+    late_number = late.file_variables[0].source
+    advice = "say with data.sources.N.variables which of them gives it"
+    remaining_times = late.times[late.times > early.times[-1]]
+    if len(remaining_times):
+        first = calendar.format(remaining_times[0])
+        last = calendar.format(remaining_times[-1])
         period = f'data.sources.{late_number}.period: ["{first}", "{last}"]'
-        way_out = f"begin one where the other ends ({period}), or {way_out}"
+        advice = f"begin one where the other ends ({period}), or {advice}"
     return SourceOverlap(
         [name],
         f"in data.sources {early_number} and {late_number} at the same {len(shared_times)} times, from "
         f"{calendar.format(shared_times[0])} to {calendar.format(shared_times[-1])}; sources may follow each other in "
-        f"time, but each time must come from one of them: {way_out}",
+        f"time, but each time must come from one of them: {advice}",
     )
 
 
-def read_piece(files: OpenFiles, piece: FileVariable, position: int | slice, raw: bool = False) -> np.ndarray:
-    """Return the fields of one variable and file, (levels or 1, H, W) at one time, (T, levels or 1, H, W) at several.
+def read_file_variable(
+    files: OpenFiles, file_variable: FileVariable, position: int | slice, raw: bool = False
+) -> np.ndarray:
+    """Return the fields of a variable in a file, (levels or 1, H, W) at one time, (T, levels or 1, H, W) at several.
 
     Args:
         files: opens the file.
-        piece: the variable in its file.
-        position: of the time in it, or of several.
-        raw: (..., h, w) on the file's grid, for formulas.
+        file_variable: the variable in its file.
+        position: index of the time in the file, or a slice.
+        raw: return (..., h, w) on the grid of the file, as input of formulas.
 
     Raises:
         DataError: if the file cannot be read there.
     """
     try:
-        dataset = files.get(piece.path, piece.source)
-        return piece.layout.read_raw(dataset, position) if raw else piece.layout.read(dataset, position)
+        dataset = files.get(file_variable.path, file_variable.source)
+        return file_variable.layout.read_raw(dataset, position) if raw else file_variable.layout.read(dataset, position)
     except CreditError:
         raise
     except Exception as error:
-        # netCDF, HDF5 and zarr raise a dozen kinds for damaged data
+        # netCDF, HDF5 and zarr raise a dozen kinds of errors for damaged data.
         where = f"{position.start} to {position.stop - 1}" if isinstance(position, slice) else position
         raise DataError(
-            f"{piece.path}: {piece.layout.name} cannot be read at position {where} in time ({error}); the file is "
-            "damaged or truncated: copy it again"
+            f"{file_variable.path}: {file_variable.layout.name} cannot be read at position {where} in time ({error}); "
+            "the file is damaged or truncated: copy it again"
         ) from error
 
 
-def read_constant(files: OpenFiles, name: str, piece: FileVariable, raw: bool = False) -> np.ndarray:
+def read_constant(files: OpenFiles, name: str, file_variable: FileVariable, raw: bool = False) -> np.ndarray:
     """Return the fields (levels or 1, H, W) of a static variable; first, middle and last time must be equal."""
-    length = len(piece.layout.times) if "time" in piece.layout.dims else 1
-    values = read_piece(files, piece, 0, raw)
+    length = len(file_variable.layout.times) if "time" in file_variable.layout.dims else 1
+    values = read_file_variable(files, file_variable, 0, raw)
     for position in sorted({length // 2, length - 1} - {0}):
-        if not np.array_equal(values, read_piece(files, piece, position, raw), equal_nan=True):
+        if not np.array_equal(values, read_file_variable(files, file_variable, position, raw), equal_nan=True):
             raise DataError(
-                f"{piece.path}: {name} is listed as static but varies in time (positions 0 and {position} differ); "
-                "list it under dynamic_forcing"
+                f"{file_variable.path}: {name} is listed as static but varies in time (positions 0 and {position} "
+                "differ); list it under dynamic_forcing"
             )
     return values
 
 
 def build_series(
-    name: str, pieces: list[FileVariable], files: OpenFiles, calendar: Calendar, raw: bool = False
+    name: str, file_variables: list[FileVariable], files: OpenFiles, calendar: Calendar, raw: bool = False
 ) -> VariableSeries:
-    """Put the files of a variable in one source in order of time; a time in two files must have equal fields in both.
+    """Order the files of a variable in one source by time; a time in two files must have equal fields in both.
 
     Args:
         name: the variable.
-        pieces: its files.
+        file_variables: its files.
         files: opens them.
         calendar: the calendar.
-        raw: compare fields as they are in the files.
+        raw: compare fields on the grid of the files.
 
     Raises:
         DataError: for files without time, a time twice in a file, or fields that differ.
     """
-    for piece in pieces:
-        if piece.layout.times is None:
-            raise DataError(f"{piece.path}: {name} has no time axis there; add one, or list it as static")
-    times = np.concatenate([piece.times for piece in pieces])
+    for file_variable in file_variables:
+        if file_variable.layout.times is None:
+            raise DataError(f"{file_variable.path}: {name} has no time axis there; add one, or list it as static")
+    times = np.concatenate([file_variable.times for file_variable in file_variables])
     if not len(times):
         raise DataError(
-            f"data.sources.{pieces[0].source}.period: {name} has no time in it; {_span_of(pieces, calendar)}"
+            f"data.sources.{file_variables[0].source}.period: {name} has no time in it; "
+            f"{_describe_span(file_variables, calendar)}"
         )
-    which = np.concatenate([np.full(len(piece.times), n) for n, piece in enumerate(pieces)])
-    position = np.concatenate([piece.positions for piece in pieces])
+    lengths = [len(file_variable.times) for file_variable in file_variables]
+    file_index = np.repeat(np.arange(len(file_variables)), lengths)
+    position = np.concatenate([file_variable.positions for file_variable in file_variables])
     order = np.argsort(times, kind="stable")
-    whole = VariableSeries(pieces, times[order], which[order], position[order])
-    again = np.flatnonzero(np.diff(whole.times) == 0) + 1
-    _check_overlap(name, whole, again, files, calendar, raw)
-    kept = np.setdiff1d(np.arange(len(times)), again)
-    return VariableSeries(pieces, whole.times[kept], whole.piece[kept], whole.position[kept])
+    series = VariableSeries(file_variables, times[order], file_index[order], position[order])
+    repeated = np.flatnonzero(np.diff(series.times) == 0) + 1
+    _check_overlap(name, series, repeated, files, calendar, raw)
+    unique = np.setdiff1d(np.arange(len(times)), repeated)
+    return VariableSeries(file_variables, series.times[unique], series.file_index[unique], series.position[unique])
 
 
-def _span_of(pieces: list[FileVariable], calendar: Calendar) -> str:
-    times = np.concatenate([piece.layout.times for piece in pieces])
+def _describe_span(file_variables: list[FileVariable], calendar: Calendar) -> str:
+    times = np.concatenate([file_variable.layout.times for file_variable in file_variables])
     return f"its files have {calendar.format(times.min())} to {calendar.format(times.max())}"
 
 
 def _check_overlap(
-    name: str, whole: VariableSeries, again: np.ndarray, files: OpenFiles, calendar: Calendar, raw: bool
+    name: str, series: VariableSeries, repeated: np.ndarray, files: OpenFiles, calendar: Calendar, raw: bool
 ) -> None:
-    """Stop where a time is twice in a file, or two files give other fields for it; a few such times are compared."""
-    if len(again) == 0:
+    """Stop if a time is twice in a file, or two files have different fields for it; a few such times are compared.
+
+    Args:
+        name: the variable.
+        series: its series, with repeated times.
+        repeated: indices of the times that are equal to the one before.
+        files: opens the files.
+        calendar: the calendar.
+        raw: compare fields on the grid of the files.
+    """
+    if len(repeated) == 0:
         return
-    for index in again:
-        if whole.piece[index] == whole.piece[index - 1]:
-            path = whole.pieces[whole.piece[index]].path
-            raise DataError(f"{path}: {calendar.format(whole.times[index])} is there twice ({name}); remove one")
-    for index in again[np.unique(np.linspace(0, len(again) - 1, _MOST_COMPARED).astype(int))]:
-        one, other = (whole.pieces[whole.piece[place]] for place in (index - 1, index))
-        first = read_piece(files, one, int(whole.position[index - 1]), raw)
-        second = read_piece(files, other, int(whole.position[index]), raw)
-        if not np.array_equal(first, second, equal_nan=True):
+    for index in repeated:
+        if series.file_index[index] == series.file_index[index - 1]:
+            path = series.file_variables[series.file_index[index]].path
+            raise DataError(f"{path}: {calendar.format(series.times[index])} is there twice ({name}); remove one")
+    compared = np.unique(np.linspace(0, len(repeated) - 1, _MAX_COMPARED).astype(int))
+    for index in repeated[compared]:
+        earlier_file = series.file_variables[series.file_index[index - 1]]
+        later_file = series.file_variables[series.file_index[index]]
+        earlier_fields = read_file_variable(files, earlier_file, int(series.position[index - 1]), raw)
+        later_fields = read_file_variable(files, later_file, int(series.position[index]), raw)
+        if not np.array_equal(earlier_fields, later_fields, equal_nan=True):
             raise DataError(
-                f"{name} at {calendar.format(whole.times[index])} differs between {one.path} and {other.path}; name "
-                "only one of them in data.sources"
+                f"{name} at {calendar.format(series.times[index])} differs between {earlier_file.path} and "
+                f"{later_file.path}; name only one of them in data.sources"
             )
-    logger.info("%s: %d times are in two files with equal fields; the first is used", name, len(again))
+    logger.info("%s: %d times are in two files with equal fields; the first is used", name, len(repeated))
 
 
-def shared_attributes(name: str, pieces: list[FileVariable], temporal: str) -> dict[str, str]:
+def shared_attributes(name: str, file_variables: list[FileVariable], temporal: str) -> dict[str, str]:
     """Return units, standard_name, long_name and, unless instantaneous, temporal; all files must have one unit.
 
     Raises:
         DataError: naming two files whose units differ.
     """
-    first = pieces[0].layout.attributes
-    for piece in pieces[1:]:
-        units, first_units = (attributes.get("units", "") for attributes in (piece.layout.attributes, first))
+    first = file_variables[0].layout.attributes
+    for file_variable in file_variables[1:]:
+        units = file_variable.layout.attributes.get("units", "")
+        first_units = first.get("units", "")
         if not is_same_unit(units, first_units):
-            way_out = f"set data.variable_options.{name}.units to what all are to be converted to"
+            advice = f"set data.variable_options.{name}.units to the unit that all are to be converted to"
             if not is_convertible(units, first_units):
-                way_out = (
-                    "these are no units of one quantity: name the variable with this quantity (data.sources.N.rename), "
-                    f"leave {name} out of one source (data.sources.N.variables), or correct the units in the file"
+                advice = (
+                    "these are not units of one quantity: name the variable with this quantity "
+                    f"(data.sources.N.rename), leave {name} out of one source (data.sources.N.variables), or correct "
+                    "the units in the file"
                 )
             raise DataError(
-                f'{name} is in "{first_units}" in {pieces[0].path} and in "{units}" in {piece.path}; {way_out}'
+                f'{name} is in "{first_units}" in {file_variables[0].path} and in "{units}" in {file_variable.path}; '
+                f"{advice}"
             )
-    _warn_of_other_quantity(name, pieces)
-    kept = {key: value for key, value in first.items() if key != "cell_methods"}
-    if temporal == "instant":
-        return kept
-    return {**kept, "temporal": "accumulate" if temporal == "deaccumulate" else temporal}
+    _warn_of_other_quantity(name, file_variables)
+    attributes = {key: value for key, value in first.items() if key != "cell_methods"}
+    if temporal != "instant":
+        attributes["temporal"] = "accumulate" if temporal == "deaccumulate" else temporal
+    return attributes
 
 
-def _warn_of_other_quantity(name: str, pieces: list[FileVariable]) -> None:
-    """Warn where two files call a variable by standard names that differ: one of them may be another variable."""
-    of_name: dict[str, FileVariable] = {}
-    for piece in pieces:
-        standard_name = piece.layout.attributes.get("standard_name", _NO_STANDARD_NAME)
+def _warn_of_other_quantity(name: str, file_variables: list[FileVariable]) -> None:
+    """Warn if a variable has different standard names in two files: one of them may be another variable."""
+    first_file_of_name: dict[str, FileVariable] = {}
+    for file_variable in file_variables:
+        standard_name = file_variable.layout.attributes.get("standard_name", _NO_STANDARD_NAME)
         if standard_name not in ("", _NO_STANDARD_NAME):
-            of_name.setdefault(standard_name, piece)
-    if len(of_name) > 1:
-        described = " and ".join(f"{standard} in {piece.path}" for standard, piece in list(of_name.items())[:2])
+            first_file_of_name.setdefault(standard_name, file_variable)
+    if len(first_file_of_name) > 1:
+        described = " and ".join(
+            f"{standard} in {file_variable.path}" for standard, file_variable in list(first_file_of_name.items())[:2]
+        )
         logger.warning("%s is called %s; is it one variable? (data.sources.N.rename)", name, described)

@@ -73,7 +73,7 @@ class SourceIndex:
     Attributes:
         grid: the run's grid.
         calendar: the calendar that all files share.
-        pieces: variable -> its files, in the order of the config; of what is derived, those of its first input.
+        file_variables: variable -> its files, in the order of the config; of what is derived, those of its first input.
         inputs: (variable, input) -> files of the other inputs; the variable is empty for what belongs to the ground.
         files: of each source.
         tables: the files with coefficients of levels.
@@ -82,7 +82,7 @@ class SourceIndex:
 
     grid: LatLonGrid
     calendar: Calendar
-    pieces: dict[str, list[FileVariable]]
+    file_variables: dict[str, list[FileVariable]]
     inputs: dict[tuple[str, str], list[FileVariable]]
     files: list[list[Path | str]]
     tables: list[Path]
@@ -109,7 +109,7 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: ErrorCollector) -
     Returns:
         What was found, perhaps not all; None without a grid or a time.
     """
-    wants = list_required_variables(conf)
+    requests = list_required_variables(conf)
     grid = tables = None
     with problems.collect():
         grid = load_grid(conf.grid) if conf.grid is not None else None
@@ -117,8 +117,8 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: ErrorCollector) -
     if tables is None:
         return None
     shared = _Shared(grid)
-    pieces: dict[str, list[FileVariable]] = {want.serves: [] for want in wants if want.serves}
-    inputs: dict[tuple[str, str], list[FileVariable]] = {(want.serves, want.name): [] for want in wants}
+    file_variables: dict[str, list[FileVariable]] = {request.serves: [] for request in requests if request.serves}
+    inputs: dict[tuple[str, str], list[FileVariable]] = {(request.serves, request.name): [] for request in requests}
     files_of: list[list[Path | str]] = [[] for _ in conf.sources]
     idle: dict[tuple[int, Path | str], str] = {}
     present: list[set[str]] = [set() for _ in conf.sources]
@@ -130,7 +130,7 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: ErrorCollector) -
             files_of[number] = expand_paths(source, f"data.sources.{number}")
         found = files_of[number]
         unread += not found
-        offers = list(variables_in_source(source, wants))
+        offers = list(variables_in_source(source, requests))
         for path in ProgressBar(found, "looking at files", unit="file", disable=len(found) < _FILES_WITH_BAR or None):
             scanner = None
             with problems.collect():
@@ -143,26 +143,34 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: ErrorCollector) -
             in_file = find_names(offers, scanner.names)
             if not in_file:
                 idle[number, path] = describe_lack(offers, scanner.names)
-            for want, name_in_file in in_file.items():
+            for request, name_in_file in in_file.items():
                 # what is wrong in one file is mostly wrong in all
-                if want in faulty:
+                if request in faulty:
                     continue
-                faulty.add(want)
+                faulty.add(request)
                 with problems.collect():
-                    piece = scanner.piece(want, name_in_file)
-                    of_want = pieces[want.serves] if want.role == FIELD else inputs[want.serves, want.name]
-                    of_want.append(piece)
-                    faulty.discard(want)
+                    file_variable = scanner.file_variable(request, name_in_file)
+                    of_want = (
+                        file_variables[request.serves]
+                        if request.role == FIELD
+                        else inputs[request.serves, request.name]
+                    )
+                    of_want.append(file_variable)
+                    faulty.discard(request)
     # what a file may hold that could not be read is not known to be missing
     if not unread:
-        report_missing(conf, wants, present, unusable, problems)
+        report_missing(conf, requests, present, unusable, problems)
     if shared.calendar is None and not problems.messages:
         problems.add(
             f"no file of data.sources has a time axis (standard_name time), {files_of[0][0]} neither; prognostic "
             "variables need one: add it, for example with cdo settaxis,2000-01-01,00:00,6hour IN OUT"
         )
     known = shared.grid is not None and shared.calendar is not None
-    return SourceIndex(shared.grid, shared.calendar, pieces, inputs, files_of, tables.paths, idle) if known else None
+    return (
+        SourceIndex(shared.grid, shared.calendar, file_variables, inputs, files_of, tables.paths, idle)
+        if known
+        else None
+    )
 
 
 class _Shared:
@@ -258,25 +266,25 @@ class _FileScanner:
         self._coordinates = Coordinates(dataset)
         self._decoded: dict[str, tuple[np.ndarray, np.ndarray | None]] = {}
 
-    def piece(self, want: VariableRequest, theirs: str) -> FileVariable:
+    def file_variable(self, request: VariableRequest, name_in_file: str) -> FileVariable:
         """Return a variable of the file, with its times in the period of the source at which it has all levels.
 
         Raises:
             DataError: see `layout`.
             ConfigError: for a period that is none.
         """
-        layout = self.layout(want, theirs)
+        layout = self.layout(request, name_in_file)
         if layout.times is None:
             return FileVariable(self._path, self._number, layout, None)
         counts = np.ones(len(layout.times), dtype=bool)
         period, key = self._conf.sources[self._number].period, f"data.sources.{self._number}.period"
         if period is not None:
             first = self._shared.calendar.parse(period[0], key)
-            last = self._shared.calendar.parse_end(period[1], key)
+            last = self._shared.calendar.parse_period_end(period[1], key)
             if last < first:
                 raise ConfigError(f"{key}: {period[1]} is before {period[0]}; write [first, last]")
             counts &= (layout.times >= first) & (layout.times <= last)
-        absent = self._dataset.variables[theirs].encoding.get(ABSENT)
+        absent = self._dataset.variables[name_in_file].encoding.get(ABSENT)
         if absent is not None and layout.level_rows is not None:
             # levels that are not wanted may be absent
             lacking = counts & absent[:, list(layout.level_rows)].any(axis=1)
@@ -285,37 +293,39 @@ class _FileScanner:
                 first_time = self._shared.calendar.format(layout.times[lacking][0])
                 logger.warning(
                     "%s: %s lacks levels at %d of %d times, the first is %s; these times are left out",
-                    *(self._where, want.name, lacking.sum(), len(lacking), first_time),
+                    *(self._where, request.name, lacking.sum(), len(lacking), first_time),
                 )
         return FileVariable(self._path, self._number, layout, np.flatnonzero(counts))
 
-    def layout(self, want: VariableRequest, theirs: str) -> VariableLayout:
+    def layout(self, request: VariableRequest, name_in_file: str) -> VariableLayout:
         """Return how a variable lies in the file.
 
         Raises:
             DataError: for a missing level; a grid, a calendar or units that do not fit; dimensions not known; levels
                 without coefficients.
         """
-        variable = self._dataset.variables[theirs]
+        variable = self._dataset.variables[name_in_file]
         if variable.dtype.kind not in "biuf":
             raise DataError(
-                f"{self._where}: {theirs} holds no numbers but {variable.dtype}; write it as numbers, or name another "
-                f"variable (data.sources.N.rename: {{{want.name}: NAME}})"
+                f"{self._where}: {name_in_file} has values of type {variable.dtype}, not numbers; write numbers, "
+                f"or name another variable (data.sources.N.rename: {{{request.name}: NAME}})"
             )
-        level_units = None if want.levels is None else self._conf.level_units
-        dims = self._coordinates.roles(theirs, self._where, level_units)
-        kind = self._conf.field(want.serves).derive
-        is_field = want.role == FIELD
+        level_units = None if request.levels is None else self._conf.level_units
+        dims = self._coordinates.roles(name_in_file, self._where, level_units)
+        kind = self._conf.field(request.serves).derive
+        is_field = request.role == FIELD
         # what belongs to other inputs is not the variable's
-        field = self._conf.field(want.serves) if is_field else VariableOptions()
+        field = self._conf.field(request.serves) if is_field else VariableOptions()
         kept = {key: str(variable.attrs[key]) for key in _KEPT_ATTRIBUTES if key in variable.attrs}
-        rows, column = self._rows(want, kind, dims)
-        role = next(iter(field.derived_from), None) if is_field else want.role
+        rows, column = self._rows(request, kind, dims)
+        role = next(iter(field.derived_from), None) if is_field else request.role
         if role is None and column is not None:
-            role = interpolation_kind(want.serves, kept.get("standard_name", ""))
+            role = interpolation_kind(request.serves, kept.get("standard_name", ""))
         # the one quantity that needs its formula's unit to be interpolated
         to_si = (
-            si_conversion(role, theirs, kept, self._where) if kind or not is_field or role == "temperature" else None
+            si_conversion(role, name_in_file, kept, self._where)
+            if kind or not is_field or role == "temperature"
+            else None
         )
         packed = np.dtype(variable.encoding.get("dtype", float)).kind in "iu"
         step = abs(float(variable.encoding.get("scale_factor", 0.0))) if packed else 0.0
@@ -328,21 +338,21 @@ class _FileScanner:
         times, window_bounds = self._times(dims)
         conversion = None
         if field.units is not None:
-            conversion = find_conversion(kept.get("units", ""), field.units, want.serves, self._where)
+            conversion = find_conversion(kept.get("units", ""), field.units, request.serves, self._where)
             kept["units"] = field.units
             step *= abs(conversion.scale) if conversion else 1.0
         is_read = is_field and kind is None
         # who declares a variable's range takes it as it is
         if is_read and field.valid_range is None:
-            require_units(want.serves, read, self._where)
+            require_units(request.serves, read, self._where)
         packing = (step_in_file, float(variable.encoding.get("add_offset", 0.0))) if step_in_file else None
         # xarray moves to the encoding what it has decoded
         declared = variable.encoding | variable.attrs
         has_fill_value = not declared.keys().isdisjoint(("_FillValue", "missing_value"))
         rules = build_rules(
-            want.name,
+            request.name,
             read,
-            levels=want.levels if want.levels is not None and column is None else (None,),
+            levels=request.levels if request.levels is not None and column is None else (None,),
             level_units=self._conf.level_units,
             packing=None if has_fill_value else packing,
             file_range=read_file_range(declared, packing),
@@ -351,27 +361,27 @@ class _FileScanner:
             has_options=is_read,
         )
         return VariableLayout(
-            theirs, dims, rows, column, grid, orientation, regridder, conversion, to_si, times, window_bounds,
+            name_in_file, dims, rows, column, grid, orientation, regridder, conversion, to_si, times, window_bounds,
             kept, step, variable.encoding.get("preferred_chunks", {}).get(dims.get("time"), 1),
-            rules, f"{self._where}: {want.name}", self._shared.calendar,
+            rules, f"{self._where}: {request.name}", self._shared.calendar,
         )  # fmt: skip
 
     def _rows(
-        self, want: VariableRequest, kind: str | None, dims: dict[str, str]
+        self, request: VariableRequest, kind: str | None, dims: dict[str, str]
     ) -> tuple[tuple[int, ...] | None, Column | None]:
         """Return which rows of the levels are read, and how the run's levels are made of them where they are not."""
         coordinates = self._coordinates
         lowest = kind == "mean_sea_level_pressure"
-        if want.levels is None and not lowest:
-            return self._rows_2d(want.name, dims, want.role == FIELD), None
+        if request.levels is None and not lowest:
+            return self._rows_2d(request.name, dims, request.role == FIELD), None
         name = coordinates.of_dim[dims["level"]][1] if "level" in dims else coordinates.scalar.get("level")
         if name is None:
             way_out = "" if kind else "; list it in vars_2D"
-            raise DataError(f"{self._where}: {want.name} is in vars_3D but has no levels there{way_out}")
-        rows, column = self._tables.find_column(self._dataset, name, want, self._number, self._where)
+            raise DataError(f"{self._where}: {request.name} is in vars_3D but has no levels there{way_out}")
+        rows, column = self._tables.find_column(self._dataset, name, request, self._number, self._where)
         if rows is None:
             have = level_values(self._dataset.variables[name], name, self._conf.level_units, self._where)
-            rows = match_levels(have, want.levels, want.name, self._conf.level_units, self._where)
+            rows = match_levels(have, request.levels, request.name, self._conf.level_units, self._where)
         return rows, column
 
     def _rows_2d(self, ours: str, dims: dict[str, str], is_field: bool) -> tuple[int, ...] | None:

@@ -1,4 +1,4 @@
-"""SourceReader: fields straight from netCDF, zarr and GRIB, on the times that all variables have."""
+"""Reader of fields straight from source files (netCDF, zarr, GRIB, plugins), at the times that all variables have."""
 
 from __future__ import annotations
 
@@ -34,29 +34,29 @@ from credit.grid import LatLonGrid
 
 logger = logging.getLogger(__name__)
 
-# of the fields that are read at once; a time more or less does not tell beyond it
+# Fields that are read at once. Reading more at once is not faster.
 _BYTES_AT_ONCE = 2**25
-# of a variable that there are while it is unpacked and put into the grid's order, about
+# Copies of a variable, about, while it is unpacked and sorted into the order of the grid.
 _COPIES = 3
 
 
 class SourceReader:
-    """Reads fields from source files; see `credit.data.reader.FieldReader`.
+    """Reader of fields from source files; see `credit.data.reader.FieldReader`.
 
     Args:
         channels: the channels.
-        scan: what the files hold.
+        scan: contents of the files.
         series: variable -> its times and files, for every time-varying variable in the order of the channels.
-        windows: variable -> how its values come from those of its files.
-        policies: variable -> when they count, see `credit.data.sources.time_axis`.
+        windows: variable -> how its values are computed from those in its files.
+        policies: variable -> at which times its values count, see `credit.data.sources.time_axis`.
         attributes: variable -> its attributes.
         files: opens the files.
         declared: variables whose missing values are declared.
 
     Attributes:
-        packing_steps: variable -> step of its packed integers, where it is packed.
-        chunk_times: how many of `times` the longest chunk of any variable spans, at most; 1 without chunks.
-        bytes_a_time: that reading several times at once takes for each.
+        packing_steps: variable -> step of its packed integers, if it is packed.
+        chunk_times: the most of `times` that a chunk of any variable spans; 1 without chunks.
+        bytes_a_time: memory for each time, if several times are read at once.
 
     Raises:
         DataError: for missing values in the static fields, or no time that all variables have.
@@ -79,25 +79,33 @@ class SourceReader:
         self.grid: LatLonGrid = scan.grid
         self.calendar: Calendar = scan.calendar
         self.channels = channels
-        self.times, self._places = align_times(windows, policies, scan.calendar)
+        # `_window_index`: variable -> (N,) index in the times of its window.
+        self.times, self._window_index = align_times(windows, policies, scan.calendar)
         self.attributes = attributes
-        # a table of coefficients decides values, too
+        # Tables of coefficients decide values as well, so they count as source files.
         self._paths = scan.paths | dict.fromkeys(scan.tables, 0)
-        steps = {name: max(part.layout.packing_step for part in parts) for name, parts in scan.pieces.items()}
-        self.packing_steps = {name: step for name, step in steps.items() if step > 0}
-        layouts = [part.layout for parts in (*scan.pieces.values(), *scan.inputs.values()) for part in parts]
-        self.chunk_times = max((_spanned(layout, self.times) for layout in layouts), default=1)
+        self.packing_steps: dict[str, float] = {}
+        for name, file_variables in scan.file_variables.items():
+            packing_step = max(file_variable.layout.packing_step for file_variable in file_variables)
+            if packing_step > 0:
+                self.packing_steps[name] = packing_step
+        self.chunk_times = 1
+        for file_variables in (*scan.file_variables.values(), *scan.inputs.values()):
+            for file_variable in file_variables:
+                self.chunk_times = max(self.chunk_times, _times_in_chunk(file_variable.layout, self.times))
         self._files = files
-        self._series, self._windows = series, windows
+        self._series = series
+        self._windows = windows
         self._static = self._read_static(scan)
         self.masks = find_masks(self._static, channels.static_stored, declared)
         check_values(self._static, channels.static_stored, self.masks, self.grid, "any time")
-        # fields that are read at once, of the run and of files
-        of_files = (
-            _bytes(one) * max(len(windows[name].terms), _between(one, self.times)) for name, one in series.items()
-        )
-        of_run = len(channels.stored) * math.prod(self.grid.shape) * 4
-        self.bytes_a_time = of_run + max(of_files, default=0)
+        # The fields of the run, and what is read of the files for the largest variable.
+        largest_variable_bytes = 0
+        for name, variable_series in series.items():
+            times_read = max(len(windows[name].terms), _file_times_per_time(variable_series, self.times))
+            largest_variable_bytes = max(largest_variable_bytes, _read_bytes(variable_series) * times_read)
+        fields_bytes = len(channels.stored) * math.prod(self.grid.shape) * 4
+        self.bytes_a_time = fields_bytes + largest_variable_bytes
         masked = [channel for channel in channels.stored if channel.variable in declared]
         self.masks |= find_masks(self._assemble([0], declared)[0], masked, declared)
 
@@ -110,43 +118,52 @@ class SourceReader:
         return self._read_variables([index], set(self._series))[0]
 
     def read_each(self, indices: Sequence[int], held_bytes: int = _BYTES_AT_ONCE) -> Iterator[np.ndarray]:
-        """Yield the fields of several times, of which some are read at once; see `read`.
+        """Yield the fields of several times as `read` returns them; several of them are read at once.
 
         Args:
-            indices: the times.
-            held_bytes: may be held to read a chunk of the files at once.
+            indices: indices of the times.
+            held_bytes: memory for reading a chunk of the files at once.
         """
-        at_once = self.times_at_once(held_bytes)
-        for first in range(0, len(indices), at_once):
-            yield from self._read_variables(indices[first : first + at_once], set(self._series))
+        times_at_once = self.times_at_once(held_bytes)
+        for start in range(0, len(indices), times_at_once):
+            yield from self._read_variables(indices[start : start + times_at_once], set(self._series))
 
     def times_at_once(self, held_bytes: int) -> int:
-        """Return how many times `read_each` reads at once: a few, or as many of a chunk as it may hold."""
+        """Return how many times `read_each` reads at once: a few, or as many of a chunk as fit into the memory."""
         return max(1, _BYTES_AT_ONCE // self.bytes_a_time, self.chunk_part(held_bytes))
 
     def chunk_part(self, held_bytes: int) -> int:
-        """Return how many of the times of the longest chunk may be held at once."""
+        """Return how many times of the longest chunk fit into the memory."""
         return min(self.chunk_times, held_bytes // self.bytes_a_time)
 
-    def read_into(self, index: int, places: Sequence[np.ndarray | None]) -> None:
-        """Bring the fields of one time to their places; see `credit.data.reader.FieldReader`."""
+    def read_into(self, index: int, targets: Sequence[np.ndarray | None]) -> None:
+        """Read the fields of one time into given arrays; see `credit.data.reader.FieldReader`."""
         channels = self.channels.stored
-        wanted = {channel.variable for channel, place in zip(channels, places, strict=True) if place is not None}
-        own = [place for channel, place in zip(channels, places, strict=True) if channel.variable in wanted]
-        scatter_fields(self._read_variables([index], wanted)[0], own)
+        variables = set()
+        for channel, target in zip(channels, targets, strict=True):
+            if target is not None:
+                variables.add(channel.variable)
+        # All levels of a variable are read, and those without a target are dropped.
+        read_targets = []
+        for channel, target in zip(channels, targets, strict=True):
+            if channel.variable in variables:
+                read_targets.append(target)
+        scatter_fields(self._read_variables([index], variables)[0], read_targets)
 
     def static(self) -> np.ndarray:
         """Return the static fields, (C, H, W) float32 in the order of ``channels.static_stored``."""
         return self._static.copy()
 
     def index_of(self, minutes: int) -> int | None:
-        """Return the place of a time in `times`, None where it is not there."""
+        """Return the index of a time in `times`, None if the files do not have it."""
         index = int(np.searchsorted(self.times, minutes))
-        return index if index < len(self.times) and self.times[index] == minutes else None
+        if index < len(self.times) and self.times[index] == minutes:
+            return index
+        return None
 
     def times_of_files(self) -> np.ndarray:
-        """Return places in `times`, increasing, that together read every file of a variable that varies in time."""
-        chosen: set[int] = set()
+        """Return increasing indices in `times` that together read every file of the time-varying variables."""
+        indices: set[int] = set()
         remaining = list(self._series.values())
         while remaining:
             series = remaining.pop()
@@ -154,95 +171,107 @@ class SourceReader:
                 remaining += series.parts
                 continue
             remaining += _input_series(series)
-            first_times = series.times[np.unique(series.piece, return_index=True)[1]]
-            chosen.update(np.minimum(np.searchsorted(self.times, first_times), len(self.times) - 1).tolist())
-        return np.array(sorted(chosen))
+            _, first_of_file = np.unique(series.file_index, return_index=True)
+            index = np.searchsorted(self.times, series.times[first_of_file])
+            indices.update(np.minimum(index, len(self.times) - 1).tolist())
+        return np.array(sorted(indices))
 
     def describe_files(self) -> dict[str, list[int]]:
-        """Return path -> two numbers that are others when the file is, of every source file."""
+        """Return path -> fingerprint (size and time of change) of every source file."""
         return {file_key(path): self._files.fingerprint(path, number) for path, number in self._paths.items()}
 
     def gives_static(self, keys: set[str]) -> bool:
-        """Return whether a static field comes from one of some files; see `find_times_from`."""
-        static = {channel.variable for channel in self.channels.static_stored}
-        pieces = [piece for name in static for piece in self._scan.pieces[name]]
-        return any(file_key(piece.path) in keys for piece in pieces)
+        """Return whether a static field comes from one of the given files; see `find_times_from`."""
+        static_variables = {channel.variable for channel in self.channels.static_stored}
+        for name in static_variables:
+            for file_variable in self._scan.file_variables[name]:
+                if file_key(file_variable.path) in keys:
+                    return True
+        return False
 
     def find_times_from(self, keys: set[str]) -> np.ndarray:
-        """Return those of `times` whose fields come from one of some files, static fields left aside.
+        """Return those of `times` with time-varying fields that come from one of the given files.
 
         Args:
-            keys: of the files, as in `describe_files`.
+            keys: keys of the files, as in `describe_files`.
         """
         if not keys.isdisjoint(map(file_key, self._scan.tables)):
             return self.times
-        affected = np.zeros(len(self.times), dtype=bool)
+        is_affected = np.zeros(len(self.times), dtype=bool)
         for name, series in self._series.items():
-            touched = series.comes_from(keys)
-            windows = self._windows[name]
-            of_window = np.zeros(len(windows.times), dtype=bool)
-            for weights, places in windows.terms:
-                of_window |= (weights != 0) & touched[places]
-            affected |= of_window[self._places[name]]
-        return self.times[affected]
+            is_given = series.comes_from(keys)
+            window = self._windows[name]
+            is_window_affected = np.zeros(len(window.times), dtype=bool)
+            for weights, indices in window.terms:
+                is_window_affected |= (weights != 0) & is_given[indices]
+            is_affected |= is_window_affected[self._window_index[name]]
+        return self.times[is_affected]
 
     def list_contributions(self, conf: DataConfig) -> list[Contribution]:
-        """Return what each source gives; `conf` is the data section that the sources were opened with."""
+        """Return the contribution of each source; `conf` is the data section that the sources were opened with."""
         return list_contributions(conf, self._scan, self._series)
 
     def _read_variables(self, indices: Sequence[int], names: Collection[str]) -> list[np.ndarray]:
         """Return the stored channels of some variables at some times."""
         channels = [channel for channel in self.channels.stored if channel.variable in names]
         fields = self._assemble(indices, names)
-        for index, one in zip(indices, fields, strict=True):
-            check_values(one, channels, self.masks, self.grid, self.calendar.format(self.times[index]))
+        for index, fields_CHW in zip(indices, fields, strict=True):
+            when = self.calendar.format(self.times[index])
+            check_values(fields_CHW, channels, self.masks, self.grid, when)
         return fields
 
     def _assemble(self, indices: Sequence[int], names: Collection[str]) -> list[np.ndarray]:
-        rows = sum(channel.variable in names for channel in self.channels.stored)
-        fields = [np.empty((rows, *self.grid.shape), dtype=np.float32) for _ in indices]
+        """Return the stored channels of some variables at some times, without a check of the values."""
+        num_channels = sum(channel.variable in names for channel in self.channels.stored)
+        fields = [np.empty((num_channels, *self.grid.shape), dtype=np.float32) for _ in indices]
         row = 0
-        for name in filter(names.__contains__, self._series):
-            terms = [self._windows[name].at(int(self._places[name][index])) for index in indices]
-            places = np.unique([place for _, own in terms for place in own])
-            read = dict(zip(places.tolist(), self._series[name].read(self._files, places), strict=True))
-            levels = len(next(iter(read.values()), ()))
-            for (weights, own), field in zip(terms, fields, strict=True):
-                values = [read[place] for place in own]
+        for name, series in self._series.items():
+            if name not in names:
+                continue
+            terms_of_time = []
+            for index in indices:
+                terms_of_time.append(self._windows[name].at(int(self._window_index[name][index])))
+            # Windows may share values of the series, and each value is read once.
+            series_indices = np.unique([index for _, term_indices in terms_of_time for index in term_indices])
+            series_fields = series.read(self._files, series_indices)
+            fields_of_index = dict(zip(series_indices.tolist(), series_fields, strict=True))
+            num_levels = len(next(iter(fields_of_index.values()), ()))
+            for (weights, term_indices), fields_CHW in zip(terms_of_time, fields, strict=True):
+                values = [fields_of_index[index] for index in term_indices]
                 if len(values) > 1:
                     values = [np.tensordot(weights, np.asarray(values, dtype=np.float64), axes=1)]
-                field[row : row + levels] = values[0]
-            row += levels
+                fields_CHW[row : row + num_levels] = values[0]
+            row += num_levels
         return fields
 
     def _read_static(self, scan: SourceIndex) -> np.ndarray:
         names = dict.fromkeys(channel.variable for channel in self.channels.static_stored)
         if not names:
             return np.zeros((0, *self.grid.shape), dtype=np.float32)
-        parts = [self._read_constant(name, scan.pieces[name]) for name in names]
-        return np.concatenate(parts, dtype=np.float32, casting="same_kind")
+        fields = [self._read_constant(name, scan.file_variables[name]) for name in names]
+        return np.concatenate(fields, dtype=np.float32, casting="same_kind")
 
-    def _read_constant(self, name: str, pieces: list[FileVariable]) -> np.ndarray:
+    def _read_constant(self, name: str, file_variables: list[FileVariable]) -> np.ndarray:
         """Return a static variable from the first file of each source that has it; all must have the same fields."""
-        first, *others = [of_source[0] for of_source in by_source(pieces)]
+        first, *others = [source_variables[0] for source_variables in by_source(file_variables)]
         fields = read_constant(self._files, name, first)
-        for piece in others:
-            if not np.array_equal(fields, read_constant(self._files, name, piece), equal_nan=True):
+        for other in others:
+            if not np.array_equal(fields, read_constant(self._files, name, other), equal_nan=True):
                 raise DataError(
-                    f"{name} is static and differs between {first.path} (data.sources.{first.source}) and {piece.path} "
-                    f"(data.sources.{piece.source}); list with data.sources.N.variables what the other source is to "
-                    f"give, without {name}"
+                    f"{name} is static and differs between {first.path} (data.sources.{first.source}) and {other.path} "
+                    f"(data.sources.{other.source}); list the variables of the other source without {name} in "
+                    "data.sources.N.variables"
                 )
         return fields
 
 
 def _find_policy(name: str, scan: SourceIndex, conf: DataConfig) -> tuple[int, str]:
-    """Return the number of the first source of a variable and when the values of all of its sources count.
+    """Return the number of the first source of a variable and the policy ``times`` of all its sources.
 
     Raises:
-        DataError: where two sources differ.
+        DataError: if two sources differ.
     """
-    numbers = [pieces[0].source for pieces in by_source(scan.pieces[name])]
+    numbers = [file_variables[0].source for file_variables in by_source(scan.file_variables[name])]
     first = numbers[0]
     for number in numbers[1:]:
         if conf.sources[number].times != conf.sources[first].times:
@@ -253,35 +282,41 @@ def _find_policy(name: str, scan: SourceIndex, conf: DataConfig) -> tuple[int, s
     return first, conf.sources[first].times
 
 
-def _bytes(series: VariableSeries) -> int:
-    """Return the memory that a time of a variable takes while it is read: float64, where it is packed."""
+def _read_bytes(series: VariableSeries) -> int:
+    """Return the memory that a time of a variable takes while it is read, as float64 if it is packed."""
     if isinstance(series, JoinedSeries):
-        return max(map(_bytes, series.parts))
+        return max(_read_bytes(part) for part in series.parts)
     # All inputs of a derived variable are held at once, as float32.
-    return 8 * _COPIES * _values(series) + 4 * sum(map(_values, _input_series(series)))
+    input_values = sum(_num_values(input_series) for input_series in _input_series(series))
+    return 8 * _COPIES * _num_values(series) + 4 * input_values
 
 
-def _between(series: VariableSeries, times: np.ndarray) -> int:
-    """Return how many times of a file are read for each of `times`, as those of a chunk come with all between them."""
+def _file_times_per_time(series: VariableSeries, times: np.ndarray) -> int:
+    """Return how many times of a file are read for each of `times`, because a chunk is read as a whole."""
     if isinstance(series, JoinedSeries):
-        return max(_between(part, times) for part in series.parts)
-    pieces = [piece for each in (series, *_input_series(series)) for piece in each.pieces]
-    layouts = [piece.layout for piece in pieces]
-    between = 1
-    for layout in layouts:
-        if layout.chunk_times > 1 and layout.times is not None and min(len(times), len(layout.times)) > 1:
-            apart = int(np.diff(times).min()) // int(np.diff(layout.times).min())
-            between = max(between, min(apart, layout.chunk_times))
-    return between
+        return max(_file_times_per_time(part, times) for part in series.parts)
+    most = 1
+    for read_series in (series, *_input_series(series)):
+        for file_variable in read_series.file_variables:
+            layout = file_variable.layout
+            if layout.chunk_times == 1 or layout.times is None or min(len(times), len(layout.times)) < 2:
+                continue
+            file_interval = int(np.diff(layout.times).min())
+            ratio = int(np.diff(times).min()) // file_interval
+            most = max(most, min(ratio, layout.chunk_times))
+    return most
 
 
 def _input_series(series: VariableSeries) -> list[VariableSeries]:
-    """Return the series that a derived variable is computed from; none for one that is read as it is."""
-    return [input_series for input_series, _ in series.inputs.values()] if isinstance(series, DerivedSeries) else []
+    """Return the series that a derived variable is computed from, an empty list for a variable that is read."""
+    if not isinstance(series, DerivedSeries):
+        return []
+    return [input_series for input_series, _ in series.inputs.values()]
 
 
-def _values(series: VariableSeries) -> int:
-    layout = series.pieces[0].layout
+def _num_values(series: VariableSeries) -> int:
+    """Return the number of values of a variable at one time in its file."""
+    layout = series.file_variables[0].layout
     return len(layout.level_rows or (0,)) * math.prod(layout.grid.shape)
 
 
@@ -289,20 +324,20 @@ def open_sources(conf: DataConfig) -> SourceReader:
     """Open the sources of a config.
 
     Raises:
-        DataError: naming every problem that was found: files, variables, levels, grids, units, calendars, times.
+        DataError: naming every problem with files, variables, levels, grids, units, calendars and times.
     """
     problems = ErrorCollector()
     files = OpenFiles(conf.sources)
     scan = scan_sources(conf, files, problems)
     if problems.messages and scan is not None:
-        # a file that gives nothing may be why
+        # The reason may be a file that gives nothing.
         warn_of_idle_files(list_contributions(conf, scan))
     problems.raise_any()
     channels = conf.channel_map()
     attributes: dict[str, dict] = {}
-    for name, pieces in scan.pieces.items():
+    for name, file_variables in scan.file_variables.items():
         with problems.collect():
-            attributes[name] = shared_attributes(name, pieces, conf.field(name).temporal)
+            attributes[name] = shared_attributes(name, file_variables, conf.field(name).temporal)
     series: dict[str, VariableSeries] = {}
     windows: dict[str, TimeAggregation] = {}
     policies: dict[str, str] = {}
@@ -320,13 +355,13 @@ def open_sources(conf: DataConfig) -> SourceReader:
             if name in predicted and policies[name] != "exact":
                 raise DataError(
                     f"data.sources.{number}.times: {policies[name]} is for forcings, but {name} is predicted; set "
-                    f"times: exact, or list the others in a source of their own (data.sources.{number}.variables)"
+                    f"times: exact, or list the forcings in a separate source (data.sources.{number}.variables)"
                 )
     for name in dict.fromkeys(channel.variable for channel in channels.static_stored):
-        if is_derived(name, scan.pieces[name], conf):
+        if is_derived(name, scan.file_variables[name], conf):
             problems.add(
-                f"{name} is static and on levels, and its source has vertical: what is interpolated varies in time; "
-                "list it under dynamic_forcing"
+                f"{name} is static and on levels, and its source has vertical: interpolated fields vary in time; list "
+                "it under dynamic_forcing"
             )
     for rest, names in overlaps.items():
         problems.add(str(SourceOverlap(names, rest)))
@@ -336,10 +371,12 @@ def open_sources(conf: DataConfig) -> SourceReader:
     return SourceReader(channels, scan, series, windows, policies, attributes, files, declared)
 
 
-def _spanned(layout: VariableLayout, times: np.ndarray) -> int:
-    """Return how many of `times` a chunk of the layout's file spans at most."""
+def _times_in_chunk(layout: VariableLayout, times: np.ndarray) -> int:
+    """Return the most of `times` that a chunk of a file spans."""
     if layout.chunk_times == 1 or layout.times is None or len(times) < 2 or len(layout.times) < 2:
         return 1
-    ends = np.minimum(np.arange(len(layout.times)) + layout.chunk_times, len(layout.times)) - 1
-    spanned = np.searchsorted(times, layout.times[ends], "right") - np.searchsorted(times, layout.times)
-    return max(1, int(spanned.max()))
+    num_times = len(layout.times)
+    last_in_chunk = np.minimum(np.arange(num_times) + layout.chunk_times, num_times) - 1
+    stop = np.searchsorted(times, layout.times[last_in_chunk], "right")
+    start = np.searchsorted(times, layout.times)
+    return max(1, int((stop - start).max()))

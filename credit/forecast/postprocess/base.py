@@ -60,7 +60,8 @@ class Postprocess:
     """Base class of post-processes.
 
     A post-process changes the output of a step in training, validation and forecasts alike, so it is differentiable.
-    One that needs a sum over the globe is collective where a field is split over ranks.
+    One that needs a sum over the globe is collective where a field is split over ranks. ``credit plan`` runs it with
+    tensors that have no values, so constants stay tensors: `.item()` fails there.
 
     Args:
         context: what it is built from.

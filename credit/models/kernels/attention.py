@@ -13,7 +13,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from credit.models.kernels.autocast import backward_without_autocast
 from credit.models.kernels.dispatch import ATTENTION, uses
 
-# Number of float32 values in the longest vector register.
+# Number of float32 values that the longest vector register holds.
 VECTOR_LENGTH = 16
 
 

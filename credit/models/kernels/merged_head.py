@@ -21,15 +21,13 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from credit.models.kernels.autocast import without_autocast
-from credit.models.kernels.dispatch import MERGED_HEAD, use_cpu_kernels, uses
+from credit.models.kernels.dispatch import MERGED_HEAD, uses
 
 # Output rows that are left out at (north, south), and columns at (west, east).
 Margins = Sequence[tuple[int, int]]
 WHOLE: Margins = ((0, 0), (0, 0))
 # Input cells around the needed ones that the head reads: two 3x3 convolutions, one of them at twice the resolution.
 HALO = 2
-# Rows of a channels-last field that stay in the cache of a CPU while they are written channel by channel.
-BAND = 4
 
 
 def crop_input(x_BCHW: Tensor, margins: Margins) -> tuple[Tensor, slice, slice]:
@@ -180,9 +178,7 @@ class _Interleave(torch.autograd.Function):
         batch, channels = phases_BCHW.shape[:2]
         y_BCHW = phases_BCHW.new_empty(batch, channels // 4, rows.end - rows.start, columns.end - columns.start)
         for cells, positions in _phase_views(y_BCHW, phases_BCHW, rows, columns):
-            num_rows = BAND if use_cpu_kernels(phases_BCHW) else cells.shape[2]
-            for cells_band, positions_band in zip(cells.split(num_rows, 2), positions.split(num_rows, 2), strict=True):
-                cells_band.copy_(positions_band)
+            cells.copy_(positions)
         return y_BCHW
 
     @staticmethod

@@ -26,6 +26,7 @@ import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -60,7 +61,7 @@ class SpectralNorm(nn.Module):
     def __init__(self, weight: Tensor, out_dim: int) -> None:
         super().__init__()
         self.out_dim = out_dim
-        # sums a tensor over the tensor-parallel parts of the weight, forward and backward; None for a whole weight
+        # Adds up a tensor over the tensor-parallel parts of the weight, forward and backward; None for a whole weight.
         self.sum_over_parts: Callable[[Tensor], Tensor] | None = None
         rows = weight.shape[out_dim]
         columns = weight.numel() // rows
@@ -142,24 +143,22 @@ def apply_spectral_norm(model: nn.Module) -> nn.Module:
             out_dim = 1 if isinstance(module, nn.ConvTranspose2d) else 0
             # unsafe skips a trial evaluation, which is wasted work here: shape and dtype are kept by construction.
             parametrize.register_parametrization(module, "weight", SpectralNorm(module.weight, out_dim), unsafe=True)
-            # torch makes a class for each module; blocks that are equal otherwise would be compiled each for its own
+            # torch makes a class for each module, so blocks that are equal otherwise would be compiled one by one.
             module.__class__ = classes.setdefault(plain, type(module))
     return model
 
 
 def normalized_weights(module: nn.Module) -> dict[SpectralNorm, Chain]:
-    """Return the spectral norm of every normalised weight in `module`, with all parametrizations of that weight.
-
-    Without names, which take longer to build than everything else that a training step does with the result.
-    """
+    """Return the spectral norm of every normalised weight in `module`, with all parametrizations of that weight."""
+    # `named_modules` would take longer than everything else that a training step does with the result.
     chains: dict[SpectralNorm, Chain] = {}
     stack: list[nn.Module | None] = [module]
     while stack:
         descendant = stack.pop()
         if isinstance(descendant, parametrize.ParametrizationList):
-            last = descendant[-1]
-            if isinstance(last, SpectralNorm):
-                chains[last] = descendant
+            for link in descendant:
+                if isinstance(link, SpectralNorm):
+                    chains[link] = descendant
         elif descendant is not None:
             stack.extend(descendant._modules.values())
     return chains
@@ -215,55 +214,80 @@ def _advance_whole(chains: Mapping[SpectralNorm, Chain], iterations: int) -> Non
             torch._foreach_copy_(us, unit_vectors(matrices.products(vs, transposed=False)))
 
 
-def _advance_sharded(chains: Mapping[SpectralNorm, Chain], iterations: int) -> None:
-    """Collective: iterate with the rows and columns of each matrix that this rank stores.
+@dataclass
+class _StoredPart:
+    """The rows and columns of a weight's matrix that this rank stores."""
 
-    Every rank multiplies its parts, and the products are added up to whole vectors over all ranks. Of those a rank
-    keeps what tensor parallelism gives it.
-    """
-    originals = [chain.original for chain in chains.values()]
-    shards, rows, columns = [], [], []
-    for norm, original in zip(chains, originals, strict=True):
-        shards.append(norm.matrix(original.to_local()).to(norm.u.device))
-        bounds = local_bounds(original)
-        rows.append(bounds.pop(norm.out_dim))
+    norm: SpectralNorm
+    chain: Chain
+    rows: slice
+    columns: slice
+
+    @classmethod
+    def of(cls, norm: SpectralNorm, chain: Chain) -> _StoredPart:
+        bounds = local_bounds(chain.original)
+        rows = bounds.pop(norm.out_dim)
         # Of the dimensions that make up the columns only the first is ever cut.
-        inner_size = original.shape[2:].numel()
-        columns.append(slice(bounds[0].start * inner_size, bounds[0].stop * inner_size))
-    # What adapters add to a weight is small, and every rank computes with the whole of it.
-    parts_of_adapters: list[Tensor] = []
-    for norm, chain in chains.items():
-        if len(chain) > 1:
-            parts_of_adapters += [parameter for link in list(chain)[:-1] for parameter in link.parameters()]
-            parts_of_adapters += [norm.u] if isinstance(norm.u, DTensor) else []
+        inner_size = chain.original.shape[2:].numel()
+        return cls(norm, chain, rows, slice(bounds[0].start * inner_size, bounds[0].stop * inner_size))
+
+    def adapter_tensors(self) -> list[Tensor]:
+        """Return what every rank needs the whole of, to compute with what adapters add to the weight."""
+        parameters = [parameter for adapter in _adapters(self.chain) for parameter in adapter.parameters()]
+        # Without tensor parallelism, u is whole on every rank.
+        return [self.norm.u, *parameters] if parameters and isinstance(self.norm.u, DTensor) else parameters
+
+    def add_adapters(self, product: Tensor, vector: Tensor, whole: Mapping[Tensor, Tensor], transposed: bool) -> Tensor:
+        """Return the product of the original matrix with `vector`, plus that of what adapters add to the matrix."""
+        adapters = _adapters(self.chain)
+        if not adapters:
+            return product
+        addend = torch.zeros(self.chain.original.shape, device=vector.device)
+        for adapter in adapters:
+            parameters = {name: whole[parameter] for name, parameter in adapter.named_parameters()}
+            addend = functional_call(adapter, parameters, addend)
+        matrix = self.norm.matrix(addend)
+        return product + torch.mv(matrix.t() if transposed else matrix, vector)
+
+
+def _advance_sharded(chains: Mapping[SpectralNorm, Chain], iterations: int) -> None:
+    """Collective: iterate with the parts of each matrix that this rank stores.
+
+    Every rank multiplies its parts, and the products of all ranks are added up to whole vectors. Of those a rank keeps
+    what tensor parallelism gives it. Adapters are small: their whole parameters come with the first of these sums.
+    """
+    parts = [_StoredPart.of(norm, chain) for norm, chain in chains.items()]
+    originals = [chain.original for chain in chains.values()]
+    to_gather = [tensor for part in parts for tensor in part.adapter_tensors()]
     us = [_embed_part_of(norm.u) for norm in chains]
     whole: dict[Tensor, Tensor] = {}
     with without_autocast(us[0]):
-        matrices = hold_matrices(shards)
-        for _ in range(iterations):
-            to_gather = [] if whole else parts_of_adapters
-            products = matrices.products([u[r] for u, r in zip(us, rows, strict=True)], transposed=True)
-            summands = [
-                _embed(product, [c], norm.v.shape) for product, c, norm in zip(products, columns, chains, strict=True)
-            ]
-            summands += [_embed_part_of(part).to(us[0].device) for part in to_gather]
-            sums = sum_over_shards(summands, originals + to_gather)
-            vs = sums[: len(originals)]
-            if to_gather:
-                whole = dict(zip(to_gather, sums[len(originals) :], strict=True))
-                us = [whole.get(norm.u, u) for norm, u in zip(chains, us, strict=True)]
-            for (norm, chain), u, v in zip(chains.items(), us, vs, strict=True):
-                if len(chain) > 1:
-                    v += torch.mv(norm.matrix(_adapter_sum(chain, whole)).t(), u)
+        matrices = hold_matrices(
+            [norm.matrix(local(chain.original)).to(norm.u.device) for norm, chain in chains.items()]
+        )
+        for iteration in range(iterations):
+            products = matrices.products([u[part.rows] for part, u in zip(parts, us, strict=True)], transposed=True)
+            summands = []
+            for part, product in zip(parts, products, strict=True):
+                summands.append(_embed(product, [part.columns], part.norm.v.shape))
+            if iteration == 0 and to_gather:
+                gathered = [_embed_part_of(tensor).to(us[0].device) for tensor in to_gather]
+                sums = sum_over_shards(summands + gathered, originals + to_gather)
+                whole = dict(zip(to_gather, sums[len(parts) :], strict=True))
+                us = [whole.get(part.norm.u, u) for part, u in zip(parts, us, strict=True)]
+            else:
+                sums = sum_over_shards(summands, originals)
+            vs = []
+            for part, product, u in zip(parts, sums[: len(parts)], us, strict=True):
+                vs.append(part.add_adapters(product, u, whole, transposed=True))
             vs = unit_vectors(vs)
-            products = matrices.products([v[c] for v, c in zip(vs, columns, strict=True)], transposed=False)
-            summands = [
-                _embed(product, [r], norm.u.shape) for product, r, norm in zip(products, rows, chains, strict=True)
-            ]
-            us = sum_over_shards(summands, originals)
-            for (norm, chain), u, v in zip(chains.items(), us, vs, strict=True):
-                if len(chain) > 1:
-                    u += torch.mv(norm.matrix(_adapter_sum(chain, whole)), v)
+            products = matrices.products([v[part.columns] for part, v in zip(parts, vs, strict=True)], transposed=False)
+            summands = []
+            for part, product in zip(parts, products, strict=True):
+                summands.append(_embed(product, [part.rows], part.norm.u.shape))
+            us = []
+            for part, product, v in zip(parts, sum_over_shards(summands, originals), vs, strict=True):
+                us.append(part.add_adapters(product, v, whole, transposed=False))
             us = unit_vectors(us)
     for norm, u, v in zip(chains, us, vs, strict=True):
         local(norm.u).copy_(u[local_bounds(norm.u)[0]])
@@ -280,25 +304,21 @@ def _embed(part: Tensor, bounds: Sequence[slice], shape: torch.Size) -> Tensor:
 
 
 def _embed_part_of(tensor: Tensor) -> Tensor:
-    """Return a tensor that is whole, with zeros for what other ranks hold."""
+    """Return this rank's part of `tensor` in the shape of the whole, with zeros for what other ranks hold."""
     return _embed(local(tensor), local_bounds(tensor), tensor.shape)
 
 
-def _adapter_sum(chain: Chain, whole: Mapping[Tensor, Tensor]) -> Tensor:
-    """Return what the adapters of a weight add to it; `whole` has their whole parameters."""
-    update = next(iter(whole.values())).new_zeros(chain.original.shape)
-    for link in list(chain)[:-1]:
-        parameters = {name: whole[parameter] for name, parameter in link.named_parameters()}
-        update = functional_call(link, parameters, update)
-    return update
+def _adapters(chain: Chain) -> list[nn.Module]:
+    """Return the parametrizations before spectral norm, which add something to the weight."""
+    *adapters, norm = chain
+    assert isinstance(norm, SpectralNorm), "nothing may come after spectral norm"
+    return adapters
 
 
 def _before_norm(chain: Chain) -> Tensor:
-    """Return what spectral norm, the last of a weight's parametrizations, is given."""
-    *adapters, norm = chain
-    assert isinstance(norm, SpectralNorm), "nothing may come after spectral norm"
+    """Return the weight that spectral norm is given, or this rank's part of it."""
     weight = local(chain.original)
-    for adapter in adapters:
+    for adapter in _adapters(chain):
         weight = adapter(weight)
     return weight
 

@@ -16,8 +16,9 @@ from credit.models.wxformer.model import WXFormer
 logger = logging.getLogger(__name__)
 
 PUBLISHED_DIM_HEAD = 32
-_PARTS = {"0": "short_attention", "1": "short_feed_forward", "2": "long_attention", "3": "long_feed_forward"}
+_BLOCKS = {"0": "short_attention", "1": "short_feed_forward", "2": "long_attention", "3": "long_feed_forward"}
 _FEED_FORWARD = {"0": "norm", "1": "expand", "4": "contract"}
+_HEAD = {"up_block4": "decoder.head", "up_block4.0": "decoder.head.0", "up_block4.2": "decoder.head.1"}
 _LEAVES = {
     "g": "weight",
     "b": "bias",
@@ -65,77 +66,79 @@ def _require_same_names(model: WXFormer, converted: Mapping[str, Tensor]) -> Non
 
 
 def convert_published_state(state: Mapping[str, Tensor], dim_head: int | None = None) -> dict[str, Tensor]:
-    """Map a published state dict to ours.
+    """Return a published state dict with the names and layouts of this package.
 
-    The reference orders the rows of a q,k,v projection (q, k, v; head; channel), we order them (head; q, k, v;
-    channel). Its 1x1 convolutions are our linear layers. `cube_embedding` is allocated but never used by the
-    reference: it is left out.
+    The reference orders the rows of a projection to queries, keys and values as (q, k, v; head; channel); here they are
+    ordered (head; q, k, v; channel). Its 1x1 convolutions are linear layers here. `cube_embedding`, which the reference
+    allocates but never uses, is left out.
 
     Args:
-        state: the reference's state dict, or a checkpoint that holds it under `model_state_dict`; with or without
+        state: state dict of the reference, or a checkpoint that holds it under `model_state_dict`; with or without
             spectral norm, with or without `module.` prefixes.
-        dim_head: channels per attention head, which a state dict does not tell. Default: 32 as in all published
-            models, or the first stage's width where that is less.
+        dim_head: channels per attention head, which a state dict does not contain. Default: 32 as in all published
+            models, or the width of the first stage where that is less.
 
     Returns:
         A state dict for `WXFormer.load_state_dict`.
 
     Raises:
-        CheckpointError: naming keys that are none of the reference's, or that are missing.
+        CheckpointError: naming keys that the reference does not have, or that are missing.
     """
     state = state.get("model_state_dict", state)
-    names = {name.removeprefix("module."): name for name in state}
-    unused = [name for name in names if name.startswith("cube_embedding.")]
+    original_names = {name.removeprefix("module."): name for name in state}
+    unused = [name for name in original_names if name.startswith("cube_embedding.")]
     if unused:
         logger.info("left out %s: the reference allocates but never uses them", ", ".join(unused))
-    ours: dict[str, Tensor] = {}
+    converted: dict[str, Tensor] = {}
     unknown: list[str] = []
-    for name in names.keys() - set(unused):
+    for name in original_names.keys() - set(unused):
         path, _, leaf = name.rpartition(".")
         module = _module_path(path)
         if module is None or leaf not in _LEAVES:
             unknown.append(name)
             continue
-        value = _flatten(state[names[name]], module, leaf)
+        value = _flatten(state[original_names[name]], module, leaf)
         if module.endswith("to_qkv") and leaf != "weight_v":
-            value = _by_head(value, dim_head or _default_dim_head(state, names))
-        ours[f"{module}.{_LEAVES[leaf]}"] = value
+            value = _order_by_head(value, dim_head or _default_dim_head(state, original_names))
+        converted[f"{module}.{_LEAVES[leaf]}"] = value
     if unknown:
         raise CheckpointError(f"not a published WXFormer state: unknown keys {', '.join(sorted(unknown))}")
-    return ours
+    return converted
 
 
-def _default_dim_head(state: Mapping[str, Tensor], names: Mapping[str, str]) -> int:
+def _default_dim_head(state: Mapping[str, Tensor], original_names: Mapping[str, str]) -> int:
     norm = "layers.0.1.layers.0.0.norm.g"
-    if norm not in names:
-        raise CheckpointError(f"not a whole published WXFormer state: it has no {norm}")
-    return min(PUBLISHED_DIM_HEAD, state[names[norm]].numel())
+    if norm not in original_names:
+        raise CheckpointError(f"not a complete published WXFormer state: it has no {norm}")
+    return min(PUBLISHED_DIM_HEAD, state[original_names[norm]].numel())
 
 
 def _module_path(path: str) -> str | None:
-    """Return our path of the reference module `path`, None if it is none of the reference's."""
+    """Return the path here of the module that the reference calls `path`, None if the reference has no such module."""
     if match := re.fullmatch(r"layers\.(\d+)\.0\.convs\.(\d+)(?:\.1)?", path):
-        return "stages.{}.embed.convs.{}".format(*match.groups())
+        stage, conv = match.groups()
+        return f"stages.{stage}.embed.convs.{conv}"
     if match := re.fullmatch(r"layers\.(\d+)\.1\.layers\.(\d+)\.([13])\.layers\.([014])", path):
-        stage, layer, part, index = match.groups()
-        return f"stages.{stage}.layers.{layer}.{_PARTS[part]}.{_FEED_FORWARD[index]}"
+        stage, layer, block, index = match.groups()
+        return f"stages.{stage}.layers.{layer}.{_BLOCKS[block]}.{_FEED_FORWARD[index]}"
     if match := re.fullmatch(r"layers\.(\d+)\.1\.layers\.(\d+)\.([02])\.(norm|to_qkv|to_out|dpb\.layers\.\d+)", path):
-        stage, layer, part, name = match.groups()
-        return f"stages.{stage}.layers.{layer}.{_PARTS[part]}.{name.replace('dpb', 'position_bias')}"
+        stage, layer, block, name = match.groups()
+        return f"stages.{stage}.layers.{layer}.{_BLOCKS[block]}.{name.replace('dpb', 'position_bias')}"
     if match := re.fullmatch(r"up_block([123])\.(conv|sharp|b\.[0134])", path):
-        name = match[2].replace("conv", "up").replace("b.", "refine.")
-        return f"decoder.blocks.{int(match[1]) - 1}.{name}"
-    return {"up_block4": "decoder.head", "up_block4.0": "decoder.head.0", "up_block4.2": "decoder.head.1"}.get(path)
+        number, name = match.groups()
+        name = name.replace("conv", "up").replace("b.", "refine.")
+        return f"decoder.blocks.{int(number) - 1}.{name}"
+    return _HEAD.get(path)
 
 
 def _flatten(value: Tensor, module: str, leaf: str) -> Tensor:
     """Drop the trailing ones of 1x1 convolution weights, and all ones of a norm's (1, dim, 1, 1) gain and bias."""
     if leaf in ("g", "b"):
         return value.flatten()
-    is_linear = re.search(r"\.(to_qkv|to_out|expand|contract)$", module)
+    is_linear = re.search(r"\.(to_qkv|to_out|expand|contract)$", module) is not None
     return value.flatten(1) if is_linear and value.dim() == 4 else value
 
 
-def _by_head(rows: Tensor, dim_head: int) -> Tensor:
+def _order_by_head(rows: Tensor, dim_head: int) -> Tensor:
     """Reorder the first dimension from (q, k, v; head; channel) to (head; q, k, v; channel)."""
     return rows.unflatten(0, (3, -1, dim_head)).transpose(0, 1).flatten(0, 2)

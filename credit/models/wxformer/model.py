@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from pydantic import ValidationError
 from torch import Tensor, nn
 
-from credit.config.load import build_section
 from credit.config.schema_model import ModelSection
+from credit.errors import ConfigError, did_you_mean
 from credit.models.base import ForecastModel, ModelSpec, require_input_shape
 from credit.models.initialise import initialise_
 from credit.models.kernels.autocast import autocast_dtype
@@ -198,7 +199,14 @@ class WXFormer(ForecastModel):
         sizes = {key: kwargs[key] for key in SIZE_ARGUMENTS if key in kwargs}
         options = {key: value for key, value in kwargs.items() if key not in SIZE_ARGUMENTS}
         settings = {"type": "wxformer", **PUBLISHED_SETTINGS, **options}
-        section = build_section(WXFormerSection, settings, "keyword arguments of WXFormer")
+        for key in settings:
+            if key not in WXFormerSection.model_fields:
+                names = [*SIZE_ARGUMENTS, *WXFormerSection.model_fields]
+                raise ConfigError(f"WXFormer: {key}: unknown keyword argument{did_you_mean(key, names)}")
+        try:
+            section = WXFormerSection.model_validate(settings)
+        except ValidationError as error:
+            raise ConfigError(f"keyword arguments of WXFormer: {error}") from error
         return cls(ModelSpec.from_sizes(**sizes), section)
 
     def initialise(self, seed: int) -> None:

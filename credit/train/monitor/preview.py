@@ -205,14 +205,14 @@ class Preview:
             for path in self._draw(self._folder, reader, history, self._maps, plan.initial, plan.lead):
                 log.show(path, step)
         except Exception as error:
-            logger.warning("early view at step %d: not drawn (%s)", step, error or repr(error))
+            logger.warning("preview at step %d: not drawn (%s)", step, error or repr(error))
 
 
 def build_preview(
     config: Config, frames: FrameReader, valid: Split, stepper: Stepper, weight_CHW: torch.Tensor, mesh: DeviceGrid,
     draw: DrawPreview,
 ) -> Preview | None:  # fmt: skip
-    """Return the run's early view, None where the config asks for none."""
+    """Return the run's preview, None where the config asks for none."""
     if config.trainer.preview is None:
         return None
     reader = frames.reader

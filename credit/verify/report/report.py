@@ -105,8 +105,8 @@ def _animations(figures: Sequence[tuple[str, Path]]) -> list[tuple[str, str, str
 
 def _notices(found: Verification) -> list[str]:
     notices = found.table.caveats()
-    if found.climatology.notice:
-        notices.append(found.climatology.notice)
+    if found.climatology.short_period_warning:
+        notices.append(found.climatology.short_period_warning)
     if found.left_out:
         notices.append(
             f"{found.left_out} of the forecasts were left out: the test period lacks truth at one of their lead times, "

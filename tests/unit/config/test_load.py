@@ -89,6 +89,12 @@ def test_overrides_reach_lists_and_new_sections(written: Path) -> None:
     assert config.loss.kind == "mae"
 
 
+def test_an_override_of_a_section_that_yaml_shares(tmp_path: Path) -> None:
+    (tmp_path / "config.yml").write_text(yaml.safe_dump(MINIMAL) + "pbs: &jobs {nodes: 2}\nslurm: *jobs\n")
+    config = load_config(tmp_path / "config.yml", ["pbs.nodes=3"])
+    assert (config.pbs.nodes, config.slurm.nodes) == (3, 2)
+
+
 @pytest.mark.parametrize("bad", ["trainer.max_steps", "=3", "data.sources.4.path=y", "trainer.max_steps.x=1"])
 def test_bad_overrides(written: Path, bad: str) -> None:
     with pytest.raises(ConfigError, match="override"):
@@ -193,8 +199,8 @@ def test_a_key_in_the_wrong_section(key: str, says: str) -> None:
         ("trainer.weight_decay", False, "trainer: weight_decay: false is not a value"),
         ("data.levels", [850, 500, 500], "data.levels: [850, 500, 500]: 500 is named twice; name each level once"),
         ("data.variable_options.z.levels", [850, 850], "850 is named twice"),
-        ("save_loc", 5, "save_loc: 5: must be text, and YAML reads what stands there as a number; write it in quotes"),
-        ("data.variables.prognostic.vars_2D", ["t2m", False], "vars_2D.1: False: must be text, and YAML reads"),
+        ("save_loc", 5, "save_loc: 5: must be text, but YAML reads the value as a number; write it in quotes"),
+        ("data.variables.prognostic.vars_2D", ["t2m", False], "vars_2D.1: False: must be text, but YAML reads"),
         ("data.variables", [{"x": "y" * 500}], "yyy...: must be a section, which is a mapping of keys"),
         ("data.variables.diagnostic", {"vars_2D": ["t2m"]}, "- data.variables: t2m listed twice"),
     ],
@@ -310,5 +316,5 @@ def test_missing_file(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "config.yml").write_bytes(b"save_loc: runs/fr\xfch\n")
-    with pytest.raises(ConfigError, match="config.yml: byte 17 is no UTF-8"):
+    with pytest.raises(ConfigError, match="config.yml: byte 17 is not UTF-8"):
         load_config(tmp_path / "config.yml")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from credit.config.docs_page import describe
+from credit.config.docs_page import render_config_reference
 from credit.config.migration import TABLES, describe_table, find_replacement
 from tests.unit.config.test_load import problems_of, with_key
 
@@ -23,13 +23,13 @@ def test_the_page_has_the_tables(repository: Path, title: str) -> None:
 @pytest.mark.parametrize("key", KEYS)
 def test_each_key_is_answered_with_the_table(key: str) -> None:
     """One that both packages have is none of its business, and what lies in an old section is told with that."""
-    if f"| `{key}` |" in describe() or key in ("pbs", "trainer.parallelism"):
+    if f"| `{key}` |" in render_config_reference() or key in ("pbs", "trainer.parallelism"):
         return
     text = problems_of(with_key(key, "x"))
     above = [key[:end] for end in range(len(key) + 1) if key[end : end + 1] in (".", "")]
     assert any(f"- {old}: a key of miles-credit; here " in text for old in above), text
     assert "did you mean" not in text
-    assert text.endswith("is a config to start from")
+    assert text.endswith("writes a config to start from")
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def test_impossible_beginnings(bad: dict) -> None:
 )
 def test_a_period_that_was_seen_is_found(period: tuple[str, str], overlaps: bool) -> None:
     calendar = Calendar("noleap")
-    test = Split("test", calendar.parse("2001-04-01"), calendar.parse_end("2001-06-30"))
+    test = Split("test", calendar.parse("2001-04-01"), calendar.parse_period_end("2001-06-30"))
     assert find_overlap(test, [("1990-01-01", "1990-02-01"), period], calendar) == (period if overlaps else None)
     if overlaps:
         with pytest.raises(ConfigError, match=rf"test 2001-04-01.*: that has seen .* on {period[0]} to {period[1]};"):

@@ -6,7 +6,7 @@ import copy
 
 from credit.config import Config, build_config
 from credit.config.schema_data import VariableOptions
-from credit.train.build import with_trained_settings
+from credit.train.build_forecaster import with_trained_settings
 from tests.unit.config.test_load import MINIMAL
 
 

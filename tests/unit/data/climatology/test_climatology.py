@@ -64,7 +64,7 @@ def test_only_the_period_is_used() -> None:
     climatology = fit_climatology(reader, NAMES, inner, int(reader.times[-1]))
     assert climatology.at(calendar.parse("2001-06-01")).max(initial=0, where=~np.isnan(climatology.at(0))) < 300
     assert "2001-01-01 to 2001-12-31" in climatology.description
-    assert climatology.notice and "1.0 years" in climatology.notice
+    assert climatology.short_period_warning and "1.0 years" in climatology.short_period_warning
 
 
 def test_harmonics_are_the_least_squares_fit() -> None:
@@ -98,7 +98,7 @@ def test_unsmoothed_days_need_ten_years() -> None:
         _fit(_reader(), method="window", window_days=1)
     reader = _reader(end="2010-01-01")
     climatology = _fit(reader, method="window", window_days=1)
-    assert climatology.fields.shape[1] == 365 and climatology.notice is None
+    assert climatology.fields.shape[1] == 365 and climatology.short_period_warning is None
     np.testing.assert_allclose(climatology.at(reader.calendar.parse("2003-05-01")), reader.read(1216), atol=0.3)
 
 
@@ -118,7 +118,7 @@ def test_times_of_the_day_are_told_apart() -> None:
 def test_channels_are_made_one_by_one_as_all_at_once(options: dict) -> None:
     climatology = _fit(_reader(end="2010-01-01"), **options)
     minutes = Calendar().parse("2003-05-01T07:00")
-    whole, lazy = climatology.at(minutes), climatology.sum_at(minutes)
+    whole, lazy = climatology.at(minutes), climatology.evaluate_lazily(minutes)
     assert whole.shape == lazy.shape and whole.dtype == lazy.dtype and lazy.ndim == 3
     for channel in range(len(NAMES)):
         np.testing.assert_array_equal(lazy[channel], whole[channel])

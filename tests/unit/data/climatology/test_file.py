@@ -95,14 +95,14 @@ def test_fields_are_those_that_xarray_selects(
     tmp_path: Path, order: tuple[str, ...], name: str, small: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not small:
-        monkeypatch.setattr(module, "KEPT_BYTES", 0)
+        monkeypatch.setattr(module, "CACHE_BYTES", 0)
     dataset = wb2(order=order)
     climatology = load(write(dataset, tmp_path / name), rename=NAMES)
     for time in TIMES:
         found = climatology.at(Calendar().parse(time))
         assert found.dtype == np.float32
         np.testing.assert_array_equal(found, expected(dataset, time), err_msg=time)
-    assert climatology.names == ("z850", "z500", "t850", "t500", "t2m") and climatology.notice is None
+    assert climatology.names == ("z850", "z500", "t850", "t500", "t2m") and climatology.short_period_warning is None
     assert climatology.description == f"file {name}"
 
 
@@ -200,7 +200,7 @@ def test_long_chunks_of_a_large_file_are_named(
     path = write(wb2().chunk({"dayofyear": 366}), tmp_path / "a_v2.zarr")
     load(path, rename=NAMES)
     assert not caplog.text
-    monkeypatch.setattr(module, "KEPT_BYTES", 0)
+    monkeypatch.setattr(module, "CACHE_BYTES", 0)
     load(path, rename=NAMES)
     assert "a chunk has 366 days of the year" in caplog.text
 

@@ -130,9 +130,9 @@ def test_five_whole_years_are_not_less_than_five(calendar_name: str) -> None:
     calendar = Calendar(calendar_name)
     times = np.arange(calendar.parse("2001-01-01"), calendar.parse("2006-01-01"), 360)
     climatology = _fit(calendar, times, np.zeros(len(times)), window_days=61)
-    assert climatology.years == 5.0 and climatology.notice is None
+    assert climatology.years == 5.0 and climatology.short_period_warning is None
     shorter = _fit(calendar, times[:-360], np.zeros(len(times) - 360), window_days=61)
-    assert shorter.notice == "The climatology is from 4.8 years of data, less than 5."
+    assert shorter.short_period_warning == "The climatology is from 4.8 years of data, less than 5."
 
 
 def test_round_trip_of_a_table() -> None:

@@ -291,7 +291,7 @@ def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_is_kept_of_what_was_read_is_bounded(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(climatology_module, "KEPT_BYTES", 3 * 4 * ROWS * COLUMNS)
+    monkeypatch.setattr(climatology_module, "CACHE_BYTES", 3 * 4 * ROWS * COLUMNS)
     keep(conf, WINDOW)
     reader, train, names = opened(conf)
     climatology = load_or_fit_climatology(reader, names[:1], train, WINDOW)

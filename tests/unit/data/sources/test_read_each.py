@@ -53,13 +53,13 @@ def test_many_times_are_each_as_alone(
 
 def test_neighbours_are_read_at_once(reader: SourceReader, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths: dict[str, list[int]] = {"t": [], "tp": [], "sst": []}
-    plain = series.read_piece
+    plain = series.read_file_variable
 
     def counted(files: object, piece: object, positions: slice, raw: bool) -> np.ndarray:
         lengths[piece.layout.name].append(positions.stop - positions.start)
         return plain(files, piece, positions, raw)
 
-    monkeypatch.setattr(series, "read_piece", counted)
+    monkeypatch.setattr(series, "read_file_variable", counted)
     kept = CachedReader(reader)
     for _ in range(2):
         assert len([*kept.read_each(range(7))]) == 7
@@ -101,13 +101,13 @@ def test_a_chunk_is_read_once_also_where_the_run_takes_every_sixth_time(
     reader = chunked(tmp_path, step)
     alone = [reader.read(index) for index in range(len(reader.times))]
     reads: list[int] = []
-    plain = series.read_piece
+    plain = series.read_file_variable
 
     def counted(files: object, piece: object, positions: slice, raw: bool) -> np.ndarray:
         reads.extend([positions.stop - positions.start] * (piece.layout.name == "t2m"))
         return plain(files, piece, positions, raw)
 
-    monkeypatch.setattr(series, "read_piece", counted)
+    monkeypatch.setattr(series, "read_file_variable", counted)
     monkeypatch.setattr(source_reader, "_BYTES_AT_ONCE", 0)
     for one, fields in zip(alone, reader.read_each(range(len(alone)), 100 * reader.bytes_a_time), strict=True):
         np.testing.assert_array_equal(one, fields)
@@ -156,13 +156,13 @@ def test_what_is_made_is_read_by_chunk(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(source_reader, "_BYTES_AT_ONCE", 0)
     alone = [*reader.read_each(range(40), 0)]
     reads: list[tuple[str, int]] = []
-    plain = series.read_piece
+    plain = series.read_file_variable
 
     def counted(files: object, piece: object, position: slice, raw: bool) -> np.ndarray:
         reads.append((piece.layout.name, position.stop - position.start))
         return plain(files, piece, position, raw)
 
-    monkeypatch.setattr(series, "read_piece", counted)
+    monkeypatch.setattr(series, "read_file_variable", counted)
     assert reader.chunk_times == 12
     for one, fields in zip(alone, reader.read_each(range(40), 12 * reader.bytes_a_time), strict=True):
         np.testing.assert_array_equal(one, fields)

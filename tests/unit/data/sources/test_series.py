@@ -121,7 +121,7 @@ def test_units_of_other_quantities_are_not_to_be_converted(tmp_path: Path) -> No
     one = write_file(tmp_path / "a.nc", {"swe": T[:4, 0]}, OLD_HOURS, attributes={"swe": {"units": "kg m-2"}})
     two = write_file(tmp_path / "b.nc", {"sd": T[4:, 0]}, NEW_HOURS, attributes={"sd": {"units": "gpm"}})
     sources = [{"path": str(one)}, {"path": str(two), "rename": {"swe": "sd"}}]
-    with pytest.raises(DataError, match='in "gpm" in .*; these are no units of one quantity: name the variable'):
+    with pytest.raises(DataError, match='in "gpm" in .*; these are not units of one quantity: name the variable'):
         open_sources(make_config("", sources=sources, p2=["swe"]))
 
 

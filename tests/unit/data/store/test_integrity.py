@@ -219,7 +219,7 @@ def test_repair_goes_on_after_a_kill(conf: DataConfig, monkeypatch: pytest.Monke
 
 
 def test_processes_look_for_damage_side_by_side(conf: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, look = preprocess(conf), integrity._look_at_chunks
+    path, look = preprocess(conf), integrity._check_chunks
     lock = store_writer.lock_folder(path) / "create.lock"
     program = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'w'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
     is_free: list[bool] = []
@@ -230,7 +230,7 @@ def test_processes_look_for_damage_side_by_side(conf: DataConfig, monkeypatch: p
         is_free.append(not tried)
         return look(*arguments)
 
-    monkeypatch.setattr(integrity, "_look_at_chunks", look_and_try_the_lock)
+    monkeypatch.setattr(integrity, "_check_chunks", look_and_try_the_lock)
     preprocess(conf, deep=True)
     assert is_free == [True]
     # What is damaged is looked at again by the process that marks it.
@@ -269,7 +269,7 @@ def test_fields_of_an_unfinished_store_are_not_compared(conf: DataConfig, monkey
     with monkeypatch.context() as patch, pytest.raises(AssertionError, match="stopped"):
         patch.setattr(store_writer.Moments, "of_fields", die)
         preprocess(conf)
-    monkeypatch.setattr(integrity, "_comparer", die)
+    monkeypatch.setattr(integrity, "_build_deep_check", die)
     assert preprocess(conf, deep=True) == Path(conf.store)
 
 

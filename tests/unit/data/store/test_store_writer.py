@@ -90,7 +90,7 @@ def test_any_order_any_number_of_processes(folder: Path, monkeypatch: pytest.Mon
     preprocess(shuffled)
     assert same_but_name(alone.store, many.store) and same_but_name(alone.store, shuffled.store)
     reader, sources = open_reader(alone), open_sources(alone)
-    first, last = reader.calendar.parse("2000-01-02"), reader.calendar.parse_end("2000-01-09")
+    first, last = reader.calendar.parse("2000-01-02"), reader.calendar.parse_period_end("2000-01-09")
     assert reader.statistics.to_dict() == fit_statistics(sources, first, last, 360).to_dict(), "to the last bit"
     assert not store_writer.lock_folder(Path(alone.store)).exists()
     group = zarr.open_group(alone.store, mode="r")
@@ -111,14 +111,14 @@ def test_a_part_holds_the_sources_chunks_and_reads_them_at_once(
         whole.to_netcdf(path, encoding={"t2m": {"chunksizes": (chunk, ROWS, COLUMNS)}})
     # the store begins at the fifth time; a read ends where a file of 20 does
     lengths: list[int] = []
-    plain = series.read_piece
+    plain = series.read_file_variable
     conf = make(folder)
 
     def counted(files: object, piece: object, position: slice, raw: bool) -> np.ndarray:
         lengths.append(position.stop - position.start)
         return plain(files, piece, position, raw)
 
-    monkeypatch.setattr(series, "read_piece", counted)
+    monkeypatch.setattr(series, "read_file_variable", counted)
     held = held_times * open_sources(conf).bytes_a_time
     preprocess(conf, PreprocessConfig(memory_gib=(held + 1) / 2**30))
     monkeypatch.undo()
@@ -133,7 +133,7 @@ def test_statistics_are_numpys(folder: Path) -> None:
     preprocess(conf)
     reader = open_reader(conf)
     inside = (reader.times >= reader.calendar.parse("2000-01-02")) & (
-        reader.times <= reader.calendar.parse_end("2000-01-09")
+        reader.times <= reader.calendar.parse_period_end("2000-01-09")
     )
     values = np.stack([reader.read(int(n))[0] for n in np.flatnonzero(inside)])
     logs = np.log1p(values / np.float32(10)).astype(np.float64)
@@ -152,7 +152,7 @@ def test_another_period_reads_no_field(folder: Path, monkeypatch: pytest.MonkeyP
     preprocess(other)
     monkeypatch.undo()
     reader, sources = open_reader(other), open_sources(other)
-    first, last = reader.calendar.parse("2000-01-03"), reader.calendar.parse_end("2000-01-07")
+    first, last = reader.calendar.parse("2000-01-03"), reader.calendar.parse_period_end("2000-01-07")
     assert reader.statistics.to_dict() == fit_statistics(sources, first, last, 360).to_dict()
 
 
@@ -243,7 +243,7 @@ def test_bad_times(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     meta = dict(zarr.open_group(conf.store, mode="r").attrs)["credit"]
     assert list(meta["bad_times"]) == ["2000-01-03T12:00", "2000-01-08T12:00"]
     assert ["2000-01-03T06:00", "2000-01-03T18:00"] in meta["gaps"]
-    inside = [n for n, t in enumerate(reader.times) if t <= reader.calendar.parse_end("2000-01-09")]
+    inside = [n for n, t in enumerate(reader.times) if t <= reader.calendar.parse_period_end("2000-01-09")]
     assert reader.statistics.count[0] == len(inside) * ROWS * COLUMNS
     worse = folder / "worse"
     worse.mkdir()

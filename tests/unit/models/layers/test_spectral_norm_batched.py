@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest import mock
@@ -150,3 +151,15 @@ def test_a_deep_stage_takes_no_more_operations_than_a_shallow_one() -> None:
 
     shallow, deep = (operations(depth, True) - operations(depth, False) for depth in (2, 6))
     assert deep < 1.1 * shallow
+
+
+def test_a_copy_normalises_its_own_weights() -> None:
+    model = build()
+    with together(model, by_block=True):
+        twin = copy.deepcopy(model)
+        with torch.no_grad():
+            for parameter in twin.parameters():
+                parameter.add_(torch.randn_like(parameter))
+            ours, theirs = model(fields()), twin(fields())
+    assert torch.isfinite(theirs).all()
+    assert not torch.allclose(ours, theirs)

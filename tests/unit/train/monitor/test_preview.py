@@ -1,4 +1,4 @@
-"""An early view scores what its forecasts are, and training does not notice it."""
+"""A preview scores what its forecasts are, and training does not notice it."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_what_cannot_be_drawn_is_a_warning(tmp_path: Path, caplog: pytest.LogCap
     with caplog.at_level(logging.WARNING):
         assert make(Network(), DeviceGrid(), tmp_path, full)(5, log, lambda: False)
     log.close()
-    assert "early view at step 5: not drawn (early_rmse.png: cannot be written (No space" in caplog.text
+    assert "preview at step 5: not drawn (early_rmse.png: cannot be written (No space" in caplog.text
     assert early_rows(tmp_path)[5] == pytest.approx(expected(INITIAL), rel=1e-5)
 
 

@@ -1,0 +1,134 @@
+"""Three plugins train, restart, forecast and are scored, on one rank and on 2 x 2, through the commands alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+import yaml
+
+from credit.config import load_config
+from tests.parallel.torchrun import REPOSITORY, launch
+
+PLUGINS = ["tests.plugins.window_network", "tests.plugins.spread_loss", "tests.plugins.mean_anchor"]
+CHANGES = {
+    "plugins": PLUGINS,
+    "model": {
+        "type": "window_network",
+        "width": 16,
+        "postprocess": [{"kind": "mean_anchor", "variable": "t2m", "limit": 0.01}],
+    },
+    "loss": {"kind": "spread", "spread_share": 0.5},
+    "trainer": {
+        "max_steps": 6,
+        "train_batch_size": 4,
+        "valid_samples": 4,
+        "valid_batch_size": 4,
+        "learning_rate": 1.0e-3,
+        "schedule": {"kind": "constant", "warmup": 0},
+        "checkpoint_every": 3,
+        "validate_every": 3,
+        "log_every": 1,
+    },
+    "inference": {"lead_time": "48h", "initial_times": {"every": "240h"}},
+}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """The quickstart's data with the plugins' model, loss and post-process."""
+    raw = yaml.safe_load((REPOSITORY / "config" / "quickstart.yml").read_text(encoding="utf-8"))
+    path = tmp_path / "config.yml"
+    path.write_text(yaml.safe_dump(raw | CHANGES))
+    return path
+
+
+def credit(*arguments: str, expected_status: int = 0) -> str:
+    """Run a command in a process of its own and return what it printed."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, "-m", "credit.cli.main", *map(str, arguments)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == expected_status, done.stderr
+    return done.stdout + done.stderr
+
+
+def training_rows(folder: Path) -> list[tuple[int, float]]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [(row["step"], row["loss"]) for row in rows if "loss" in row]
+
+
+def test_every_command_works_with_plugins(config: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    checked = credit("check", config, f"save_loc={run}")
+    assert "window_network" in checked or "parameters" in checked
+    assert "GB" in credit("plan", config, f"save_loc={run}", "--grid", "32x64", "--world-size", "4")
+    credit("doctor", config, f"save_loc={run}")
+
+    # An uninterrupted run, and one that stops after three steps and continues.
+    credit("train", config, f"save_loc={tmp_path / 'whole'}")
+    credit("train", config, f"save_loc={run}", "trainer.max_steps=3")
+    credit("train", config, f"save_loc={run}")
+    assert training_rows(run) == training_rows(tmp_path / "whole")
+    assert [step for step, _ in training_rows(run)] == [1, 2, 3, 4, 5, 6]
+
+    credit("rollout", config, f"save_loc={run}")
+    forecasts = sorted((run / "forecasts").glob("*.nc"))
+    assert forecasts
+    with xr.open_dataset(forecasts[0]) as forecast:
+        area = np.cos(np.deg2rad(forecast.latitude))
+        mean = forecast.t2m.astype(np.float64).weighted(area).mean(("latitude", "longitude")).values.ravel()
+    # The area weights of the post-process are those of the cells, not of the rows' centres.
+    assert np.abs(np.diff(mean)).max() < 0.0101
+
+    credit("verify", config, f"save_loc={run}")
+    assert "t2m" in (run / "scores.csv").read_text()
+
+    exported = tmp_path / "weights.safetensors"
+    credit("convert", config, f"save_loc={run}", "--export", exported)
+    assert exported.stat().st_size > 1000
+
+
+def test_a_key_of_a_plugin_is_checked(config: Path) -> None:
+    for override, message in (
+        ("model.widht=8", 'model.widht: unknown key; did you mean "width"'),
+        ("loss.spread_share=2", "loss.spread_share: 2"),
+        ("model.postprocess.0.limt=1", 'model.postprocess.0.limt: unknown key; did you mean "limit"'),
+        ("model.postprocess.0.variable=z", 'model.postprocess.0.variable: "z" must be in prognostic.vars_2D'),
+    ):
+        assert message in credit("check", config, override, expected_status=2)
+
+
+def test_published_weights_of_a_plugin_are_converted(config: Path, tmp_path: Path) -> None:
+    """`convert_published_state` of the model's class names the tensors of another implementation."""
+    from credit.config.registry import MODELS
+
+    section = load_config(config).model
+    state = {"stem.convs.0.weight": torch.zeros(1), "head.weight": torch.ones(1)}
+    converted = MODELS.find_class("window_network").convert_published_state(state, section)
+    assert converted.keys() == {"embedding.convs.0.weight", "head.weight"}
+
+
+@pytest.mark.slow
+def test_plugins_on_two_by_two_ranks(config: Path, tmp_path: Path) -> None:
+    """FSDP2 and tensor parallelism give the losses of one process, and a checkpoint of four ranks goes on in one."""
+    one, many = tmp_path / "one", tmp_path / "many"
+    credit("train", config, f"save_loc={one}", "trainer.train_batch_size=8")
+    split = ("trainer.train_batch_size=4", "trainer.parallelism.tensor=2", "trainer.max_steps=3")
+    launch("credit.cli.main", 4, "train", str(config), f"save_loc={many}", *split)
+    credit("train", config, f"save_loc={many}", "trainer.train_batch_size=8")
+    for (step, loss), (other_step, other_loss) in zip(training_rows(one), training_rows(many), strict=True):
+        assert step == other_step
+        assert other_loss == pytest.approx(loss, rel=1e-5)
