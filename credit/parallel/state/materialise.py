@@ -67,16 +67,16 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {plain_name(name): t for name, t in (*model.named_parameters(), *model.named_buffers())}
 
 
-def part_of(whole: Tensor, like: Tensor) -> Tensor:
+def part_of(full_value: Tensor, like: Tensor) -> Tensor:
     """Return this rank's part of a whole tensor that every rank has, cut as `like` is."""
-    return whole[tuple(local_bounds(like))]
+    return full_value[tuple(local_bounds(like))]
 
 
-def scatter_from_main(whole: Tensor | None, target: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def scatter_from_main(full_value: Tensor | None, target: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Collective: return this rank's part of a whole tensor that rank 0 has, cut as `target` is and on its device.
 
     Args:
-        whole: of the shape of `target`; None except on rank 0.
+        full_value: of the shape of `target`; None except on rank 0.
         target: a parameter, buffer, or any other tensor, sharded or not.
         dtype: of the result; that of `target` by default. Rank 0 casts, so that all ranks agree on what is sent.
     """
@@ -85,8 +85,8 @@ def scatter_from_main(whole: Tensor | None, target: Tensor, dtype: torch.dtype |
     device = torch.device(target.device_mesh.device_type) if is_sharded else target.device
     device = torch.device("cpu") if device.type == "meta" else device
     value = torch.empty(target.shape, dtype=dtype or target.dtype, device=device)
-    if whole is not None:
-        value.copy_(whole)
+    if full_value is not None:
+        value.copy_(full_value)
     if dist.is_initialized():
         # gloo does not support every dtype (complex, bool, uint16), so bytes are sent.
         dist.broadcast(value.view(-1).view(torch.uint8), src=0)
