@@ -1,4 +1,4 @@
-"""What `credit_plan` predicts of meshes of four ranks against what four ranks hold and send."""
+"""Predictions of `credit plan` for meshes of four ranks, compared with the memory and traffic of four ranks."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ def test_one_section_spoils_no_other(
     monkeypatch.setenv("WORLD_SIZE", "2")
     Path("run/metrics.jsonl").write_text('[1]\n{"step": 3}\n{"torn')
     text = examine(capsys)
-    assert "==== ranks ====\nRANK='x' is no whole number" in text
+    assert "==== ranks ====\nRANK='x' is not a whole number" in text
     assert "step_00000002: whole" in text
 
 
