@@ -13,7 +13,7 @@ from credit.config.schema_data import DataConfig
 from credit.data.formats.cf import VariableLayout
 from credit.data.formats.files import OpenFiles, file_key
 from credit.data.formats.units import Conversion
-from credit.data.sources.derived_variables import interpolation_kind, make
+from credit.data.sources.derived_variables import compute_derived, interpolation_kind
 from credit.data.sources.required_variables import FIELD, SURFACE_GEOPOTENTIAL, SURFACE_PRESSURE
 from credit.data.sources.series import VariableSeries, build_series, by_source, join_series, read_constant
 from credit.data.sources.source_index import FileVariable, SourceIndex
@@ -53,7 +53,7 @@ class DerivedSeries(VariableSeries):
         """Yield the fields (levels or 1, H, W), on the grid and levels of the run, at each of some indices in `times`.
 
         Raises:
-            DataError: see `credit.data.sources.derived_variables.make`.
+            DataError: see `credit.data.sources.derived_variables.compute_derived`.
         """
         # Role -> iterator over the fields of this input, read in step with each other.
         fields_of_role = {FIELD: self.read_raw(files, indices)}
@@ -78,7 +78,7 @@ class DerivedSeries(VariableSeries):
         back = layout.to_si if self.kind is None and isinstance(layout.to_si, Conversion) else None
         quantity = interpolation_kind(self.name, layout.attributes.get("standard_name", ""))
         try:
-            return layout.to_run(make(self.kind, quantity, layout.column, fields, back))
+            return layout.to_run(compute_derived(self.kind, quantity, layout.column, fields, back))
         except DataError as error:
             raise DataError(f"{file_variable.path}: {self.name}: {error}") from error
 

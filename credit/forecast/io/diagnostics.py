@@ -21,7 +21,7 @@ from credit.config.schema_forecast import InferenceConfig
 from credit.config.schema_output import ACCUMULATION, ProductConfig
 from credit.data.formats.cf import match_levels
 from credit.data.formats.units import Conversion
-from credit.data.sources.derived_variables import derived_attributes, interpolation_kind, make, si_conversion
+from credit.data.sources.derived_variables import compute_derived, derived_attributes, interpolation_kind, si_conversion
 from credit.data.sources.hybrid_coefficients import MEAN_SURFACE_PA, load_coefficients
 from credit.data.sources.level_mapping import require_full_column
 from credit.data.sources.required_variables import FIELD, SURFACE_GEOPOTENTIAL, SURFACE_PRESSURE
@@ -175,7 +175,7 @@ class OutputDiagnostics:
                 if self._ground is not None:
                     inputs[SURFACE_GEOPOTENTIAL] = self._ground
                 back = own.inputs[FIELD].si if own.kind is None else None
-                parts.append(make(own.kind, own.quantity, own.column, inputs, back))
+                parts.append(compute_derived(own.kind, own.quantity, own.column, inputs, back))
         return np.concatenate(parts)
 
     def _sums(self, start: ForecastStart, lead_minutes: int, fields_CHW: np.ndarray) -> list[np.ndarray]:
