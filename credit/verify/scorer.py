@@ -159,9 +159,7 @@ class _Scorer:
         reader = RegriddedReader(data, len(leads) + 2, onto)
         self._brought = f", conservatively from {describe_grid(data.grid)}" if onto is not None else ""
         self._config, self._reader, self._channels, self._leads = config, reader, channels, leads
-        self._shown = select_figure_channels(
-            config.verification.figure_channels, channels, "verification.figure_channels"
-        )
+        self._shown = select_figure_channels(conf.figure_channels, channels, "verification.figure_channels")
         self._figure_leads = _figure_leads(config, leads)
         animate = select_figure_channels(conf.animate, channels, "verification.animate")
         names = [c.name for c in channels]
@@ -329,9 +327,8 @@ class _Scorer:
         sums, truth, what = part.sums[key], next(iter(known.values())), own.describe(initial, lead)
         if not own.is_alike:
             mean = members[0] if len(members) == 1 else members.mean(axis=0, dtype=np.float64)
-            sums.add(
-                *place, own.means, mean, *(take_channels(field, own.has) for field in known.values()), (what, *known)
-            )
+            fields = (take_channels(field, own.has) for field in known.values())
+            sums.add(*place, own.means, mean, *fields, (what, *known))
         self._thresholds.add(part, key, place, initial + lead, members, truth, own.has)
         if isinstance(sums, EnsembleStatistics):
             flat, true = (field.reshape(*field.shape[:-2], -1) for field in (members, take_channels(truth, own.has)))

@@ -14,8 +14,9 @@ from credit.calendar import format_duration, parse_duration
 from credit.cli.check.data import DataSummary
 from credit.cli.check.report import CheckReport
 from credit.config import Config
+from credit.data.climatology.blocks import estimate_bytes
 from credit.data.climatology.fit import plan_fit
-from credit.data.climatology.stored import describe_mismatch, estimate_bytes
+from credit.data.climatology.stored import describe_mismatch
 from credit.data.samples.loader import ResumableSampler
 from credit.data.sources.source_reader import SourceReader
 from credit.data.splits import require_no_leakage

@@ -19,7 +19,7 @@ from credit.channels import Channel, ChannelMap
 from credit.config.schema_data import DataConfig
 from credit.config.schema_inference import InferenceConfig
 from credit.config.schema_output import ACCUMULATION, DerivedVariableConfig
-from credit.data.sources.derived_variables import derived_attributes, interpolation_kind, make
+from credit.data.sources.derived_variables import compute_derived, derived_attributes, interpolation_kind
 from credit.data.sources.level_mapping import require_full_column
 from credit.data.sources.required_variables import FIELD, SURFACE_GEOPOTENTIAL, SURFACE_PRESSURE
 from credit.errors import ConfigError
@@ -190,7 +190,7 @@ class OutputDiagnostics:
             inputs[SURFACE_GEOPOTENTIAL] = self._ground_HW
         # An interpolated variable goes back to its own units; a derived one stays in SI units.
         from_si = recipe.inputs[FIELD].si if recipe.kind is None else None
-        return make(recipe.kind, recipe.quantity, recipe.column, inputs, from_si)
+        return compute_derived(recipe.kind, recipe.quantity, recipe.column, inputs, from_si)
 
     def _accumulate(self, start: ForecastStart, lead_minutes: int, fields_CHW: np.ndarray) -> list[np.ndarray]:
         """Return the running sums at a lead time, each (1, H, W); NaN until the window has passed."""
