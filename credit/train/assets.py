@@ -1,4 +1,4 @@
-"""What belongs to a model besides its weights: channels, grid, statistics, static fields, masks, climatology."""
+"""Everything that a checkpoint carries besides weights: channels, grid, statistics, static fields, climatology."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ from credit.models.base import ModelSpec
 
 logger = logging.getLogger(__name__)
 
-# a harmonic year cannot be told from less than about a year of data
+# The annual harmonic cannot be fitted to less than about a year of data.
 LEAST_CLIMATOLOGY_MINUTES = 350 * 1440
 _FORCING_CLIMATOLOGY = ClimatologyConfig(method="harmonic", harmonics=1, by_hour=False)
 
 
 @dataclass(frozen=True)
 class ModelAssets:
-    """What belongs to a model besides its weights; carried by every checkpoint.
+    """Everything that a checkpoint carries besides weights.
 
     Attributes:
         channels: the model's channels.
         grid: the grid that its inputs and outputs lie on.
-        statistics: of every channel read from data; components of vectors have the mean 0.
+        statistics: mean and deviations of every channel read from data; components of vectors have the mean 0.
         attributes: variable -> units, standard_name, long_name.
         static_CHW: static channels in physical units, float32.
         masks: variable -> (H, W) bool, True where missing.
-        climatology: of the dynamic forcing read from data, None where the training period is too short.
-        layers: that budgets of the air are summed over, None where the run has none.
-        seen: (first, last) of the periods that the weights were trained or selected on, also before this run, in
-            text; what imported weights have seen is not known.
+        climatology: climatology of the dynamic forcing read from data, None if the training period is too short.
+        layers: the layers that budgets of the air are summed over, None if the run has no budgets.
+        seen: (first, last) of the periods that the weights were trained or selected on, also before this run, as
+            text. The periods of imported weights are unknown and not listed.
     """
 
     channels: ChannelMap
@@ -65,17 +65,18 @@ class ModelAssets:
     seen: tuple[tuple[str, str], ...] = ()
 
     def after(self, splits: Iterable[Split], calendar: Calendar) -> ModelAssets:
-        """Return those of weights that are trained or selected on the periods of `splits`, too."""
-        own = [(calendar.format(split.first), calendar.format(split.last)) for split in splits]
-        return replace(self, seen=tuple(dict.fromkeys([*self.seen, *own])))
+        """Return a copy whose `seen` also lists the periods of `splits`."""
+        periods = [(calendar.format(split.first), calendar.format(split.last)) for split in splits]
+        return replace(self, seen=tuple(dict.fromkeys([*self.seen, *periods])))
 
     @property
     def static_stored_CHW(self) -> np.ndarray:
-        """Those of the static channels that were read from data."""
-        return self.static_CHW[[c.source == "data" for c in self.channels.group("static")]]
+        """The static channels that were read from data, in physical units, float32."""
+        is_stored_C = [channel.source == "data" for channel in self.channels.group("static")]
+        return self.static_CHW[is_stored_C]
 
     def meta(self) -> dict[str, Any]:
-        """Return the JSON part."""
+        """Return the part that is stored as JSON; `tensors` has the arrays."""
         return {
             "channels": self.channels.to_dict(),
             "grid": self.grid.to_dict(),
@@ -87,22 +88,30 @@ class ModelAssets:
         }
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the arrays."""
-        named = {"static": torch.from_numpy(np.ascontiguousarray(self.static_CHW))}
-        named |= {f"mask/{name}": torch.from_numpy(mask) for name, mask in self.masks.items()}
+        """Return the arrays as tensors by name: ``static``, ``mask/VARIABLE``, ``climatology/NAME``."""
+        tensors = {"static": torch.from_numpy(np.ascontiguousarray(self.static_CHW))}
+        for variable, mask_HW in self.masks.items():
+            tensors[f"mask/{variable}"] = torch.from_numpy(mask_HW)
         if self.climatology is not None:
-            named |= {
-                f"climatology/{name}": torch.from_numpy(np.array(array))
-                for name, array in self.climatology.to_dict().items()
-            }
-        return named
+            for name, array in self.climatology.to_dict().items():
+                tensors[f"climatology/{name}"] = torch.from_numpy(np.array(array))
+        return tensors
 
     @classmethod
     def load(cls, meta: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> ModelAssets:
-        """Inverse of `meta` and `tensors`."""
+        """Return the assets that `meta` and `tensors` were made from.
 
-        def below(prefix: str) -> dict[str, np.ndarray]:
-            return {k.removeprefix(prefix): v.numpy() for k, v in tensors.items() if k.startswith(prefix)}
+        Args:
+            meta: the output of `meta`, read from JSON.
+            tensors: the output of `tensors`.
+        """
+
+        def select_arrays(prefix: str) -> dict[str, np.ndarray]:
+            arrays = {}
+            for name, tensor in tensors.items():
+                if name.startswith(prefix):
+                    arrays[name.removeprefix(prefix)] = tensor.numpy()
+            return arrays
 
         return cls(
             channels=ChannelMap.from_dict(meta["channels"]),
@@ -110,9 +119,9 @@ class ModelAssets:
             statistics=Statistics.from_dict(meta["statistics"]),
             attributes=meta["attributes"],
             static_CHW=tensors["static"].numpy(),
-            masks=below("mask/"),
-            climatology=Climatology.from_dict(below("climatology/")) if meta["climatology"] else None,
-            # checkpoints of before there were budgets do not mention any
+            masks=select_arrays("mask/"),
+            climatology=Climatology.from_dict(select_arrays("climatology/")) if meta["climatology"] else None,
+            # Checkpoints written before budgets existed have no such key.
             layers=VerticalLayers.from_dict(meta["layers"]) if meta.get("layers") else None,
             seen=read_seen(meta),
         )
@@ -121,81 +130,130 @@ class ModelAssets:
 def read_seen(meta: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """Return `ModelAssets.seen` of a checkpoint's meta.json.
 
-    A checkpoint of an earlier version tells its own run's periods alone.
+    Checkpoints of earlier versions do not have the key; for them the splits of their own run are returned.
     """
-    before = [meta["config"]["data"]["splits"][name] for name in ("train", "valid")] if meta.get("step") else []
-    return tuple((first, last) for first, last in meta.get("seen", before))
+    if "seen" in meta:
+        periods = meta["seen"]
+    elif meta.get("step"):
+        splits = meta["config"]["data"]["splits"]
+        periods = [splits["train"], splits["valid"]]
+    else:
+        # Nothing was trained before the first step.
+        periods = []
+    return tuple((start, end) for start, end in periods)
 
 
 def fit_assets(config: Config, reader: FieldReader, train: Split) -> ModelAssets:
-    """Return the assets of a new run: statistics and the forcing's climatology, the store's or fitted."""
+    """Return the assets of a new run.
+
+    Statistics and the climatology of the forcing are taken from the training store if it has them, else fitted.
+
+    Args:
+        config: the config of the run.
+        reader: the data.
+        train: the training period, which statistics and climatology are fitted to.
+
+    Raises:
+        DataError: if values of the data are not plausible.
+    """
     statistics = getattr(reader, "statistics", None)
     if statistics is None:
         packing = getattr(reader, "packing_steps", None)
-        accepted = [name for name, field in config.data.variable_options.items() if field.valid_range is not None]
+        options = config.data.variable_options
+        with_valid_range = [variable for variable, option in options.items() if option.valid_range is not None]
         statistics = fit_statistics(
-            reader, train.first, train.last, config.data.step_minutes, packing, True, config.data.transforms, accepted
+            reader,
+            train.first,
+            train.last,
+            config.data.step_minutes,
+            packing,
+            True,
+            config.data.transforms,
+            with_valid_range,
         )
     if hasattr(reader, "times_of_files"):
-        # the training period has just been read; validation would meet its own only after an epoch
+        # Fitting has just read the training period. Bad values of the validation period would otherwise stop the run
+        # only at the end of its first epoch.
         valid = build_splits(config.data, reader.calendar)["valid"]
-        bad = look_at_values(reader, valid.first, valid.last).bad
-        if bad:
-            raise DataError(bad[0])
+        bad_values = look_at_values(reader, valid.first, valid.last).bad
+        if bad_values:
+            raise DataError(bad_values[0])
     statistics = zero_mean_vectors(statistics, config.data, reader)
     climatology = None
-    forcing = [c.name for c in reader.channels.group("dynamic_forcing") if c.source == "data"]
+    dynamic_forcing = reader.channels.group("dynamic_forcing")
+    forcing = [channel.name for channel in dynamic_forcing if channel.source == "data"]
     if forcing and train.last - train.first >= LEAST_CLIMATOLOGY_MINUTES:
         climatology = load_or_fit_climatology(reader, forcing, train, _FORCING_CLIMATOLOGY)
     elif forcing:
         logger.info("the training period is under a year: %s persist unchanged in forecasts", ", ".join(forcing))
-    static = FrameReader(reader, config.data, None).static()
     return ModelAssets(
-        reader.channels,
-        reader.grid,
-        statistics,
-        reader.attributes,
-        static,
-        reader.masks,
-        climatology,
-        find_run_layers(config),
+        channels=reader.channels,
+        grid=reader.grid,
+        statistics=statistics,
+        attributes=reader.attributes,
+        static_CHW=FrameReader(reader, config.data, None).static(),
+        masks=reader.masks,
+        climatology=climatology,
+        layers=find_run_layers(config),
     )
 
 
 def find_run_layers(config: Config) -> VerticalLayers | None:
-    """Return the layers that the post-processes of the run sum over, None where none does.
+    """Return the layers that the post-processes of the run sum over, None if none of them sums over columns.
 
     Raises:
-        ConfigError: if the run's levels do not make up whole columns.
+        ConfigError: if the levels of the run do not make up whole columns.
     """
     entries = config.model.postprocess_entries | config.inference.postprocess_entries
-    return build_layers(config.data) if any(entry.needs_whole_columns for entry in entries.values()) else None
+    if not any(entry.needs_whole_columns for entry in entries.values()):
+        return None
+    return build_layers(config.data)
 
 
 def zero_mean_vectors(statistics: Statistics, conf: DataConfig, reader: FieldReader) -> Statistics:
-    """Give vector components the mean 0, so that they are only scaled and 0 is no wind on either side of a pole."""
-    still = {c.name for c in reader.channels.stored if is_vector_component(conf, c, reader.attributes)}
-    mean = np.array([0.0 if n in still else m for n, m in zip(statistics.names, statistics.mean, strict=True)])
-    return replace(statistics, mean=mean)
+    """Return statistics in which the components of vectors have the mean 0.
+
+    They are then only scaled. Across a pole a component changes its sign, which holds for normalised values only if 0
+    still means that there is no wind.
+    """
+    stored = reader.channels.stored
+    component_names = {channel.name for channel in stored if is_vector_component(conf, channel, reader.attributes)}
+    mean_C = np.array(statistics.mean, dtype=np.float64)
+    for channel_index, name in enumerate(statistics.names):
+        if name in component_names:
+            mean_C[channel_index] = 0.0
+    return replace(statistics, mean=mean_C)
 
 
 def build_model_spec(
     conf: DataConfig, channels: ChannelMap, grid: LatLonGrid, attributes: Mapping[str, Mapping[str, str]]
 ) -> ModelSpec:
-    """Return everything about the data that a model is built from."""
+    """Return the shapes and roles of the data that a model is built from.
+
+    Components of a vector are matched by ``standard_name``: eastward_wind and northward_wind at a level are a pair.
+
+    Args:
+        conf: the data section of the config.
+        channels: the channels of the model.
+        grid: the grid that inputs and outputs lie on.
+        attributes: variable -> units, standard_name, long_name.
+    """
     vector_channels = []
     eastward: dict[tuple[str, float | None], int] = {}
     northward: dict[tuple[str, float | None], int] = {}
-    for row, channel in enumerate(channels.input):
+    for channel_index, channel in enumerate(channels.input):
         if not is_vector_component(conf, channel, attributes):
             continue
-        vector_channels.append(row)
-        name = attributes.get(channel.variable, {}).get("standard_name", "")
-        if "eastward" in name:
-            eastward[name.replace("eastward", ""), channel.level] = row
-        elif "northward" in name:
-            northward[name.replace("northward", ""), channel.level] = row
-    pairs = tuple((row, northward[vector]) for vector, row in eastward.items() if vector in northward)
+        vector_channels.append(channel_index)
+        standard_name = attributes.get(channel.variable, {}).get("standard_name", "")
+        if "eastward" in standard_name:
+            eastward[standard_name.replace("eastward", ""), channel.level] = channel_index
+        elif "northward" in standard_name:
+            northward[standard_name.replace("northward", ""), channel.level] = channel_index
+    vector_pairs = []
+    for vector, eastward_index in eastward.items():
+        if vector in northward:
+            vector_pairs.append((eastward_index, northward[vector]))
     return ModelSpec(
         channels=channels,
         grid=grid,
@@ -203,26 +261,30 @@ def build_model_spec(
         output_frames=1,
         timestep_minutes=conf.step_minutes,
         vector_channels=tuple(vector_channels),
-        vector_pairs=pairs,
+        vector_pairs=tuple(vector_pairs),
     )
 
 
 def is_vector_component(conf: DataConfig, channel: Channel, attributes: Mapping[str, Mapping[str, str]]) -> bool:
     """Return whether a channel is a component of a vector, which changes its sign across a pole."""
-    name = attributes.get(channel.variable, {}).get("standard_name", "")
-    return cf.is_vector_component(conf.field(channel.variable).vector, name)
+    standard_name = attributes.get(channel.variable, {}).get("standard_name", "")
+    return cf.is_vector_component(conf.field(channel.variable).vector, standard_name)
 
 
 def require_same_fields(
     assets: ModelAssets, reader: FieldReader, path: Path, channels: ChannelMap | None = None
 ) -> None:
-    """Refuse data whose channels, grid or units are not the checkpoint's.
+    """Require the channels, grid and units of the data to be those of the checkpoint.
 
     Args:
-        assets: of the checkpoint.
-        reader: of the data; units of variables that it does not have are not compared.
-        path: the checkpoint.
-        channels: of the config, where the reader has a part of them; default: the reader's.
+        assets: the assets of the checkpoint.
+        reader: the data. Units of variables that it does not have are not compared.
+        path: the checkpoint, for messages.
+        channels: the channels of the config, if the reader has only some of them; by default those of the reader.
+
+    Raises:
+        CheckpointError: if the channels differ.
+        DataError: if the grid or the units of a variable differ.
     """
     difference = assets.channels.describe_mismatch(channels or reader.channels)
     if difference:
@@ -230,24 +292,27 @@ def require_same_fields(
     difference = assets.grid.describe_mismatch(reader.grid)
     if difference:
         raise DataError(f"{path}: trained on another grid than the data have: {difference}")
-    for name, attributes in assets.attributes.items():
-        ours, theirs = attributes.get("units"), reader.attributes.get(name, {}).get("units")
-        if ours and theirs and plain(ours) != plain(theirs):
+    for variable, attributes in assets.attributes.items():
+        trained_units = attributes.get("units")
+        data_units = reader.attributes.get(variable, {}).get("units")
+        if trained_units and data_units and plain(trained_units) != plain(data_units):
+            remedy = _describe_units_remedy(variable, data_units, trained_units)
             raise DataError(
-                f"{name}: the data are in {theirs}, the checkpoint {path} was trained on {ours}; "
-                + _describe_way_out(name, theirs, ours)
+                f"{variable}: the data are in {data_units}, the checkpoint {path} was trained on {trained_units}; "
+                f"{remedy}"
             )
 
 
-def _describe_way_out(name: str, theirs: str, ours: str) -> str:
-    """Return what helps where a variable is in other units than the checkpoint's."""
+def _describe_units_remedy(variable: str, data_units: str, trained_units: str) -> str:
+    """Return how to make the units of a variable those of the checkpoint."""
     try:
-        find_conversion(theirs, ours, name, "the data")
+        find_conversion(data_units, trained_units, variable, "the data")
     except DataError:
         return (
             "these units measure different quantities: correct the units in the file, or read the quantity that was "
             "trained on (data.sources.N.rename)"
         )
     except ConfigError:
-        pass  # without UDUNITS it is not known
-    return f'data.variable_options.{name}.units: "{ours}" converts them'
+        # Without UDUNITS it is unknown whether the units can be converted; setting the key reports what is missing.
+        pass
+    return f'data.variable_options.{variable}.units: "{trained_units}" converts them'

@@ -1,7 +1,7 @@
-"""Tries a run's network without memory and without other ranks: what would fail on its first step fails here.
+"""Dry run of a network without memory or other ranks, which raises the errors of a run's first step.
 
 Tensors on the meta device have a shape and no values, so the largest model takes seconds on a login node. torch's fake
-process group stands for the other ranks: it lets the network be split as on so many, and communicates nothing.
+process group replaces the other ranks: the network is split as over all of them, and nothing is communicated.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from credit.train.build import build_run_loss, build_stepper
 from credit.train.build_model import build_network, build_parallel_model
 
 _META = torch.device("meta")
-# what a tensor without values raises where it is asked for one
+# Errors that torch raises when the values of a tensor without values are needed.
 _NO_VALUES = (
     NotImplementedError,
     fake_tensor.DataDependentOutputException,
@@ -44,11 +44,11 @@ _NO_VALUES = (
 
 @dataclass(frozen=True)
 class DryRunResult:
-    """What came of a try.
+    """Result of a dry run.
 
     Attributes:
-        model: the network on the meta device, with adapters where only those train.
-        untried: why a step could not be tried, empty where it was.
+        model: the network on the meta device, with adapters if only those train.
+        untried: the reason why a step could not be tried, empty if it was.
     """
 
     model: nn.Module
@@ -61,14 +61,16 @@ class DryRunResult:
 
     @property
     def trained_parameters(self) -> int:
-        """Number of those that train."""
+        """Number of parameters that train."""
         return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Bytes of a checkpoint's tensors: live weights, those that forecast, and the optimizer's two moments."""
-        saved = sum(tensor.numel() * tensor.element_size() for tensor in checkpoint_state_dict(self.model).values())
-        return 2 * saved + 8 * self.trained_parameters
+        """Bytes of a checkpoint's tensors: live weights, averaged weights and the optimizer's two moments."""
+        tensors = checkpoint_state_dict(self.model).values()
+        weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        # The weights are saved twice, and each trained parameter has two float32 moments.
+        return 2 * weight_bytes + 8 * self.trained_parameters
 
 
 def dummy_assets(
@@ -77,38 +79,60 @@ def dummy_assets(
     attributes: Mapping[str, Mapping[str, str]],
     masks: Mapping[str, np.ndarray] | None = None,
 ) -> ModelAssets:
-    """Return the assets of a try: in it only shapes count, so statistics and static fields stand for any.
+    """Return assets with placeholder statistics and static fields; a dry run needs only their shapes.
 
     Args:
-        config: the run's.
-        grid: of the data.
+        config: the config of the run.
+        grid: the grid of the data.
         attributes: variable -> units, standard_name, long_name.
-        masks: variable -> (H, W) bool, True where missing; None where the data are not known.
+        masks: variable -> (H, W) bool, True where missing; None if the data are unknown.
     """
     channels = config.data.channel_map()
-    names = tuple(c.name for c in channels.stored + channels.static_stored)
-    zero, one = np.zeros(len(names)), np.ones(len(names))
-    statistics = Statistics(names, zero, one, zero, one, zero, one, one.astype(np.int64))
-    static = np.zeros((len(channels.group("static")), *grid.shape), dtype=np.float32)
+    names = tuple(channel.name for channel in channels.stored + channels.static_stored)
+    zeros_C = np.zeros(len(names))
+    ones_C = np.ones(len(names))
+    statistics = Statistics(
+        names=names,
+        mean=zeros_C,
+        std=ones_C,
+        minimum=zeros_C,
+        maximum=ones_C,
+        tendency_mean=zeros_C,
+        tendency_std=ones_C,
+        count=ones_C.astype(np.int64),
+    )
     if masks is None:
-        masks = {c.variable: np.zeros(grid.shape, dtype=bool) for c in channels.input if c.source == "mask"}
-    return ModelAssets(channels, grid, statistics, attributes, static, masks, None, find_run_layers(config))
+        masks = {}
+        for channel in channels.input:
+            if channel.source == "mask":
+                masks[channel.variable] = np.zeros(grid.shape, dtype=bool)
+    return ModelAssets(
+        channels=channels,
+        grid=grid,
+        statistics=statistics,
+        attributes=attributes,
+        static_CHW=np.zeros((len(channels.group("static")), *grid.shape), dtype=np.float32),
+        masks=masks,
+        climatology=None,
+        layers=find_run_layers(config),
+    )
 
 
 def try_step(config: Config, assets: ModelAssets) -> DryRunResult:
     """Build the network and take a step without memory: the rollout, the loss, the backward pass.
 
-    Shapes do not depend on trainer.amp; `try_bfloat16` looks at what does. Blocks are not compiled.
+    Shapes do not depend on trainer.amp; `try_bfloat16` checks what does. Blocks are not compiled.
 
     Args:
-        config: the run's.
+        config: the config of the run.
         assets: from `dummy_assets`.
 
     Raises:
-        ConfigError: if the model cannot be built, or fails.
+        ConfigError: if the model cannot be built, or a pass fails.
     """
-    kind, trainer = config.model.type, config.trainer
-    with _blame(kind, "cannot be built"), _META:
+    model_type = config.model.type
+    trainer = config.trainer
+    with _model_errors(model_type, "cannot be built"), _META:
         model = build_network(config, assets.channels, assets.grid, assets.attributes)
     if trainer.lora is not None:
         apply_lora(model, trainer.lora.targets, trainer.lora.rank, trainer.lora.alpha)
@@ -117,14 +141,15 @@ def try_step(config: Config, assets: ModelAssets) -> DryRunResult:
     model.train()
     # Building the stepper checks the post-processing, which depends on the grid and on units.
     build_stepper(config, assets, model, torch.device("cpu"), amp=False)
+    # The weights of a channel that is missing in every cell are 0 / 0.
     with np.errstate(invalid="ignore"):
         loss = build_run_loss(config, assets, _META)
     advance_power_iterations(model)
     try:
-        with _blame(kind, "fails in the forward pass"):
-            total = _rollout_loss(config, assets.channels, model, loss, assets.grid.shape)
-        with _blame(kind, "fails in the backward pass"):
-            total.backward()
+        with _model_errors(model_type, "fails in the forward pass"):
+            rollout_loss = _rollout_loss(config, assets.channels, model, loss, assets.grid.shape)
+        with _model_errors(model_type, "fails in the backward pass"):
+            rollout_loss.backward()
     except _NeedsValues as error:
         return DryRunResult(model, str(error))
     return DryRunResult(model, "")
@@ -133,88 +158,117 @@ def try_step(config: Config, assets: ModelAssets) -> DryRunResult:
 def try_bfloat16(config: Config, assets: ModelAssets) -> None:
     """Take a forecast step in bfloat16, as on a CPU but without memory or values.
 
-    torch looks at dtypes in some operations only where there are values, so not all that fails later fails here.
+    torch checks the dtypes of some operations only when there are values, so a run may still fail later.
+
+    Args:
+        config: the config of the run.
+        assets: from `dummy_assets`.
 
     Raises:
-        ConfigError: if the model cannot compute in it.
+        ConfigError: if the model cannot compute in bfloat16.
     """
-    cpu = torch.device("cpu")
     with _META:
         model = build_network(config, assets.channels, assets.grid, assets.attributes).eval()
-    stepper = build_stepper(config, assets, model, cpu, amp=True)
-    channels, batch, frames = assets.channels, config.trainer.train_batch_size, config.data.history_len
-    # the meta device has no autocast; tensors of this mode are the meta device's and pass for another's
+    stepper = build_stepper(config, assets, model, torch.device("cpu"), amp=True)
+    batch_size = config.trainer.train_batch_size
+    num_frames = config.data.history_len
+    num_prognostic = len(assets.channels.group("prognostic"))
+    num_forcing = len(assets.channels.group("dynamic_forcing"))
+    # The meta device has no autocast. Fake tensors have no values either, but report the device that they imitate.
     with fake_tensor.FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         for module in model.modules():
-            for own in (module._parameters, module._buffers):
-                own.update({k: torch.empty(t.shape, dtype=t.dtype) for k, t in own.items() if t is not None})
-        state, forcing = (
-            torch.empty(batch, len(channels.group(group)), frames, *assets.grid.shape)
-            for group in ("prognostic", "dynamic_forcing")
-        )
-        with suppress(_NeedsValues), _blame(config.model.type, "fails in bfloat16 (amp)"):
-            stepper.step(state, forcing)
+            _replace_by_fakes(module._parameters)
+            _replace_by_fakes(module._buffers)
+        state_BCTHW = torch.empty(batch_size, num_prognostic, num_frames, *assets.grid.shape)
+        forcing_BCTHW = torch.empty(batch_size, num_forcing, num_frames, *assets.grid.shape)
+        with suppress(_NeedsValues), _model_errors(config.model.type, "fails in bfloat16 (amp)"):
+            stepper.step(state_BCTHW, forcing_BCTHW)
 
 
 def try_mesh(config: Config, assets: ModelAssets, degrees: ParallelDims) -> None:
-    """Split the network as on the ranks of `degrees`, without them.
+    """Split the network as over the ranks of `degrees`, in this process alone.
+
+    Args:
+        config: the config of the run.
+        assets: from `dummy_assets`.
+        degrees: the number of ranks along each mesh axis.
 
     Raises:
-        ConfigError: what the run itself would raise.
+        ConfigError: if the network cannot be split so.
     """
+    # Offloaded parameters would be allocated in host memory, which a dry run must not take.
     parallelism = config.trainer.parallelism.model_copy(update={"cpu_offload": False})
     trainer = config.trainer.model_copy(update={"parallelism": parallelism})
     with fake_process_group(degrees.world):
         mesh = build_mesh(degrees, 0, "cpu")
-        with _blame(config.model.type, f"cannot be split over {degrees.world} ranks"):
+        with _model_errors(config.model.type, f"cannot be split over {degrees.world} ranks"):
             build_parallel_model(config.model_copy(update={"trainer": trainer}), assets, mesh, _META)
 
 
-def _rollout_loss(config: Config, channels: ChannelMap, model: nn.Module, loss: Loss, grid: tuple[int, int]) -> Tensor:
-    """Return the loss of a batch, by the shapes of `credit.forecast.stepper.Stepper` and `credit.train.step`."""
-    data, trainer = config.data, config.trainer
-    # the third step of a rollout is like the second
-    length = min(data.forecast_len, 2)
+def _replace_by_fakes(tensors: dict[str, Tensor | None]) -> None:
+    """Replace the tensors of a module by empty ones of the same shape and dtype; inside a `FakeTensorMode`."""
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            tensors[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
 
-    def empty(group: str, frames: int) -> Tensor:
-        return torch.empty(trainer.train_batch_size, len(channels.group(group)), frames, *grid, device=_META)
 
-    state, static = empty("prognostic", data.history_len), empty("static", data.history_len)
-    windows = forcing_windows(empty("dynamic_forcing", data.history_len + length - 1), data.history_len)
-    target = torch.cat([empty("prognostic", 1), empty("diagnostic", 1)], dim=1)
+def _rollout_loss(
+    config: Config, channels: ChannelMap, model: nn.Module, loss: Loss, grid_shape: tuple[int, int]
+) -> Tensor:
+    """Return the loss of a batch, with the shapes of `credit.forecast.stepper.Stepper` and `credit.train.step`."""
+    batch_size = config.trainer.train_batch_size
+    history_len = config.data.history_len
+    # The third step of a rollout has the same shapes as the second.
+    num_steps = min(config.data.forecast_len, 2)
+
+    def empty_fields(group: str, num_frames: int) -> Tensor:
+        return torch.empty(batch_size, len(channels.group(group)), num_frames, *grid_shape, device=_META)
+
+    state_BCTHW = empty_fields("prognostic", history_len)
+    static_BCTHW = empty_fields("static", history_len)
+    windows = forcing_windows(empty_fields("dynamic_forcing", history_len + num_steps - 1), history_len)
+    target_BCTHW = torch.cat([empty_fields("prognostic", 1), empty_fields("diagnostic", 1)], dim=1)
+    recompute = config.trainer.recompute_steps and num_steps > 1
     losses = []
-    for number in range(length):
-        groups = {"prognostic": state, "dynamic_forcing": windows(number), "static": static}
+    for step in range(num_steps):
+        groups = {"prognostic": state_BCTHW, "dynamic_forcing": windows(step), "static": static_BCTHW}
         x_BCTHW = torch.cat([groups[name] for name in channels.input_order], dim=1)
-        recompute = trainer.recompute_steps and length > 1
         out_BCTHW = checkpoint(model, x_BCTHW, use_reentrant=False) if recompute else model(x_BCTHW)
-        if out_BCTHW.shape != target.shape:
+        if out_BCTHW.shape != target_BCTHW.shape:
             raise ConfigError(
                 f"model.type: {config.model.type} returns {tuple(out_BCTHW.shape)} for an input of "
-                f"{tuple(x_BCTHW.shape)}; it must be {tuple(target.shape)} (batch, output channels, 1, rows, columns)"
+                f"{tuple(x_BCTHW.shape)}; it must be {tuple(target_BCTHW.shape)} (batch, output channels, 1, rows, "
+                "columns)"
             )
-        losses.append(loss(out_BCTHW[:, None, :, 0], target[:, :, 0]))
-        state = torch.cat([state[:, :, 1:], out_BCTHW[:, channels.output_slice("prognostic")]], dim=2)
+        losses.append(loss(out_BCTHW[:, None, :, 0], target_BCTHW[:, :, 0]))
+        prognostic_BCTHW = out_BCTHW[:, channels.output_slice("prognostic")]
+        state_BCTHW = torch.cat([state_BCTHW[:, :, 1:], prognostic_BCTHW], dim=2)
     return torch.stack(losses).mean()
 
 
 class _NeedsValues(Exception):
-    """The model asks for a value or an operation that the meta device does not have; it may still be right."""
+    """The model needs a value, or an operation that the meta device does not have; it may still be correct."""
 
 
 @contextmanager
-def _blame(kind: str, what: str) -> Iterator[None]:
-    """Say that a model failed, in one line.
+def _model_errors(model_type: str, problem: str) -> Iterator[None]:
+    """Turn an error of the model's code into a message of one line.
+
+    Args:
+        model_type: ``model.type``.
+        problem: the step that fails, such as "cannot be built".
 
     Raises:
-        ConfigError: for whatever the block raises that was not made for the user.
+        ConfigError: for every error of the block that is not one of this package.
+        _NeedsValues: if the block needs the values of a tensor that has none.
     """
     try:
         yield
     except CreditError:
         raise
     except Exception as error:
-        said = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        first_line = next(iter(str(error).splitlines()), "")
+        message = f"{type(error).__name__}: {first_line}"
         if isinstance(error, _NO_VALUES) or "meta tensor" in str(error):
-            raise _NeedsValues(said) from error
-        raise ConfigError(f"model.type: {kind} {what}: {said}") from error
+            raise _NeedsValues(message) from error
+        raise ConfigError(f"model.type: {model_type} {problem}: {message}") from error
