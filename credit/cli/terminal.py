@@ -1,0 +1,167 @@
+"""Output of the commands on a terminal: colour, wrapped text, aligned tables, ``--quiet`` and ``--json``.
+
+A file or a pipe gets plain text, one message a line, so that ``grep`` and scripts can read it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import TextIO
+
+# Escape sequences of the eight basic colours, which every terminal theme defines.
+_STYLES = {"red": "31", "green": "32", "yellow": "33", "cyan": "36", "bold": "1", "dim": "2"}
+_ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
+_LEVEL_STYLES = {logging.WARNING: "yellow", logging.ERROR: "red", logging.CRITICAL: "red"}
+# Narrower text is harder to read than text that the terminal breaks.
+_MIN_WIDTH = 40
+
+
+def add_quiet_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--quiet``; `credit.cli.main` acts on it before the command runs."""
+    parser.add_argument(
+        "--quiet", action="store_true", help="print only results, warnings and errors: no progress bars and no notices"
+    )
+
+
+def print_json(document: object) -> None:
+    """Print a document as JSON on standard output; NaN, which JSON lacks, must have been replaced by None."""
+    print(json.dumps(document, indent=2, allow_nan=False))
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Return whether a person reads the stream; daemons have no streams, notebooks have streams of their own."""
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:
+        # The stream is closed.
+        return False
+
+
+def supports_color(stream: TextIO | None) -> bool:
+    """Return whether to write colours to a stream.
+
+    ``NO_COLOR`` (https://no-color.org) forbids them, ``FORCE_COLOR`` (https://force-color.org) asks for them, also in
+    a pipe, and ``TERM=dumb`` stands for a terminal without colours. Python itself looks at them in this order.
+    """
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    if os.environ.get("TERM") == "dumb":
+        return False
+    return is_terminal(stream)
+
+
+def style(text: str, name: str, stream: TextIO | None = None) -> str:
+    """Return text in a colour, or unchanged where the stream shows none.
+
+    Args:
+        text: to be shown.
+        name: red, green, yellow, cyan, bold or dim.
+        stream: that the text goes to; standard output by default.
+    """
+    if not supports_color(sys.stdout if stream is None else stream):
+        return text
+    return f"\x1b[{_STYLES[name]}m{text}\x1b[0m"
+
+
+def text_width(stream: TextIO | None = None) -> int | None:
+    """Return the columns of the stream's terminal (``COLUMNS``, if it is set); None for a file or a pipe."""
+    stream = sys.stdout if stream is None else stream
+    if not is_terminal(stream):
+        return None
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdigit() and int(columns):
+        return max(int(columns), _MIN_WIDTH)
+    try:
+        width = os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        width = 0
+    # Some pseudo-terminals report a width of 0.
+    return max(width or shutil.get_terminal_size().columns, _MIN_WIDTH)
+
+
+def wrap(text: str, stream: TextIO | None = None, indent: str = "") -> str:
+    """Return text broken between words at the width of the stream's terminal; unchanged for a file or a pipe.
+
+    Args:
+        text: lines that stay separate; each keeps its own indentation.
+        stream: that the text goes to; standard output by default.
+        indent: put before the second and later lines that a line is broken into.
+    """
+    width = text_width(stream)
+    if width is None:
+        return text
+    lines = []
+    for line in text.split("\n"):
+        lines.append(_wrap_line(line, width, indent))
+    return "\n".join(lines)
+
+
+def _wrap_line(line: str, width: int, indent: str) -> str:
+    if visible_length(line) <= width:
+        return line
+    # Paths and keys stay whole, even where they are longer than a line: people copy them.
+    wrapper = textwrap.TextWrapper(
+        width=width,
+        subsequent_indent=indent + line[: len(line) - len(line.lstrip())],
+        break_long_words=False,
+        break_on_hyphens=False,
+        replace_whitespace=False,
+        drop_whitespace=True,
+    )
+    return wrapper.fill(line)
+
+
+def visible_length(text: str) -> int:
+    """Return the number of characters that a terminal shows, without those that set colours."""
+    return len(_ESCAPE.sub("", text))
+
+
+def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], right_aligned: Sequence[str] = ()) -> str:
+    """Return rows of text as an aligned table under a header.
+
+    Args:
+        header: names of the columns.
+        rows: cells, as many a row as there are columns; they may be coloured.
+        right_aligned: names of the columns of numbers.
+    """
+    widths = []
+    for column, name in enumerate(header):
+        lengths = [visible_length(row[column]) for row in rows]
+        widths.append(max([len(name), *lengths]))
+    lines = []
+    for row in [header, *rows]:
+        cells = []
+        for name, cell, width in zip(header, row, widths, strict=True):
+            padding = " " * (width - visible_length(cell))
+            cells.append(padding + cell if name in right_aligned else cell + padding)
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+class LogFormatter(logging.Formatter):
+    """Formats log records as ``LEVEL: message``: coloured and wrapped on a terminal, plain elsewhere."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        super().__init__("%(levelname)s: %(message)s")
+        self._stream = stream
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the text of a record."""
+        text = super().format(record)
+        if record.exc_info is None:
+            text = wrap(text, self._stream, indent="  ")
+        name = _LEVEL_STYLES.get(record.levelno)
+        if name is None:
+            return text
+        level = record.levelname
+        return style(level, name, self._stream) + text.removeprefix(level)
