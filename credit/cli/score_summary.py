@@ -22,7 +22,7 @@ def format_summary(table: ScoreTable, reference: str | None = None, show_all: bo
         show_all: True for all channels, False for the headline channels.
     """
     forecasts = summary_forecasts(reference)
-    names = {name: table.display_name(name)[:_MAX_NAME_LETTERS] for name in forecasts}
+    names = {name: _column_name(table, name) for name in forecasts}
     model = table.display_name("model")
     opponent = "the best of the three baselines" if reference is None else table.display_name(reference)
     channels = table.channels if show_all else headline_channels(table)
@@ -51,6 +51,12 @@ def format_summary(table: ScoreTable, reference: str | None = None, show_all: bo
     for warning in table.warnings():
         lines.append(style(wrap(warning), "yellow"))
     return "\n".join(lines)
+
+
+def _column_name(table: ScoreTable, forecast: str) -> str:
+    if forecast == "damped_persistence":
+        return "Damped"
+    return table.display_name(forecast)[:_MAX_NAME_LETTERS]
 
 
 def _format_number(value: float, format_spec: str) -> str:

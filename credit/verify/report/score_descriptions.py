@@ -141,8 +141,8 @@ TERMS = (
     ),
     (
         "Shaded: 95 % intervals",
-        "Range of the score on other days of the same climate. Forecasts that start a day apart have similar "
-        "errors, so whole blocks of days are resampled. Overlapping intervals of two forecasts do not mean that they are equal: "
+        "Range of the score on other days of the same climate. Forecasts that start a day apart have similar errors, "
+        "so whole blocks of days are resampled. Overlapping intervals do not mean that two forecasts are equal: "
         "forecasts of the same days may differ significantly although their intervals overlap.",
     ),
     (

@@ -72,7 +72,7 @@ class CaseStatistics:
         if self.members < 1 or num_members != self.members:
             raise DataError(
                 f"a forecast has {num_members} members, the statistics are for {self.members}: corrections for a "
-                "finite ensemble need one number for all cases; score forecasts with other numbers of members separately"
+                "finite ensemble need one number for all cases; score forecasts with other numbers separately"
             )
 
     @classmethod

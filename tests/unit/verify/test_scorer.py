@@ -174,7 +174,7 @@ def test_what_was_asked_for_and_has_no_scores_is_said(
     raw = run.config.model_dump(mode="json")
     raw["inference"] = {"lead_time": "24h", "lead_times": ["6h", "24h"]}
     complete = score_forecasts(build_config(raw), run.reader, run.archive).table
-    assert not any("lead time" in words for words in complete.caveats())
+    assert not any("lead time" in words for words in complete.warnings())
     assert "asks for" not in caplog.text and "cover" not in caplog.text
     raw["data"]["splits"]["test"], raw["inference"] = ["2001-03-01", "2001-03-20"], {"lead_time": "36h"}
     caplog.clear()
@@ -184,7 +184,7 @@ def test_what_was_asked_for_and_has_no_scores_is_said(
         "3 of 6 lead times that inference asks for (lead_time, output_every, lead_times) are not in the forecasts and "
         "have no scores: 18, 30, 36 h"
     )
-    assert lacking in warnings and f"{lacking}." in table.caveats() and f"{lacking}." in table.format()
+    assert lacking in warnings and f"{lacking}." in table.warnings() and f"{lacking}." in table.format()
     assert (
         "data.splits.test 2001-03-01T00:00..2001-03-20T23:59: the data cover 2001-03-01T00:00 to 2001-03-10T18:00 of it"
         in warnings

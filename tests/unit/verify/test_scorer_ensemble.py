@@ -70,7 +70,7 @@ def test_members_and_forcing_of_each_forecast_are_told(ensemble: tuple[ScoreTabl
         assert scores["forcing"].sel(forecast="single") == "sst: observed; sin_year: computed"
         assert scores["ensemble"].sel(forecast="model") == "3 members; made up"
         assert scores["weights"].sel(forecast="model") == "0a1b2c3d"
-    lacking, forcing, members = table.caveats()
+    lacking, forcing, members = table.warnings()
     assert lacking.startswith("9 of 12 lead times that inference asks for")
     assert forcing.startswith("Prescribed forcing of single: sst was read from the analysed future")
     assert members.startswith("Unequal numbers of members: the model 3, single 1.")

@@ -18,7 +18,7 @@ from credit.errors import CreditError
 from credit.verify.plots.scores import skill_curves
 from credit.verify.plots.style import pretty_units
 from credit.verify.report.metadata import describe_data, read_training_log
-from credit.verify.table.table import COLUMNS, FACTS, ScoreTable
+from credit.verify.table.table import COLUMNS, COMMON_ATTRIBUTES, ScoreTable
 from credit.verify.verification import verify
 from tests.unit.verify.conftest import MODEL_ERROR, Run
 
@@ -59,7 +59,7 @@ def test_scores_csv(run: Run, table: ScoreTable) -> None:
     assert float(row["value"]) == pytest.approx(MODEL_ERROR, rel=1e-4)
     assert (row["level"], row["level_units"], row["units"]) == ("500", "hPa", "m2 s-2")
     assert (row["n_cases"], row["low"], row["high"], row["n_blocks"]) == ("3", "", "", "1")
-    facts = {name: row[name] for name in FACTS}
+    facts = {name: row[name] for name in COMMON_ATTRIBUTES}
     assert facts.pop("version").startswith("credit ") and facts == {
         "grid": "12 x 24, 15 degrees, rows from 82.5 to -82.5", "truth": "none.nc", "first_case": "2001-03-02T00:00",
         "last_case": "2001-03-07T12:00", "initial_hours": "00:00 06:00 12:00",
@@ -92,7 +92,7 @@ def test_scores_nc(run: Run, table: ScoreTable) -> None:
         assert dataset["p_value"].dims == ("reference", "season", "channel", "lead", "region")
         assert dataset["reference"].values.tolist() == ["best_baseline"]
         assert "rmse_low" in dataset and "wind_vector_rmse_high" in dataset and "wind_n_eff" in dataset
-        assert set(FACTS) <= set(dataset.attrs) and dataset.attrs["n_cases"] == 3
+        assert set(COMMON_ATTRIBUTES) <= set(dataset.attrs) and dataset.attrs["n_cases"] == 3
         assert dataset["lead"].values.tolist() == [6.0, 12.0, 24.0]
 
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from credit.calendar import Calendar
 from credit.channels import ChannelMap
 from credit.grid import LatLonGrid
-from credit.verify.plots.maps import FIELD, Background, draw_map, equal_earth, map_axes, maps, portrait
+from credit.verify.plots.maps import FIELD, Background, draw_map, equal_earth, map_and_histogram, map_axes, maps
 from credit.verify.plots.style import draw, new_figure
 from tests.unit.analytic_reader import AnalyticReader, make_grid
 
@@ -125,7 +125,7 @@ def test_truth_and_forecast_share_their_colours_and_each_error_has_its_own(tmp_p
     rmse = np.sqrt((error**2 * grid.area_weights()).sum())
     assert titles[6] == f"Error, RMSE {rmse:.3g} K"
     assert (tmp_path / "map.png").stat().st_size > 20_000
-    draw(tmp_path / "portrait.png", portrait, truth, truth, background, "K")
+    draw(tmp_path / "map_and_histogram.png", map_and_histogram, truth, truth, background, "K")
 
 
 @pytest.mark.parametrize(("share", "own"), [(0.5, False), (0.02, True)])

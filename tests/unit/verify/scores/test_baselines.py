@@ -11,11 +11,10 @@ from credit.config.schema_regions import REGIONS
 from credit.data.splits import Split
 from credit.errors import DataError
 from credit.verify.scores import baselines
-from credit.verify.scores.baseline_state import BaselineState
 from credit.verify.scores.baselines import baseline_fields, fit_damping
 from credit.verify.statistics.area_mean import AreaMean
-from credit.verify.statistics.deterministic import DeterministicStatistics
-from credit.verify.statistics.error_moments import error_moments
+from credit.verify.statistics.case_statistics import DeterministicStatistics
+from credit.verify.statistics.error_moments import BaselineState, ReferenceFields, error_moments
 from credit.verify.statistics.regions import region_weights
 from tests.unit.analytic_reader import make_grid
 
@@ -44,10 +43,10 @@ def _sums(fields: dict[str, np.ndarray]) -> dict[str, DeterministicStatistics]:
     means = AreaMean(CHANNELS, {"sst": MASK}, WEIGHTS, [(1, 2)])
     sums = {name: DeterministicStatistics.empty(np.zeros(1), 1, means) for name in BASELINES}
     start, normal_start, truth, normal = fields.values()
-    beginning = BaselineState.of(means, {"truth": start, "climatology": normal_start})
-    given = {"truth at the initial time": start, "later truth": truth, "later climatology": normal}
-    for name, moments in error_moments(means, truth, normal, {}, given, (beginning, DAMPING)).items():
-        sums[name].enter((0, 0), means, moments)
+    state = BaselineState.build(means, ReferenceFields(start, normal_start))
+    reference = ReferenceFields(truth, normal, "later truth", "later climatology")
+    for name, moments in error_moments(means, reference, {}, baselines=(state, DAMPING)).items():
+        sums[name].add_moments(0, 0, means, moments)
     return sums
 
 

@@ -58,7 +58,7 @@ def test_a_season_goes_across_the_new_year() -> None:
     climate = make_climate()
     times = climate.times(climate.season(CLOCK.parse("2000-12-30")))
     assert {CLOCK.datetime(t).month for t in times.tolist()} == {11, 12, 1} and 60 <= len(times) <= 75
-    assert climate.fewest(np.array([MARCH, CLOCK.parse("2000-12-30")]))[0] >= 60
+    assert climate.smallest_season(np.array([MARCH, CLOCK.parse("2000-12-30")]))[0] >= 60
 
 
 def test_hours_that_are_told_apart_have_as_many_times_each() -> None:
@@ -68,7 +68,7 @@ def test_hours_that_are_told_apart_have_as_many_times_each() -> None:
 
 
 def test_large_fields_have_fewer_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(climate_module, "_MOST_BYTES", 40 * 1000)
+    monkeypatch.setattr(climate_module, "_CACHE_BYTES", 40 * 1000)
     climate = make_climate(field_bytes=1000)
     assert len(climate.times(climate.season(MARCH))) == 40
 
