@@ -37,7 +37,7 @@ def _make_sums(size: float, seed: int, rows: int, members: int) -> Deterministic
     kind = EnsembleStatistics if members > 1 else DeterministicStatistics
     shape = len(_INITIAL), len(LEADS), rows, len(REGIONS)
     growth = (np.sqrt(LEADS / LEADS[-1])[:, None] * np.arange(1, rows + 1))[..., None]
-    planes = {name: growth * rng.gamma(5.0, 0.2 * size, shape) for name in kind.plane_names()}
+    planes = {name: growth * rng.gamma(5.0, 0.2 * size, shape) for name in kind.array_names()}
     planes["covariance"] = 0.8 * np.sqrt(planes["forecast_variance"] * planes["truth_variance"])
     planes["error"] = planes["error"] - 1.0
     return kind(_INITIAL, **planes, members=members)

@@ -12,6 +12,7 @@ import pytest
 import xarray as xr
 from scipy import special
 
+from credit.cli.score_summary import format_summary
 from credit.config import build_config
 from credit.config.schema_forecast import OtherForecastsConfig
 from credit.errors import ConfigError, DataError
@@ -184,7 +185,7 @@ def test_what_was_asked_for_and_has_no_scores_is_said(
         "3 of 6 lead times that inference asks for (lead_time, output_every, lead_times) are not in the forecasts and "
         "have no scores: 18, 30, 36 h"
     )
-    assert lacking in warnings and f"{lacking}." in table.warnings() and f"{lacking}." in table.format()
+    assert lacking in warnings and f"{lacking}." in table.warnings() and f"{lacking}." in format_summary(table)
     assert (
         "data.splits.test 2001-03-01T00:00..2001-03-20T23:59: the data cover 2001-03-01T00:00 to 2001-03-10T18:00 of it"
         in warnings

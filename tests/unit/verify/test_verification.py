@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from credit.cli.score_summary import format_summary
 from credit.errors import CreditError
 from credit.verify.plots.scores import skill_curves
 from credit.verify.plots.style import pretty_units
@@ -102,7 +103,7 @@ def test_the_report_is_one_file_that_says_what_it_must(run: Run, table: ScoreTab
     assert text.count("data:image/png;base64,") == 11  # curves and scorecard are drawn by the page
     assert text.count("data:image/gif;base64,") == 1
     for wanted in (
-        "Prescribed forcing of the model: sst", "The climatology is from 1.0 years", "1 of the forecasts were left out",
+        "Prescribed forcing of waves: sst", "The climatology is from 1.0 years", "1 of the forecasts were left out",
         "3 initial times", "1 annual harmonic, 2000-01-01 to 2000-12-31", "12 x 24, 15 degrees", "60 steps",
         "lowest 0.05 at step 30", "1,234,567", "experiment: waves", "none.nc", "06:00 12:00 UTC",
         "called significant only where there are 20 blocks, so none is.", "the scores acc_wb2",
@@ -119,14 +120,14 @@ def test_hours_are_ticked_as_a_day_is_divided(table: ScoreTable) -> None:
 
 
 def test_the_terminals_table(table: ScoreTable) -> None:
-    lines = table.format().splitlines()
+    lines = format_summary(table).splitlines()
     assert "3 initial times" in lines[0]
     (line,) = [line for line in lines if line.startswith("z500")]
     assert line.split()[-1] == "-"  # three cases tell nothing of significance
     assert lines[-3].startswith("The initial times make 1 block, each at least 5 days long")
     assert "only where there are 20 blocks, so none is" in lines[-3]
     assert lines[-2].startswith("9 of 12 lead times that inference asks for")
-    assert lines[-1].startswith("Prescribed forcing of the model: sst was read from the analysed future")
+    assert lines[-1].startswith("Prescribed forcing of waves: sst was read from the analysed future")
     numbers = [float(word) for word in line.split()[5:-1]]
     assert numbers[0] == pytest.approx(MODEL_ERROR, rel=1e-3)
     assert numbers[-1] == pytest.approx(numbers[0] / min(numbers[1:4]), abs=0.01)

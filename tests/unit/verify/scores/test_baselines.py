@@ -105,7 +105,7 @@ def test_the_damping_is_the_slope_over_all_pairs_of_times(held: int | None, monk
         return fields[minutes]
 
     if held is not None:
-        monkeypatch.setattr(baselines, "_HELD_BYTES", held * normal.nbytes)
+        monkeypatch.setattr(baselines, "_ANOMALY_BYTES", held * normal.nbytes)
     found = fit_damping(read, times, lambda _: normal, train, leads, means)
     inside = [minutes for minutes in times.tolist() if 720 <= minutes <= 28 * 360]
     for row, lead in enumerate(leads.tolist()):
@@ -123,11 +123,12 @@ def test_products_do_not_depend_on_how_many_are_made_at_once() -> None:
     """Ranks that share the training data end as many pairs at a time as their share has."""
     means = AreaMean(CHANNELS, {"sst": MASK}, GRID.area_weights()[None])
     fields = _fields()
-    given = {"truth": fields["truth"], "climatology": fields["normal"]}
+    reference = ReferenceFields(fields["truth"], fields["normal"])
+    fit = baselines._DampingFit(lambda minutes: None, lambda minutes: None, set(), [], means)
     firsts = [np.nan_to_num(fields[name] + shift) for shift in range(4) for name in fields]
-    together = baselines._products(means, firsts, given)
-    apart = [baselines._products(means, [one], given)[0] for one in firsts]
-    np.testing.assert_array_equal(together, apart)
+    together = fit._products(firsts, reference)
+    separately = [fit._products([first], reference)[0] for first in firsts]
+    np.testing.assert_array_equal(together, separately)
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def drawn_table(events: EventStatistics) -> SimpleNamespace:
     found = EventResults([None], {"model": events})._diagram_points(["model"], LEADS)
     labels = {"event_definition": ("event", ["t2m above 280 K"])}
     coords = {"forecast": ["model"], "event": ["warm"], "lead": LEADS / 60, "region": ["global"], **labels}
-    return SimpleNamespace(dataset=xr.Dataset(found, coords), events=["warm"])
+    return SimpleNamespace(dataset=xr.Dataset(found, coords), events=["warm"], display_name=lambda name: "waves")
 
 
 def test_bars_are_drawn_from_end_to_end() -> None:
@@ -121,7 +121,7 @@ def test_bars_are_drawn_from_end_to_end() -> None:
     own = (table.dataset[f"{OBSERVED}_{end}"].sel(lead=24.0).values.ravel() for end in ("low", "high"))
     np.testing.assert_allclose(ends, np.stack(list(own), axis=1))
     assert not np.isfinite([path.vertices[:, 1] for path in none.get_paths()]).any()
-    assert figure.get_suptitle().endswith("bars: 95 % intervals")
+    assert figure.get_suptitle() == "Reliability diagrams of waves, global; bars: 95 % intervals"
 
 
 def test_without_bars_none_are_promised() -> None:

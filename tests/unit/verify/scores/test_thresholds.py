@@ -119,7 +119,7 @@ def test_which_channels_are_precipitation() -> None:
     assert find_precipitation(["tp"], CHANNELS, ATTRIBUTES) == [Precipitation(1, 1000.0)]
     for wanted, attributes, said in (
         ("tpp", ATTRIBUTES, 'verification.seeps: "tpp" is not scored; did you mean "tp"?'),
-        ("tp", rate, "tp is no sum over the step .data.fields.tp.temporal"),
+        ("tp", rate, "tp is not a sum over the step .data.fields.tp.temporal"),
         ("tp", {"tp": {"units": "K", "temporal": "accumulate"}}, 'tp is in "K", but SEEPS needs one of mm'),
     ):
         with pytest.raises(ConfigError, match=said):

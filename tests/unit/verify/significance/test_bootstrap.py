@@ -22,9 +22,9 @@ DAY = 1440
 def sums_of(initial: np.ndarray, **planes: np.ndarray) -> DeterministicStatistics:
     """Return sums of one lead with the given (N, X) values; the rest are 1."""
     shape = next(iter(planes.values())).shape
-    values = {name: np.ones(shape) for name in DeterministicStatistics.plane_names()} | planes
+    values = {name: np.ones(shape) for name in DeterministicStatistics.array_names()} | planes
     return DeterministicStatistics(
-        initial, *(values[name][:, None, :, None] for name in DeterministicStatistics.plane_names())
+        initial, *(values[name][:, None, :, None] for name in DeterministicStatistics.array_names())
     )
 
 

@@ -85,7 +85,7 @@ def test_every_reference_and_season() -> None:
     sums = {}
     for number, name in enumerate(names):
         own = squares(np.full(2, 1.0 + number), seed=number)
-        sums[name] = DeterministicStatistics(DAILY, *(own for _ in DeterministicStatistics.plane_names())), [0, 1]
+        sums[name] = DeterministicStatistics(DAILY, *(own for _ in DeterministicStatistics.array_names())), [0, 1]
     winter = np.arange(CASES) < 60
     seasons = {"all": np.ones(CASES, dtype=bool), "DJF": winter}
     found = compare_all(sums, seasons, LEADS, lambda own, chosen: own.squared[chosen], power=0.5)

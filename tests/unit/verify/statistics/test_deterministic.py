@@ -101,7 +101,7 @@ def test_parts_that_are_joined_are_the_whole_to_the_last_bit() -> None:
     whole = _sums(GRIDS["small"], cases, masks, range(CASES))
     first, last = _sums(GRIDS["small"], cases, masks, range(1)), _sums(GRIDS["small"], cases, masks, range(1, CASES))
     for joined in (DeterministicStatistics.join([first, last]), DeterministicStatistics.join([last, first])):
-        for name in ("initial", *DeterministicStatistics.plane_names()):
+        for name in ("initial", *DeterministicStatistics.array_names()):
             np.testing.assert_array_equal(getattr(joined, name), getattr(whole, name))
         for name, value in whole.metrics().items():
             np.testing.assert_array_equal(joined.metrics()[name], value)

@@ -10,6 +10,7 @@ import pytest
 from credit.errors import DataError
 from credit.verify.scores.rank_histogram import RankHistogram
 from credit.verify.statistics.case_statistics import EnsembleStatistics
+from credit.verify.statistics.error_moments import ReferenceFields
 from tests.unit.verify.ensembles import CHANNELS, MEANS, WEIGHTS, WINDS, Cases, draw_cases, pooled
 
 MEMBERS = 5

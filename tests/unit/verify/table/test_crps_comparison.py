@@ -24,7 +24,7 @@ def table_of(planes: Planes, members: dict[str, int]) -> ScoreTable:
     sums = {}
     for name, own in planes.items():
         kind = EnsembleStatistics if name in members else DeterministicStatistics
-        filled = {plane: own.get(plane, own["absolute"]) for plane in kind.plane_names()}
+        filled = {plane: own.get(plane, own["absolute"]) for plane in kind.array_names()}
         sums[name] = kind(INITIAL, **filled, members=members.get(name, 1)), range(ROWS)
     facts = dict.fromkeys(COMMON_ATTRIBUTES, "x") | {"n_cases": CASES, "level_units": "hPa", "initial_times": "made up"}
     rows = RowIndex(CHANNELS, [(0, 1, "wind10m")], {c.variable: {"units": "1"} for c in CHANNELS})

@@ -61,7 +61,7 @@ def made() -> tuple[ScoreTable, dict[str, np.ndarray], dict[str, np.ndarray], np
     kinds = [Event.build(n, EventConfig(channel=CHANNELS[c].name, above=v), c, "1") for n, (c, v) in names.items()]
     squares = {name: gamma(size, 20 + seed, 2) for seed, (name, size) in enumerate(SIZES.items())}
     sums = {
-        name: (DeterministicStatistics(INITIAL, *(own for _ in DeterministicStatistics.plane_names())), [0, 1])
+        name: (DeterministicStatistics(INITIAL, *(own for _ in DeterministicStatistics.array_names())), [0, 1])
         for name, own in squares.items()
     }
     facts = dict.fromkeys(COMMON_ATTRIBUTES, "x") | {"n_cases": CASES, "level_units": "hPa", "initial_times": "made up"}

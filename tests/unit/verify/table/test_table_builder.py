@@ -13,6 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 import credit.verify.report
 from credit.calendar import Calendar
 from credit.channels import Channel
+from credit.cli.score_summary import format_summary
 from credit.verify.plots.scores import draw_scorecards, scorecard, scorecard_pages, skill_curves
 from credit.verify.significance.bootstrap import confidence_intervals
 from credit.verify.statistics.case_statistics import DeterministicStatistics
@@ -38,9 +39,9 @@ def make_sums(size: float, seed: int, rows: int = 4) -> DeterministicStatistics:
     """Return sums with squared errors of about `size`, of 2 regions."""
     rng = np.random.default_rng(seed)
     shape = len(INITIAL), len(LEADS), rows, 2
-    planes = {name: rng.gamma(5.0, 0.2 * size, shape) for name in DeterministicStatistics.plane_names()}
+    planes = {name: rng.gamma(5.0, 0.2 * size, shape) for name in DeterministicStatistics.array_names()}
     planes["covariance"] = 0.8 * np.sqrt(planes["forecast_variance"] * planes["truth_variance"])
-    return DeterministicStatistics(INITIAL, *(planes[name] for name in DeterministicStatistics.plane_names()))
+    return DeterministicStatistics(INITIAL, *(planes[name] for name in DeterministicStatistics.array_names()))
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,7 @@ def many(regions: list[str], rows: int) -> ScoreTable:
     sums = {}
     for name, size in SIZES.items():
         shape = len(few), len(LEADS), rows, len(regions)
-        planes = [rng.gamma(5.0, 0.2 * size, shape) for _ in DeterministicStatistics.plane_names()]
+        planes = [rng.gamma(5.0, 0.2 * size, shape) for _ in DeterministicStatistics.array_names()]
         sums[name] = DeterministicStatistics(few, *planes), list(range(rows))
     channels = [Channel(f"u{level}", "u", float(level), "prognostic") for level in range(1, rows + 1)]
     described = RowIndex(channels, [], ATTRIBUTES)
@@ -121,7 +122,7 @@ def test_stars_and_hatching_need_twenty_blocks(table: ScoreTable) -> None:
     assert table.compared("significant", "u500", "other").tolist() == [False, False, False]
     seasons = table.dataset["significant"].any(("reference", "channel", "lead", "region"))
     assert seasons.values.tolist() == [True, False, False, False, False]
-    lines = table.format().splitlines()
+    lines = format_summary(table, show_all=True).splitlines()
     assert "1*" in lines[2].replace(f"{table.skill('u500', 6):.2f}", "1")
     assert "54 blocks at the first lead time and 22 at the last" in lines[-1]
     assert "false discovery rate of 5 %" in lines[-1] and "only where" not in lines[-1]
