@@ -35,7 +35,7 @@ from wxformer import build_ours
 
 from credit.calendar import Calendar
 from credit.channels import ChannelMap
-from credit.cli.environment import set_environment
+from credit.cli.common import set_environment
 from credit.config import build_config
 from credit.data.normalize import Normalizer
 from credit.data.store.statistics import Statistics

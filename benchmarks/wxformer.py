@@ -49,7 +49,7 @@ MODES = (*SHARED, "checkpoint", *ROLLOUTS)
 
 def build_ours(model: str = "starter") -> nn.Module:
     """Return our network, in a process that is set up as by our commands."""
-    from credit.cli.environment import set_environment
+    from credit.cli.common import set_environment
     from credit.models import build_model
 
     set_environment()

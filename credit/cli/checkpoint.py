@@ -6,7 +6,7 @@ import argparse
 from datetime import UTC
 from pathlib import Path
 
-from credit.cli.arguments import path_argument
+from credit.cli.common import path_argument
 
 HELP = """Look after the checkpoints in SAVE_LOC/checkpoints.
 

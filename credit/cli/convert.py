@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from credit.cli.arguments import add_config_arguments, path_argument
+from credit.cli.common import add_config_arguments, path_argument
 
 HELP = """Import published weights as step 0 of the run of CONFIG, or export the run's weights.
 

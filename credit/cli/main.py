@@ -1,4 +1,4 @@
-"""The commands: ``credit NAME CONFIG [section.key=value ...]`` and ``credit_NAME`` with the same arguments.
+"""Entry points: ``credit NAME CONFIG [section.key=value ...]``, and ``credit_NAME`` with the same arguments.
 
 Nothing heavy is imported before a command runs, so that ``--help`` answers at once.
 """
@@ -16,47 +16,64 @@ from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from credit import __version__
-from credit.cli.environment import set_environment
+from credit.cli.common import set_environment
+from credit.cli.interrupt import INTERRUPTED, InterruptGuard, end_process
+from credit.cli.terminal import LogFormatter, style, wrap
 from credit.errors import CreditError
-
-# 128 + SIGINT: the exit status that shells give a process that Ctrl-C ended
-INTERRUPTED = 130
+from credit.utils.progress import set_quiet
 
 COMMANDS = {
     "init": "write a starter config",
-    "check": "check a config and its data before anything is queued",
-    "plan": "predict memory, traffic, time and energy on so many GPUs, without them",
-    "preprocess": "turn source files into the training store and fit the statistics",
-    "train": "train, or continue a run",
-    "rollout": "forecast from a list of initial times",
+    "check": "find problems of a config and its data before a job is queued",
+    "plan": "predict memory and communication on N GPUs and estimate time and energy",
+    "preprocess": "write the training store from source files and fit the statistics",
+    "train": "train a model, or continue a run",
+    "rollout": "make forecasts from a list of initial times",
     "verify": "score forecasts against truth, persistence and climatology",
-    "submit": "write and submit PBS or Slurm jobs from the config",
+    "submit": "write and submit PBS or Slurm jobs",
     "checkpoint": "list, verify or prune the checkpoints of a run",
-    "doctor": "collect what a bug report needs in one text file",
-    "convert": "import published checkpoints, export ours",
+    "doctor": "collect the facts that a bug report needs in one text file",
+    "convert": "import published weights, or export the weights of a run",
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point of ``credit``."""
-    return _end_quietly(lambda: _main(arguments))
+    """Run ``credit NAME ...`` and return its exit status.
+
+    Args:
+        arguments: words after ``credit``. By default those of the command line; the process then belongs to the
+            command, and an interrupt ends it.
+    """
+    return _run_guarded(lambda: _dispatch(arguments), owns_process=arguments is None)
 
 
-def _main(arguments: Sequence[str] | None) -> int:
-    """Find the command and run it."""
+def _dispatch(arguments: Sequence[str] | None) -> int:
+    """Parse the name of the command and run it."""
     parser = argparse.ArgumentParser(
         prog="credit",
         description="Train, run and score global AI weather models. One YAML file describes a run.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="commands:\n"
-        + "\n".join(f"  {name:11s} {text}" for name, text in COMMANDS.items())
-        + "\n\n`credit NAME --help` tells more of each; `credit init quickstart > config.yml` is a beginning.",
+        epilog=_describe_commands(),
     )
     parser.add_argument("--version", action="version", version=f"credit {__version__}")
     parser.add_argument("command", choices=list(COMMANDS), metavar="NAME", help="one of the commands below")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="the command's own arguments")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the command")
     parsed = parser.parse_args(arguments)
     return _run(parsed.command, parsed.arguments, f"credit {parsed.command}")
+
+
+def _describe_commands() -> str:
+    """Return the list of commands, and where to begin."""
+    lines = ["commands:"]
+    for name, summary in COMMANDS.items():
+        lines.append(f"  {name:11s} {summary}")
+    lines += [
+        "",
+        "`credit NAME --help` describes a command. To begin, write a config and train on the sample data:",
+        "  credit init quickstart > config.yml",
+        "  credit train config.yml",
+    ]
+    return "\n".join(lines)
 
 
 def build_parser(command: str, program: str) -> argparse.ArgumentParser:
@@ -75,29 +92,66 @@ def build_parser(command: str, program: str) -> argparse.ArgumentParser:
 
 
 def _run(command: str, arguments: Sequence[str], program: str) -> int:
-    """Run one command and turn what it raises into a message and an exit code."""
-    set_environment()
-    module = importlib.import_module(f"credit.cli.{command}")
-    # overrides may stand before, between and after options
-    parsed = build_parser(command, program).parse_intermixed_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s", stream=sys.stderr)
-    try:
-        return module.run(parsed)
-    except CreditError as error:
-        print(f"{program}: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print(f"{program}: interrupted", file=sys.stderr)
+    """Run one command; errors that are addressed to the user become a message and an exit status."""
+    with InterruptGuard() as guard:
+        try:
+            set_environment()
+            module = importlib.import_module(f"credit.cli.{command}")
+            # Overrides may stand before, between and after options.
+            parsed = build_parser(command, program).parse_intermixed_args(arguments)
+            _set_up_output(quiet=getattr(parsed, "quiet", False))
+            return module.run(parsed)
+        except CreditError as error:
+            if not guard.interrupted:
+                _print_error(program, str(error))
+                return error.exit_code
+        except KeyboardInterrupt:
+            guard.silence_threads()
+        except Exception:
+            # Libraries turn an interrupt in the middle of their work into errors of their own.
+            if not guard.interrupted:
+                raise
+        _print_error(program, "interrupted")
         return INTERRUPTED
+
+
+def _set_up_output(quiet: bool) -> None:
+    """Send log messages to standard error, without notices and progress bars if `quiet`."""
+    set_quiet(quiet)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LogFormatter(sys.stderr))
+    # The level of the root logger stays: the log files of a run have all messages.
+    handler.setLevel(logging.WARNING if quiet else logging.INFO)
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+def _print_error(program: str, message: str) -> None:
+    text = wrap(f"{program}: {message}", sys.stderr, indent="  ")
+    print(style(f"{program}:", "red", sys.stderr) + text.removeprefix(f"{program}:"), file=sys.stderr)
 
 
 def _entry(command: str) -> Callable[[], int]:
     """Return the entry point of ``credit_COMMAND``."""
-    return lambda: _end_quietly(lambda: _run(command, sys.argv[1:], f"credit_{command}"))
+    return lambda: _run_guarded(lambda: _run(command, sys.argv[1:], f"credit_{command}"), owns_process=True)
+
+
+def _run_guarded(command: Callable[[], int], owns_process: bool) -> int:
+    """Run a command and return its exit status; end the process after an interrupt where the command owns it."""
+    try:
+        status = _end_quietly(command)
+    except KeyboardInterrupt:
+        # Before or after the command itself.
+        status = INTERRUPTED
+    if owns_process:
+        if status == INTERRUPTED:
+            end_process()
+        # All work is done: Ctrl-C during the interpreter's shutdown needs no traceback.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return status
 
 
 def _end_quietly(command: Callable[[], int]) -> int:
-    """Run a command; where nobody reads any more what it prints, as behind ``| head``, end as SIGPIPE would end it."""
+    """Run a command; if nobody reads its output any more, as behind ``| head``, end as SIGPIPE would end it."""
     try:
         try:
             return command()
@@ -105,16 +159,17 @@ def _end_quietly(command: Callable[[], int]) -> int:
             if sys.stdout is not None:
                 sys.stdout.flush()
     except BrokenPipeError:
-        unread = [stream for stream in (sys.stdout, sys.stderr) if _is_unread(stream)]
-        if not unread:
+        unread_streams = [stream for stream in (sys.stdout, sys.stderr) if _is_unread(stream)]
+        if not unread_streams:
             raise
-        for stream in unread:  # what is left to be written is flushed at exit
+        for stream in unread_streams:
+            # Python flushes the rest of the output when it exits.
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         return 128 + signal.SIGPIPE
 
 
 def _is_unread(stream: TextIO | None) -> bool:
-    """Return whether a stream is a pipe whose other end is closed; not one without a descriptor, as in a notebook."""
+    """Return whether a stream is a pipe whose other end is closed; False for streams without a file descriptor."""
     poll = select.poll()
     try:
         poll.register(stream.fileno(), select.POLLOUT)

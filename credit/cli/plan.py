@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from credit.cli.arguments import add_config_arguments
+from credit.cli.common import add_config_arguments
 from credit.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

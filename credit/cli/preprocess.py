@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from credit.cli.arguments import add_config_arguments
+from credit.cli.common import add_config_arguments
 
 HELP = """Write the training store data.store of CONFIG from data.sources, and fit the statistics of data.splits.train.
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from credit.cli.arguments import add_config_arguments
+from credit.cli.common import add_config_arguments
 
 if TYPE_CHECKING:
     from credit.config import Config
@@ -87,8 +87,6 @@ def _require_no_times(overrides: Sequence[str]) -> None:
 
 def _forecast(config: Config, part: str | None, launch: ProcessInfo, mesh: DeviceGrid) -> None:
     """Make the forecasts that fall to this rank."""
-    from tqdm import tqdm
-
     from credit.data.store.store_reader import StoreReader
     from credit.forecast.ensemble.feature_noise import build_noise
     from credit.forecast.ensemble.perturbations import build_perturbation
@@ -98,6 +96,7 @@ def _forecast(config: Config, part: str | None, launch: ProcessInfo, mesh: Devic
     from credit.forecast.rollout import forecast, inference_mode
     from credit.train.build import assemble_forecaster, build_products
     from credit.train.open_data import open_for_forecasts
+    from credit.utils.progress import ProgressBar
 
     reader, splits = open_for_forecasts(config)
     if launch.is_main and config.inference.initial_times == "latest" and isinstance(reader, StoreReader):
@@ -127,7 +126,7 @@ def _forecast(config: Config, part: str | None, launch: ProcessInfo, mesh: Devic
         if conf.ensemble is not None:
             perturb = build_perturbation(conf.ensemble, made.stepper, made.frames, grid, step, history, reading)
         drawn = build_stochastic(conf.ensemble, grid, step), build_noise(conf.ensemble, made.stepper.model)
-        with tqdm(
+        with ProgressBar(
             total=sum(map(len, batches)), desc="forecasting", unit="start", disable=True if launch.rank else None
         ) as bar:
             for number, batch in enumerate([*batches, *idle]):

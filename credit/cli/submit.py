@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from credit.cli.arguments import add_config_arguments, path_argument
+from credit.cli.common import add_config_arguments, path_argument
 
 if TYPE_CHECKING:
     from credit.config import Config

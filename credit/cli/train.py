@@ -1,4 +1,4 @@
-"""``credit_train``: train, or continue a run."""
+"""``credit train``: train a model, or continue a run."""
 
 from __future__ import annotations
 
@@ -10,23 +10,39 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from credit.cli.arguments import add_config_arguments as add_arguments
+from credit.cli.common import add_config_arguments
+from credit.cli.interrupt import INTERRUPTED
+from credit.cli.terminal import add_quiet_argument
 
 if TYPE_CHECKING:
     from credit.config import Config
     from credit.parallel.process_info import ProcessInfo
     from credit.train.monitor.run_lock import RunLock
 
-HELP = """Train the model of CONFIG, or continue where its last checkpoint stands (trainer.resume: auto).
+HELP = """Train the model of CONFIG. A run that has a checkpoint continues from it (trainer.resume: auto).
 
-The run's folder (save_loc) receives config.yml, metrics.jsonl, checkpoints/, STATUS and, at the end, summary.json. A
-signal (TERM, INT, USR1, USR2), a file STOP in the folder or the end of trainer.walltime saves a checkpoint and ends the
-run with exit code 85; the same command goes on from there. Exit codes: 0 done, 2 bad config or data, 85 stopped to be
-continued, 1 else."""
+The run's folder (save_loc) receives config.yml, metrics.jsonl, checkpoints/, STATUS and, at the end, summary.json.
+
+To stop early, press Ctrl-C, send a signal (TERM, INT, USR1 or USR2), create a file named STOP in the folder, or set
+trainer.walltime. The run then saves a checkpoint and ends; the same command continues it. A second signal ends the run
+at once, without saving.
+
+example:
+  credit train config.yml trainer.max_steps=1000
+  torchrun --standalone --nproc-per-node=4 -m credit.cli.main train config.yml
+
+exit status: 0 done, 1 any other failure, 2 wrong config or data, 85 stopped and can be continued, 130 stopped by Ctrl-C
+and can be continued. Ranks of a job of several processes exit with 0 in the last two cases; STATUS tells them apart."""
 
 __all__ = ["HELP", "add_arguments", "run"]
 
 STOPPED_IN_TIME = 85
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add CONFIG, overrides and ``--quiet``."""
+    add_config_arguments(parser)
+    add_quiet_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -35,19 +51,25 @@ def run(arguments: argparse.Namespace) -> int:
     from credit.parallel.process_info import read_process_info
 
     config = load_config(arguments.config, arguments.overrides)
-    launch = read_process_info()
-    if not launch.is_main:
+    process_info = read_process_info()
+    if not process_info.is_main:
         for handler in logging.getLogger().handlers:
             handler.setLevel(logging.ERROR)
-    outcome = _train(config, launch)
-    if launch.is_main:
+    outcome, is_interrupt = _train(config, process_info)
+    if process_info.is_main:
         print(f"{outcome}: {config.save_loc}")
-    # torchrun would take another code for a failure and start the ranks again; job scripts read STATUS
-    return 0 if outcome == "done" or launch.world > 1 else STOPPED_IN_TIME
+    # torchrun would take another status for a failure and start the ranks again; job scripts read STATUS.
+    if outcome == "done" or process_info.world > 1:
+        return 0
+    return INTERRUPTED if is_interrupt else STOPPED_IN_TIME
 
 
-def _train(config: Config, launch: ProcessInfo) -> str:
-    """Train, and hold meanwhile what has to be given back: signals, process group, log, folder."""
+def _train(config: Config, process_info: ProcessInfo) -> tuple[str, bool]:
+    """Train while holding the signal handlers, the process group, the log file and the lock of the run's folder.
+
+    Returns:
+        ``done`` or ``requeue``, and whether Ctrl-C stopped the run.
+    """
     import torch
 
     from credit.calendar import parse_duration
@@ -63,39 +85,47 @@ def _train(config: Config, launch: ProcessInfo) -> str:
     from credit.train.monitor.run_lock import RunLock
     from credit.train.monitor.stop_signal import StopSignal
 
-    conf, began = config.trainer, time.perf_counter()
-    device = choose_device(conf.device, launch.local_rank)
-    walltime = None if conf.walltime is None else parse_duration(conf.walltime) * 60.0
-    timeout = parse_duration(conf.parallelism.timeout)
+    start_time = time.perf_counter()
+    trainer_config = config.trainer
+    device = choose_device(trainer_config.device, process_info.local_rank)
+    walltime_seconds = None
+    if trainer_config.walltime is not None:
+        walltime_seconds = parse_duration(trainer_config.walltime) * 60.0
+    timeout_minutes = parse_duration(trainer_config.parallelism.timeout)
     folder = Path(config.save_loc)
-    presence = RunLock(folder, launch.job_id) if launch.is_main else None
-    with ExitStack() as held:
-        stop = held.enter_context(StopSignal(folder if launch.is_main else None, walltime))
-        store = held.enter_context(process_group(launch, device, timeout))
+    run_lock = RunLock(folder, process_info.job_id) if process_info.is_main else None
+    with ExitStack() as stack:
+        stop = stack.enter_context(StopSignal(folder if process_info.is_main else None, walltime_seconds))
+        store = stack.enter_context(process_group(process_info, device, timeout_minutes))
         together(lambda: prepare_folder(folder))
-        held.enter_context(rank_log(folder, launch.rank))
-        together(functools.partial(_hold, held, presence))
-        # long before the collectives give up
-        watchdog = held.enter_context(Watchdog(store, launch.rank, launch.world, patience=timeout * 60.0 / 4))
-        peaks = reported_peaks(torch.cuda.get_device_name(device)) if device.type == "cuda" else {}
+        stack.enter_context(rank_log(folder, process_info.rank))
+        together(functools.partial(_enter_lock, stack, run_lock))
+        # The watchdog's patience ends long before that of the collectives.
+        patience_seconds = timeout_minutes * 60.0 / 4
+        watchdog = stack.enter_context(
+            Watchdog(store, process_info.rank, process_info.world, patience=patience_seconds)
+        )
+        peak_rates = {}
+        if device.type == "cuda":
+            peak_rates = reported_peaks(torch.cuda.get_device_name(device))
         try:
-            trainer = assemble_training(config, launch, device, watchdog, _draw_early_view, began, peaks)
+            trainer = assemble_training(config, process_info, device, watchdog, _draw_preview, start_time, peak_rates)
         except Exception as error:
-            # a run that is done stays so: what was asked of it now is wrong
-            before = read_status(folder) if launch.is_main else {}
-            if before.get("status") in ("requeue", "running"):
-                write_failure(folder, before, error, before.get("step", 0), launch.job_id, every_rank=False)
+            # A run that is done stays done: only the new request was wrong.
+            status = read_status(folder) if process_info.is_main else {}
+            if status.get("status") in ("requeue", "running"):
+                write_failure(folder, status, error, status.get("step", 0), process_info.job_id, every_rank=False)
             raise
-        return trainer.run(stop, presence)
+        return trainer.run(stop, run_lock), stop.is_interrupt
 
 
-def _draw_early_view(*arguments: Any) -> list[Path]:
-    """Draw; matplotlib is slow to import, and most runs draw nothing."""
+def _draw_preview(*arguments: Any) -> list[Path]:
+    """Draw a preview; matplotlib is slow to import, and most runs draw none."""
     from credit.verify.plots.preview import draw_early_view
 
     return draw_early_view(*arguments)
 
 
-def _hold(held: ExitStack, presence: RunLock | None) -> None:
-    if presence is not None:
-        held.enter_context(presence)
+def _enter_lock(stack: ExitStack, run_lock: RunLock | None) -> None:
+    if run_lock is not None:
+        stack.enter_context(run_lock)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from credit.cli.arguments import path_argument
+from credit.cli.common import path_argument
 from credit.cli.terminal import add_quiet_argument, print_json
 
 if TYPE_CHECKING:

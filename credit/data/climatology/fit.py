@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from tqdm import tqdm
 
 from credit.calendar import Calendar
 from credit.config.schema_forecast import ClimatologyConfig
 from credit.data.climatology.climatology import Climatology, evaluate_harmonics
 from credit.errors import ConfigError
+from credit.utils.progress import ProgressBar
 
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
@@ -177,7 +177,7 @@ def fit_fields(
     places: list[np.ndarray | None] = [None] * len(stored)
     for channel, place in zip(index, values, strict=True):
         places[channel] = place
-    for row, weight in zip(tqdm(rows, "climatology", disable=None if progress else True), weights, strict=True):
+    for row, weight in zip(ProgressBar(rows, "climatology", disable=None if progress else True), weights, strict=True):
         reader.read_into(int(fit.positions[row]), places)
         _add(sums[fit.members[row] - members[0]], weight, values)
     divisors, fields = fit.divisors[members], np.empty(sums.shape, dtype=np.float32)

@@ -31,7 +31,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zarr
-from tqdm import tqdm
 from zarr.codecs import BloscCodec, Crc32cCodec
 
 from credit.config.schema_data import DataConfig, PreprocessConfig
@@ -45,6 +44,7 @@ from credit.data.store.executor import run_parts
 from credit.data.store.preprocess import disk_errors_of, require_space
 from credit.data.store.store_reader import READ_ERRORS, StoreReader, open_configured_store, open_store
 from credit.errors import DataError
+from credit.utils.progress import ProgressBar
 
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
@@ -329,7 +329,7 @@ def _create(job: FitTask, fit: ClimatologyPlan, reader: StoreReader) -> None:
 def _fit_blocks(job: FitTask, settings: PreprocessConfig, hidden: bool | None) -> None:
     """Fit the blocks that are not there yet, and wait for those that other processes are at."""
     marks = zarr.open_group(job.path / "climatology", mode="r")["done"]
-    with tqdm(desc="climatology", unit="block", total=len(marks[:]), disable=hidden) as bar:
+    with ProgressBar(desc="climatology", unit="block", total=len(marks[:]), disable=hidden) as bar:
         while not marks[:].all():
             for count in run_parts(partial(fit_block, job), np.flatnonzero(marks[:] == 0).tolist(), settings):
                 bar.update(count)

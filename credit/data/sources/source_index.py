@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import xarray as xr
-from tqdm import tqdm
 
 from credit.calendar import Calendar
 from credit.config.schema_data import DataConfig, VariableOptions
@@ -35,6 +34,7 @@ from credit.data.sources.required_variables import (
 from credit.errors import ConfigError, DataError
 from credit.grid import AxisOrder, LatLonGrid
 from credit.physics.vertical import Column
+from credit.utils.progress import ProgressBar
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ def scan_sources(conf: DataConfig, files: OpenFiles, problems: ErrorCollector) -
         found = files_of[number]
         unread += not found
         offers = list(variables_in_source(source, wants))
-        for path in tqdm(found, "looking at files", unit="file", disable=len(found) < _FILES_WITH_BAR or None):
+        for path in ProgressBar(found, "looking at files", unit="file", disable=len(found) < _FILES_WITH_BAR or None):
             scanner = None
             with problems.collect():
                 scanner = _FileScanner(path, files.get(path, number), number, conf, shared, tables)

@@ -7,10 +7,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from tqdm import tqdm
 
 from credit.data.sources.source_reader import SourceReader
 from credit.errors import DataError
+from credit.utils.progress import ProgressBar
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def look_at_values(reader: SourceReader, first_minutes: int, last_minutes: int) 
     )
     bad: list[str] = []
     at_once = reader.times_at_once(_BYTES_AT_ONCE)
-    bar = tqdm(
+    bar = ProgressBar(
         total=len(time_indices),
         desc="looking at values",
         unit="time",

@@ -12,6 +12,7 @@ from typing import Any
 from credit.config.schema_data import PreprocessConfig
 from credit.errors import ConfigError, DataError
 from credit.utils.installation import install_command
+from credit.utils.interrupts import start_without_interrupts
 
 _CLUSTERS = {"pbs": "PBSCluster", "slurm": "SLURMCluster"}
 _KILLED = (
@@ -52,7 +53,7 @@ def _in_processes(work: Work, numbers: Sequence[int], workers: int) -> Iterator[
             ours, theirs = context.Pipe()
             pipes.append(ours)
             processes.append(context.Process(target=_serve, args=(theirs,), daemon=True))
-            processes[-1].start()
+            start_without_interrupts(processes[-1])
             theirs.close()
         for pipe, number in zip(pipes, left, strict=False):
             # not an argument of the process: writing that to one that is dead would not end
@@ -73,6 +74,11 @@ def _in_processes(work: Work, numbers: Sequence[int], workers: int) -> Iterator[
                     pipe.send(number)
     except (EOFError, BrokenPipeError, ConnectionResetError) as error:
         raise DataError(_KILLED) from error
+    except KeyboardInterrupt:
+        # Chunks are written atomically, so a part that is cut off is only written again by the next command.
+        for process in processes:
+            process.terminate()
+        raise
     finally:
         # the others finish their parts
         for pipe in pipes:

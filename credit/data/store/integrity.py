@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 import zarr
-from tqdm import tqdm
 
 from credit.calendar import Calendar
 from credit.data.store.chunk_reader import ChunkReader
 from credit.data.store.store_reader import READ_ERRORS, hash_content, open_array, read_description
 from credit.data.store.store_writer import WANTED, WRITTEN, digest
 from credit.errors import DataError
+from credit.utils.progress import ProgressBar
 
 # Requests on their way at once; each waits for the file system, not for the processor.
 _THREADS = 32
@@ -224,7 +224,9 @@ def _look_at_chunks(
     hidden = None if progress else True
     with (
         ThreadPoolExecutor(threads) as pool,
-        tqdm(desc="checking the store", unit="time", total=len(indices), disable=hidden, delay=_SECONDS_TO_BAR) as bar,
+        ProgressBar(
+            desc="checking the store", unit="time", total=len(indices), disable=hidden, delay=_SECONDS_TO_BAR
+        ) as bar,
     ):
         for some, reasons in zip(tasks, pool.map(look_at_some, tasks), strict=True):
             faults |= {index: reason for index, reason in zip(some, reasons, strict=True) if reason is not None}

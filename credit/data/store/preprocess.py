@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import zarr
-from tqdm import tqdm
 from zarr.codecs import BloscCodec, Crc32cCodec
 
 from credit import __version__
@@ -42,6 +41,7 @@ from credit.data.store.repair import (
 from credit.data.store.statistics import Statistics, fit_statistics, summarise
 from credit.errors import DataError
 from credit.grid import LatLonGrid
+from credit.utils.progress import ProgressBar
 
 logger = logging.getLogger(__name__)
 
@@ -272,7 +272,7 @@ def _write_fields(
     if 0 < there < len(marks):
         logger.info("%s: %d of %d times are there, going on", path, there, len(marks))
     hidden = None if progress and there < len(marks) else True
-    with tqdm(desc=f"writing {path.name}", unit="time", initial=there, total=len(marks), disable=hidden) as bar:
+    with ProgressBar(desc=f"writing {path.name}", unit="time", initial=there, total=len(marks), disable=hidden) as bar:
         while (marks == store_writer.WANTED).any():
             for count in run_parts(
                 partial(store_writer.write_part, job), store_writer.pending_parts(marks, length), settings

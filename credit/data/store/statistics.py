@@ -13,7 +13,6 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import numpy as np
-from tqdm import tqdm
 
 from credit.calendar import format_duration
 from credit.channels import Channel
@@ -21,6 +20,7 @@ from credit.config.schema_data import TransformConfig
 from credit.data.store.outliers import find_outliers
 from credit.data.transforms import transform_channels
 from credit.errors import DataError
+from credit.utils.progress import ProgressBar
 
 if TYPE_CHECKING:
     from credit.data.reader import FieldReader
@@ -165,7 +165,9 @@ def fit_statistics(
     state = tendency = Moments.empty(len(valid))
     recent: deque[tuple[int, np.ndarray]] = deque()
     rows: list[np.ndarray] = []
-    shown = tqdm(reader.times[chosen].tolist(), desc="statistics", unit="time", disable=None if progress else True)
+    shown = ProgressBar(
+        reader.times[chosen].tolist(), desc="statistics", unit="time", disable=None if progress else True
+    )
     for minutes, values in zip(shown, reader.read_each(chosen), strict=True):
         now = transform_channels(values, channels, transforms)
         moments = Moments.of_fields(now, valid)

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from credit.errors import ConfigError, CreditError
 from credit.train.monitor.run_files import PASSING, is_repeated, read_status
 from credit.utils.atomic import atomic_write_text
 from credit.utils.installation import install_command
+from credit.utils.progress import ProgressBar, is_quiet
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +108,9 @@ class Progress:
     def __init__(self, start: int, total: int, enabled: bool) -> None:
         self._enabled = enabled
         hidden = None if enabled else True
-        self._bar = tqdm(initial=start, total=total, desc="training", unit="step", disable=hidden, file=sys.stderr)
+        self._bar = ProgressBar(
+            initial=start, total=total, desc="training", unit="step", disable=hidden, file=sys.stderr
+        )
 
     def update(self) -> None:
         """Advance by one step."""
@@ -124,9 +126,9 @@ class Progress:
         self._bar.set_postfix(shown, refresh=False)
 
     def say(self, text: str) -> None:
-        """Print a line without tearing the bar."""
-        if self._enabled:
-            tqdm.write(text, file=sys.stderr)
+        """Print a line above the bar, unless the user asked for quiet."""
+        if self._enabled and not is_quiet():
+            ProgressBar.write(text, file=sys.stderr)
             sys.stderr.flush()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Requests to stop: a signal, the file STOP, or the end of the job's time. Looked at between steps only."""
+"""Requests to stop a run: a signal, the file STOP, or the end of the job's time. They are read between steps only."""
 
 from __future__ import annotations
 
@@ -13,74 +13,83 @@ from typing import Any
 from credit.errors import ConfigError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
-# when the job ends, seconds since 1970; job scripts export it
+# End of the job in seconds since 1970; job scripts export it.
 JOB_END = "CREDIT_JOB_END"
 _MARGIN_SECONDS = 60.0
 
 
 class StopSignal:
-    """Knows whether the run should save and end; a context manager that holds the signals.
+    """Collects requests to save and stop; a context manager that holds the signal handlers.
 
-    It is entered as early as can be, so that no signal comes before it.
+    Enter it as early as possible, so that no signal is missed.
 
     Args:
-        folder: the run's folder, where a file named STOP is a request; None on all ranks but one, as a thousand ranks
-            that look at every step are a load for a file system.
-        walltime_seconds: stop in time before so much has passed.
-        environ: in which CREDIT_JOB_END may name another end; the earlier one counts.
+        folder: the run's folder, where a file named STOP is a request. None on all ranks but one, because a thousand
+            ranks that look for it at every step are a load for a file system.
+        walltime_seconds: time that the run may take; it stops earlier than that.
+        environ: environment in which CREDIT_JOB_END may name another end; the earlier one counts.
 
     Raises:
-        ConfigError: if CREDIT_JOB_END is no time.
+        ConfigError: if CREDIT_JOB_END is not a time.
     """
 
     def __init__(
         self, folder: Path | None, walltime_seconds: float | None, environ: Mapping[str, str] = os.environ
     ) -> None:
-        ends = {}
+        end_times = {}
         if walltime_seconds is not None:
-            ends["walltime"] = time.monotonic() + walltime_seconds
+            end_times["walltime"] = time.monotonic() + walltime_seconds
         if environ.get(JOB_END):
-            ends["end of the job"] = time.monotonic() + _seconds_left(environ[JOB_END])
-        self._end = min(ends.items(), key=lambda item: item[1], default=None)
-        self._file = None if folder is None else folder / "STOP"
-        self._signal: str | None = None
-        self._found: str | None = None
-        self._previous: dict[int, Any] = {}
+            end_times["end of the job"] = time.monotonic() + _seconds_left(environ[JOB_END])
+        self._end = min(end_times.items(), key=lambda item: item[1], default=None)
+        self._stop_file = None if folder is None else folder / "STOP"
+        self._signal: signal.Signals | None = None
+        self._reason: str | None = None
+        self._previous_handlers: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignal:
-        self._previous = {number: signal.signal(number, self._note) for number in SIGNALS}
+        for number in SIGNALS:
+            self._previous_handlers[number] = signal.signal(number, self._handle_signal)
         return self
 
     def __exit__(self, *error: object) -> None:
-        for number, handler in self._previous.items():
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
 
+    @property
+    def is_interrupt(self) -> bool:
+        """Whether a person asked for the stop, with Ctrl-C."""
+        return self._signal == signal.SIGINT
+
     def reason(self, ahead_seconds: float) -> str | None:
-        """Return why to stop now, None to go on.
+        """Return the reason to stop now, None to go on.
 
         Args:
-            ahead_seconds: what a save and the next step take; the run stops that long and a minute before its end.
+            ahead_seconds: time that a save and the next step take. The run stops this long and one minute before its
+                end.
         """
-        if self._found is None:
-            self._found = self._look(ahead_seconds)
-        return self._found
+        if self._reason is None:
+            self._reason = self._find_reason(ahead_seconds)
+        return self._reason
 
-    def _look(self, ahead_seconds: float) -> str | None:
+    def _find_reason(self, ahead_seconds: float) -> str | None:
         if self._signal is not None:
-            return f"signal {self._signal}"
-        # not `Path.exists`, which raises where a file system fails for a moment
-        if self._file is not None and os.path.exists(self._file):
-            self._file.unlink(missing_ok=True)
+            return f"signal {self._signal.name}"
+        # `Path.exists` would raise where a file system fails for a moment.
+        if self._stop_file is not None and os.path.exists(self._stop_file):
+            self._stop_file.unlink(missing_ok=True)
             return "file STOP"
-        if self._end is not None and self._end[1] - time.monotonic() < ahead_seconds + _MARGIN_SECONDS:
-            return self._end[0]
+        if self._end is not None:
+            name, end = self._end
+            if end - time.monotonic() < ahead_seconds + _MARGIN_SECONDS:
+                return name
         return None
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
         if self._signal is not None:
-            # a second signal means now
+            # Whoever sends a second signal does not want to wait for the save.
             raise KeyboardInterrupt
-        self._signal = signal.Signals(number).name
+        self._signal = signal.Signals(number)
 
 
 def _seconds_left(end: str) -> float:
@@ -88,5 +97,5 @@ def _seconds_left(end: str) -> float:
         return float(end) - time.time()
     except ValueError as error:
         raise ConfigError(
-            f"{JOB_END}={end!r} is no time; the job script sets it to seconds since 1970, as `date +%s` counts"
+            f"{JOB_END}={end!r} is not a time; the job script sets it to seconds since 1970, as `date +%s` prints them"
         ) from error

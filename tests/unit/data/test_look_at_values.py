@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from credit.cli.check_data import inspect_data
-from credit.cli.check_report import CheckReport
+from credit.cli.check.data import inspect_data
+from credit.cli.check.report import CheckReport
 from credit.config.schema_data import DataConfig
 from credit.data.sources import value_check
 from credit.data.sources.source_reader import open_sources

@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import median
 
 from credit.calendar import format_duration, parse_duration
-from credit.cli.check_data import DataSummary
-from credit.cli.check_report import CheckReport
+from credit.cli.check.data import DataSummary
+from credit.cli.check.report import CheckReport
 from credit.config import Config
 from credit.data.climatology.fit import plan_fit
 from credit.data.climatology.stored import bytes_of, difference

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.unit.cli.fault import Fault
+from tests.unit.cli.check.fault import Fault
 from tests.unit.cli.world import climatology, held, others, others_with_a_hole
 from tests.unit.data.files_on_the_fly import random_fields, write_file
 

@@ -23,7 +23,7 @@ import torch
 import yaml
 
 from credit import __version__
-from credit.cli.redact import HIDDEN, is_secret, mask, mask_values
+from credit.cli.doctor.redact import HIDDEN, is_secret, mask, mask_values
 from credit.config import Config, load_config
 from credit.config.load import apply_overrides, read_yaml
 from credit.errors import ConfigError, CreditError

@@ -10,9 +10,9 @@ from torch import nn
 
 from credit.calendar import format_duration
 from credit.channels import figure_channels
-from credit.cli.check_data import DataSummary
-from credit.cli.check_others import Planned, check_other_forecasts
-from credit.cli.check_report import CheckReport
+from credit.cli.check.data import DataSummary
+from credit.cli.check.other_forecasts import Planned, check_other_forecasts
+from credit.cli.check.report import CheckReport
 from credit.config import Config
 from credit.config.schema_forecast import InitialTimesConfig
 from credit.data.climatology.file import load_climatology

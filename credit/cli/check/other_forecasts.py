@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from credit.calendar import Calendar
-from credit.cli.check_data import DataSummary
-from credit.cli.check_report import CheckReport
+from credit.cli.check.data import DataSummary
+from credit.cli.check.report import CheckReport
 from credit.config import Config
 from credit.errors import DataError
 from credit.forecast.io.forecast_reader import ForecastArchive, open_other_forecasts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from credit.cli.arguments import add_config_arguments, path_argument
+from credit.cli.common import add_config_arguments, path_argument
 
 HELP = """Collect what a bug report needs in one text file: installation, versions, machine, ranks, environment, the
 resolved config, and of the run in save_loc STATUS, heartbeat, newest checkpoints, last metrics, last error and the ends
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     from contextlib import suppress
     from pathlib import Path
 
-    from credit.cli.doctor_sections import DiagnosticContext, write_report
+    from credit.cli.doctor.sections import DiagnosticContext, write_report
     from credit.errors import ConfigError
     from credit.parallel.process_info import read_process_info
     from credit.utils.installation import find_conflicts

@@ -9,8 +9,8 @@ import numpy as np
 
 from credit.calendar import Calendar
 from credit.channels import ChannelMap
-from credit.cli.check_report import CheckReport
-from credit.cli.check_store import check_store
+from credit.cli.check.report import CheckReport
+from credit.cli.check.store import check_store
 from credit.config.schema_data import DataConfig
 from credit.data.error_collector import ErrorCollector
 from credit.data.formats.files import OpenFiles

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from credit.cli import check_run
-from credit.cli.check_report import CheckReport
+from credit.cli.check import job
+from credit.cli.check.report import CheckReport
 from credit.config.schema_data import PreprocessConfig
 from credit.data.sources.source_reader import SourceReader
 
@@ -32,5 +32,5 @@ def test_chunks_that_span_many_times(store: str | None, memory: float, chunk_tim
     found = SimpleNamespace(
         reader=reader, grid=SimpleNamespace(shape=(721, 1440)), channels=SimpleNamespace(stored=20 * [None])
     )
-    check_run._say_chunks(config, found, CheckReport(said.append))
+    job._say_chunks(config, found, CheckReport(said.append))
     assert [expected is not None and expected in line for line in said] == [True] * (expected is not None)

@@ -18,12 +18,12 @@ from credit.cli.check import check
 from credit.config import load_config
 from credit.data.sources.source_reader import open_sources
 from credit.train.dry_run import dummy_assets, try_step
-from tests.unit.cli.fault import Fault
-from tests.unit.cli.faults import FAULTS, SEEDED, patch
+from tests.unit.cli.check.fault import Fault
+from tests.unit.cli.check.faults import FAULTS, SEEDED, patch
 from tests.unit.cli.world import hours, lose_a_chunk, others, plugin
 from tests.unit.data.files_on_the_fly import random_fields, write_file
 
-CONFIGS = sorted((Path(__file__).parents[3] / "config").glob("*.yml"))
+CONFIGS = sorted((Path(__file__).parents[4] / "config").glob("*.yml"))
 
 
 def run_check(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[str], str]:

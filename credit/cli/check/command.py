@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from credit.cli.arguments import add_config_arguments
+from credit.cli.common import add_config_arguments
 
 if TYPE_CHECKING:
-    from credit.cli.check_data import DataSummary
-    from credit.cli.check_report import CheckReport
+    from credit.cli.check.data import DataSummary
+    from credit.cli.check.report import CheckReport
     from credit.config import Config
     from credit.parallel.mesh import ParallelDims
     from credit.train.dry_run import DryRunResult
@@ -81,10 +81,8 @@ def check(
         world_size: ranks that the run will have.
         deep: read every field of the store and compare checksums.
     """
-    from credit.cli.check_data import inspect_data
-    from credit.cli.check_others import open_others
-    from credit.cli.check_report import CheckReport
-    from credit.cli.check_run import (
+    from credit.cli.check.data import inspect_data
+    from credit.cli.check.job import (
         check_disk_space,
         check_folder,
         check_resume,
@@ -93,7 +91,9 @@ def check(
         plan_ranks,
         render_job,
     )
-    from credit.cli.check_settings import check_ensemble, check_forecasts, check_training
+    from credit.cli.check.other_forecasts import open_others
+    from credit.cli.check.report import CheckReport
+    from credit.cli.check.settings import check_ensemble, check_forecasts, check_training
 
     findings = CheckReport(say)
     check_folder(config, findings)
@@ -120,8 +120,8 @@ def check(
 
 def _check_what_is_left(path: str, overrides: Sequence[str]) -> list[str]:
     """Check the data of a config that has wrong keys elsewhere; those keys are known already."""
-    from credit.cli.check_data import inspect_data
-    from credit.cli.check_report import CheckReport
+    from credit.cli.check.data import inspect_data
+    from credit.cli.check.report import CheckReport
     from credit.config.load import apply_overrides, build_config, read_yaml
     from credit.errors import ConfigError
 

@@ -71,7 +71,7 @@ def test_it_leaves_time_to_save(tmp_path: Path, handlers: None, by: str) -> None
 
 
 def test_an_end_that_is_no_time(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="CREDIT_JOB_END='tomorrow' is no time; the job script sets it"):
+    with pytest.raises(ConfigError, match="CREDIT_JOB_END='tomorrow' is not a time; the job script sets it"):
         StopSignal(tmp_path, None, {"CREDIT_JOB_END": "tomorrow"})
 
 
@@ -87,3 +87,12 @@ def test_a_file_system_that_fails_for_a_moment_ends_no_run(
             failing.setattr(os, "stat", stale)
             assert stop.reason(0) is None
         assert stop.reason(0) == "file STOP"
+
+
+@pytest.mark.parametrize(("number", "is_interrupt"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
+def test_ctrl_c_is_told_apart(tmp_path: Path, handlers: None, number: signal.Signals, is_interrupt: bool) -> None:
+    with StopSignal(tmp_path, None, {}) as stop:
+        assert not stop.is_interrupt
+        os.kill(os.getpid(), number)
+        assert stop.reason(0) == f"signal {number.name}"
+        assert stop.is_interrupt == is_interrupt

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from credit.cli import doctor_sections, main
-from credit.cli.redact import is_secret, mask
+from credit.cli import main
+from credit.cli.doctor import sections
+from credit.cli.doctor.redact import is_secret, mask
 from tests.unit.cli.world import damage
 
 LOG = """2026-01-01T00:00:00Z INFO credit: reading https://alice:Hunter2Hunter2@data.example.org/era5.zarr
@@ -68,7 +69,7 @@ def test_everything_is_in_it(patient: Path, capsys: pytest.CaptureFixture[str]) 
     assert main._run("doctor", ["config.yml"], "credit_doctor") == 0
     assert "run/doctor.txt" in capsys.readouterr().out
     text = Path("run/doctor.txt").read_text()
-    for title in doctor_sections.SECTIONS:
+    for title in sections.SECTIONS:
         assert f"==== {title} ====" in text
     assert "cannot be found out" not in text
     expected = (
@@ -185,7 +186,7 @@ def test_names_that_are_no_text(
     to: str, patient: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In an ASCII locale Python keeps the bytes of other names as surrogates."""
-    monkeypatch.setattr(doctor_sections, "write_report", lambda patient: "runs/fr\udcc3\udcbch\n")
+    monkeypatch.setattr(sections, "write_report", lambda patient: "runs/fr\udcc3\udcbch\n")
     assert main._run("doctor", ["config.yml", "--output", to], "credit_doctor") == 0
     said = capsys.readouterr().out
     text = said if to == "-" else Path(to).read_text()

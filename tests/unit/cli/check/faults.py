@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.unit.cli.fault import Fault
-from tests.unit.cli.faults_forecasts import FORECASTS
+from tests.unit.cli.check.fault import Fault
+from tests.unit.cli.check.faults_forecasts import FORECASTS
 from tests.unit.cli.world import (
     W,
     change_a_source,

@@ -11,7 +11,7 @@ import pytest
 
 LARGE = """
 import resource, sys
-from credit.cli.environment import set_environment
+from credit.cli.common import set_environment
 if sys.argv[1] == "large":
     set_environment()
 import torch

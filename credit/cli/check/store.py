@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from credit.cli.check_report import CheckReport
+from credit.cli.check.report import CheckReport
 from credit.config.schema_data import DataConfig
 from credit.data.climatology.stored import find_damaged_blocks
 from credit.data.store.integrity import require_whole

@@ -1,0 +1,5 @@
+"""``credit check``: find what would go wrong before a job is queued."""
+
+from credit.cli.check.command import HELP, add_arguments, check, run
+
+__all__ = ["HELP", "add_arguments", "check", "run"]

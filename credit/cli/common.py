@@ -1,0 +1,40 @@
+"""What all commands share: arguments, and the environment of the libraries behind them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from credit.utils.paths import expand_home
+
+
+def path_argument(text: str) -> str:
+    """Return a path from the command line; shells keep ``~`` as it is inside quotes and after ``--option=``."""
+    try:
+        return expand_home(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add ``CONFIG [section.key=value ...]``."""
+    parser.add_argument("config", metavar="CONFIG", type=path_argument, help="YAML file that describes the run")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="section.key=value",
+        help="replace one key of CONFIG, for example trainer.max_steps=100; repeat for several keys",
+    )
+
+
+def set_environment() -> None:
+    """Set variables for fast CPU runs, unless they are set; call it before numpy and torch are used.
+
+    - Huge pages for tensors of 2 MB and more. Many Linux distributions give them only on request (``madvise``).
+      Without them the kernel clears and looks up 512 times as many small pages, which costs a few per cent of a step
+      or a forecast on a CPU (benchmarks/lab_notes.md).
+    - One thread for numpy's matrix products, which are small here. Its other threads would busy-wait on the cores that
+      torch computes on, which costs 8 % of the processor time of a scored forecast on two cores.
+    """
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

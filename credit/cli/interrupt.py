@@ -1,0 +1,91 @@
+"""End an interrupted command (Ctrl-C, SIGINT) with one line on standard error and exit status 130."""
+
+from __future__ import annotations
+
+import _thread
+import logging
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import Any, NoReturn
+
+# 128 + SIGINT: the exit status that shells give to a process that Ctrl-C ended.
+INTERRUPTED = 128 + signal.SIGINT
+# asyncio reports the tasks of zarr, and concurrent.futures the work, that an interrupted main thread leaves behind.
+_NOISY_LOGGERS = ("asyncio", "concurrent.futures")
+
+
+class InterruptGuard:
+    """Context manager that turns SIGINT into a KeyboardInterrupt of the main thread and keeps other threads quiet.
+
+    Python's own handler has three faults in a command like these: a KeyboardInterrupt in a destructor is printed and
+    forgotten, libraries replace it by errors of their own, and threads that lose their main thread print tracebacks.
+
+    A handler other than Python's default, or an ignored SIGINT (``nohup``, background jobs), stays in place.
+
+    Attributes:
+        interrupted: whether SIGINT has arrived.
+    """
+
+    def __init__(self) -> None:
+        self.interrupted = False
+        self._is_installed = False
+        self._hooks: tuple[Any, Any] = (sys.unraisablehook, threading.excepthook)
+
+    def __enter__(self) -> InterruptGuard:
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self._hooks = (sys.unraisablehook, threading.excepthook)
+            sys.unraisablehook = self._handle_unraisable
+            threading.excepthook = self._handle_thread_error
+            signal.signal(signal.SIGINT, self._handle_signal)
+            self._is_installed = True
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._is_installed:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            sys.unraisablehook, threading.excepthook = self._hooks
+            self._is_installed = False
+
+    def silence_threads(self) -> None:
+        """Suppress messages about work that the interrupted main thread no longer waits for."""
+        self.interrupted = True
+        for name in _NOISY_LOGGERS:
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+
+    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
+        self.silence_threads()
+        raise KeyboardInterrupt
+
+    def _handle_unraisable(self, unraisable: Any) -> None:
+        """Raise a KeyboardInterrupt again that came while Python ran a destructor or a callback of C code."""
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            _thread.interrupt_main()
+        elif not self.interrupted:
+            self._hooks[0](unraisable)
+
+    def _handle_thread_error(self, error: Any) -> None:
+        if not self.interrupted:
+            self._hooks[1](error)
+
+
+def end_process() -> NoReturn:
+    """End this process now, without waiting for its threads; its children are terminated.
+
+    Call it after all context managers have cleaned up. The interpreter's own shutdown would wait for threads in the
+    middle of their work and print what they say about it.
+    """
+    multiprocessing = sys.modules.get("multiprocessing")
+    if multiprocessing is not None:
+        for child in multiprocessing.active_children():
+            child.terminate()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (AttributeError, OSError, ValueError):
+            # The stream is missing, closed, or a pipe that nobody reads.
+            continue
+    os._exit(INTERRUPTED)

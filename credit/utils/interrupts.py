@@ -1,0 +1,23 @@
+"""Keep Ctrl-C away from child processes, so that their parent alone decides when to stop."""
+
+from __future__ import annotations
+
+import signal
+from multiprocessing import resource_tracker
+from multiprocessing.process import BaseProcess
+
+
+def start_without_interrupts(process: BaseProcess) -> None:
+    """Start a process that never receives SIGINT.
+
+    A terminal sends Ctrl-C to every process of a command. A worker that has no handler would die with a traceback. The
+    parent keeps receiving the signal: one that arrives meanwhile is delivered afterwards.
+    """
+    # The first start of a process would start the resource tracker, which unblocks SIGINT.
+    resource_tracker.ensure_running()
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        # The child inherits the signals that this thread blocks.
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
