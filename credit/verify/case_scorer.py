@@ -83,6 +83,7 @@ class CaseScorer:
         self.channels = channels
         self._leads = sample.leads
         self._figure_leads = figure_leads
+        # Names of channels are checked first, because the climatology below may take minutes to fit.
         self.figure_channels = figure_channels(verification.figure_channels, channels, "verification.figure_channels")
         # Only to refuse names that are not scored.
         figure_channels(verification.animate, channels, "verification.animate")
@@ -143,6 +144,7 @@ class CaseScorer:
     def _truth(self, minutes: int) -> np.ndarray:
         """Return the truth's scored channels, (C, H, W)."""
         index = self.reader.index_of(minutes)
+        # Cases without truth were left out when the common cases were selected.
         assert index is not None, minutes
         return pick(self.reader.read(index), self._stored_index)
 
@@ -186,8 +188,10 @@ class CaseScorer:
     def _score_group(self, group: Sequence[int], scores: PartialScores, example: int) -> None:
         """Score the cases of a group side by side, lead time after lead time."""
         cases = np.searchsorted(scores.cases, group).tolist()
+        # The truth at the initial time is read once for all lead times of a case.
         states = [BaselineState.build(self._means, self._reference(initial)) for initial in group]
         for lead_index, lead in enumerate(self._leads.tolist()):
+            # Online forecasts of a group come side by side, so the loop over cases is inside that over lead times.
             for case, initial, state in zip(cases, group, states, strict=True):
                 index = case, lead_index
                 reference = self._reference(initial + lead)
@@ -293,6 +297,7 @@ class CaseScorer:
             fields = [truth_CHW[index], members_MHW.mean(axis=0)]
             if len(members_MHW) > 1:
                 fields.append(members_MHW.std(axis=0, ddof=1))
+            # Masked cells may hold any value; on maps they are missing.
             mask = self.reader.masks.get(channel.variable, False)
             scores.maps[channel.name, lead] = tuple(np.where(mask, np.nan, field) for field in fields)
 

@@ -72,6 +72,7 @@ def select_common_cases(
     missing = {}
     leads = np.zeros(1, dtype=np.int64)
     cases = np.empty(0, dtype=np.int64)
+    # All problems of all forecasts are collected, so that a user can solve them at once.
     for name, archive in archives.items():
         with errors.collect():
             require_comparable(name, archive, reader, regridded)
@@ -228,6 +229,7 @@ def common_leads(archives: Mapping[str, ForecastSource]) -> np.ndarray:
         DataError: if there is none.
     """
     common = set.intersection(*(set(archive.lead_minutes.tolist()) for archive in archives.values()))
+    # Lead time 0 is the analysis itself.
     leads = np.array(sorted(lead for lead in common if lead > 0), dtype=np.int64)
     if not len(leads):
         available = [

@@ -113,6 +113,7 @@ def score_forecasts(
     figure_leads = _choose_figure_leads(config, leads)
     sample = CommonSample(cases, leads, groups)
     scorer = CaseScorer(config, reader, archives, channels, splits["train"], sample, figure_leads)
+    # Groups are dealt like cards, so ranks have equal numbers of them.
     share_groups = deal(groups, share.number, share.count)
     example = int(cases[len(cases) // 2])
 
@@ -127,6 +128,7 @@ def score_forecasts(
     scores = gather(score_share, share.is_sharded)
     if scores is None:
         return None
+    # From here on only the first rank goes on.
     table = _build_score_table(config, reader, scorer, sample, scores)
     if seen:
         table.dataset.attrs[SEEN_PERIODS] = seen

@@ -213,6 +213,7 @@ def maps(
     low, high = robust_range(truths_and_forecasts)
     columns = 1 + len(next(iter(fields.values())))
     has_spread = columns == 4
+    # Maps are twice as wide as high; each error and spread has a colour bar beside it.
     figure = new_figure(11.0 / 3 * columns + 0.8 * (columns - 1), 2.05 * len(fields) + 0.45)
     axes = map_axes(figure, len(fields), columns)
     area = background.grid.area_weights()

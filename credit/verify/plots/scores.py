@@ -70,6 +70,7 @@ def skill_curves(table: ScoreTable, channels: Sequence[str]) -> Figure:
         acc_axis.set_ylabel("Anomaly correlation")
         acc_axis.set_xlabel(f"Lead time ({unit})")
         set_lead_ticks(acc_axis, leads[-1], unit)
+    # A correlation below 0 must not be cut off, but an axis from 0 makes channels comparable.
     smallest = min(0.0, *(axis.dataLim.y0 for axis in axes[1]))
     for axis in axes[1]:
         axis.set_ylim(smallest, 1.005)
@@ -177,6 +178,7 @@ def scorecard(table: ScoreTable, reference: str, regions: Sequence[str]) -> Figu
     width = max(2.5 * panel_columns + 1.6, MIN_WIDTH)
     figure = new_figure(width, height)
     axes = figure.subplots(panel_rows, panel_columns, sharey=True, squeeze=False)
+    # At least 1 % and at most 50 %: rounding must not look like a difference, nor one cell hide all others.
     largest = np.abs(percent[np.isfinite(percent)]).max(initial=0.0)
     color_limit = float(np.clip(largest, 1.0, 50.0))
     x_edges = np.arange(len(table.lead_hours) + 1)

@@ -92,6 +92,7 @@ def confidence_intervals(statistics: CaseStatistics, lead: int, lead_minutes: in
         cases[name] = values_NXR
         case_means[name] = values_NXR.mean(axis=0)
         resampled_means[name] = means.reshape(RESAMPLES, *values_NXR.shape[1:])
+    # The metrics of all cases are the centre; those of the resamples show their spread.
     center = statistics.metrics_of(case_means)
     resampled = statistics.metrics_of(resampled_means)
     tail = _tail_probability(num_blocks)
@@ -149,6 +150,7 @@ def seasonal_scores(
 def _draw_counts(num_cases: int, num_blocks: int) -> np.ndarray:
     """Return (resamples, N): the number of draws of the block that starts at a case; the same for every score."""
     random = np.random.default_rng([num_cases, num_blocks])
+    # The seed depends on the numbers alone, so scores of equal samples are resampled alike.
     starts = random.integers(num_cases, size=(RESAMPLES, num_blocks))
     counts = np.zeros((RESAMPLES, num_cases))
     np.add.at(counts, (np.arange(RESAMPLES)[:, None], starts), 1.0)

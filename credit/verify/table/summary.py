@@ -56,6 +56,7 @@ def headline_channels(table: ScoreTable) -> list[str]:
 
     These are z500, t850, t2m, the 10 m wind, mean sea level pressure, q700 and precipitation.
     """
+    # In the order of the list rather than of the config, so that tables of different runs look alike.
     channels = []
     for names in _HEADLINE_NAMES:
         channels += [name for name in names if name in table.channels]

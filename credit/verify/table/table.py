@@ -136,8 +136,8 @@ class ScoreTable:
         experiment = experiment or str(self.dataset.attrs.get("experiment", ""))
         if not experiment:
             return "Model"
+        # The names of other forecasts are free, so one may be that of the experiment.
         if experiment in self.forecasts:
-            # Another forecast has the same name.
             return f"{experiment} (this run)"
         return experiment
 
@@ -278,6 +278,7 @@ class ScoreTable:
         n_blocks = data["n_blocks"].values.tolist()
         attributes_by_forecast = list(zip(*(data[name].values.tolist() for name in FORECAST_ATTRIBUTES), strict=True))
         common_attributes = tuple(data.attrs[name] for name in COMMON_ATTRIBUTES)
+        # Rows are made of Python numbers: indexing arrays one value at a time takes ten times as long.
         values = data[variable].values
         is_scored = ~np.isnan(values)
         low = np.full(values.shape, np.nan)

@@ -113,6 +113,7 @@ def build_table(
     # The anomaly of climatology is zero, so it has no correlation; rounding may leave one.
     for name in CORRELATIONS:
         scores[name][forecasts.index("climatology")] = np.nan
+    # Blocks are longer at longer lead times, so there are fewer of them.
     n_blocks = []
     for is_in_season in axes.seasons.values():
         n_blocks.append([number_of_blocks(initial[is_in_season], lead) for lead in leads.tolist()])
