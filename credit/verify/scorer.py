@@ -113,7 +113,7 @@ def score_forecasts(
     figure_leads = _choose_figure_leads(config, leads)
     sample = CommonSample(cases, leads, groups)
     scorer = CaseScorer(config, reader, archives, channels, splits["train"], sample, figure_leads)
-    # Groups are dealt like cards, so ranks have equal numbers of them.
+    # Groups are assigned round-robin, so the numbers of two ranks differ by at most one.
     share_groups = deal(groups, share.number, share.count)
     example = int(cases[len(cases) // 2])
 
