@@ -144,7 +144,7 @@ def test_no_diagram_without_times_or_cells(run: Run, tmp_path: Path, leads: tupl
     strips = {("sst", lead): (np.full(24, value),) * 2 for lead in leads}
     zonal = {("sst", lead): (np.full(12, value),) * 2 for lead in leads}
     evolution = ExampleEvolution(strips, (-90.0, -80.0), zonal, {}, run.reader.grid, False)
-    table = SimpleNamespace(units=lambda name: "K")
+    table = SimpleNamespace(units=lambda name: "K", display_name=lambda name: "waves")
     maps = {("sst", leads[-1]): (np.ones((12, 24)),) * 2}
     found = SimpleNamespace(
         grid=run.reader.grid, evolution=evolution, example=START, maps=maps, table=table, figure_channels=["sst"]
@@ -163,13 +163,13 @@ def test_waves_move_through_the_diagram_at_their_speed(tmp_path: Path) -> None:
     figures: list[Figure] = []
 
     def make() -> Figure:
-        figures.append(hovmoeller("z500", "m2 s-2", strips, (35.0, 60.0), "Forecast", START, CLOCK, background))
+        figures.append(hovmoeller("z500", "m2 s-2", strips, (35.0, 60.0), "waves", START, CLOCK, background))
         return figures[0]
 
     draw(tmp_path / "h.png", make)
     panels = [axis for axis in figures[0].axes if axis.get_title()]
     assert [axis.get_title() for axis in panels] == ["Truth", "Forecast", "Error"]
-    assert figures[0].get_suptitle() == "z500, mean over 35°N to 60°N: forecast from 2001-03-01 00:00 UTC"
+    assert figures[0].get_suptitle() == "z500, mean over 35°N to 60°N: waves from 2001-03-01 00:00 UTC"
     values, limits = [], []
     for axis in panels:
         assert axis.yaxis_inverted()
@@ -198,13 +198,13 @@ def test_zonal_means_are_drawn_at_their_latitudes(tmp_path: Path) -> None:
     figures: list[Figure] = []
 
     def make() -> Figure:
-        figures.append(latitude_time("sst", "K", zonal, "Ensemble mean", START, CLOCK, grid))
+        figures.append(latitude_time("sst", "K", zonal, "ensemble mean of waves", START, CLOCK, grid))
         return figures[0]
 
     draw(tmp_path / "h.png", make)
     panels = [axis for axis in figures[0].axes if axis.get_title()]
-    assert [axis.get_title() for axis in panels] == ["Truth", "Ensemble mean", "Error"]
-    assert figures[0].get_suptitle() == "sst, zonal mean: forecast from 2001-03-01 00:00 UTC"
+    assert [axis.get_title() for axis in panels] == ["Truth", "Forecast", "Error"]
+    assert figures[0].get_suptitle() == "sst, zonal mean: ensemble mean of waves from 2001-03-01 00:00 UTC"
     given = np.array(list(zonal.values())).transpose(1, 2, 0)
     for axis, expected in zip(panels, (*given, given[1] - given[0]), strict=True):
         (mesh,) = axis.collections

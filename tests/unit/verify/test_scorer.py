@@ -29,7 +29,7 @@ def found(run: Run) -> Verification:
 
 
 def test_only_cases_with_truth_at_every_lead_count(found: Verification) -> None:
-    assert found.table.n_cases == 3 and found.left_out == 1
+    assert found.table.n_cases == 3 and found.num_left_out == 1
     assert found.table.lead_hours == [6.0, 12.0, 24.0]  # no lead 0
 
 
@@ -165,7 +165,7 @@ def test_forecasts_without_truth_are_named(run: Run, tmp_path: Path, caplog: pyt
         score_forecasts(run.config, run.reader, run.archive)
         assert "not scored" not in caplog.text
         score_forecasts(run.config, run.reader, open_forecasts(tmp_path))
-    assert "not scored, as data.variables predict nothing of these names and levels: gust" in caplog.text
+    assert "not scored, because they are not predicted variables of data.variables: gust" in caplog.text
 
 
 def test_what_was_asked_for_and_has_no_scores_is_said(

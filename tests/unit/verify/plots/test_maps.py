@@ -86,7 +86,7 @@ def test_the_graticule_has_its_degrees(grid: LatLonGrid) -> None:
         expected = equal_earth(np.array(-180.0), np.array(float(lat)))
         assert any(np.allclose(own.xy, expected) for own in axis.texts if own.get_text() == text), text
     for text, lon in meridians.items():
-        np.testing.assert_allclose(found[text].xy, background.places(np.array(float(lon)), np.array(-90.0)))
+        np.testing.assert_allclose(found[text].xy, background.project(np.array(float(lon)), np.array(-90.0)))
     FigureCanvasAgg(figure).draw()
     boxes = [own.get_window_extent() for own in axis.texts]
     assert not any(a.overlaps(b) for n, a in enumerate(boxes) for b in boxes[:n])
@@ -155,7 +155,7 @@ def outline(background: Background) -> np.ndarray:
 
 
 def on_the_map(background: Background, lon: float, lat: float) -> np.ndarray:
-    return np.array(background.places(np.array(lon), np.array(lat)))
+    return np.array(background.project(np.array(lon), np.array(lat)))
 
 
 def test_the_coastline_runs_between_land_and_sea() -> None:

@@ -43,7 +43,7 @@ def test_every_forecast_that_has_a_spectrum_is_shown(run: Run, tmp_path: Path) -
                 )
         # a rough forecast does not push the smooth ones flat
         assert all(1.6 <= axis.get_ylim()[1] <= 3.0 for axis in lower)
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["Truth", "Model", "other"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["Truth", "waves", "other"]
 
 
 def test_a_truth_without_waves_has_no_ratio(run: Run, tmp_path: Path) -> None:

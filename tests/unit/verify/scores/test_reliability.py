@@ -121,9 +121,10 @@ def test_bars_are_drawn_from_end_to_end() -> None:
     own = (table.dataset[f"{OBSERVED}_{end}"].sel(lead=24.0).values.ravel() for end in ("low", "high"))
     np.testing.assert_allclose(ends, np.stack(list(own), axis=1))
     assert not np.isfinite([path.vertices[:, 1] for path in none.get_paths()]).any()
-    assert figure.get_suptitle() == "Reliability diagrams of waves, global; bars: 95 % intervals"
+    title = figure.get_suptitle().replace("\n", " ")
+    assert title == "Reliability diagrams of waves, global; bars: 95 % intervals"
 
 
 def test_without_bars_none_are_promised() -> None:
     figure = reliability_diagrams(drawn_table(draw(10, 5, np.linspace(0, 1, 6))), [24.0])
-    assert figure.get_suptitle() == "Reliability diagrams, global"
+    assert figure.get_suptitle() == "Reliability diagrams of waves, global"

@@ -150,5 +150,5 @@ def test_a_member_that_blew_up_is_named_and_a_masked_cell_does_not_matter() -> N
 
 
 def test_ranks_of_unlike_numbers_are_refused() -> None:
-    with pytest.raises(DataError, match="ranks among 4 members and among 5 do not add up"):
+    with pytest.raises(DataError, match="ranks among 4 members and among 5 cannot be added"):
         RankHistogram.zeros(1, MEANS, 4) + RankHistogram.zeros(1, MEANS, 5)
