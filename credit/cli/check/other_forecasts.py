@@ -12,7 +12,7 @@ from credit.cli.check.report import CheckReport
 from credit.config import Config
 from credit.errors import DataError
 from credit.forecast.io.forecast_reader import ForecastArchive, open_other_forecasts
-from credit.verify.cases import call, common_cases, common_leads, lacking_channels, require_comparable
+from credit.verify.cases import common_cases, common_leads, forecast_label, missing_channels, require_comparable
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def check_other_forecasts(config: Config, found: DataSummary, planned: Planned, 
         with findings.collect():
             require_comparable(name, archive, found, config.verification.grid is not None)
         with findings.collect():
-            lacking = lacking_channels(name, archive, found, planned.channel_names)
+            lacking = missing_channels(name, archive, found, planned.channel_names)
             if lacking and len(findings.messages) == before:
                 findings.say(
                     f"verification.other_forecasts.{name}: no scores of {', '.join(lacking)}, which it does not have"
@@ -96,7 +96,7 @@ def _read_one(name: str, archive: ForecastArchive, found: DataSummary, initial: 
             missing += [channel.name] if not np.isfinite(own[..., ~hidden]).all() else []
     if missing:
         raise DataError(
-            f"{call(name, archive)}: forecast from {archive.calendar.format(initial)} at {lead / 60:g} h: "
+            f"{forecast_label(name, archive)}: forecast from {archive.calendar.format(initial)} at {lead / 60:g} h: "
             f"{', '.join(missing)} not finite where the data have values, which cannot be scored; copy it again, or "
             "take these variables out of it"
         )
