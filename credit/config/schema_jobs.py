@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -54,6 +54,8 @@ class SchedulerConfig(Section):
 class PbsConfig(SchedulerConfig):
     """Jobs under PBS; see [on a cluster](hpc.md). A key that is not given is taken from the cluster file."""
 
+    scheduler: ClassVar[str] = "pbs"
+
     queue: Word | None = Field(None, description="Queue.")
     chunk: dict[Name, Word] | None = Field(
         None, description="Further resources of a node in `select`, e.g. {gpu_type: a100_80gb}."
@@ -65,9 +67,16 @@ class PbsConfig(SchedulerConfig):
         None, description="Who starts the ranks: torchrun on each node, or mpiexec all of them."
     )
 
+    @property
+    def queue_name(self) -> str | None:
+        """Name by which a cluster file lists the limits of the job."""
+        return self.queue
+
 
 class SlurmConfig(SchedulerConfig):
     """Jobs under Slurm; see [on a cluster](hpc.md). A key that is not given is taken from the cluster file."""
+
+    scheduler: ClassVar[str] = "slurm"
 
     partition: Word | None = Field(None, description="Partition.")
     qos: Word | None = Field(None, description="Quality of service.")
@@ -78,3 +87,8 @@ class SlurmConfig(SchedulerConfig):
     launch: Literal["torchrun", "srun"] | None = Field(
         None, description="Who starts the ranks: torchrun on each node, or srun all of them."
     )
+
+    @property
+    def queue_name(self) -> str | None:
+        """Name by which a cluster file lists the limits of the job."""
+        return self.qos or self.partition

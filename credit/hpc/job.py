@@ -10,6 +10,7 @@ from pathlib import Path
 from credit.calendar import parse_duration
 from credit.config.schema_jobs import PbsConfig, SlurmConfig
 from credit.errors import ConfigError
+from credit.hpc import pbs
 from credit.hpc.chain import SCHEDULERS
 from credit.hpc.cluster import Cluster, resolve
 
@@ -120,12 +121,8 @@ class Job:
 
     @property
     def select(self) -> str:
-        """Nodes and what each has, in PBS's words."""
-        asked = self.asked
-        assert isinstance(asked, PbsConfig)
-        node = {"ncpus": asked.cpus_per_node, "mpiprocs": self.ranks_per_node, "ngpus": asked.gpus_per_node}
-        node |= {"mem": asked.memory, **(asked.chunk or {})}
-        return ":".join([str(self.nodes), *(f"{name}={value}" for name, value in node.items() if value)])
+        """Nodes and their resources in the words of PBS."""
+        return pbs.select_directive(self)
 
     @property
     def launch(self) -> str:

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from credit.errors import CreditError
 from credit.hpc.scheduler import call, plain_name
+
+if TYPE_CHECKING:
+    from credit.hpc.job import Job
 
 # of qstat and qdel: the job is unknown, or has ended
 _GONE = (35, 153)
@@ -16,6 +20,20 @@ _GONE = (35, 153)
 def job_name(text: str) -> str:
     """Return a name that PBS takes: older ones allow 15 characters."""
     return plain_name(text, 15)
+
+
+def select_directive(job: Job) -> str:
+    """Return the value of ``-l select``: the number of nodes, and the resources of each."""
+    settings = job.asked
+    resources = {
+        "ncpus": settings.cpus_per_node,
+        "mpiprocs": job.ranks_per_node,
+        "ngpus": settings.gpus_per_node,
+        "mem": settings.memory,
+        **(settings.chunk or {}),
+    }
+    words = [f"{name}={value}" for name, value in resources.items() if value]
+    return ":".join([str(job.nodes), *words])
 
 
 def command(script: Path, wait: str | None = None, held: bool = False) -> list[str]:
