@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     with _only_warnings():
         config, assets, samples = gather(arguments.config, arguments.overrides, arguments.grid)
         rollout = config.trainer.forecast_len_from or {0.0: config.data.forecast_len}
-        planned = Run(config.trainer, rollout, samples, TrainingProbe(config, assets))
+        planned = Run(config.trainer, rollout, samples, TrainingStepBuilder(config, assets))
         plan = make_plan(planned, arguments.world_size, gpu)
     print(json.dumps(to_dict(plan, planned), indent=2) if arguments.json else describe(plan, planned))
     return 0
@@ -141,7 +141,7 @@ def build_grid(text: str) -> LatLonGrid:
     return LatLonGrid.equiangular(rows, columns, poles=bool(rows % 2))
 
 
-class TrainingProbe:
+class TrainingStepBuilder:
     """The run's own network and training step, for `credit.hpc.planner.mesh`."""
 
     def __init__(self, config: Config, assets: ModelAssets) -> None:
@@ -155,7 +155,7 @@ class TrainingProbe:
         self._coarse_loss = build_run_loss(config, dummy_assets(config, build_grid(_COARSE), {}), torch.device("cpu"))
 
     def network(self, mesh: DeviceGrid, sharded: bool, checkpointing: Checkpointing) -> tuple[nn.Module, bool]:
-        """See `credit.hpc.planner.mesh.StepTrace`."""
+        """See `credit.hpc.planner.mesh.StepBuilder`."""
         import torch
 
         from credit.train.build_model import build_parallel_model
@@ -169,7 +169,7 @@ class TrainingProbe:
     def start(
         self, model: nn.Module, autocast: bool, rollout: int, micro_steps: int
     ) -> tuple[torch.optim.Optimizer, Callable[[Callable[[], None]], object]]:
-        """See `credit.hpc.planner.mesh.StepTrace`."""
+        """See `credit.hpc.planner.mesh.StepBuilder`."""
         import torch
 
         from credit.train.build import build_stepper

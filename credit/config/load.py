@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from credit.config.migration import find_replacement
 from credit.config.schema import Config
+from credit.config.schema_data import DataConfig
 from credit.config.schema_model import ModelSection, model_section, model_section_names
 from credit.errors import ConfigError, did_you_mean, find_nearest
 
@@ -105,6 +106,19 @@ def build_section(section: type[S], raw: Mapping[str, Any], origin: str) -> S:
         return section.model_validate(raw)
     except ValidationError as error:
         raise _failure([_describe(section, detail, "") for detail in error.errors()], origin) from error
+
+
+def build_data_config(raw: Mapping[str, Any], origin: str) -> DataConfig:
+    """Validate the section ``data`` of a config whose other sections may be wrong.
+
+    Raises:
+        ConfigError: naming every problem of the section.
+    """
+    problems: list[str] = []
+    expanded = _expand(raw.get("data") or {}, "data", problems)
+    if problems:
+        raise _failure(problems, origin)
+    return build_section(DataConfig, expanded, origin)
 
 
 def dump_config(config: Config) -> str:

@@ -23,7 +23,7 @@ from credit.train.optim import build_optimizer
 from credit.train.step import TrainingStep
 from tests.parallel.cases import MESHES, parallelism
 from tests.parallel.test_plan import CASES, config_of
-from tests.unit.hpc.measured import allocations, rehearsal_of
+from tests.unit.hpc.measured import allocations, step_builder_of
 
 
 def held(tensors: Any) -> int:
@@ -36,22 +36,22 @@ def held(tensors: Any) -> int:
 def measure(mesh: DeviceGrid, data: str, overrides: list[str]) -> dict[str, Any]:
     """Return bytes by kind, collectives of a step, and the most that a step's allocations came to."""
     config = config_of(data, overrides)
-    conf, rehearsal, rollout = config.trainer, rehearsal_of(config), config.data.forecast_len
-    model, autocast = rehearsal.network(mesh, data != "none", conf.activation_checkpoint)
+    conf, step_builder, rollout = config.trainer, step_builder_of(config), config.data.forecast_len
+    model, autocast = step_builder.network(mesh, data != "none", conf.activation_checkpoint)
     allocate_(model, torch.device("cpu"))
     fill_(model, initial_values(model, seed=0))
     model.train()
-    stepper = build_stepper(config, rehearsal._assets, model, torch.device("cpu"), autocast)
+    stepper = build_stepper(config, step_builder._assets, model, torch.device("cpu"), autocast)
     optimizer, average = build_optimizer(model, conf), EMA(model, conf.ema_decay)
     gradients: list[int] = []
     optimizer.register_step_pre_hook(lambda *_: gradients.append(held(p.grad for p in model.parameters())))
     step = TrainingStep(
-        stepper, rehearsal._loss(), optimizer, average, 0, conf.grad_accum_every, conf.grad_max_norm, lambda _: rollout,
-        None, conf.recompute_steps, mesh.data_rank,
+        stepper, step_builder._loss(), optimizer, average, 0, conf.grad_accum_every, conf.grad_max_norm,
+        lambda _: rollout, None, conf.recompute_steps, mesh.data_rank,
     )  # fmt: skip
 
     def take(number: int) -> None:
-        step(rehearsal._batches(rollout, lambda: None), number, 1e-3)
+        step(step_builder._batches(rollout, lambda: None), number, 1e-3)
 
     take(0)
     optimizer._optimizer_step_pre_hooks.clear()

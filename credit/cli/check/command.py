@@ -134,13 +134,11 @@ def check(config: Config, report: CheckReport, world_size: int | None = None, de
 def _check_data_alone(path: str, overrides: Sequence[str], report: CheckReport) -> None:
     """Check the data section of a config that has wrong keys elsewhere; these are in the report already."""
     from credit.cli.check.data import inspect_data
-    from credit.config.load import apply_overrides, build_section, read_yaml
-    from credit.config.schema_data import DataConfig
+    from credit.config.load import apply_overrides, build_data_config, read_yaml
     from credit.errors import ConfigError
 
     try:
-        raw = apply_overrides(read_yaml(path), overrides)
-        data_config = build_section(DataConfig, raw.get("data") or {}, origin=path)
+        data_config = build_data_config(apply_overrides(read_yaml(path), overrides), origin=path)
     except ConfigError:
         return
     inspect_data(data_config, report)
