@@ -1,4 +1,4 @@
-"""``credit_plan``: memory, traffic, time and energy of a run on so many GPUs, without the GPUs and without the data."""
+"""``credit plan``: memory and collectives of a run on N GPUs, and estimates of time and energy, without the GPUs."""
 
 from __future__ import annotations
 
@@ -25,13 +25,20 @@ if TYPE_CHECKING:
     from credit.parallel.mesh import DeviceGrid
     from credit.train.assets import ModelAssets
 
-HELP = """Predict what the training of CONFIG needs on N GPUs: memory a rank by kind, bytes communicated, time and
-energy of the run, for every mesh of the ranks (replicas x shards x tensor parallelism), and recommend one. It needs
-no GPU.
-Grid and times come from the data; without the data give the grid: credit_plan CONFIG --world-size 64 --grid 721x1440
+HELP = """Predict memory and communication of training CONFIG on N GPUs, for every mesh of the ranks (replicas x shards
+x tensor parallelism), and recommend a mesh. It needs no GPU.
 
-The training step itself is run, on tensors without memory. The output says what is exact and what is assumed.
-Exit codes: 0 a mesh fits, 2 none does or the config is wrong."""
+Memory, FLOP and collectives come from the training step itself, which runs on tensors without memory. The output says
+what is exact and what is an upper bound. Every time, speed and energy is an estimate: it is computed from data sheets
+of the GPU (roofline model) and of the links, and was never measured on a GPU.
+
+The grid and the number of samples come from the data. Without the data, give the size of the grid with --grid.
+
+example:
+  credit plan config.yml --world-size 64 --gpu h100
+  credit plan config.yml --world-size 64 --grid 721x1440
+
+exit status: 0 a mesh fits, 2 no mesh fits, or the config is wrong."""
 
 _COARSE = "8x16"
 
@@ -41,12 +48,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from credit.hpc.planner.gpus import gpu_names
 
     add_config_arguments(parser)
-    parser.add_argument("--world-size", type=int, required=True, metavar="N", help="GPUs, one a rank")
-    parser.add_argument("--gpu", default="h100", metavar="NAME", help=f"one of {', '.join(gpu_names())}")
-    parser.add_argument("--per-node", type=int, metavar="N", help="GPUs a node; default: as usual for the GPU")
-    parser.add_argument("--network", type=float, metavar="GBS", help="GB/s a GPU and direction between nodes")
-    parser.add_argument("--grid", metavar="ROWSxCOLUMNS", help="plan for this global grid, and open no data")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--world-size", type=int, required=True, metavar="N", help="number of GPUs, one for each rank")
+    parser.add_argument(
+        "--gpu", default="h100", metavar="NAME", help=f"kind of GPU: {', '.join(gpu_names())}; default h100"
+    )
+    parser.add_argument("--per-node", type=int, metavar="N", help="GPUs of a node; default: as usual for the GPU")
+    parser.add_argument(
+        "--network", type=float, metavar="GBS", help="bandwidth between nodes for each GPU and direction, GB/s"
+    )
+    parser.add_argument("--grid", metavar="ROWSxCOLUMNS", help="size of a global grid to plan for; no data is opened")
+    parser.add_argument("--json", action="store_true", help="print the plan as one JSON document")
 
 
 def run(arguments: argparse.Namespace) -> int:
