@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from credit.cli.common import add_config_arguments
+from credit.cli.terminal import print_json
 from credit.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ example:
 
 exit status: 0 a mesh fits, 2 no mesh fits, or the config is wrong."""
 
-_COARSE = "8x16"
+_COARSE_GRID = "8x16"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,28 +69,36 @@ def run(arguments: argparse.Namespace) -> int:
 
     gpu = find_gpu(arguments.gpu, arguments.per_node, arguments.network)
     with _only_warnings():
-        config, assets, samples = gather(arguments.config, arguments.overrides, arguments.grid)
+        config, assets, num_samples = build_plan_inputs(arguments.config, arguments.overrides, arguments.grid)
         rollout = config.trainer.forecast_len_from or {0.0: config.data.forecast_len}
-        planned = Run(config.trainer, rollout, samples, TrainingStepBuilder(config, assets))
-        plan = make_plan(planned, arguments.world_size, gpu)
-    print(json.dumps(to_dict(plan, planned), indent=2) if arguments.json else describe(plan, planned))
+        planned_run = Run(config.trainer, rollout, num_samples, TrainingStepBuilder(config, assets))
+        plan = make_plan(planned_run, arguments.world_size, gpu)
+    if arguments.json:
+        print_json(to_dict(plan, planned_run))
+    else:
+        print(describe(plan, planned_run))
     return 0
 
 
 @contextmanager
 def _only_warnings() -> Iterator[None]:
-    """Leave the package's notices out of what is printed."""
+    """Suppress log messages below a warning."""
     logger = logging.getLogger("credit")
-    before = logger.level
+    previous_level = logger.level
     logger.setLevel(logging.WARNING)
     try:
         yield
     finally:
-        logger.setLevel(before)
+        logger.setLevel(previous_level)
 
 
-def gather(path: str, overrides: Sequence[str], grid: str | None) -> tuple[Config, ModelAssets, int]:
-    """Return the config, assets of the right shapes, and the samples of the training period.
+def build_plan_inputs(path: str, overrides: Sequence[str], grid: str | None) -> tuple[Config, ModelAssets, int]:
+    """Return the config, assets of the right shapes, and the number of samples of the training period.
+
+    Args:
+        path: config file.
+        overrides: ``section.key=value``.
+        grid: ``ROWSxCOLUMNS`` of a global grid, None to open the data.
 
     Raises:
         ConfigError: if the data cannot be opened and no grid is given.
@@ -105,44 +113,46 @@ def gather(path: str, overrides: Sequence[str], grid: str | None) -> tuple[Confi
 
     if grid is not None:
         config = load_config_without_paths(path, overrides)
-        clock, data = Calendar(), config.data
-        split = build_splits(data, clock)["train"]
+        calendar = Calendar()
+        data = config.data
+        split = build_splits(data, calendar)["train"]
         times = np.arange(split.first, split.last + 1, data.step_minutes)
-        found = require_samples(times, split, clock, data, data.forecast_len)
-        return config, dummy_assets(config, build_grid(grid), {}), len(found)
+        initial_times = require_samples(times, split, calendar, data, data.forecast_len)
+        return config, dummy_assets(config, build_grid(grid), {}), len(initial_times)
     config = load_config(path, overrides)
     try:
         reader, splits = open_fields(config)
     except DataError as error:
-        raise ConfigError(f"{error}\nwithout the data, give the grid's size: --grid ROWSxCOLUMNS") from error
-    found = require_samples(reader.times, splits["train"], reader.clock, config.data, config.data.forecast_len)
-    return config, dummy_assets(config, reader.grid, reader.attributes), len(found)
+        raise ConfigError(f"{error}\nwithout the data, give the size of the grid: --grid ROWSxCOLUMNS") from error
+    initial_times = require_samples(reader.times, splits["train"], reader.clock, config.data, config.data.forecast_len)
+    return config, dummy_assets(config, reader.grid, reader.attributes), len(initial_times)
 
 
 def load_config_without_paths(path: str, overrides: Sequence[str]) -> Config:
-    """Return a config whose paths need not exist, nor the environment variables in them: none is opened."""
+    """Return a config whose paths, and the environment variables in them, need not exist; no path is opened."""
     from credit.config.load import apply_overrides, build_config, read_yaml
 
     raw = apply_overrides(read_yaml(path), overrides)
     raw = {key: value for key, value in raw.items() if key not in ("pbs", "slurm")} | {"save_loc": "."}
     data = raw.get("data")
     if isinstance(data, dict) and isinstance(data.get("sources"), list):
-        sources = [
-            {**source, "path": ".", "type": None, "options": {}} if isinstance(source, dict) else source
-            for source in data["sources"]
-        ]
+        sources = []
+        for source in data["sources"]:
+            if isinstance(source, dict):
+                source = {**source, "path": ".", "type": None, "options": {}}
+            sources.append(source)
         raw["data"] = data | {"sources": sources, "store": None, "coefficients": None}
         if isinstance(data.get("grid"), dict) and "like" in data["grid"]:
             raw["data"]["grid"] = data["grid"] | {"like": "."}
     model = raw.get("model")
     if isinstance(model, dict):
-        # what budgets need of the data, units and coefficients, is not there
-        raw["model"] = {key: value for key, value in model.items() if key != "post"}
+        # Budget fixers need units and coefficients of the data.
+        raw["model"] = {key: value for key, value in model.items() if key not in ("post", "postprocess")}
     return build_config(raw, origin=path)
 
 
 def build_grid(text: str) -> LatLonGrid:
-    """Return the global grid of ``ROWSxCOLUMNS``: an odd number of rows has rows on the poles, an even one has not."""
+    """Return the global grid of ``ROWSxCOLUMNS``; an odd number of rows includes the poles."""
     from credit.grid import LatLonGrid
 
     match = re.fullmatch(r"([0-9]+)x([0-9]+)", text)
@@ -153,7 +163,7 @@ def build_grid(text: str) -> LatLonGrid:
 
 
 class TrainingStepBuilder:
-    """The run's own network and training step, for `credit.hpc.planner.mesh`."""
+    """Builds the network and the training step of a config; see `credit.hpc.planner.mesh.StepBuilder`."""
 
     def __init__(self, config: Config, assets: ModelAssets) -> None:
         import torch
@@ -161,9 +171,11 @@ class TrainingStepBuilder:
         from credit.train.build import build_run_loss
         from credit.train.dry_run import dummy_assets
 
-        self._config, self._assets = config, assets
-        # on the run's own grid its weights would take gigabytes of this machine's memory
-        self._coarse_loss = build_run_loss(config, dummy_assets(config, build_grid(_COARSE), {}), torch.device("cpu"))
+        self._config = config
+        self._assets = assets
+        # The weights of the loss on the run's grid would take gigabytes of this machine's memory.
+        coarse_assets = dummy_assets(config, build_grid(_COARSE_GRID), {})
+        self._coarse_loss = build_run_loss(config, coarse_assets, torch.device("cpu"))
 
     def network(self, mesh: DeviceGrid, sharded: bool, checkpointing: Checkpointing) -> tuple[nn.Module, bool]:
         """See `credit.hpc.planner.mesh.StepBuilder`."""
@@ -187,31 +199,38 @@ class TrainingStepBuilder:
         from credit.train.optim import build_optimizer
         from credit.train.step import TrainingStep
 
-        conf = self._config.trainer
+        trainer = self._config.trainer
         stepper = build_stepper(self._config, self._assets, model, torch.device("cpu"), autocast)
-        optimizer = build_optimizer(model, conf)
+        optimizer = build_optimizer(model, trainer)
         step = TrainingStep(
             stepper,
-            self._loss(),
+            self._build_loss(),
             optimizer,
             average=None,
             seed=0,
             accumulation=micro_steps,
-            grad_max_norm=conf.grad_max_norm,
+            grad_max_norm=trainer.grad_max_norm,
             forecast_len=lambda _: rollout,
             counted_steps=None,
-            recompute=conf.recompute_steps,
+            recompute=trainer.recompute_steps,
         )
-        return optimizer, lambda begin: step(self._batches(rollout, begin), 0, conf.learning_rate)
+        return optimizer, lambda begin: step(self._batches(rollout, begin), 0, trainer.learning_rate)
 
-    def _loss(self) -> nn.Module:
-        """Return the loss with fields of the run's size; called where tensors have no memory."""
-        loss, coarse, cells = copy.copy(self._coarse_loss), build_grid(_COARSE).shape, self._assets.grid.shape
-        loss._buffers = {
-            name: field.new_empty(*field.shape[:-2], *cells) if field.shape[-2:] == coarse else field
-            for name, field in loss.named_buffers()
-        }
-        return loss
+    def _build_loss(self) -> nn.Module:
+        """Return the loss with fields of the run's size; call it where new tensors are fake."""
+        return self._resize_fields(self._coarse_loss)
+
+    def _resize_fields(self, module: nn.Module) -> nn.Module:
+        """Return a copy of a module, and of those inside it, with buffers on the run's grid in place of coarse ones."""
+        coarse_shape = build_grid(_COARSE_GRID).shape
+        resized = copy.copy(module)
+        resized._buffers = {}
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.shape[-2:] == coarse_shape:
+                buffer = buffer.new_empty(*buffer.shape[:-2], *self._assets.grid.shape)
+            resized._buffers[name] = buffer
+        resized._modules = {name: self._resize_fields(child) for name, child in module._modules.items()}
+        return resized
 
     def _batches(self, rollout: int, begin: Callable[[], None]) -> Iterator[Batch]:
         """Yield batches, and call `begin` before each."""
@@ -219,14 +238,17 @@ class TrainingStepBuilder:
 
         from credit.data.samples.batch import Batch
 
-        samples, frames = self._config.trainer.train_batch_size, self._config.data.history_len
-        channels, cells = self._assets.channels, self._assets.grid.shape
-        of = {name: len(channels.group(name)) for name in ("prognostic", "dynamic_forcing")}
+        batch_size = self._config.trainer.train_batch_size
+        history_len = self._config.data.history_len
+        channels = self._assets.channels
+        grid_shape = self._assets.grid.shape
+        num_prognostic = len(channels.group("prognostic"))
+        num_forcing = len(channels.group("dynamic_forcing"))
         while True:
             begin()
             yield Batch(
-                history_BCTHW=torch.zeros(samples, of["prognostic"], frames, *cells),
-                forcing_BCTHW=torch.zeros(samples, of["dynamic_forcing"], frames + rollout - 1, *cells),
-                target_BCTHW=torch.zeros(samples, len(channels.output), rollout, *cells),
-                initial_B=torch.zeros(samples, dtype=torch.int64),
+                history_BCTHW=torch.zeros(batch_size, num_prognostic, history_len, *grid_shape),
+                forcing_BCTHW=torch.zeros(batch_size, num_forcing, history_len + rollout - 1, *grid_shape),
+                target_BCTHW=torch.zeros(batch_size, len(channels.output), rollout, *grid_shape),
+                initial_B=torch.zeros(batch_size, dtype=torch.int64),
             )

@@ -46,7 +46,7 @@ def measure(mesh: DeviceGrid, data: str, overrides: list[str]) -> dict[str, Any]
     gradients: list[int] = []
     optimizer.register_step_pre_hook(lambda *_: gradients.append(held(p.grad for p in model.parameters())))
     step = TrainingStep(
-        stepper, step_builder._loss(), optimizer, average, 0, conf.grad_accum_every, conf.grad_max_norm,
+        stepper, step_builder._build_loss(), optimizer, average, 0, conf.grad_accum_every, conf.grad_max_norm,
         lambda _: rollout, None, conf.recompute_steps, mesh.data_rank,
     )  # fmt: skip
 
