@@ -1,4 +1,4 @@
-"""One job, or a chain or array of it: what is asked of the scheduler and what runs."""
+"""Description of a job, a chain of jobs or a job array: resources and command."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from credit.hpc import pbs
 from credit.hpc.chain import SCHEDULERS
 from credit.hpc.cluster import Cluster, resolve
 
-# what `credit submit` can send, and which of it uses GPUs; scoring does where the forecasts are made meanwhile
+# Kinds of jobs -> whether they use GPUs. Verification uses them only if it makes the forecasts (--online).
 KINDS = {"train": True, "preprocess": False, "rollout": True, "verify": False}
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a job script is made of.
+    """Resources, command and environment of a job script.
 
     Attributes:
         kind: the command that runs: train, preprocess, rollout or verify.
@@ -187,14 +187,17 @@ def build_job(
     asked = resolve(cluster, section, KINDS[kind] or online)
     if kind == "preprocess":
         asked = asked.model_copy(update={"nodes": 1, "ranks_per_node": 1})
-    own = [o for o in overrides if not o.startswith(("pbs.", "slurm."))]
-    own += (["--online"] if online else []) + (["--model", str(model.absolute())] if model is not None else [])
+    command_arguments = [text for text in overrides if not text.startswith(("pbs.", "slurm."))]
+    if online:
+        command_arguments.append("--online")
+    if model is not None:
+        command_arguments += ["--model", str(model.absolute())]
     return Job(
         kind=kind,
         name=SCHEDULERS[cluster.scheduler].job_name(experiment if kind == "train" else f"{kind}_{experiment}"),
         folder=folder.absolute(),
         workdir=Path.cwd(),
-        arguments=(kind, str(config.absolute()), *own),
+        arguments=(kind, str(config.absolute()), *command_arguments),
         scheduler=cluster.scheduler,
         asked=asked,
         start=tuple(cluster.start),

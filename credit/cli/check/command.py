@@ -102,7 +102,7 @@ def check(config: Config, report: CheckReport, world_size: int | None = None, de
     from credit.cli.check.data import inspect_data
     from credit.cli.check.disk import check_disk_space, check_folder
     from credit.cli.check.job import check_run_length, check_walltime, plan_ranks, render_job
-    from credit.cli.check.other_forecasts import open_others
+    from credit.cli.check.other_forecasts import open_other_archives
     from credit.cli.check.resume import check_resume
     from credit.cli.check.settings import check_ensemble, check_forecasts, check_training
 
@@ -113,7 +113,7 @@ def check(config: Config, report: CheckReport, world_size: int | None = None, de
     dry_run = None
     forecast_bytes = 0
     if data is None:
-        open_others(config, report)
+        open_other_archives(config, report)
     else:
         check_training(config, data, report)
         forecast_bytes = check_forecasts(config, data, report)

@@ -156,12 +156,14 @@ def read_units(model: nn.Module, reshard_after_forward: bool) -> tuple[ShardUnit
             their weights in any case.
     """
     sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    units, taken = [], set()
+    units: list[ShardUnit] = []
+    assigned_ids: set[int] = set()
     for number, module in enumerate(reversed(sharded or [model])):
-        own = [p for p in module.parameters() if id(p) not in taken]
-        taken.update(map(id, own))
-        kept = not reshard_after_forward or number == 0 or module is model
-        units.append(ShardUnit(tuple(map(_read_weight, own)), any(_split_axis(p) is not None for p in own), kept))
+        parameters = [p for p in module.parameters() if id(p) not in assigned_ids]
+        assigned_ids.update(map(id, parameters))
+        stays_gathered = not reshard_after_forward or number == 0 or module is model
+        is_split = any(_split_axis(p) is not None for p in parameters)
+        units.append(ShardUnit(tuple(map(_read_weight, parameters)), is_split, stays_gathered))
     return tuple(units)
 
 

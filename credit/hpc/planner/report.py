@@ -159,8 +159,8 @@ def _format_memory(mesh: MeshPlan, gpu: Gpu) -> list[str]:
     fields_on_host = ("parameters", "gradients", "optimizer", "average") if mesh.memory.host else ()
     rows = ["| memory of the fullest rank | MiB |", "|---|---|"]
     for field, text in _MEMORY_KINDS.items():
-        place = ", in host memory" if field in fields_on_host else ""
-        rows.append(f"| {text}{place} | {sizes[field] / 2**20:.1f} |")
+        suffix = ", in host memory" if field in fields_on_host else ""
+        rows.append(f"| {text}{suffix} | {sizes[field] / 2**20:.1f} |")
     device_mib = mesh.memory.device / 2**20
     rows.append(f"| on the GPU, of {gpu.usable / 2**20:.0f} that a run may use | {device_mib:.1f} |")
     return rows

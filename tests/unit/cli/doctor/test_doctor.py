@@ -150,7 +150,7 @@ def test_a_damaged_checkpoint_is_named(patient: Path, capsys: pytest.CaptureFixt
     damage(-1)(patient)
     text = examine(capsys)
     assert "step_00000002: model/rank_00000.safetensors does not match its checksum" in text
-    assert "step_00000001: whole" in text
+    assert "step_00000001: intact" in text
 
 
 def test_it_only_reads(patient: Path, capsys: pytest.CaptureFixture[str]) -> None:
