@@ -50,22 +50,22 @@ class Job:
 
     @property
     def is_collective(self) -> bool:
-        """Whether the processes are ranks that work together."""
+        """Whether the processes are ranks of one process group."""
         return self.kind in ("train", "verify") or self.spread
 
     @property
     def is_array(self) -> bool:
-        """Whether the nodes are jobs of their own, which share the initial times."""
+        """Whether each node is a job of an array; the jobs share the initial times."""
         return not self.is_collective and self.size > 1
 
     @property
     def size(self) -> int:
-        """Nodes, together or one by one."""
+        """Number of nodes, of the job or of the whole array."""
         return self.asked.nodes or 1
 
     @property
     def nodes(self) -> int:
-        """Nodes of one job."""
+        """Number of nodes of one job."""
         return self.size if self.is_collective else 1
 
     @property
@@ -85,18 +85,18 @@ class Job:
 
     @property
     def parts(self) -> int:
-        """Into how many parts the initial times of a rollout are split."""
+        """Number of parts that the initial times of a rollout are split into."""
         return self.size * self.ranks_per_node
 
     @property
     def links(self) -> int:
-        """Jobs of the chain; what is no training goes on where it stopped when it is submitted again."""
+        """Number of jobs of the chain; jobs other than training continue when they are submitted again."""
         return self.asked.chain or 1 if self.kind == "train" else 1
 
     @property
     def seconds(self) -> int:
         """Time of one job."""
-        assert self.asked.walltime is not None, "resolve() has seen to it"
+        assert self.asked.walltime is not None, "resolve() requires it"
         return parse_duration(self.asked.walltime) * 60
 
     @property
@@ -111,7 +111,7 @@ class Job:
 
     @property
     def tasks_per_node(self) -> int:
-        """Processes of a node that Slurm starts itself: ranks only where srun is the launcher."""
+        """Processes of a node that Slurm starts: the ranks if srun is the launcher, else one."""
         return self.ranks_per_node if self.is_collective and self.launch == "srun" else 1
 
     @property
@@ -126,7 +126,7 @@ class Job:
 
     @property
     def launch(self) -> str:
-        """Who starts ranks that work together: torchrun, mpiexec or srun."""
+        """Launcher of the ranks of one process group: torchrun, mpiexec or srun."""
         return self.asked.launch or "torchrun"
 
     @property
@@ -145,7 +145,7 @@ class Job:
             return [word.format(ranks=ranks, ranks_per_node=ranks_per_node) for word in self.start]
         except (KeyError, IndexError, ValueError) as error:
             raise ConfigError(
-                f"cluster file: start: {list(self.start)}: only {{ranks}} and {{ranks_per_node}} can stand in it"
+                f"cluster file: start: {list(self.start)}: the only placeholders are {{ranks}} and {{ranks_per_node}}"
             ) from error
 
 
