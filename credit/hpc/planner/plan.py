@@ -24,7 +24,7 @@ class Plan:
         parameters: number of parameters of the network.
         meshes: the recommended one first, then those that work, fastest first, then those that do not.
         configured: the mesh of the config.
-        checkpointing: the recommended mesh with each kind of activation checkpointing.
+        checkpointing: the recommended mesh with each kind of activation checkpointing that the network supports.
     """
 
     gpu: Gpu
@@ -72,7 +72,14 @@ def make_plan(run: Run, world: int, gpu: Gpu) -> Plan:
         if not best.works:
             # If no mesh fits, the message suggests changes for the one that needs the least memory.
             best = min((mesh for mesh in ordered_meshes if mesh.steps), key=lambda mesh: mesh.memory.device)
-        checkpointing = {kind: planner.mesh(best.data, best.degrees, kind) for kind in CHECKPOINTING}
+        checkpointing = {}
+        for kind in CHECKPOINTING:
+            try:
+                checkpointing[kind] = planner.mesh(best.data, best.degrees, kind)
+            except ConfigError:
+                # A network that marks no blocks cannot recompute them; only the configured kind has to work.
+                if kind == run.trainer.activation_checkpoint:
+                    raise
     if not best.works:
         raise ConfigError(_describe_misfit(run, best, checkpointing, gpu))
     return Plan(gpu, planner.parameters, tuple(ordered_meshes), meshes[configured_key], checkpointing)
