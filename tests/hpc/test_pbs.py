@@ -180,7 +180,7 @@ def test_cancel_takes_the_last_link_first(run: Run, pbs: StandInPbs, capsys: pyt
     # what is gone already is no error
     assert run.submit("--cancel") == 0
     assert run.submit("--cancel", "--job", "rollout") == 2
-    assert "of the kind rollout was submitted from here; train was" in capsys.readouterr().err
+    assert "of the kind rollout was submitted from here; submitted were: train" in capsys.readouterr().err
 
 
 def test_a_second_run_in_the_same_folder_is_refused(run: Run, pbs: StandInPbs, capsys: pytest.CaptureFixture) -> None:
