@@ -77,7 +77,7 @@ class RunLock:
             return
         if not self._path.parent.is_dir():
             raise CheckpointError(
-                f"save_loc: {self._path.parent} was removed with all its files while this run was at work; the run "
+                f"save_loc: {self._path.parent} was removed while this run was at work, with all its files; the run "
                 "ends. The same command starts it anew"
             )
         other = self._read()
