@@ -130,7 +130,7 @@ def the_trainers_policy_reaches_its_model() -> None:
         precision = MixedPrecisionConfig(cast_forward_inputs=cast)
         policy = build_policy(TrainerConfig(max_steps=1, amp=True, fsdp2_mp_policy=precision), sharded=True)
         assert policy.cast_forward_inputs == cast and policy.param_dtype == torch.bfloat16
-        model = built(partial(WXFormer, **SETTINGS))
+        model = built(partial(WXFormer.from_kwargs, **SETTINGS))
         fsdp2.shard_units(model, mesh, mesh, policy)
         x = torch.randn(4, *model.spec.in_shape, generator=torch.Generator().manual_seed(2))
         squares(model, mine(x)).backward()
