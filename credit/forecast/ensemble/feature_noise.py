@@ -1,9 +1,9 @@
-"""Errors of the network itself in an ensemble: Gaussian noise is added to its hidden fields at every step.
+"""Gaussian noise on the hidden fields of the network at every step, which represents model error in an ensemble.
 
-Random numbers go in where the network has found features of the weather, and the layers after it turn them into changes
-that hang together in space and between variables (per-layer noise: Karras et al. 2019, arXiv 1812.04948). Here the
-network has not been trained with them, so their size is a setting. They are drawn cell by cell: the cells of a deep
-stage are some hundred kilometres wide, so what comes of them at the output is correlated over as much.
+Noise enters where the network represents features of the weather. The layers after it turn the noise into changes that
+are correlated in space and between variables (per-layer noise: Karras et al. 2019, arXiv 1812.04948). The network has
+not been trained with noise, so its size is a setting. Noise is drawn cell by cell: the cells of a deep stage are some
+hundred kilometres wide, so the changes of the output are correlated over that distance.
 """
 
 from __future__ import annotations
@@ -23,47 +23,65 @@ from credit.parallel.host_copy import to_device
 
 
 class FeatureNoise:
-    """Adds noise to what a network's blocks give, while a forecast asks for it.
+    """Adds noise to the outputs of a network's blocks, during the steps of the forecasts that use it.
 
     Args:
-        conf: with `noise`.
-        model: gets a hook at each of the blocks.
+        conf: the ensemble section of the config, with `noise`.
+        model: the network; a forward hook is registered on each of the blocks.
 
     Raises:
-        ConfigError: if the network has no such blocks.
+        ConfigError: if the network does not have the blocks of ``noise.where``.
     """
 
     def __init__(self, conf: EnsembleConfig, model: nn.Module) -> None:
-        chosen = conf.noise
-        assert chosen is not None
-        self._std, self._seed = chosen.std, conf.seed
-        self._first = 1 if conf.control else 0
-        # of the forecasts that take a step now, None for one that stays as it is
+        noise_config = conf.noise
+        assert noise_config is not None
+        self._std = noise_config.std
+        self._seed = conf.seed
+        self._first_noisy_member = 1 if conf.control else 0
+        # One for each forecast of the present step, None for a forecast without noise. Between steps there are none.
         self._generators: Sequence[np.random.Generator | None] | None = None
-        for name, block in find_blocks(model, chosen.where).items():
-            block.register_forward_hook(functools.partial(self._add, name))
+        for name, block in find_blocks(model, noise_config.where).items():
+            block.register_forward_hook(functools.partial(self._add_noise, name))
 
     def __call__(self, starts: Sequence[ForecastStart]) -> Callable[[], AbstractContextManager[None]]:
-        """Return what to enter for each step of these forecasts; an unperturbed member 0 has no noise.
+        """Return a function that returns the context to enter for each step of these forecasts.
 
-        The numbers depend on seed, initial time and member alone.
+        The control (member 0, with ``ensemble.control``) has no noise. The random numbers depend only on the seed, the
+        initial time and the member, not on the batch.
+
+        Args:
+            starts: the forecasts of the batch.
         """
-        generators = [member_rng(self._seed, start, 3) if start.member >= self._first else None for start in starts]
-        return functools.partial(self._drawing, generators)
+        generators: list[np.random.Generator | None] = []
+        for start in starts:
+            if start.member >= self._first_noisy_member:
+                # 3 separates these random numbers from those of other perturbations of the same member.
+                generators.append(member_rng(self._seed, start, 3))
+            else:
+                generators.append(None)
+        return functools.partial(self._use_generators, generators)
 
     @contextmanager
-    def _drawing(self, generators: Sequence[np.random.Generator | None]) -> Iterator[None]:
+    def _use_generators(self, generators: Sequence[np.random.Generator | None]) -> Iterator[None]:
+        """Add noise from these generators within the block."""
         self._generators = generators
         try:
             yield
         finally:
             self._generators = None
 
-    def _add(self, name: str, block: nn.Module, inputs: object, output: Tensor) -> Tensor | None:
-        """Return a block's output with noise of its own standard deviation, over all channels and cells of a forecast.
+    def _add_noise(self, name: str, block: nn.Module, inputs: object, output: Tensor) -> Tensor | None:
+        """Return the output of a block with noise added; None leaves the output as it is.
 
-        One deviation for all channels, because the layers after it normalise over channels, too: noise has the same
-        share of what they see whatever the channel.
+        Noise is scaled by the standard deviation of the output over all channels and cells of a forecast. All channels
+        share one deviation because the layers that follow normalise over channels as well.
+
+        Args:
+            name: the name of the block, for messages.
+            block: the block.
+            inputs: the inputs of the block, unused.
+            output: its output, with the forecasts of the batch in the first dimension.
 
         Raises:
             ConfigError: if the output is not one tensor with the forecasts of the batch in its first dimension.
@@ -71,29 +89,32 @@ class FeatureNoise:
         if self._generators is None or not any(self._generators):
             return None
         if not isinstance(output, Tensor) or len(output) != len(self._generators):
-            gives = f"a tensor {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+            if isinstance(output, Tensor):
+                description = f"a tensor {tuple(output.shape)}"
+            else:
+                description = f"a {type(output).__name__}"
             raise ConfigError(
-                f"inference.ensemble.noise: {name} ({type(block).__name__}) gives {gives} for a batch of "
+                f"inference.ensemble.noise: {name} ({type(block).__name__}) returns {description} for a batch of "
                 f"{len(self._generators)}; noise needs one tensor with a row for each forecast: name other blocks in "
                 "noise.where"
             )
-        drawn = np.zeros(output.shape, dtype=np.float32)
-        for row, generator in zip(drawn, self._generators, strict=True):
+        noise = np.zeros(output.shape, dtype=np.float32)
+        for forecast_noise, generator in zip(noise, self._generators, strict=True):
             if generator is not None:
-                generator.standard_normal(out=row, dtype=np.float32)
-        size = output.float().std(dim=tuple(range(1, output.ndim)), keepdim=True)
-        return output + (self._std * size * to_device(drawn, output.device)).to(output.dtype)
+                generator.standard_normal(out=forecast_noise, dtype=np.float32)
+        output_std = output.float().std(dim=tuple(range(1, output.ndim)), keepdim=True)
+        return output + (self._std * output_std * to_device(noise, output.device)).to(output.dtype)
 
 
-def find_blocks(model: nn.Module, where: Sequence[str] | None) -> dict[str, nn.Module]:
+def find_blocks(model: nn.Module, prefixes: Sequence[str] | None) -> dict[str, nn.Module]:
     """Return the blocks of a network whose outputs get noise, by name.
 
     Args:
-        model: its blocks are marked with ``_fsdp2_shard``.
-        where: names of blocks, or of modules that hold some; None for all.
+        model: the network, whose blocks are marked with ``_fsdp2_shard``.
+        prefixes: ``noise.where``: names of blocks, or of modules that contain blocks; None for all blocks.
 
     Raises:
-        ConfigError: if there are no blocks, or none of a name.
+        ConfigError: if the network has no blocks, or a prefix matches none.
     """
     blocks = {plain_name(name): module for name, module in model.named_modules() if is_marked(module)}
     if not blocks:
@@ -101,20 +122,24 @@ def find_blocks(model: nn.Module, where: Sequence[str] | None) -> dict[str, nn.M
             f"inference.ensemble.noise: {type(model).__name__} marks no block with _fsdp2_shard; mark those whose "
             "outputs may get noise (docs/add_a_model.md), or use inference.ensemble.stochastic"
         )
-    if where is None:
+    if prefixes is None:
         return blocks
-    found = {}
-    for wanted in where:
-        below = {name: block for name, block in blocks.items() if f"{name}.".startswith(f"{wanted}.")}
-        if not below:
+    selected: dict[str, nn.Module] = {}
+    for prefix in prefixes:
+        # The dots keep "stages.1" from matching "stages.10".
+        matches = {name: block for name, block in blocks.items() if f"{name}.".startswith(f"{prefix}.")}
+        if not matches:
             raise ConfigError(
-                f"inference.ensemble.noise.where: {wanted} is no block of {type(model).__name__} and holds none"
-                f"{did_you_mean(wanted, blocks)}; a name may be cut at a dot for all blocks that begin with it"
+                f'inference.ensemble.noise.where: no block of {type(model).__name__} matches "{prefix}"'
+                f"{did_you_mean(prefix, blocks)}; give the name of a block, or its beginning up to a dot for all "
+                "blocks with that beginning"
             )
-        found |= below
-    return found
+        selected |= matches
+    return selected
 
 
 def build_noise(conf: EnsembleConfig | None, model: nn.Module) -> FeatureNoise | None:
-    """Return what ``inference.ensemble.noise`` asks for, None where it does not."""
-    return None if conf is None or conf.noise is None else FeatureNoise(conf, model)
+    """Return the noise of ``inference.ensemble.noise``, None if the config has none."""
+    if conf is None or conf.noise is None:
+        return None
+    return FeatureNoise(conf, model)

@@ -38,7 +38,7 @@ FORECASTS = [
     Fault("an initial time that is named twice", ["inference.initial_times: 2000-01-08T00:00 is named twice"],
           ["inference.initial_times=['2000-01-08', '2000-01-08T00:00']"]),
     Fault("no initial time", ["inference.initial_times: [] has no time"], ["inference.initial_times=[]"]),
-    Fault("noise after no block", ["inference.ensemble.noise.where: decode is no block", "are decoder.blocks.0"],
+    Fault("noise after no block", ["inference.ensemble.noise.where: no block of", 'matches "decode"', "are decoder.blocks.0"],
           ["inference.ensemble={members: 2, noise: {where: [stages.3, decode]}}"]),
     Fault("a checkpoint that is not there", ["inference.checkpoint", "/other/step_00000001"],
           ["inference.checkpoint=/other/step_00000001"]),

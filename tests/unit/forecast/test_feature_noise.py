@@ -1,8 +1,6 @@
-"""Noise inside the network: its size, what it depends on and what it leaves alone."""
+"""Noise on hidden fields: its size, its dependence on seed, time and member, and the fields without it."""
 
 from __future__ import annotations
-
-import itertools
 
 import numpy as np
 import pytest
@@ -33,7 +31,7 @@ class Block(nn.Module):
 
 
 class TwoBlocks(nn.Module):
-    """What the second block makes of the first's output; both are kept as they come."""
+    """Two blocks in sequence; the input of the second is kept, so that a test can see the noise of the first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,8 +42,8 @@ class TwoBlocks(nn.Module):
         return 0.1 * self.second(self.seen)
 
 
-def noisy(model: nn.Module, control: bool = True, seed: int = 0, **chosen: object):
-    conf = EnsembleConfig(members=50, noise=NoiseConfig(**chosen), control=control, seed=seed)
+def build_test_noise(model: nn.Module, control: bool = True, seed: int = 0, **options: object):
+    conf = EnsembleConfig(members=50, noise=NoiseConfig(**options), control=control, seed=seed)
     return build_noise(conf, model)
 
 
@@ -55,12 +53,12 @@ def wxformer() -> nn.Module:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_noise_is_gaussian_and_of_the_size_that_is_asked_for(dtype: torch.dtype) -> None:
+def test_noise_is_gaussian_with_the_configured_size(dtype: torch.dtype) -> None:
     model, x = TwoBlocks(), torch.randn(3, 3, 1, 40, 80).to(dtype)
     x[2] *= 100
     model(x)
     plain = model.seen.double().numpy()
-    with noisy(model, std=0.2, where=["first"])(make_starts([0], 3))():
+    with build_test_noise(model, std=0.2, where=["first"])(make_starts([0], 3))():
         model(x)
     assert model.seen.dtype == dtype
     added = model.seen.double().numpy() - plain
@@ -74,55 +72,59 @@ def test_noise_is_gaussian_and_of_the_size_that_is_asked_for(dtype: torch.dtype)
         assert abs(np.corrcoef(scaled[:, 0, :, 1:].ravel(), scaled[:, 0, :, :-1].ravel())[0, 1]) < 4 / np.sqrt(9480)
 
 
-def test_nothing_is_added_but_in_a_forecast_s_steps() -> None:
+def test_noise_is_added_only_within_steps_of_a_forecast() -> None:
     model, x = wxformer(), torch.randn(2, 4, 1, 16, 32)
     with torch.no_grad():
         before = model(x)
-        drawing = noisy(model, control=False)(make_starts([0], 2))
+        apply_noise = build_test_noise(model, control=False)(make_starts([0], 2))
         assert torch.equal(model(x), before)
-        with drawing():
+        with apply_noise():
             assert (model(x) - before).std() > 0.05 * before.std()
-        with pytest.raises(ZeroDivisionError), drawing():
+        with pytest.raises(ZeroDivisionError), apply_noise():
             raise ZeroDivisionError
         assert torch.equal(model(x), before)
 
 
-def made(starts: list[ForecastStart], model: nn.Module, perturbed: bool = False, **chosen: object) -> np.ndarray:
+def run_forecasts(
+    starts: list[ForecastStart], model: nn.Module, perturbed: bool = False, **options: object
+) -> np.ndarray:
     """Return three steps of forecasts, (steps, B, C, H, W)."""
     stepper = make_stepper(model)
     conf = EnsembleConfig(members=3, perturbation=GaussianOrBredSection(kind="bred", cycles=2))
     perturb = build_perturbation(conf, stepper, Still(), GRID, STEP, 1) if perturbed else None
-    noise = noisy(model, **chosen) if chosen else None
+    noise = build_test_noise(model, **options) if options else None
     return np.stack(list(forecast(stepper, Still(), starts, 3, STEP, 1, perturb, noise=noise)))
 
 
 def test_a_member_does_not_depend_on_its_batch() -> None:
     """Beyond rounding, which a batch's size changes in the network itself."""
     starts = make_starts([0, 1440], 3)
-    together = made(starts, wxformer(), std=0.3)
-    apart = np.concatenate([made([start], wxformer(), std=0.3) for start in reversed(starts)], axis=1)[:, ::-1]
+    together = run_forecasts(starts, wxformer(), std=0.3)
+    single_forecasts = [run_forecasts([start], wxformer(), std=0.3) for start in reversed(starts)]
+    separate = np.concatenate(single_forecasts, axis=1)[:, ::-1]
     spread = together.std(axis=1).mean(axis=(0, 2, 3))
-    assert (np.abs(together - apart).max(axis=(0, 1, 3, 4)) < 1e-4 * spread).all()
+    assert (np.abs(together - separate).max(axis=(0, 1, 3, 4)) < 1e-4 * spread).all()
     assert len({row.tobytes() for row in together[0]}) == 6 - 1, "all but the two controls, which start alike"
-    other = made(starts, wxformer(), std=0.3, seed=1)
+    other = run_forecasts(starts, wxformer(), std=0.3, seed=1)
     assert (np.abs(other[:, 1:3] - together[:, 1:3]).mean(axis=(0, 1, 3, 4)) > 0.1 * spread).all()
-    np.testing.assert_array_equal(made(starts, wxformer())[:, [0, 3]], together[:, [0, 3]])
+    np.testing.assert_array_equal(run_forecasts(starts, wxformer())[:, [0, 3]], together[:, [0, 3]])
 
 
-def test_forecasts_that_take_turns_do_not_disturb_each_other() -> None:
+def test_interleaved_forecasts_are_independent() -> None:
     """As where members of several batches are scored while they are made."""
     model, starts = wxformer(), make_starts([0], 4)
-    stepper, noise = make_stepper(model), noisy(model)
-    turns = [forecast(stepper, Still(), batch, 3, STEP, 1, noise=noise) for batch in (starts[:2], starts[2:])]
-    mixed = np.stack([np.concatenate(pair) for pair in zip(*turns, strict=True)])
-    whole = [made(batch, wxformer(), std=0.5) for batch in (starts[:2], starts[2:])]
-    np.testing.assert_array_equal(mixed, np.concatenate(whole, axis=1))
+    stepper, noise = make_stepper(model), build_test_noise(model)
+    batches = (starts[:2], starts[2:])
+    forecasts = [forecast(stepper, Still(), batch, 3, STEP, 1, noise=noise) for batch in batches]
+    interleaved = np.stack([np.concatenate(fields) for fields in zip(*forecasts, strict=True)])
+    consecutive = [run_forecasts(batch, wxformer(), std=0.5) for batch in batches]
+    np.testing.assert_array_equal(interleaved, np.concatenate(consecutive, axis=1))
 
 
-def test_vectors_are_bred_without_noise() -> None:
+def test_bred_vectors_have_no_noise() -> None:
     """So the control and what is added to the others' analyses are those of the ensemble without."""
     starts = make_starts([0], 3)
-    plain, with_noise = made(starts, wxformer(), True), made(starts, wxformer(), True, std=1e-6)
+    plain, with_noise = run_forecasts(starts, wxformer(), True), run_forecasts(starts, wxformer(), True, std=1e-6)
     np.testing.assert_array_equal(with_noise[:, 0], plain[:, 0])
     np.testing.assert_allclose(with_noise, plain, atol=1e-3)
     assert np.abs(with_noise[:, 1:] - plain[:, 1:]).max() > 0
@@ -136,41 +138,41 @@ def test_blocks_are_found_by_name() -> None:
     assert list(find_blocks(model, ["decoder.blocks.1", "stages.3", "decoder.blocks"])) == [
         "decoder.blocks.1", BLOCKS[3], "decoder.blocks.0", "decoder.blocks.2",
     ]  # fmt: skip
-    for wanted in ("stage", "stages.3.layers.0.norm", "decoders", ""):
-        with pytest.raises(ConfigError, match=rf"inference.ensemble.noise.where: {wanted} is no block of WXFormer"):
-            find_blocks(model, ["decoder", wanted])
+    for prefix in ("stage", "stages.3.layers.0.norm", "decoders", ""):
+        with pytest.raises(ConfigError, match=rf'ensemble.noise.where: no block of WXFormer matches "{prefix}"'):
+            find_blocks(model, ["decoder", prefix])
     with pytest.raises(ConfigError, match=r"Linear marks no block with _fsdp2_shard.*inference.ensemble.stochastic"):
         find_blocks(nn.Linear(1, 1), None)
 
 
 class Pair(Block):
-    """Gives two tensors."""
+    """Returns two tensors."""
 
     def forward(self, x_BCTHW: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x_BCTHW, x_BCTHW
 
 
 class Folded(Block):
-    """Gives rows in the place of forecasts."""
+    """Returns a tensor whose first dimension is not the forecasts."""
 
     def forward(self, x_BCTHW: torch.Tensor) -> torch.Tensor:
         return x_BCTHW.transpose(0, 3)
 
 
-@pytest.mark.parametrize(("block", "gives"), [(Pair(), "a tuple"), (Folded(), r"a tensor \(16, 3, 1, 2, 32\)")])
-def test_outputs_that_noise_cannot_be_added_to(block: nn.Module, gives: str) -> None:
+@pytest.mark.parametrize(("block", "output"), [(Pair(), "a tuple"), (Folded(), r"a tensor \(16, 3, 1, 2, 32\)")])
+def test_unsuitable_block_outputs_are_refused(block: nn.Module, output: str) -> None:
     model = nn.Sequential(block)
-    drawing = noisy(model)(make_starts([0], 2))
-    with drawing(), pytest.raises(ConfigError, match=rf"noise: 0 \(\w+\) gives {gives} for a batch of 2.*noise.where"):
+    apply_noise = build_test_noise(model)(make_starts([0], 2))
+    message = rf"noise: 0 \(\w+\) returns {output} for a batch of 2.*noise.where"
+    with apply_noise(), pytest.raises(ConfigError, match=message):
         model(torch.zeros(2, 3, 1, 16, 32))
 
 
-def test_wrong_values() -> None:
-    for chosen in ({"std": 0}, {"where": []}, {"wehre": ["decoder"]}):
-        with pytest.raises(ValueError, match=next(iter(chosen))):
-            EnsembleConfig(members=3, noise=chosen)
+def test_wrong_options_are_refused() -> None:
+    for options in ({"std": 0}, {"where": []}, {"wehre": ["decoder"]}):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            EnsembleConfig(members=3, noise=options)
     assert build_noise(None, nn.Linear(1, 1)) is None
-    assert all(
-        build_noise(EnsembleConfig(members=2, lagged="6h", noise=own), wxformer()) is not None
-        for own in itertools.chain([{}], ({"where": [name]} for name in BLOCKS))
-    )
+    for options in [{}, *({"where": [name]} for name in BLOCKS)]:
+        conf = EnsembleConfig(members=2, lagged="6h", noise=options)
+        assert build_noise(conf, wxformer()) is not None
