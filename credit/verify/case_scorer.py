@@ -151,7 +151,7 @@ class CaseScorer:
         return take_channels(self.reader.read(index), self._stored_index)
 
     def _climatology_at(self, minutes: int) -> Fields:
-        return self._regrid_climatology(self.climatology.sum_at(minutes))
+        return self._regrid_climatology(self.climatology.evaluate_lazily(minutes))
 
     def _reference(self, minutes: int) -> ReferenceFields:
         """Return truth and climatology at a time."""

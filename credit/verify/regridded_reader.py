@@ -74,7 +74,7 @@ class RegriddedReader:
         if self.grid.describe_mismatch(grid) is None:
             return lambda fields: fields
         regridder = Regridder(grid, self.grid, "conservative")
-        if not self._native_masks or self._native_grid.difference(grid) is not None:
+        if not self._native_masks or self._native_grid.describe_mismatch(grid) is not None:
             return regridder.apply
         unmasked = np.zeros(grid.shape, dtype=bool)
         mask_CHW = np.stack([self._native_masks.get(channel.variable, unmasked) for channel in channels])

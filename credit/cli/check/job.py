@@ -79,7 +79,7 @@ def check_run_length(config: Config, data: DataSummary, degrees: ParallelDims, r
             len(data.samples["train"]), trainer.train_batch_size, trainer.grad_accum_every, config.seed, 0, 0,
             data_ranks=DeviceGrid(degrees).data_ranks,
         )  # fmt: skip
-        samples_per_step = sampler.block
+        samples_per_step = sampler.block_size
         num_steps = trainer.max_steps or trainer.num_epoch * sampler.steps_per_epoch
         report.say(f"training: {num_steps} steps of {samples_per_step} samples; an epoch has {sampler.steps_per_epoch}")
         ramp = trainer.forecast_len_from

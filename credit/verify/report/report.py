@@ -119,8 +119,8 @@ def _animations(figures: Sequence[tuple[str, Path]]) -> list[tuple[str, str, str
 
 def _notices(verification: Verification) -> list[str]:
     notices = verification.table.warnings()
-    if verification.climatology.notice:
-        notices.append(verification.climatology.notice)
+    if verification.climatology.short_period_warning:
+        notices.append(verification.climatology.short_period_warning)
     if verification.num_left_out:
         notices.append(
             f"{verification.num_left_out} of the forecasts were left out: the test period lacks truth at one of their "

@@ -44,7 +44,7 @@ sys.exit(main())
 WRITE = "credit.data.store.store_writer:digest"
 READ = "credit.data.sources.source_reader:SourceReader.read"
 MOMENTS = [
-    ("pipe", "", "credit.config:load_config", 1, ["check", "config.yml"]),
+    ("pipe", "", "credit.config.load:read_config", 1, ["check", "config.yml"]),
     ("terminal", "", READ, 2, ["check", "config.yml"]),
     ("pipe", "", WRITE, 2, ["preprocess", "config.yml", "data.store=new.zarr"]),
     ("terminal", "run", "credit.forecast.stepper:Stepper.decode", 1, ["rollout", "config.yml"]),

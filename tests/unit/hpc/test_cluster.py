@@ -117,7 +117,7 @@ def quickstart(tmp_path: Path, capsys: pytest.CaptureFixture) -> str:
         (["--cluster", "pbs", "--job", "rollout", "--chain", "2"], "only training can be a chain"),
         (["--cluster", "pbs", "--job", "preprocess", "--nodes", "2"], "preprocess is one process"),
         (["--cluster", "pbs", "--job", "rollout", "--online"], "--online: rollout scores nothing"),
-        (["--cluster", "pbs", "--job", "verify", "--model", "run.yml"], "--model: it goes with --online"),
+        (["--cluster", "pbs", "--job", "verify", "--model", "run.yml"], "--model requires --online"),
         (["--cluster", "pbs", "--job", "rollout", "--after", "train"], "submit when save_loc/STATUS says done"),
         (["--cluster", "pbs", "--job", "verify", "--after", "rolout"], 'did you mean "rollout"'),
         (["--cluster", "pbs", "--job", "verify", "--after", "rollout", "pbs.walltime=1h"], "leave it out"),
